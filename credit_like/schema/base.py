@@ -1,0 +1,56 @@
+"""What every section of an experiment file has in common."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+
+_UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
+_WALLTIME = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
+
+
+class Section(BaseModel):
+    """A frozen part of an experiment; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
+
+
+def parse_duration(value: Any) -> dt.timedelta:
+    """A duration from `6h`, `30min`, `10d`, `90s` or `HH:MM:SS`.
+
+    Raises ValueError for anything else, and for a duration that is not positive.
+    """
+    if isinstance(value, dt.timedelta):
+        duration = value
+    else:
+        text = str(value).strip()
+        if clock := _WALLTIME.fullmatch(text):
+            hours, minutes, seconds = map(int, clock.groups())
+            duration = dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
+        elif short := _DURATION.fullmatch(text):
+            duration = dt.timedelta(seconds=float(short[1]) * _UNITS[short[2]])
+        else:
+            raise ValueError(f"expected a duration such as 6h, 30min, 10d or 12:00:00, got {value!r}")
+    if duration <= dt.timedelta(0):
+        raise ValueError(f"expected a duration longer than zero, got {value!r}")
+    return duration
+
+
+def format_duration(duration: dt.timedelta) -> str:
+    """The shortest of `Nd`, `Nh`, `Nmin`, `Ns` that is exact."""
+    seconds = duration.total_seconds()
+    for unit in ("d", "h", "min"):
+        if seconds % _UNITS[unit] == 0:
+            return f"{int(seconds // _UNITS[unit])}{unit}"
+    return f"{seconds:g}s"
+
+
+Duration = Annotated[
+    dt.timedelta,
+    BeforeValidator(parse_duration, json_schema_input_type=str),
+    PlainSerializer(format_duration, return_type=str),
+]
