@@ -1,0 +1,112 @@
+"""The `data` section: which files, which variables in which role, which times."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from credit_like.schema.base import Duration, Section
+from credit_like.schema.plugin import plugin
+
+_TIME = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2}))?(?::?(\d{2}))?)?")
+
+
+def parse_time(value: Any) -> str:
+    """An ISO time `YYYY-MM-DDTHH:MM:SS` in whatever calendar the data have, from a date, `…THH` or `…THH:MM`.
+
+    Kept as text because a 360-day calendar has days that `datetime` does not know; such texts sort like times.
+    """
+    if isinstance(value, dt.datetime | dt.date):
+        value = value.isoformat()
+    match = _TIME.fullmatch(str(value).strip())
+    if not match or not 1 <= int(match[2]) <= 12 or not 1 <= int(match[3]) <= 31 or int(match[4] or 0) > 23:
+        raise ValueError(f"expected a time such as 2020-01-31 or 2020-01-31T18, got {value!r}")
+    year, month, day, hour, minute, second = (part or "00" for part in match.groups())
+    return f"{year}-{month}-{day}T{hour}:{minute}:{second}"
+
+
+Time = Annotated[str, BeforeValidator(parse_time, json_schema_input_type=str), PlainSerializer(str)]
+
+
+class Period(Section):
+    """First and last time, both included."""
+
+    start: Time
+    end: Time
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_pair(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            if len(value) != 2:
+                raise ValueError(f"expected [first time, last time], got {value!r}")
+            return {"start": value[0], "end": value[1]}
+        return value
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Period:
+        if self.end < self.start:
+            raise ValueError(f"expected a period that ends after it starts, got [{self.start}, {self.end}]")
+        return self
+
+
+def _periods(value: Any) -> Any:
+    """One period `[a, b]` or a list of disjoint ones `[[a, b], [c, d]]`; always a tuple of periods inside."""
+    if isinstance(value, list | tuple) and value and not isinstance(value[0], list | tuple | dict | Period):
+        return [value]
+    return value
+
+
+Periods = Annotated[tuple[Period, ...], BeforeValidator(_periods), Field(min_length=1)]
+
+
+class VariableSpec(Section):
+    """One variable: its name here, and where it comes from when that differs."""
+
+    name: str = Field(min_length=1)
+    var: str | None = None
+    """Name in the store; the same as `name` if not given."""
+    path: str | None = None
+    """File, template or URL that holds this variable, when not the source's own."""
+    compute: Literal["solar"] | None = None
+    """Computed from time and grid instead of read."""
+    units: str | None = None
+    """Units wanted; converted from the store's where they differ."""
+    levels: tuple[float, ...] | None = None
+    """Levels of this variable alone; those of the section if not given."""
+    fill: Literal["persist", "cyclic"] | None = None
+    """For a forcing: `persist` holds the last analysed field during a forecast, `cyclic` repeats a climatological year."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class Role(Section):
+    """Variables of one role, on levels and at the surface."""
+
+    level: tuple[VariableSpec, ...] = ()
+    surface: tuple[VariableSpec, ...] = ()
+
+
+class DataSection(Section):
+    source: Annotated[tuple[plugin("source"), ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v])] = Field(
+        min_length=1
+    )
+    timestep: Duration
+    levels: tuple[float, ...] = ()
+    prognostic: Role
+    diagnostic: Role = Role()
+    dynamic_forcing: Role = Role()
+    static: Role = Role()
+    history_len: int = Field(default=1, ge=1)
+    forecast_len: int = Field(default=1, ge=1)
+    train: Periods
+    valid: Periods
+    test: Periods
+    statistics: str | None = None
+    """netCDF file with statistics; made in `save_loc/statistics.nc` from the training period if not given."""

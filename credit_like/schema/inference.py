@@ -1,0 +1,116 @@
+"""The `inference` and `evaluation` sections."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from credit_like.schema.base import Duration, Section, format_duration, parse_duration
+from credit_like.schema.data import Period, Time, parse_time
+from credit_like.schema.plugin import plugin
+
+
+class InitialTimes(Section):
+    """Either explicit `times`, or every `interval` from `start` to `end`, both included."""
+
+    times: tuple[Time, ...] = ()
+    start: Time | None = None
+    end: Time | None = None
+    interval: Duration | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_yaml(cls, value: Any) -> Any:
+        """`2020-01-01`, a list of times, or `[first, last, interval]`."""
+        if isinstance(value, dict | InitialTimes):
+            return value
+        if not isinstance(value, list | tuple):
+            return {"times": [value]}
+        if len(value) == 3:
+            try:
+                parse_time(value[2])
+            except ValueError:
+                return {"start": value[0], "end": value[1], "interval": value[2]}
+        return {"times": list(value)}
+
+    @model_validator(mode="after")
+    def _complete(self) -> InitialTimes:
+        ranged = (self.start, self.end, self.interval)
+        if bool(self.times) == any(part is not None for part in ranged) or (not self.times and None in ranged):
+            raise ValueError("expected a time, a list of times or [first, last, interval]")
+        return self
+
+
+def _lead(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise ValueError(f"expected a lead of at least 1 step, got {value}")
+        return value
+    text = str(value).strip()
+    if text.endswith("steps") or text.endswith("step"):
+        number = text.removesuffix("steps").removesuffix("step").strip()
+        if number.isdigit():
+            return _lead(int(number))
+    return parse_duration(value)
+
+
+Lead = Annotated[
+    Any,
+    BeforeValidator(_lead, json_schema_input_type=int | str),
+    PlainSerializer(lambda v: v if isinstance(v, int) else format_duration(v)),
+]
+
+
+class Ensemble(Section):
+    """Members from initial states perturbed by Gaussian random fields on the sphere."""
+
+    members: int = Field(default=1, ge=1)
+    length_scale_km: float = Field(default=1000.0, gt=0)
+    amplitude: dict[str, float] = {}
+    """Standard deviation per variable, as a fraction of that variable's own standard deviation of change per step."""
+    seed: int = 0
+
+
+class InferenceSection(Section):
+    init: InitialTimes | None = None
+    """Initial times; every fourth step of the test period if not given."""
+    lead: Lead = Field(default="5d")
+    output: plugin("writer") = Field(default={"type": "zarr"})  # type: ignore[valid-type]
+    weights: Literal["ema", "raw"] = "ema"
+    batch_size: int = Field(default=1, ge=1)
+    amp: bool = False
+    ensemble: Ensemble = Ensemble()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _format_is_the_type(cls, value: Any) -> Any:
+        """`output: {format: zarr}` is how files are spoken of; `type` is how plug-ins are."""
+        if isinstance(value, dict) and isinstance(value.get("output"), dict) and "format" in value["output"]:
+            output = dict(value["output"])
+            output["type"] = output.pop("format")
+            return {**value, "output": output}
+        return value
+
+
+class Box(Section):
+    """A region in degrees; `west > east` crosses the date line or Greenwich."""
+
+    south: float = Field(ge=-90, le=90)
+    north: float = Field(ge=-90, le=90)
+    west: float = 0.0
+    east: float = 360.0
+
+
+class EvaluationSection(Section):
+    truth: tuple[plugin("source"), ...] | None = None
+    """Where the truth is, when not in the experiment's own source."""
+    metrics: tuple[str, ...] = ("rmse", "bias", "acc", "activity")
+    regions: dict[str, Box] = {}
+    baselines: dict[str, str] = {}
+    """Name → forecast store or results file in WeatherBench2 layout, beside persistence and climatology."""
+    climatology_window_days: int = Field(default=61, ge=1)
+    climatology_period: Annotated[
+        tuple[Period, ...] | None, BeforeValidator(lambda v: [v] if v and not isinstance(v[0], list | tuple) else v)
+    ] = None
+    bootstrap: int = Field(default=0, ge=0)

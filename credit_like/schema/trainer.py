@@ -1,0 +1,102 @@
+"""The `trainer` section."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+
+from credit_like.schema.base import Duration, Section, format_duration, parse_duration
+from credit_like.schema.plugin import plugin
+
+
+class Parallelism(Section):
+    """Degrees of the device mesh; the data-parallel degree is world // (tensor × domain)."""
+
+    data: Literal["fsdp2", "ddp", "none"] = "none"
+    tensor: int = Field(default=1, ge=1)
+    domain: int = Field(default=1, ge=1)
+    replicate: int = Field(default=1, ge=1)
+    """Copies of the sharded model under fsdp2 (hybrid sharding); must divide the data-parallel degree."""
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that share one sample."""
+        return self.tensor * self.domain
+
+    @model_validator(mode="after")
+    def _replicate_needs_fsdp2(self) -> Parallelism:
+        if self.replicate > 1 and self.data != "fsdp2":
+            raise ValueError(f"expected data: fsdp2 with replicate: {self.replicate}, got data: {self.data}")
+        return self
+
+
+DType = Literal["float32", "bfloat16", "float16"]
+
+
+class MixedPrecision(Section):
+    """What FSDP2 computes, reduces and returns in."""
+
+    param_dtype: DType = "bfloat16"
+    reduce_dtype: DType = "float32"
+    output_dtype: DType = "float32"
+
+
+def _every(value: Any) -> Any:
+    return value if isinstance(value, int) and not isinstance(value, bool) else parse_duration(value)
+
+
+Every = Annotated[
+    Any,
+    BeforeValidator(_every, json_schema_input_type=int | str),
+    PlainSerializer(lambda v: v if isinstance(v, int) else format_duration(v)),
+]
+
+
+class CheckpointSection(Section):
+    """When to save and how much to keep. `every` is optimiser steps (500) or wall-clock time (30min)."""
+
+    every: Every = Field(default="30min")
+    keep: int = Field(default=3, ge=1)
+    async_: bool = Field(default=True, alias="async")
+
+    @model_validator(mode="after")
+    def _positive(self) -> CheckpointSection:
+        if isinstance(self.every, int) and self.every < 1:
+            raise ValueError(f"expected `every` of at least 1 step, got {self.every}")
+        return self
+
+
+class LoaderSection(Section):
+    num_workers: int = Field(default=0, ge=0)
+    prefetch_factor: int = Field(default=2, ge=1)
+
+
+class TrainerSection(Section):
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    parallelism: Parallelism = Parallelism()
+    global_batch_size: int = Field(default=1, ge=1)
+    micro_batch_size: int = Field(default=1, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    batches_per_epoch: int = Field(default=0, ge=0)
+    valid_batches: int = Field(default=0, ge=0)
+    """Validation samples are taken in order; 0 = all, n = the first n global batches."""
+    amp: bool = False
+    fsdp2_mp_policy: MixedPrecision | None = None
+    fsdp2_reshard_after_forward: bool = True
+    fsdp2_cpu_offload: bool = False
+    activation_checkpoint: bool = False
+    compile: bool = False
+    optimizer: plugin("optimizer") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
+    scheduler: plugin("scheduler") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
+    grad_max_norm: float | None = Field(default=1.0, gt=0)
+    use_ema: bool = False
+    ema_decay: float = Field(default=0.9999, gt=0, lt=1)
+    max_skipped: int = Field(default=10, ge=1)
+    """Optimiser steps skipped in a row for a loss or gradient that is not finite, before the run stops."""
+    stop_after: Duration | None = None
+    """Wall-clock time after which the run stops at the next step boundary, to be continued."""
+    timeout: Duration = Field(default="10min")  # type: ignore[assignment]
+    """Longest wait in any collective before the job is ended."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    loader: LoaderSection = LoaderSection()

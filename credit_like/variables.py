@@ -1,0 +1,96 @@
+"""Names, roles and levels to channels and back: the only place that knows the order of channels.
+
+Channels of one input frame: prognostic (variables on levels, level fastest; then surface), static, dynamic forcing.
+Channels of the output: prognostic, diagnostic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from credit_like.schema.data import DataSection, VariableSpec
+
+ROLES = ("prognostic", "diagnostic", "dynamic_forcing", "static")
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of one role; `levels` is empty at the surface."""
+
+    name: str
+    role: str
+    levels: tuple[float, ...]
+    spec: VariableSpec
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Channel names: `t2m`, or `U@500` for every level."""
+        return tuple(f"{self.name}@{level:g}" for level in self.levels) if self.levels else (self.name,)
+
+    def __len__(self) -> int:
+        return max(1, len(self.levels))
+
+
+class Variables:
+    """All variables of an experiment in channel order.
+
+    Raises ValueError where a level variable has no levels, or one name is used twice.
+    """
+
+    def __init__(self, data: DataSection) -> None:
+        self._by_role: dict[str, tuple[Variable, ...]] = {}
+        for role in ROLES:
+            block = getattr(data, role)
+            on_levels = [Variable(spec.name, role, spec.levels or data.levels, spec) for spec in block.level]
+            self._by_role[role] = (*on_levels, *(Variable(spec.name, role, (), spec) for spec in block.surface))
+            for variable in on_levels:
+                if not variable.levels:
+                    raise ValueError(f"expected data.levels for {role} variable {variable.name!r}, got none")
+        names = [variable.name for variable in self]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"expected each variable once, got {', '.join(twice)} more than once")
+        if not self._by_role["prognostic"]:
+            raise ValueError("expected at least one prognostic variable, got none")
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        return (variable for role in ROLES for variable in self._by_role[role])
+
+    def role(self, role: str) -> tuple[Variable, ...]:
+        """The variables of one role, in channel order."""
+        return self._by_role[role]
+
+    def __getitem__(self, name: str) -> Variable:
+        return next(variable for variable in self if variable.name == name)
+
+    @cached_property
+    def outputs(self) -> tuple[Variable, ...]:
+        """Prognostic, then diagnostic: what the model predicts."""
+        return self._by_role["prognostic"] + self._by_role["diagnostic"]
+
+    def n(self, role: str) -> int:
+        """Number of channels of a role."""
+        return sum(map(len, self._by_role[role]))
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of one input frame."""
+        return self.n("prognostic") + self.n("static") + self.n("dynamic_forcing")
+
+    @property
+    def out_channels(self) -> int:
+        return self.n("prognostic") + self.n("diagnostic")
+
+    @staticmethod
+    def slices(variables: Sequence[Variable]) -> dict[str, slice]:
+        """Where each of these variables lies when they are stacked in this order."""
+        result, start = {}, 0
+        for variable in variables:
+            result[variable.name] = slice(start, start + len(variable))
+            start += len(variable)
+        return result
+
+    @staticmethod
+    def channel_names(variables: Sequence[Variable]) -> list[str]:
+        return [channel for variable in variables for channel in variable.channels]
