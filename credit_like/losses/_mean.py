@@ -1,0 +1,69 @@
+"""The mean that every loss takes over area, variables and batch."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from credit_like import registry
+from credit_like.data.statistics import Statistics
+from credit_like.grid import Grid
+from credit_like.losses import LossConfig
+from credit_like.nn.area import AreaMean
+from credit_like.variables import Variables
+
+
+class AreaLoss(nn.Module):
+    """Scalar loss of a predicted step.
+
+    loss = Σ_c v_c · mean_area(pointwise(e_c / s_c)) / Σ_c v_c, averaged over the batch, with v the variable weights, s
+    the channel's scale. Points without data (`valid` False) leave the mean. Each domain rank gets its part of it.
+    """
+
+    scale: Tensor
+    channel_weights: Tensor
+    valid: Tensor
+
+    def __init__(
+        self, config: LossConfig, variables: Variables, statistics: Statistics, grid: Grid, rows: slice = slice(None)
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.pointwise = loss_module(config).pointwise
+        known = [variable.name for variable in variables.outputs]
+        for name in config.variable_weights:
+            if name not in known:
+                raise ValueError(
+                    f"expected loss.variable_weights of predicted variables, got {name!r}"
+                    f"{registry.did_you_mean(name, known)}"
+                )
+        _, std, change_std = statistics.select(variables.outputs)
+        prognostic = variables.n("prognostic")
+        scale = np.concatenate([(change_std if config.scale == "change" else std)[:prognostic], std[prognostic:]])
+        weights = [config.variable_weights.get(v.name, 1.0) for v in variables.outputs for _ in v.channels]
+        mask = torch.from_numpy(statistics.mask(variables.outputs))
+        row_weights = grid.latitude_weights() if config.latitude_weights else np.ones(grid.height)
+        self.area = AreaMean(torch.from_numpy(row_weights)[:, None] * mask, rows)
+        self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None], persistent=False)
+        self.register_buffer(
+            "channel_weights", torch.tensor(weights, dtype=torch.float32) / float(np.sum(weights)), persistent=False
+        )
+        self.register_buffer("valid", mask[:, rows], persistent=False)
+
+    def forward(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """This rank's part of the loss, in physical units in, a number out; fp32 at least."""
+        return (self.per_channel(prediction_BCHW, target_BCHW) * self.channel_weights).sum(-1).mean()
+
+    def per_channel(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+        """(B, C): this rank's part of the area mean of each channel."""
+        # Masked before anything non-linear: the gradient of a NaN stays NaN even under a zero weight.
+        error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
+        return self.area.part(self.pointwise(self.config, error))
+
+
+def loss_module(config: LossConfig) -> ModuleType:
+    """The plug-in that a loss configuration belongs to."""
+    return registry.module("loss", config.type)  # type: ignore[attr-defined]

@@ -1,0 +1,19 @@
+"""Mean absolute error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from credit_like.losses import LossConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Config(LossConfig):
+    type: Literal["mae"] = "mae"
+
+
+def pointwise(config: Config, error: Tensor) -> Tensor:
+    """|e|."""
+    return error.abs()

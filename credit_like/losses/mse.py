@@ -1,0 +1,19 @@
+"""Mean squared error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from credit_like.losses import LossConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Config(LossConfig):
+    type: Literal["mse"] = "mse"
+
+
+def pointwise(config: Config, error: Tensor) -> Tensor:
+    """e²."""
+    return error.square()

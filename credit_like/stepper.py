@@ -1,0 +1,123 @@
+"""The heart: State(t) + forcing → State(t + dt). Training and forecasts both call it.
+
+Shape suffixes: B batch, C channels, T frames, L leads, H rows (this rank's), W longitudes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from credit_like.data.statistics import Statistics
+from credit_like.state import Sample, State
+from credit_like.variables import Variables
+
+Predict = Literal["increment", "state"]
+
+
+class Stepper(nn.Module):
+    """Normalise, concatenate, run the model, denormalise, apply physics.
+
+    The model sees (B, C_in, T, H, W) in the channel order of `Variables` and gives (B, C_out, 1, H, W). With
+    `predict: increment` its prognostic outputs are the change over one step in units of that change's standard deviation:
+    x(t + dt) = x(t) + change_std · y. With `predict: state`, x(t + dt) = mean + std · y. Diagnostics always follow the
+    second form. Points without data hold the channel's mean inside a `State`; `masked` turns them back into NaN.
+    """
+
+    mean: Tensor
+    std: Tensor
+    change_std: Tensor
+    forcing_mean: Tensor
+    forcing_std: Tensor
+    static: Tensor
+    valid: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        variables: Variables,
+        statistics: Statistics,
+        static_CHW: NDArray[np.float32],
+        predict: Predict,
+        physics: Sequence[nn.Module] = (),
+        rows: slice = slice(None),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.predict = predict
+        self.physics = nn.ModuleList(physics)
+        self.n_prognostic = variables.n("prognostic")
+        mean, std, change_std = statistics.select(variables.outputs)
+        forcing_mean, forcing_std, _ = statistics.select(variables.role("dynamic_forcing"))
+        static_mean, static_std, _ = statistics.select(variables.role("static"))
+        static = (static_CHW - static_mean[:, None, None]) / static_std[:, None, None]
+        self._buffer("mean", mean[:, None, None])
+        self._buffer("std", std[:, None, None])
+        self._buffer("change_std", change_std[: self.n_prognostic, None, None])
+        self._buffer("forcing_mean", forcing_mean[:, None, None, None])
+        self._buffer("forcing_std", forcing_std[:, None, None, None])
+        self._buffer("static", np.nan_to_num(static))
+        self.register_buffer("valid", torch.from_numpy(statistics.mask(variables.outputs)[:, rows]), persistent=False)
+
+    def _buffer(self, name: str, value: NDArray[np.floating]) -> None:
+        self.register_buffer(name, torch.tensor(value, dtype=torch.float32), persistent=False)
+
+    def initial(self, prognostic_BCTHW: Tensor, index: Tensor) -> State:
+        """The state at the newest of T analysed frames."""
+        n = self.n_prognostic
+        valid, mean = self.valid[:n, None], self.mean[:n, None]
+        prognostic = torch.where(valid, prognostic_BCTHW, mean)
+        diagnostic = prognostic.new_zeros(prognostic.shape[0], len(self.mean) - n, *prognostic.shape[-2:])
+        return State(prognostic, diagnostic, index)
+
+    def forward(self, state: State, forcing_BCTHW: Tensor) -> State:
+        """One time step; `forcing` at the T times of the state's frames."""
+        y_BCHW = self.model(self.inputs(state, forcing_BCTHW))[:, :, 0].to(state.prognostic.dtype)
+        n, now = self.n_prognostic, state.now
+        if self.predict == "increment":
+            prognostic = now + self.change_std * y_BCHW[:, :n]
+        else:
+            prognostic = self.mean[:n] + self.std[:n] * y_BCHW[:, :n]
+        diagnostic = self.mean[n:] + self.std[n:] * y_BCHW[:, n:]
+        after = torch.cat([prognostic, diagnostic], 1)
+        for fix in self.physics:
+            after = fix(after, now)
+        after = torch.where(self.valid, after, self.mean)
+        frames = torch.cat([state.prognostic[:, :, 1:], after[:, :n, None]], 2)
+        return State(frames, after[:, n:], state.index + 1)
+
+    def inputs(self, state: State, forcing_BCTHW: Tensor) -> Tensor:
+        """(B, C_in, T, H, W): normalised prognostic, static and forcing channels."""
+        n = self.n_prognostic
+        prognostic = (state.prognostic - self.mean[:n, None]) / self.std[:n, None]
+        batch, _, frames = prognostic.shape[:3]
+        static = self.static[None, :, None].expand(batch, -1, frames, -1, -1).to(prognostic.dtype)
+        forcing = torch.nan_to_num((forcing_BCTHW - self.forcing_mean) / self.forcing_std, nan=0.0)
+        return torch.cat([prognostic, static, forcing], 1)
+
+    def rollout(self, state: State, forcing_BCTHW: Tensor, leads: int) -> Iterator[State]:
+        """The states at the next `leads` steps; `forcing` at all T + leads − 1 times from the oldest frame on."""
+        frames = state.prognostic.shape[2]
+        for lead in range(leads):
+            state = self(state, forcing_BCTHW[:, :, lead : lead + frames])
+            yield state
+
+    def predict_sample(self, sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
+        """(prediction, target), each (B, C_out, H, W) in physical units, for every lead of a training sample."""
+        state = self.initial(sample.prognostic, sample.index)
+        for lead, after in enumerate(self.rollout(state, sample.forcing, sample.leads)):
+            yield self.outputs(after), sample.target[:, :, lead]
+
+    @staticmethod
+    def outputs(state: State) -> Tensor:
+        """(B, C_out, H, W): prognostic and diagnostic channels of a state."""
+        return torch.cat([state.now, state.diagnostic], 1)
+
+    def masked(self, x_BCHW: Tensor) -> Tensor:
+        """Output channels with NaN where there is no data, as they are written to files."""
+        return torch.where(self.valid, x_BCHW, torch.nan)
