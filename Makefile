@@ -1,0 +1,47 @@
+# `make demo` and `make test` need Python >= 3.11 and make, nothing else: they make their own environment in .venv.
+PYTHON ?= python3
+VENV ?= .venv
+# The plain wheel of torch brings several GB of CUDA libraries on Linux; for a CPU-only machine say
+# `make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"`.
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
+
+.PHONY: demo test test-all test-slow lint format bench env clean
+
+$(STAMP): pyproject.toml Makefile
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -e ".[dev]"
+	touch $@
+
+env: $(STAMP)
+
+demo: $(STAMP)  ## the whole path on embedded data: train, roll out, score, plot
+	$(BIN)/credit-like demo
+
+test: $(STAMP)  ## the everyday tests
+	$(PYTEST) -m "not slow"
+
+test-slow: $(STAMP)  ## the long ones: full layout matrix, kill storms, notebooks
+	$(PYTEST) -m slow
+
+test-all: test test-slow
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## every benchmark, on this machine
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
