@@ -1,0 +1,18 @@
+"""The model that predicts no change."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Persistence(nn.Module):
+    """Zero increments for every output; a diagnostic output is its climatological mean."""
+
+    def __init__(self, out_channels: int) -> None:
+        super().__init__()
+        self.out_channels = out_channels
+
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
+        """(B, C, T, H, W) to zeros (B, out_channels, 1, H, W)."""
+        batch, _, _, height, width = x_BCTHW.shape
+        return x_BCTHW.new_zeros(batch, self.out_channels, 1, height, width)

@@ -1,0 +1,222 @@
+"""WXFormer (Schreck et al., npj Clim. Atmos. Sci. 8, 239, 2025): what YAML may say of it, and its arithmetic, without torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from credit_like.schema.base import Section
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Count = Annotated[int, Field(ge=1)]
+Pads = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+PerStage = tuple[Count, Count, Count, Count]
+
+
+class PaddingConf(Section):
+    """Padding of latitude by (north, south) rows and of longitude by (west, east) columns."""
+
+    activate: bool = False
+    mode: Literal["earth", "mirror", "replicate"] = "earth"
+    pad_lat: Pads = (0, 0)
+    pad_lon: Pads = (0, 0)
+
+
+class Config(Section):
+    """The knobs of the architecture; channel counts and the grid come from the data. The defaults suit a 32 x 64 grid."""
+
+    type: Literal["wxformer"] = "wxformer"
+    dim: PerStage = (8, 16, 32, 64)
+    depth: PerStage = (1, 1, 1, 1)
+    dim_head: Count = 8
+    cross_embed_kernel_sizes: tuple[
+        tuple[Count, ...], tuple[Count, ...], tuple[Count, ...], tuple[Count, ...]
+    ] = ((4, 8), (2, 4), (2, 4), (2, 4))
+    cross_embed_strides: PerStage = (2, 2, 2, 2)
+    global_window_size: PerStage = (4, 4, 2, 1)
+    local_window_size: Count = 2
+    padding_conf: PaddingConf = PaddingConf()
+    interp: bool = True
+    upsample: Literal["pixel_shuffle", "transpose"] = "pixel_shuffle"
+    use_spectral_norm: bool = False
+    position_index: Literal["exact", "credit"] = "exact"
+    predict: Literal["increment", "state"] = "increment"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_for_all_stages(cls, values: object) -> object:
+        """One number (or one list of kernels) stands for every stage."""
+        if not isinstance(values, dict):
+            return values
+        values = dict(values)
+        for key in ("dim", "depth", "global_window_size", "cross_embed_strides"):
+            if isinstance(values.get(key), int):
+                values[key] = (values[key],) * 4
+        return values
+
+    @property
+    def pads(self) -> tuple[Pads, Pads]:
+        """((north, south), (west, east)); zeros where padding is off."""
+        conf = self.padding_conf
+        return (conf.pad_lat, conf.pad_lon) if conf.activate else ((0, 0), (0, 0))
+
+    def padded(self, height: int, width: int) -> tuple[int, int]:
+        """The grid that the encoder sees."""
+        (north, south), (west, east) = self.pads
+        return height + north + south, width + west + east
+
+    def stage_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
+        """(rows, columns) of each stage's tokens, for an image of height x width."""
+        rows, columns = self.padded(height, width)
+        sizes = []
+        for stride in self.cross_embed_strides:
+            rows, columns = rows // stride, columns // stride
+            sizes.append((rows, columns))
+        return sizes
+
+    def check(self, height: int, width: int, *, in_channels: int = 1, out_channels: int = 1) -> list[str]:
+        """Everything that keeps this architecture from working on a height x width grid, each with what would work."""
+        return [
+            *self._check_channels(),
+            *self._check_kernels(),
+            *self._check_padding(height, width),
+            *self._check_grid("latitude", 0, height),
+            *self._check_grid("longitude", 1, width),
+            *self._check_output(height, width),
+        ]
+
+    def _check_channels(self) -> list[str]:
+        problems = []
+        for stage, dim in enumerate(self.dim):
+            if dim % self.dim_head:
+                near = _nearest(dim, lambda d: d % self.dim_head == 0)
+                heads = [d for d in range(1, dim + 1) if dim % d == 0]
+                near_heads = min(heads, key=lambda d: abs(d - self.dim_head))
+                problems.append(
+                    f"dim[{stage}]: expected a multiple of dim_head {self.dim_head}, got {dim}; "
+                    f"change it to {near} or dim_head to {near_heads}"
+                )
+            if dim // 4 < 1:
+                problems.append(f"dim[{stage}]: expected at least 4, got {dim}")
+            kernels = len(self.cross_embed_kernel_sizes[stage])
+            if dim < 2**kernels:
+                problems.append(
+                    f"dim[{stage}]: expected at least {2**kernels} for {kernels} kernels (halved for each), got {dim}; "
+                    f"widen it or use fewer kernels"
+                )
+        if self.dim[3] % 8:
+            problems.append(f"dim[3]: expected a multiple of 8 (the decoder halves it three times), got {self.dim[3]}")
+        for block, width in enumerate((self.dim[3] // 2, self.dim[3] // 4, self.dim[3] // 8), start=1):
+            if width % self.dim[0]:
+                groups = max(g for g in range(1, max(width, 1) + 1) if width % g == 0 and g <= self.dim[0])
+                problems.append(
+                    f"up-block {block}: its {width} channels (dim[3] {self.dim[3]} / {2**block}) do not split into "
+                    f"dim[0] = {self.dim[0]} groups of GroupNorm; change dim[3] to a multiple of {8 * self.dim[0]} "
+                    f"or dim[0] to {groups}"
+                )
+        return problems
+
+    def _check_kernels(self) -> list[str]:
+        problems = []
+        for stage, (kernels, stride) in enumerate(zip(self.cross_embed_kernel_sizes, self.cross_embed_strides, strict=True)):
+            if not kernels:
+                problems.append(f"cross_embed_kernel_sizes[{stage}]: expected at least one kernel, got none")
+            for kernel in kernels:
+                if kernel < stride:
+                    problems.append(
+                        f"cross_embed_kernel_sizes[{stage}]: expected kernels of at least the stride {stride}, got {kernel}"
+                    )
+                elif stage and (kernel - stride) % 2:
+                    continue
+            if stage and stride != 2:
+                problems.append(
+                    f"cross_embed_strides[{stage}]: expected 2 (the decoder doubles the grid once for each of the stages "
+                    f"1 to 3), got {stride}"
+                )
+        return problems
+
+    def _check_padding(self, height: int, width: int) -> list[str]:
+        problems = []
+        (north, south), (west, east) = self.pads
+        mode = self.padding_conf.mode
+        most = {"earth": height, "mirror": height - 1}.get(mode)
+        for side, pad in (("north", north), ("south", south)):
+            if most is not None and pad > most:
+                problems.append(f"padding_conf.pad_lat: expected at most {most} rows {side} ({mode}, {height} rows), got {pad}")
+        for side, pad in (("west", west), ("east", east)):
+            if mode != "replicate" and pad > width:
+                problems.append(f"padding_conf.pad_lon: expected at most {width} columns {side} ({mode}), got {pad}")
+        if mode == "earth" and (north or south) and width % 2:
+            problems.append(f"padding_conf.mode: earth turns rows by half the globe; expected an even width, got {width}")
+        return problems
+
+    def _check_grid(self, axis: str, which: int, size: int) -> list[str]:
+        """Windows divide every stage, and the decoder meets the skips, along one axis."""
+        pads = self.pads[which]
+        key = ("pad_lat", "pad_lon")[which]
+        padded = size + sum(pads)
+        problems = [p for p in self._grid_problems(padded, axis)]
+        if not problems:
+            return []
+        return [f"{p}; {self._cure(key, size, sum(pads))}" for p in problems]
+
+    def _grid_problems(self, padded: int, axis: str) -> list[str]:
+        problems = []
+        size = padded
+        for stage, stride in enumerate(self.cross_embed_strides):
+            before, size = size, size // stride
+            where = f"stage {stage}: {size} points of {axis} ({padded} padded)"
+            if size < 1:
+                return [*problems, f"stage {stage}: {padded} points of {axis} leave none after stride {stride}"]
+            if stage and before % stride:
+                problems.append(f"stage {stage}: {before} points of {axis} ({padded} padded) are not a multiple of stride {stride}")
+            for name, window in (
+                ("local_window_size", self.local_window_size),
+                (f"global_window_size[{stage}]", self.global_window_size[stage]),
+            ):
+                if size % window:
+                    near = min((d for d in range(1, size + 1) if size % d == 0), key=lambda d: (abs(d - window), d))
+                    problems.append(f"{where} are not a multiple of {name} {window}; the nearest window is {near}")
+        return problems
+
+    def _cure(self, key: str, size: int, pad: int) -> str:
+        """The nearest sums of pads that work with these windows."""
+        works = [p for p in range(0, pad + 2 * size + 1) if not self._grid_problems(size + p, "")]
+        below = [p for p in works if p < pad][-1:]
+        above = [p for p in works if p > pad][:1]
+        if not below and not above:
+            return "no padding makes these windows work together"
+        sums = " or ".join(f"{p} (grid {size + p})" for p in below + above)
+        return f"padding_conf.{key} that sums to {sums} works"
+
+    def _check_output(self, height: int, width: int) -> list[str]:
+        rows, columns = self.stage_sizes(height, width)[0]
+        (north, south), (west, east) = self.pads
+        out = (2 * rows - north - south, 2 * columns - west - east)
+        if min(out) < 1:
+            return [f"cross_embed_strides[0]: the decoder's {2 * rows} x {2 * columns} output is smaller than the padding; use 2"]
+        if not self.interp and out != (height, width):
+            return [f"interp: the decoder gives {out[0]} x {out[1]}, the grid is {height} x {width}; set interp: true"]
+        return []
+
+
+def _nearest(value: int, works: object) -> int:
+    """The nearest positive number that works."""
+    assert callable(works)
+    return next(c for step in range(value + 10_000) for c in (value - step, value + step) if c > 0 and works(c))
+
+
+def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:
+    """The model for a grid: (B, in_channels, frames, height, width) to (B, out_channels, 1, height, width).
+
+    Raises ValueError with everything that `Config.check` finds.
+    """
+    problems = config.check(height, width, in_channels=in_channels, out_channels=out_channels)
+    if problems:
+        raise ValueError("wxformer does not fit the grid:\n" + "\n".join(problems))
+    from credit_like.models.wxformer.model import WXFormer
+
+    return WXFormer(config, in_channels=in_channels, out_channels=out_channels, frames=frames, height=height, width=width)

@@ -1,0 +1,126 @@
+"""WXFormer: a CrossFormer encoder in four stages (arXiv:2108.00154), a convolutional decoder, and skips between them.
+
+    x (B, C, T, H, W)
+    │ pad, frames folded into channels
+    ├─ stage 0: cross-embed, layers ── e0 ─────────────────────┐
+    ├─ stage 1: cross-embed, layers ── e1 ──────────────┐      │
+    ├─ stage 2: cross-embed, layers ── e2 ───────┐      │      │
+    └─ stage 3: cross-embed, layers ── e3 ─ up 1 ┴ up 2 ┴ up 3 ┴ head ─ unpad, resize ─ y (B, C_out, 1, H, W)
+
+Between padding and unpadding every tensor is (B, H, W, C).
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from credit_like.models.wxformer import Config
+from credit_like.nn import kernels, spectral_norm
+from credit_like.nn.attention import LongAttention, ShortAttention
+from credit_like.nn.cross_embed import CrossEmbed
+from credit_like.nn.feed_forward import FeedForward
+from credit_like.nn.padding import Pad, Unpad
+from credit_like.nn.resize import BilinearResize
+from credit_like.nn.upblock import UpBlock, UpHead
+
+
+class TransformerLayer(nn.Module):
+    """Short attention, feed-forward, long attention, feed-forward: four residual blocks."""
+
+    _fsdp2_shard = True
+
+    def __init__(self, config: Config, stage: int) -> None:
+        super().__init__()
+        dim, normalised = config.dim[stage], config.use_spectral_norm
+        self.short = ShortAttention(
+            dim,
+            config.local_window_size,
+            dim_head=config.dim_head,
+            position_index=config.position_index,
+            spectral_norm=normalised,
+        )
+        self.short_ff = FeedForward(dim, spectral_norm=normalised)
+        self.long = LongAttention(
+            dim,
+            config.global_window_size[stage],
+            dim_head=config.dim_head,
+            position_index=config.position_index,
+            spectral_norm=normalised,
+        )
+        self.long_ff = FeedForward(dim, spectral_norm=normalised)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, C) to (B, H, W, C)."""
+        return self.long_ff(self.long(self.short_ff(self.short(x_BHWC))))  # type: ignore[no-any-return]
+
+
+class Stage(nn.Module):
+    """A cross-embedding, which coarsens the grid, and `depth` transformer layers."""
+
+    def __init__(self, config: Config, stage: int, in_channels: int) -> None:
+        super().__init__()
+        self.embed = CrossEmbed(
+            in_channels,
+            config.dim[stage],
+            config.cross_embed_kernel_sizes[stage],
+            config.cross_embed_strides[stage],
+            spectral_norm=config.use_spectral_norm,
+        )
+        self.layers = nn.ModuleList(TransformerLayer(config, stage) for _ in range(config.depth[stage]))
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, C) to (B, H/s, W/s, dim)."""
+        x_BHWC = self.embed(x_BHWC)
+        for layer in self.layers:
+            x_BHWC = layer(x_BHWC)
+        return x_BHWC
+
+
+class WXFormer(nn.Module):
+    """The function of the module's docstring for one grid and one set of channels."""
+
+    def __init__(
+        self, config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.in_channels, self.out_channels, self.frames = in_channels, out_channels, frames
+        self.height, self.width = height, width
+        pad_lat, pad_lon = config.pads
+        padded = any((*pad_lat, *pad_lon))
+        self.pad = Pad(config.padding_conf.mode, pad_lat, pad_lon) if padded else nn.Identity()
+        widths = [in_channels * frames, *config.dim[:3]]
+        self.stages = nn.ModuleList(Stage(config, stage, channels) for stage, channels in enumerate(widths))
+        d0, d1, d2, d3 = config.dim
+        groups, options = d0, {"upsample": config.upsample, "spectral_norm": config.use_spectral_norm}
+        self.up1 = UpBlock(d3, d3 // 2, groups, **options)  # type: ignore[arg-type]
+        self.up2 = UpBlock(d3 // 2 + d2, d3 // 4, groups, **options)  # type: ignore[arg-type]
+        self.up3 = UpBlock(d3 // 4 + d1, d3 // 8, groups, **options)  # type: ignore[arg-type]
+        self.head = UpHead(d3 // 8 + d0, out_channels, **options)  # type: ignore[arg-type]
+        self.unpad = Unpad(pad_lat, pad_lon) if padded else nn.Identity()
+        self.resize = BilinearResize(height, width) if config.interp else nn.Identity()
+
+    def forward(self, x_BCTHW: Tensor) -> Tensor:
+        """(B, in_channels, frames, H, W) to (B, out_channels, 1, H, W), normalised units in and out."""
+        x_BHWC = kernels.channels_last(self.pad(x_BCTHW.flatten(1, 2)))
+        skips = []
+        for stage in self.stages:
+            x_BHWC = stage(x_BHWC)
+            skips.append(x_BHWC)
+        e0, e1, e2, e3 = skips
+        y = self.up1(e3)
+        y = self.up2(torch.cat([y, e2], dim=-1))
+        y = self.up3(torch.cat([y, e1], dim=-1))
+        y_BHWC = self.head(torch.cat([y, e0], dim=-1))
+        y_BCHW = self.resize(self.unpad(kernels.channels_first(y_BHWC)))
+        return y_BCHW.unsqueeze(2)  # type: ignore[no-any-return]
+
+    def train(self, mode: bool = True) -> Self:
+        """As nn.Module.train; entering evaluation takes sigma from the present weights."""
+        super().train(mode)
+        if not mode and not next(self.parameters()).is_meta:
+            spectral_norm.refresh(self)
+        return self

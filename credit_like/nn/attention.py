@@ -1,0 +1,141 @@
+"""Attention within windows, as residual blocks. Tensors are (B, H, W, C).
+
+Short attention: the tokens of a window are w x w neighbouring points. Long attention: the grid is cut into g x g strides and
+the tokens are the points (a H/g + y, b W/g + x), a, b = 0..g-1, of one (y, x): every window spans the whole image.
+
+Legend: B batch, N windows, L tokens of a window (w^2), h heads, d channels of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from credit_like.nn import kernels
+from credit_like.nn.linear import Linear
+from credit_like.nn.norms import ChannelNorm
+
+POSITION_INDICES = ("exact", "credit")
+
+
+class PositionBias(nn.Module):
+    """A bias for each pair of tokens of a w x w window: an MLP 2 -> d -> d -> d -> 1 of their offset, d = dim // 4.
+
+    The bias of query i and key j is entry (dy + w - 1)(2w - 1) + (dx + w - 1) of a table, (dy, dx) = position i - position j.
+    exact: entry n of the table belongs to the n-th offset of (-(w-1)..w-1)^2, row-major. credit: to the n-th offset of
+    (-w..w)^2, an indexing slip of the original implementation, which published weights were trained with.
+    """
+
+    offsets: Tensor
+    index: Tensor
+
+    def __init__(self, dim: int, window: int, *, position_index: str = "exact", spectral_norm: bool = False) -> None:
+        super().__init__()
+        assert position_index in POSITION_INDICES, position_index
+        self.window, self.position_index = window, position_index
+        hidden = dim // 4
+        self.linears = nn.ModuleList(
+            Linear(i, o, spectral_norm=spectral_norm) for i, o in [(2, hidden), (hidden, hidden), (hidden, hidden), (hidden, 1)]
+        )
+        self.norms = nn.ModuleList(ChannelNorm(hidden) for _ in range(3))
+        self.register_buffer("offsets", torch.empty((2 * window - 1) ** 2, 2), persistent=False)
+        self.register_buffer("index", torch.empty(window**4, dtype=torch.int64), persistent=False)
+        self.reset_buffers()
+
+    def reset_buffers(self) -> None:
+        """The offsets that the table holds, and the entry of each (query, key)."""
+        w = self.window
+        reach = w - 1 if self.position_index == "exact" else w
+        axis = torch.arange(-reach, reach + 1)
+        offsets = torch.cartesian_prod(axis, axis)[: (2 * w - 1) ** 2]
+        self.offsets.copy_(offsets)
+        position = torch.arange(w)
+        delta = position[:, None] - position[None, :] + w - 1
+        self.index.copy_((delta[:, None, :, None] * (2 * w - 1) + delta[None, :, None, :]).reshape(-1))
+
+    def forward(self) -> Tensor:
+        """(w^2, w^2): rows are queries."""
+        table = self.offsets.to(self.linears[0].weight.dtype)  # type: ignore[arg-type]
+        for linear, norm in zip(self.linears[:3], self.norms, strict=True):
+            table = nn.functional.relu(norm(linear(table)))
+        table = self.linears[3](table)
+        length = self.window**2
+        return table.flatten().index_select(0, self.index).view(length, length)
+
+
+class WindowAttention(nn.Module):
+    """x + out(attend(qkv(norm(x)))) within windows of w x w tokens; the subclass says which tokens share a window.
+
+    The rows of `qkv.weight` are ordered (head, q | k | v, channel of the head), so that a range of rows is a range of heads.
+    In a window of one token softmax is 1 whatever q and k: only v and the output projection are computed.
+    """
+
+    _tp_col = ("qkv",)
+    _tp_row = ("out",)
+
+    def __init__(
+        self, dim: int, window: int, *, dim_head: int, position_index: str = "exact", spectral_norm: bool = False
+    ) -> None:
+        super().__init__()
+        assert dim % dim_head == 0, f"{dim} channels do not split into heads of {dim_head}"
+        self.window, self.dim_head = window, dim_head
+        self.norm = ChannelNorm(dim)
+        self.qkv = Linear(dim, 3 * dim, bias=False, spectral_norm=spectral_norm)
+        self.out = Linear(dim, dim, spectral_norm=spectral_norm)
+        self.bias = (
+            PositionBias(dim, window, position_index=position_index, spectral_norm=spectral_norm) if window > 1 else None
+        )
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, C) to (B, H, W, C)."""
+        qkv = self.qkv(self.norm(x_BHWC))
+        if self.bias is None:
+            attended = qkv.unflatten(-1, (-1, 3, self.dim_head))[..., 2, :].flatten(-2)
+        else:
+            windows = self.partition(qkv)
+            attended = self.merge(kernels.window_attention(windows, self.bias(), self.dim_head), qkv.shape)
+        return x_BHWC + self.out(attended)
+
+    def partition(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, c) to (windows, w^2, c)."""
+        raise NotImplementedError
+
+    def merge(self, x_NLC: Tensor, shape: torch.Size) -> Tensor:
+        """The inverse: (windows, w^2, c) to (B, H, W, c), with B, H, W from `shape`."""
+        raise NotImplementedError
+
+
+class ShortAttention(WindowAttention):
+    """Attention among w x w neighbouring points."""
+
+    def partition(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, c) to (B H/w W/w, w^2, c)."""
+        batch, height, width, channels = x_BHWC.shape
+        w = self.window
+        x = x_BHWC.reshape(batch, height // w, w, width // w, w, channels)
+        return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, w * w, channels)
+
+    def merge(self, x_NLC: Tensor, shape: torch.Size) -> Tensor:
+        """(B H/w W/w, w^2, c) to (B, H, W, c)."""
+        batch, height, width = shape[:3]
+        w = self.window
+        x = x_NLC.view(batch, height // w, width // w, w, w, -1)
+        return x.permute(0, 1, 3, 2, 4, 5).reshape(batch, height, width, -1)
+
+
+class LongAttention(WindowAttention):
+    """Attention among g x g points that lie H/g rows and W/g columns apart; `window` is g."""
+
+    def partition(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, c) to (B H/g W/g, g^2, c)."""
+        batch, height, width, channels = x_BHWC.shape
+        g = self.window
+        x = x_BHWC.reshape(batch, g, height // g, g, width // g, channels)
+        return x.permute(0, 2, 4, 1, 3, 5).reshape(-1, g * g, channels)
+
+    def merge(self, x_NLC: Tensor, shape: torch.Size) -> Tensor:
+        """(B H/g W/g, g^2, c) to (B, H, W, c)."""
+        batch, height, width = shape[:3]
+        g = self.window
+        x = x_NLC.view(batch, height // g, width // g, g, g, -1)
+        return x.permute(0, 3, 1, 4, 2, 5).reshape(batch, height, width, -1)

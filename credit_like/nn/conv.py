@@ -1,0 +1,76 @@
+"""Convolutions of the decoder, optionally divided by their spectral norm. Tensors are (B, H, W, C)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from credit_like.nn import init, kernels
+from credit_like.nn.spectral_norm import SpectralNorm
+
+
+class Conv2d(nn.Module):
+    """A 3 x 3 convolution with stride 1 and one row and column of zeros around the image; weight (out, in, 3, 3).
+
+    subpixel > 1: the output feeds a pixel shuffle of that factor; it starts without a checkerboard (ICNR, zero bias).
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, *, subpixel: int = 1, spectral_norm: bool = False
+    ) -> None:
+        super().__init__()
+        self.subpixel = subpixel
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels, 3, 3))
+        self.bias = nn.Parameter(torch.empty(out_channels))
+        self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
+
+    def effective_weight(self) -> Tensor:
+        """The weight that multiplies: W, or W/sigma."""
+        return self.weight if self.spectral is None else self.spectral(self.weight)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, in) to (B, H, W, out)."""
+        return kernels.conv3x3(x_BHWC, self.effective_weight(), self.bias, pad_rows=(1, 1))
+
+    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Uniform within 1/sqrt(fan in); before a pixel shuffle ICNR and a zero bias."""
+        fan_in = self.weight.shape[1:].numel()
+        if self.subpixel == 1:
+            return init.uniform(shape, fan_in, generator)
+        return init.icnr(shape, self.subpixel, fan_in, generator) if leaf == "weight" else torch.zeros(shape)
+
+
+class ConvTranspose2d(nn.Module):
+    """A transposed convolution: output row r gets input row i by kernel row r + padding - i stride; weight (in, out, k, k).
+
+    The output has (H - 1) stride - 2 padding + k rows.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: int,
+        *,
+        stride: int = 2,
+        padding: int = 0,
+        spectral_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.kernel, self.stride, self.padding = kernel, stride, padding
+        self.weight = nn.Parameter(torch.empty(in_channels, out_channels, kernel, kernel))
+        self.bias = nn.Parameter(torch.empty(out_channels))
+        self.spectral = SpectralNorm(tuple(self.weight.shape), output_dim=1) if spectral_norm else None
+
+    def effective_weight(self) -> Tensor:
+        """The weight that multiplies: W, or W/sigma."""
+        return self.weight if self.spectral is None else self.spectral(self.weight)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, in) to (B, stride H + k - stride - 2 padding, …, out)."""
+        crop = (self.padding, self.padding)
+        return kernels.conv_transpose(x_BHWC, self.effective_weight(), self.bias, self.stride, crop_rows=crop, crop_cols=crop)
+
+    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Uniform within 1/sqrt(out k^2)."""
+        return init.uniform(shape, self.weight.shape[1:].numel(), generator)

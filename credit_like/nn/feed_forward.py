@@ -1,0 +1,26 @@
+"""The feed-forward residual block. Tensors are (B, H, W, C)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from credit_like.nn import kernels
+from credit_like.nn.linear import Linear
+from credit_like.nn.norms import ChannelNorm
+
+
+class FeedForward(nn.Module):
+    """x + contract(GELU(expand(norm(x)))), width C -> 4 C -> C."""
+
+    _tp_col = ("expand",)
+    _tp_row = ("contract",)
+
+    def __init__(self, dim: int, *, spectral_norm: bool = False) -> None:
+        super().__init__()
+        self.norm = ChannelNorm(dim)
+        self.expand = Linear(dim, 4 * dim, spectral_norm=spectral_norm)
+        self.contract = Linear(4 * dim, dim, spectral_norm=spectral_norm)
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, H, W, C) to (B, H, W, C)."""
+        return x_BHWC + self.contract(nn.functional.gelu(self.expand(self.norm(x_BHWC))))

@@ -1,0 +1,85 @@
+"""Padding an image of the globe (or of a region) and taking the padding off again. Tensors are (B, C, H, W).
+
+Every mode is a list of source rows and a list of source columns, worked out here without tensors, so that a band of
+latitude rows can be padded from the rows that it needs.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+MODES = ("earth", "mirror", "replicate")
+
+
+def source_rows(mode: str, height: int, north: int, south: int) -> list[tuple[int, bool]]:
+    """For each padded row, the row it copies and whether that row is turned by half the globe.
+
+    earth: beyond a pole come the rows nearest to it, mirrored, on the other side of the globe. mirror: reflection without
+    repeating the edge row. replicate: the edge row.
+    """
+    rows: list[tuple[int, bool]] = []
+    for row in range(-north, height + south):
+        inside = 0 <= row < height
+        if inside or mode == "replicate":
+            rows.append((min(max(row, 0), height - 1), False))
+        elif mode == "earth":
+            rows.append((-1 - row if row < 0 else 2 * height - 1 - row, True))
+        else:
+            rows.append((-row if row < 0 else 2 * height - 2 - row, False))
+    return rows
+
+
+def source_columns(mode: str, width: int, west: int, east: int) -> list[int]:
+    """For each padded column, the column it copies: circular, or for `replicate` the edge column."""
+    columns = range(-west, width + east)
+    return [min(max(c, 0), width - 1) if mode == "replicate" else c % width for c in columns]
+
+
+class Pad(nn.Module):
+    """Pad latitude by (north, south) rows and longitude by (west, east) columns."""
+
+    def __init__(self, mode: str, pad_lat: tuple[int, int], pad_lon: tuple[int, int]) -> None:
+        super().__init__()
+        assert mode in MODES, mode
+        self.mode, self.pad_lat, self.pad_lon = mode, tuple(pad_lat), tuple(pad_lon)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C, H + north + south, W + west + east)."""
+        return self.pad_columns(self.pad_rows(x_BCHW))
+
+    def pad_rows(self, x_BCHW: Tensor) -> Tensor:
+        """Latitude alone."""
+        (north, south), height, width = self.pad_lat, x_BCHW.shape[-2], x_BCHW.shape[-1]
+        if north == south == 0:
+            return x_BCHW
+        rows = source_rows(self.mode, height, north, south)
+        beyond = [*rows[:north], *rows[north + height :]]
+        index = torch.tensor([row for row, _ in beyond], device=x_BCHW.device)
+        outside = x_BCHW.index_select(-2, index)
+        if self.mode == "earth":
+            outside = outside.roll(width // 2, dims=-1)
+        return torch.cat([outside[..., :north, :], x_BCHW, outside[..., north:, :]], dim=-2)
+
+    def pad_columns(self, x_BCHW: Tensor) -> Tensor:
+        """Longitude alone; what every band of rows can do by itself."""
+        (west, east), width = self.pad_lon, x_BCHW.shape[-1]
+        if west == east == 0:
+            return x_BCHW
+        if self.mode == "replicate":
+            return nn.functional.pad(x_BCHW, (west, east, 0, 0), mode="replicate")
+        return torch.cat([x_BCHW[..., width - west :], x_BCHW, x_BCHW[..., :east]], dim=-1)
+
+
+class Unpad(nn.Module):
+    """Take (north, south) rows and (west, east) columns off."""
+
+    def __init__(self, pad_lat: tuple[int, int], pad_lon: tuple[int, int]) -> None:
+        super().__init__()
+        self.pad_lat, self.pad_lon = tuple(pad_lat), tuple(pad_lon)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """(B, C, H, W) to (B, C, H - north - south, W - west - east)."""
+        (north, south), (west, east) = self.pad_lat, self.pad_lon
+        height, width = x_BCHW.shape[-2:]
+        return x_BCHW[..., north : height - south, west : width - east]

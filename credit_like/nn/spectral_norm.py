@@ -1,0 +1,141 @@
+"""Spectral normalisation as state: W / sigma, sigma = u^T W v (Miyato et al., arXiv:1802.05957).
+
+A layer that is normalised owns a `SpectralNorm` child with the whole matrix's singular vectors u, v (fp32, saved in
+checkpoints) and 1/sigma (derived, not saved). `before_step` moves u and v by one power iteration, once per optimiser
+step and outside forward, so that forward is a pure function: a recomputed forward (activation checkpointing), a
+compiled one and one in bfloat16 see the same sigma.
+
+The gradient is exact. With G = dL/d(W/sigma),
+
+    dL/dW = G/sigma - <G, W>/sigma^2 u v^T,
+
+which the backward of the normalised weight applies where it holds the whole matrix (`in_backward`, the default). Where
+a rank holds only rows or columns of W, <G, W> needs a sum over ranks: such a layer sets `in_backward` to False,
+sigma is then a constant in backward, and the correction is made once after backward (`correct_gradients`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+WARM_UP = 15  # power iterations that a new matrix starts with
+
+
+class _Normalised(torch.autograd.Function):
+    """W/sigma with the derivative of sigma = u^T W v in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
+        ctx.save_for_backward(weight, u, v, inv_sigma)
+        ctx.output_dim = output_dim
+        return weight * inv_sigma.to(weight.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+        weight, u, v, inv_sigma = ctx.saved_tensors
+        product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
+        corrected = as_matrix(grad, ctx.output_dim) * inv_sigma.to(grad.dtype)
+        corrected = torch.addr(corrected, (product * -(inv_sigma**2) * u).to(grad.dtype), v.to(grad.dtype))
+        return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
+
+
+class SpectralNorm(nn.Module):
+    """The singular vectors of one weight, and the weight divided by its largest singular value.
+
+    u: (rows,), v: (columns,) of the weight seen as a matrix with `output_dim` as rows; inv_sigma: ().
+    """
+
+    u: Tensor
+    v: Tensor
+    inv_sigma: Tensor
+
+    def __init__(self, shape: tuple[int, ...], output_dim: int = 0) -> None:
+        super().__init__()
+        rows = shape[output_dim]
+        columns = torch.Size(shape).numel() // rows
+        self.output_dim = output_dim
+        self.in_backward = True
+        self.register_buffer("u", torch.ones(rows) / rows**0.5)
+        self.register_buffer("v", torch.ones(columns) / columns**0.5)
+        self.register_buffer("inv_sigma", torch.ones(()), persistent=False)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """W/sigma, shaped as W."""
+        if self.in_backward:
+            normalised: Tensor = _Normalised.apply(weight, self.u, self.v, self.inv_sigma, self.output_dim)
+            return normalised
+        return weight * self.inv_sigma.to(weight.dtype)
+
+    def reset_buffers(self) -> None:
+        """1/sigma is not saved: 1 until `refresh` or `before_step` has seen the weight."""
+        self.inv_sigma.fill_(1.0)
+
+    @torch.no_grad()
+    def refresh(self, weight: Tensor) -> None:
+        """1/sigma of the present weight, u and v as they are."""
+        matrix = as_matrix(weight, self.output_dim).to(self.u.dtype)
+        self.inv_sigma.copy_(1.0 / torch.dot(self.u, torch.mv(matrix, self.v)))
+
+    @torch.no_grad()
+    def iterate(self, weight: Tensor, count: int = 1) -> None:
+        """`count` power iterations v <- norm(W^T u), u <- norm(W v), then 1/sigma."""
+        matrix = as_matrix(weight, self.output_dim).to(self.u.dtype)
+        for _ in range(count):
+            self.v.copy_(nn.functional.normalize(torch.mv(matrix.t(), self.u), dim=0, eps=1e-12))
+            self.u.copy_(nn.functional.normalize(torch.mv(matrix, self.v), dim=0, eps=1e-12))
+        self.inv_sigma.copy_(1.0 / torch.dot(self.u, torch.mv(matrix, self.v)))
+
+
+def as_matrix(weight: Tensor, output_dim: int) -> Tensor:
+    """The weight as (output, everything else); transposed convolutions have their output in dimension 1."""
+    return weight.movedim(output_dim, 0).flatten(1)
+
+
+def from_matrix(matrix: Tensor, shape: torch.Size, output_dim: int) -> Tensor:
+    """The inverse of `as_matrix`."""
+    moved = [shape[output_dim], *shape[:output_dim], *shape[output_dim + 1 :]]
+    return matrix.reshape(moved).movedim(0, output_dim)
+
+
+def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every layer that normalises its `weight`, with its name."""
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "spectral", None), SpectralNorm):
+            yield name, module
+
+
+def before_step(model: nn.Module) -> None:
+    """One power iteration of every normalised weight; call it once per optimiser step, before the forwards."""
+    for _, layer in layers(model):
+        layer.spectral.iterate(layer.weight)  # type: ignore[union-attr, operator, arg-type]
+
+
+power_iteration = before_step
+
+
+def refresh(model: nn.Module) -> None:
+    """1/sigma of the present weights, with u and v as they are: what evaluation uses."""
+    for _, layer in layers(model):
+        layer.spectral.refresh(layer.weight)  # type: ignore[union-attr, operator, arg-type]
+
+
+@torch.no_grad()
+def correct_gradients(model: nn.Module) -> None:
+    """Subtract <g, W>/sigma u v^T from the gradients that were taken at constant sigma (`in_backward` False)."""
+    for _, layer in layers(model):
+        spectral, weight = layer.spectral, layer.weight
+        assert isinstance(spectral, SpectralNorm) and isinstance(weight, Tensor)
+        if spectral.in_backward or weight.grad is None:
+            continue
+        product = torch.dot(weight.grad.reshape(-1), weight.reshape(-1)) * spectral.inv_sigma
+        outer = torch.outer(spectral.u * product, spectral.v).to(weight.grad.dtype)
+        weight.grad -= from_matrix(outer, weight.shape, spectral.output_dim)
+
+
+def after_backward(model: nn.Module) -> None:
+    """What is left to do after backward and before clipping; nothing where every backward was exact already."""
+    correct_gradients(model)
