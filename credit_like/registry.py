@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from types import ModuleType
 
 KINDS = {
@@ -34,13 +35,25 @@ def module(kind: str, name: str) -> ModuleType:
 
     Raises ValueError with the closest valid names where there is none.
     """
-    known = names(kind)
-    if name not in known:
-        raise ValueError(f"expected one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
+    if name not in names(kind):
+        raise ValueError(unknown(kind, name))
     return importlib.import_module(f"{KINDS[kind]}.{name.replace('-', '_')}")
 
 
-def did_you_mean(name: object, known: list[str]) -> str:
+def unknown(kind: str, name: object) -> str:
+    """What to say of a name that no plug-in of this kind has."""
+    known = names(kind)
+    return f"expected one of the {kind}s {', '.join(known) or '(none)'}, got {name!r}{did_you_mean(name, known)}"
+
+
+def closest(name: object, known: Iterable[str]) -> str | None:
+    """The known name most like this one, if any is near; capitals do not count."""
+    by_lower = {candidate.lower(): candidate for candidate in known}
+    close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[close[0]] if close else None
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = closest(name, known)
+    return f"; did you mean {close!r}?" if close else ""

@@ -6,17 +6,44 @@ import datetime as dt
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+)
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
+_NUMBERS = (int, float, int | None, float | None)
 _WALLTIME = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
 
 
 class Section(BaseModel):
-    """A frozen part of an experiment; an unknown key is an error."""
+    """A frozen part of an experiment; an unknown key is an error, and so is a number that is not finite."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`epochs: true` is a mistake, though Python takes True for 1."""
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
+            raise ValueError(f"expected a number, got {str(value).lower()}")
+        return value
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what is absent by default; a `null` that replaces a default stays."""
+        data: dict[str, Any] = handler(self)
+        absent = {key for name, f in type(self).model_fields.items() if f.default is None for key in (name, f.alias)}
+        return {key: value for key, value in data.items() if value is not None or key not in absent}
 
 
 def parse_duration(value: Any) -> dt.timedelta:

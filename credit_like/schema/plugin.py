@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, PlainSerializer, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, PlainSerializer, PlainValidator, ValidationError, WithJsonSchema
 
 from credit_like import registry
+
+
+class PluginError(ValueError):
+    """The validation error of a plug-in's own `Config`, kept whole so that its keys can be named."""
+
+    def __init__(self, config: type[BaseModel], error: ValidationError) -> None:
+        super().__init__(str(error))
+        self.config, self.error = config, error
+
+
+class UnknownPluginError(ValueError):
+    """No plug-in of this kind has this name."""
 
 
 def plugin(kind: str) -> Any:
@@ -22,11 +34,16 @@ def plugin(kind: str) -> Any:
             raise ValueError(f"expected a mapping with a `type`, got {value!r}")
         if "type" not in value:
             raise ValueError(f"expected a `type`, one of {', '.join(registry.names(kind))}, got none")
+        if value["type"] not in registry.names(kind):
+            raise UnknownPluginError(registry.unknown(kind, value["type"]))
         config: type[BaseModel] = registry.module(kind, value["type"]).Config
-        return config.model_validate(value)
+        try:
+            return config.model_validate(value)
+        except ValidationError as error:
+            raise PluginError(config, error) from error
 
     def dump(value: BaseModel) -> dict[str, Any]:
-        return value.model_dump(mode="json")
+        return value.model_dump(mode="json", by_alias=True)
 
     return Annotated[
         Any, PlainValidator(validate), PlainSerializer(dump), WithJsonSchema({"type": "object", "x-plugin": kind})

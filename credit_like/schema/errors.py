@@ -1,0 +1,229 @@
+"""What is wrong with an experiment file, in words that say where and what to change."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from credit_like.registry import closest
+from credit_like.schema.plugin import PluginError, UnknownPluginError
+
+Path = tuple[str | int, ...]
+
+_KEY = "\0"
+"""Stands in a message for the key as the file spells it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a key was written: a file and line, or an option of the command line (line 0)."""
+
+    file: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+class Locations:
+    """Where each key of a merged experiment was written."""
+
+    def __init__(self, places: Mapping[Path, Place], root: Place) -> None:
+        self._places = {**places, (): root}
+
+    def resolve(self, loc: Iterable[str | int]) -> tuple[Place, str]:
+        """The nearest place in the file for a location inside the experiment, and the key as the file spells it.
+
+        The experiment holds some things in a fuller form than the file (one source as a list of one, a pair of times as
+        `start` and `end`): a part of the location that the file does not have is passed over, and its index is not shown.
+        """
+        found: Path = ()
+        key: list[str] = []
+        for part in loc:
+            if (*found, part) in self._places:
+                found = (*found, part)
+                key.append(str(part))
+            elif isinstance(part, str):
+                key.append(part)
+        return self._places[found], ".".join(key)
+
+    def problem(self, loc: Iterable[str | int], message: str) -> Problem:
+        place, key = self.resolve(loc)
+        return Problem(place.file, place.line, key, message)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing to change: `file:line: key: expected …, got …, change …`."""
+
+    file: str
+    line: int
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (str(Place(self.file, self.line)), self.key, self.message) if part)
+
+
+class ExperimentError(ValueError):
+    """All problems found in one experiment file."""
+
+    def __init__(self, problems: Iterable[Problem]) -> None:
+        self.problems = list(dict.fromkeys(problems))
+        super().__init__("\n".join(map(str, self.problems)))
+
+
+def in_order(problems: Iterable[Problem], first: str) -> list[Problem]:
+    """Sorted by file and line, the experiment's own file first."""
+    return sorted(problems, key=lambda problem: (problem.file != first, problem.file, problem.line))
+
+
+def problems_of(error: ValidationError, model: type[BaseModel], data: Any, locations: Locations) -> list[Problem]:
+    """Every error of a validation as a problem, those inside plug-ins included."""
+    by_place: dict[tuple[Place, str], list[str]] = {}
+    for loc, message in _messages(error, model, data, ()):
+        place, key = locations.resolve(loc)
+        by_place.setdefault((place, key), []).append(message.replace(_KEY, key or "the file"))
+    return [Problem(place.file, place.line, key, _either(messages)) for (place, key), messages in by_place.items()]
+
+
+def _either(messages: list[str]) -> str:
+    """The members of a union each report what they expected of the same value; say it once."""
+    unique = list(dict.fromkeys(messages))
+    return unique[0] if len(unique) == 1 else "; or ".join(unique)
+
+
+def _messages(error: ValidationError, model: type[BaseModel], data: Any, prefix: Path) -> list[tuple[Path, str]]:
+    result: list[tuple[Path, str]] = []
+    renamed: set[Path] = set()
+    missing: list[tuple[Path, str]] = []
+    for item in error.errors(include_url=False):
+        path, value = _inside(item["loc"], data)
+        cause = item.get("ctx", {}).get("error")
+        if isinstance(cause, PluginError):
+            result += _messages(cause.error, cause.config, value, (*prefix, *path))
+        elif isinstance(cause, UnknownPluginError):
+            result.append(((*prefix, *path, "type"), f"{cause}, change {_KEY}"))
+        elif item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
+            continue  # long enough, but for entries that are wrong and reported themselves
+        elif item["type"] == "extra_forbidden":
+            section = _section(model, path[:-1])
+            known = list(_keys(section)) if section else []
+            got = str(path[-1])
+            close = closest(got, known)
+            if close:
+                renamed.add((*path[:-1], close))
+            result.append(((*prefix, *path), _unknown_key(got, close, known, (*prefix, *path[:-1]))))
+        elif item["type"] == "missing":
+            missing.append((path, f"expected this key, got nothing, add `{path[-1]}: …`"))
+        else:
+            result.append(((*prefix, *path), _message(item)))
+    return result + [((*prefix, *path), message) for path, message in missing if path not in renamed]
+
+
+def _inside(loc: Iterable[str | int], data: Any) -> tuple[Path, Any]:
+    """A location without pydantic's labels of union members, and the value there."""
+    path: list[str | int] = []
+    value = data
+    for part in loc:
+        if isinstance(value, Mapping):
+            path.append(part)
+            value = value.get(part)
+        elif isinstance(value, list | tuple) and isinstance(part, int):
+            path.append(part)
+            value = value[part] if part < len(value) else None
+        elif isinstance(part, int):
+            path.append(part)
+    return tuple(path), value
+
+
+def _keys(section: type[BaseModel]) -> Iterable[str]:
+    return (field.alias or name for name, field in section.model_fields.items())
+
+
+def _section(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
+    """The section at a path inside a model, or None where the value is not a section."""
+    section: type[BaseModel] | None = model
+    for part in path:
+        if isinstance(part, int) or section is None:
+            continue
+        field = next((f for name, f in section.model_fields.items() if part in (f.alias, name)), None)
+        section = _first_section(field.annotation) if field else None
+    return section
+
+
+def _first_section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
+        return annotation if issubclass(annotation, BaseModel) else None
+    return next((found for arg in typing.get_args(annotation) if (found := _first_section(arg))), None)
+
+
+def _unknown_key(got: str, close: str | None, known: list[str], parent: Path) -> str:
+    where = f"a key of {'.'.join(map(str, parent))}" if parent else "a section of an experiment"
+    if close:
+        return f"expected {where}, got {got!r}, change it; did you mean {close!r}?"
+    return f"expected {where}, got {got!r}, change it to one of {', '.join(known)} or remove it"
+
+
+_WANTED = {
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "model_type": "a mapping of keys",
+    "dict_type": "a mapping of keys",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "is_instance_of": "a mapping of keys",
+    "none_required": "nothing",
+}
+
+
+def _message(item: Mapping[str, Any]) -> str:
+    """`expected …, got …, change …` for one pydantic error."""
+    kind, ctx = item["type"], item.get("ctx", {})
+    got = shown(item["input"])
+    if kind in ("value_error", "assertion_error"):
+        text = str(ctx.get("error", item["msg"]))
+        return text if "change" in text or "did you mean" in text else f"{text}, change {_KEY}"
+    if kind in ("literal_error", "enum"):
+        choices = [choice.strip().strip("'") for choice in ctx["expected"].replace(" or ", ", ").split(",")]
+        close = closest(str(item["input"]), choices)
+        hint = f"; did you mean {close!r}?" if close else ""
+        return f"expected one of {', '.join(choices)}, got {got}, change {_KEY}{hint}"
+    if kind in _WANTED:
+        quotes = " (put it in quotes)" if kind == "string_type" and isinstance(item["input"], int | float) else ""
+        return f"expected {_WANTED[kind]}, got {got}, change {_KEY}{quotes}"
+    bounds = {
+        "greater_than": f"a value above {ctx.get('gt')}",
+        "greater_than_equal": f"a value of at least {ctx.get('ge')}",
+        "less_than": f"a value below {ctx.get('lt')}",
+        "less_than_equal": f"a value of at most {ctx.get('le')}",
+        "too_short": f"at least {ctx.get('min_length')} entries",
+        "too_long": f"at most {ctx.get('max_length')} entries",
+        "string_too_short": "text that is not empty",
+        "string_pattern_mismatch": f"text of the form {ctx.get('pattern')}",
+    }
+    if kind not in bounds:
+        return f"{item['msg'][0].lower()}{item['msg'][1:]}, got {got}, change {_KEY}"
+    return f"expected {bounds[kind]}, got {got}, change {_KEY}"
+
+
+def shown(value: Any) -> str:
+    """A value as a message shows it: short, and as YAML has it."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -1,0 +1,277 @@
+"""An experiment file → a frozen `Experiment`, with every problem's file and line.
+
+The file is YAML in its 1.2 core schema: `1e-3` is a number, `12:00:00` and `2020-01-01` are text, `on`, `off`, `yes`, `no`
+and `y` are text too (a variable may be called so). In a value, `$VAR` and `${VAR}` are replaced from the environment.
+
+`include` names files relative to the file that includes them; all other paths in a file are relative to the current working
+directory, as paths on a command line are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from credit_like.schema.errors import ExperimentError, Locations, Path, Place, Problem, in_order, problems_of
+from credit_like.schema.experiment import Experiment
+
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\{))")
+_INT = re.compile(r"[-+]?[0-9]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: dict[str, Any] = {
+    **{word: None for word in ("", "~", "null", "Null", "NULL")},
+    **{word: True for word in ("true", "True", "TRUE")},
+    **{word: False for word in ("false", "False", "FALSE")},
+    **{word: float("inf") for word in (".inf", "+.inf", ".Inf")},
+    **{word: float("-inf") for word in ("-.inf", "-.Inf")},
+    **{word: float("nan") for word in (".nan", ".NaN", ".NAN")},
+}
+
+
+def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
+    """The validated experiment of a file, after `include`s and then `overrides` (`"trainer.epochs=2"`).
+
+    Raises ExperimentError with every problem found, each `file:line: key: expected …, got …, change …`.
+    """
+    return load_located(path, overrides)[0]
+
+
+def load_located(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> tuple[Experiment, Locations]:
+    """The experiment and where each of its keys was written."""
+    tree = _read_file(FilePath(path), including=())
+    problems: list[Problem] = []
+    for override in overrides:
+        try:
+            tree = _override(tree, override)
+        except ExperimentError as error:
+            problems += error.problems
+    problems += tree.problems
+    locations = Locations(tree.places(), Place(str(path), 1))
+    data = tree.plain()
+    try:
+        experiment = Experiment.model_validate(data)
+    except ValidationError as error:
+        problems += problems_of(error, Experiment, data, locations)
+    if problems:
+        raise ExperimentError(in_order(problems, str(path)))
+    return experiment, locations
+
+
+@dataclass(frozen=True)
+class _Tree:
+    """A YAML value that knows where it was written; `value` holds trees in mappings and lists."""
+
+    value: Any
+    place: Place
+    problems: tuple[Problem, ...] = ()
+
+    def plain(self) -> Any:
+        if isinstance(self.value, dict):
+            return {key: child.plain() for key, child in self.value.items()}
+        if isinstance(self.value, list):
+            return [child.plain() for child in self.value]
+        return self.value
+
+    def places(self, prefix: Path = ()) -> dict[Path, Place]:
+        items: Sequence[tuple[Any, _Tree]] = ()
+        if isinstance(self.value, dict):
+            items = list(self.value.items())
+        elif isinstance(self.value, list):
+            items = list(enumerate(self.value))
+        result: dict[Path, Place] = {}
+        for key, child in items:
+            result[*prefix, key] = child.place
+            result.update(child.places((*prefix, key)))
+        return result
+
+
+def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
+    """The tree of a file with its includes merged in."""
+    place = Place(str(path), 1)
+    if path.resolve() in including:
+        raise ExperimentError([Problem(str(path), 1, "include", "expected files that do not include each other, got a cycle")])
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ExperimentError([Problem(str(path), 0, "", "expected an experiment file, got nothing there, change the path")]) from None
+    except IsADirectoryError:
+        raise ExperimentError([Problem(str(path), 0, "", "expected an experiment file, got a directory, name the file in it")]) from None
+    except UnicodeDecodeError as error:
+        raise ExperimentError([Problem(str(path), 0, "", f"expected UTF-8 text, got {error.reason} at byte {error.start}")]) from None
+    except OSError as error:
+        raise ExperimentError([Problem(str(path), 0, "", f"expected a readable file, got {error.strerror}")]) from None
+
+    tree = _parse(text, place)
+    if not isinstance(tree.value, dict):
+        raise ExperimentError([Problem(str(path), 1, "", "expected a mapping of sections, got " + _kind(tree.value))])
+    included = tree.value.get("include")
+    own = _Tree({key: child for key, child in tree.value.items() if key != "include"}, tree.place, tree.problems)
+    if included is None:
+        return own
+    problems: list[Problem] = []
+    base = _Tree({}, place)
+    for name, at in _include_names(included, problems):
+        target = path.parent / name
+        if not target.is_file():
+            message = f"expected a file relative to {path.parent}/, got {name!r}, change it to a file that exists"
+            problems.append(Problem(at.file, at.line, "include", message))
+            continue
+        other = _read_file(target, (*including, path.resolve()))
+        problems += [*_conflicts(base, other, ()), *other.problems]
+        base = _merge(base, other)
+    merged = _merge(base, own)
+    return _Tree(merged.value, merged.place, (*problems, *own.problems))
+
+
+def _include_names(included: _Tree, problems: list[Problem]) -> list[tuple[str, Place]]:
+    entries = included.value if isinstance(included.value, list) else [included]
+    names = []
+    for entry in entries:
+        if isinstance(entry.value, str) and entry.value:
+            names.append((entry.value, entry.place))
+        else:
+            message = f"expected a file or a list of files, got {_kind(entry.value)}"
+            problems.append(Problem(entry.place.file, entry.place.line, "include", message))
+    return names
+
+
+def _merge(base: _Tree, over: _Tree) -> _Tree:
+    """Mappings merge key by key; anything else is replaced."""
+    if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
+        return over
+    merged = dict(base.value)
+    for key, child in over.value.items():
+        merged[key] = _merge(merged[key], child) if key in merged else child
+    return _Tree(merged, over.place)
+
+
+def _conflicts(first: _Tree, second: _Tree, path: Path) -> list[Problem]:
+    """Keys that two included files both set."""
+    if isinstance(first.value, dict) and isinstance(second.value, dict):
+        shared = [key for key in second.value if key in first.value]
+        return [p for key in shared for p in _conflicts(first.value[key], second.value[key], (*path, key))]
+    if first.place == second.place:
+        return []
+    message = f"expected one included file to set this key, got it in {first.place} too, remove one of the two"
+    return [Problem(second.place.file, second.place.line, ".".join(map(str, path)), message)]
+
+
+def _override(tree: _Tree, override: str) -> _Tree:
+    """The tree with `section.key=value` set; the value is YAML."""
+    place = Place(f"--set {override}")
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        raise ExperimentError([Problem(place.file, 0, "", "expected key=value such as trainer.epochs=2")])
+    parsed = _parse(text, place)
+    merged = _set(tree, parts, parsed, place, key)
+    return _Tree(merged.value, tree.place, (*tree.problems, *parsed.problems))
+
+
+def _set(tree: _Tree, parts: list[str], value: _Tree, place: Place, key: str) -> _Tree:
+    if not parts:
+        return _merge(tree, value)
+    head, rest = parts[0], parts[1:]
+    if isinstance(tree.value, list):
+        if not head.isdigit() or int(head) >= len(tree.value):
+            message = f"expected a position from 0 to {len(tree.value) - 1}, got {head!r}"
+            raise ExperimentError([Problem(place.file, 0, key, message)])
+        items = list(tree.value)
+        items[int(head)] = _set(items[int(head)], rest, value, place, key)
+        return _Tree(items, tree.place)
+    children = dict(tree.value) if isinstance(tree.value, dict) else {}
+    children[head] = _set(children.get(head, _Tree({}, place)), rest, value, place, key)
+    return _Tree(children, tree.place)
+
+
+def _parse(text: str, root: Place) -> _Tree:
+    """YAML text as a tree; a place with line 0 (the command line) is the place of everything in it."""
+    try:
+        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark and root.line else 0
+        message = f"expected YAML, got {error.problem or error.context}"
+        raise ExperimentError([Problem(root.file, line, "", message)]) from None
+    except yaml.YAMLError as error:
+        raise ExperimentError([Problem(root.file, root.line, "", f"expected YAML, got {error}")]) from None
+    if len(nodes) > 1:
+        line = nodes[1].start_mark.line + 1 if root.line else 0
+        raise ExperimentError([Problem(root.file, line, "", f"expected one YAML document, got {len(nodes)}")])
+    if not nodes:
+        return _Tree(None, root)
+    problems: list[Problem] = []
+    tree = _construct(nodes[0], root, (), problems, ())
+    return _Tree(tree.value, root, tuple(problems))
+
+
+def _construct(node: yaml.Node, root: Place, path: Path, problems: list[Problem], above: tuple[yaml.Node, ...]) -> _Tree:
+    def place_of(part: yaml.Node) -> Place:
+        return Place(root.file, part.start_mark.line + 1 if root.line else 0)
+
+    def complain(part: yaml.Node, key: Path, message: str) -> None:
+        problems.append(Problem(root.file, place_of(part).line, ".".join(map(str, key)), message))
+
+    place = place_of(node)
+    if any(node is other for other in above):
+        complain(node, path, "expected an anchor that does not contain itself, got one that does")
+        return _Tree(None, place)
+    above = (*above, node)
+    if isinstance(node, yaml.SequenceNode):
+        items = [_construct(item, root, (*path, i), problems, above) for i, item in enumerate(node.value)]
+        return _Tree(items, place)
+    if isinstance(node, yaml.MappingNode):
+        result: dict[str, _Tree] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                complain(key_node, path, "expected text as a key, got a list or mapping")
+                continue
+            key = key_node.value
+            if key in result:
+                first = result[key].place
+                complain(key_node, (*path, key), f"expected each key once, got it at {first} too, remove one of the two")
+            child = _construct(value_node, root, (*path, key), problems, above)
+            result[key] = _Tree(child.value, place_of(key_node))
+        return _Tree(result, place)
+    assert isinstance(node, yaml.ScalarNode)
+    text = _expand(node.value, lambda message: complain(node, path, message))
+    return _Tree(text if node.style else _scalar(text), place)
+
+
+def _expand(text: str, complain: Any) -> str:
+    """`$VAR` and `${VAR}` from the environment; an unset variable is a problem."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if not name:
+            complain(f"expected $VAR or ${{VAR}}, got {text!r}, change the reference")
+            return ""
+        if name not in os.environ:
+            complain(f"expected the environment variable {name} to be set, got it unset, change it by `export {name}=…`")
+            return ""
+        return os.environ[name]
+
+    return _VARIABLE.sub(value, text)
+
+
+def _scalar(text: str) -> Any:
+    """A plain scalar in YAML 1.2's core schema."""
+    if text in _WORDS:
+        return _WORDS[text]
+    if _INT.fullmatch(text):
+        return int(text)
+    return float(text) if _FLOAT.fullmatch(text) else text
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else repr(value)
