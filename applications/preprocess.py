@@ -1,0 +1,14 @@
+"""Fit statistics and audit the data of an experiment.
+
+    python applications/preprocess.py config/demo.yml
+    python applications/preprocess.py config/era5-1deg.yml
+
+The same as `credit-like preprocess`, with the same arguments.
+"""
+
+import sys
+
+from credit_like.cli import main
+
+if __name__ == "__main__":
+    main(["preprocess", *sys.argv[1:]])

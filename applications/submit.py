@@ -1,0 +1,14 @@
+"""Submit an experiment to a batch system.
+
+    python applications/submit.py config/demo.yml
+    python applications/submit.py config/era5-1deg.yml --dry-run
+
+The same as `credit-like submit`, with the same arguments.
+"""
+
+import sys
+
+from credit_like.cli import main
+
+if __name__ == "__main__":
+    main(["submit", *sys.argv[1:]])

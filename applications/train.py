@@ -1,0 +1,14 @@
+"""Train an experiment; what `torchrun` and job scripts launch.
+
+    python applications/train.py config/demo.yml
+    torchrun --nproc-per-node 4 applications/train.py config/era5-1deg.yml --set trainer.epochs=2
+
+The same as `credit-like train`, with the same arguments.
+"""
+
+import sys
+
+from credit_like.cli import main
+
+if __name__ == "__main__":
+    main(["train", *sys.argv[1:]])
