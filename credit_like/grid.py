@@ -12,47 +12,74 @@ from numpy.typing import NDArray
 class Grid:
     """A latitude-longitude grid as the data have it; latitude may ascend or descend.
 
-    `latitude` (H,) and `longitude` (W,) in degrees. Raises ValueError for a latitude outside ±90 or not monotonic.
+    `latitude` (H,) and `longitude` (W,) in degrees. Raises ValueError for coordinates that are not finite or not 1-D, for
+    a latitude outside ±90 or not monotonic, and for longitudes that repeat.
     """
 
     latitude: NDArray[np.float64]
     longitude: NDArray[np.float64]
 
     def __post_init__(self) -> None:
-        if self.latitude.ndim != 1 or self.longitude.ndim != 1:
-            raise ValueError(f"expected 1-D latitude and longitude, got {self.latitude.ndim}-D and {self.longitude.ndim}-D")
+        for name in ("latitude", "longitude"):
+            values = np.asarray(getattr(self, name), np.float64)
+            object.__setattr__(self, name, values)
+            if values.ndim != 1 or not len(values):
+                raise ValueError(f"expected a 1-D {name} with at least one value, got shape {values.shape}")
+            if not np.isfinite(values).all():
+                raise ValueError(f"expected finite values of {name}, got {np.count_nonzero(~np.isfinite(values))} that are not")
         steps = np.diff(self.latitude)
-        if not (np.all(steps > 0) or np.all(steps < 0)) or np.abs(self.latitude).max() > 90:
-            raise ValueError("expected monotonic latitudes within ±90 degrees; sort or mask the source's rows")
+        if not (np.all(steps > 0) or np.all(steps < 0)):
+            raise ValueError("expected latitudes that ascend or descend throughout, got others; sort the source's rows")
+        if np.abs(self.latitude).max() > 90:
+            raise ValueError(f"expected latitudes within ±90 degrees, got {self.latitude.min():g} to {self.latitude.max():g}")
+        if np.any(_turn(np.diff(self.longitude)) == 0):
+            raise ValueError("expected each longitude once, got neighbours that are equal")
 
     @property
     def height(self) -> int:
+        """Rows, H."""
         return len(self.latitude)
 
     @property
     def width(self) -> int:
+        """Columns, W."""
         return len(self.longitude)
 
     @property
+    def is_periodic(self) -> bool:
+        """Whether the longitudes go all the way round at even spacing."""
+        if self.width < 2:
+            return False
+        spacing = _turn(np.diff(self.longitude))
+        return bool(np.allclose(spacing, spacing[0], rtol=1e-3) and np.isclose(abs(spacing[0]) * self.width, 360.0, rtol=1e-3))
+
+    @property
     def is_global(self) -> bool:
-        """Whether the longitudes go all the way round at even spacing and rows reach both poles to within a row."""
-        spacing = np.diff(self.longitude)
-        around = np.allclose(spacing, spacing[0]) and np.isclose(abs(spacing[0]) * self.width, 360.0)
-        row = np.abs(np.diff(self.latitude)).max()
-        return bool(around and 90 - self.latitude.max() < 1.01 * row and 90 + self.latitude.min() < 1.01 * row)
+        """Whether the longitudes go all the way round and the rows reach both poles to within a row."""
+        if self.height < 2 or not self.is_periodic:
+            return False
+        row = 1.01 * np.abs(np.diff(self.latitude)).max()
+        return bool(90 - self.latitude.max() < row and 90 + self.latitude.min() < row)
 
     def latitude_weights(self) -> NDArray[np.float64]:
-        """Weights (H,) of the rows, of mean 1: w_i = sin b_{i+1} − sin b_i between cell bounds b.
+        """Weights (H,) of the rows, of mean 1: w_i = |sin b_{i+1} − sin b_i| between cell bounds b.
 
-        Bounds are the midpoints, and ±90° beyond the outermost rows of a global grid (as WeatherBench2 does); a regional
-        grid ends half a row beyond its outermost rows instead.
+        Bounds are the midpoints between rows, and ±90° beyond the outermost rows of a global grid (WeatherBench 2, Rasp et
+        al., JAMES 16, 2024, doi:10.1029/2023MS004019); a regional grid ends half a row beyond its outermost rows instead.
         """
+        if self.height == 1:
+            return np.ones(1)
         latitude = np.deg2rad(self.latitude)
         middle = (latitude[1:] + latitude[:-1]) / 2
         if self.is_global:
             first, last = np.sign(latitude[0] - latitude[-1]) * np.array([np.pi / 2, -np.pi / 2])
         else:
-            first, last = latitude[0] - (middle[0] - latitude[0]), latitude[-1] + (latitude[-1] - middle[-1])
+            first, last = 2 * latitude[0] - middle[0], 2 * latitude[-1] - middle[-1]
         bounds = np.clip(np.concatenate([[first], middle, [last]]), -np.pi / 2, np.pi / 2)
         weights = np.abs(np.diff(np.sin(bounds)))
-        return weights / weights.mean()
+        return np.asarray(weights / weights.mean())
+
+
+def _turn(degrees: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The same turns, within ±180 degrees: a step across the date line is a small step."""
+    return (degrees + 180.0) % 360.0 - 180.0

@@ -6,10 +6,11 @@ Channels of the output: prognostic, diagnostic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, VariableSpec
 
 ROLES = ("prognostic", "diagnostic", "dynamic_forcing", "static")
@@ -54,7 +55,7 @@ class Variables:
         if not self._by_role["prognostic"]:
             raise ValueError("expected at least one prognostic variable, got none")
 
-    def __iter__(self):  # type: ignore[no-untyped-def]
+    def __iter__(self) -> Iterator[Variable]:
         return (variable for role in ROLES for variable in self._by_role[role])
 
     def role(self, role: str) -> tuple[Variable, ...]:
@@ -62,7 +63,11 @@ class Variables:
         return self._by_role[role]
 
     def __getitem__(self, name: str) -> Variable:
-        return next(variable for variable in self if variable.name == name)
+        for variable in self:
+            if variable.name == name:
+                return variable
+        names = [variable.name for variable in self]
+        raise ValueError(f"expected a variable of the experiment, got {name!r}{did_you_mean(name, names)}")
 
     @cached_property
     def outputs(self) -> tuple[Variable, ...]:
@@ -80,6 +85,7 @@ class Variables:
 
     @property
     def out_channels(self) -> int:
+        """Channels of the output."""
         return self.n("prognostic") + self.n("diagnostic")
 
     @staticmethod
@@ -93,4 +99,5 @@ class Variables:
 
     @staticmethod
     def channel_names(variables: Sequence[Variable]) -> list[str]:
+        """The channel names of these variables, stacked in this order."""
         return [channel for variable in variables for channel in variable.channels]
