@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+
+from credit_like.parallel import collectives
+from credit_like.parallel.environment import Environment, read_environment
+from credit_like.parallel.mesh import build_device_mesh, degrees, gradient_mesh
+from credit_like.schema.trainer import Parallelism
 
 
 @dataclass
 class Runtime:
-    """Ranks and mesh of this process; the defaults are a run of one process."""
+    """Ranks and mesh of this process; the defaults are a run of one process.
+
+    Samples are split over `dp`; `tensor` ranks hold the same loss; `domain` ranks hold bands of rows and parts of the loss.
+    """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     rank: int = 0
@@ -26,29 +37,133 @@ class Runtime:
     domain_rank: int = 0
     domain_size: int = 1
 
+    @classmethod
+    def start(
+        cls,
+        parallelism: Parallelism,
+        device: torch.device | None = None,
+        timeout: dt.timedelta = dt.timedelta(minutes=10),
+        environment: Environment | None = None,
+    ) -> Runtime:
+        """Join the other processes, if there are any, and lay out the mesh.
+
+        `device`: a CUDA device without index becomes this node's `local_rank`-th. Every collective fails after `timeout`.
+        Raises ValueError, on every rank, where the degrees do not fit the number of processes.
+        """
+        place = environment or read_environment()
+        device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if device.type == "cuda":
+            device = torch.device("cuda", place.local_rank) if device.index is None else device
+            torch.cuda.set_device(device)
+        degrees(parallelism.model_dump(), place.world)
+        if place.world == 1:
+            return cls(device)
+        if not dist.is_initialized():
+            _join(place, device, timeout)
+        mesh, submeshes = build_device_mesh(parallelism.model_dump(), device.type)
+        inner = parallelism.model_ranks
+        return cls(
+            device=device,
+            rank=place.rank,
+            world=place.world,
+            mesh=mesh,
+            submeshes=submeshes,
+            dp_rank=place.rank // inner,
+            dp_size=place.world // inner,
+            tensor_rank=place.rank % inner // parallelism.domain,
+            tensor_size=parallelism.tensor,
+            domain_rank=place.rank % parallelism.domain,
+            domain_size=parallelism.domain,
+        )
+
     @property
     def is_main(self) -> bool:
         """Whether this process logs and writes what is written once."""
         return self.rank == 0
 
+    @property
+    def gradient_scale(self) -> float:
+        """What the local loss is multiplied by before backward.
+
+        The wrappers average gradients over data × domain ranks, where the rule is: mean over data, sum over domain.
+        """
+        return float(self.domain_size)
+
     def sum_over_data(self, x: Tensor) -> Tensor:
         """Sum over domain parts and mean over data-parallel replicas: a partial loss or score → the global one."""
-        return x
+        mesh = gradient_mesh(self.mesh)
+        if mesh is None:
+            return x
+        total = x.detach().clone()
+        for dim in range(mesh.ndim):
+            dist.all_reduce(total, group=mesh.get_group(dim))
+        return total / self.dp_size
 
     def sum_over_domain(self, x: Tensor) -> Tensor:
         """Differentiable sum of this sample's parts over the domain ranks."""
-        return x
+        domain = self.submeshes.get("domain")
+        return x if domain is None else collectives.all_reduce_sum(x, domain.get_group())
+
+    def gather_over_data(self, value: Any) -> list[Any]:
+        """The values of all data-parallel ranks, on every rank."""
+        dp = self.submeshes.get("dp")
+        if dp is None:
+            return [value]
+        values: list[Any] = [None] * self.dp_size
+        dist.all_gather_object(values, value, group=dp.get_group())
+        return values
 
     def agree(self, value: int) -> int:
         """The largest value of any rank, on all ranks."""
-        return value
+        if self.world == 1:
+            return value
+        x = torch.tensor(value, dtype=torch.int64, device=self.device)
+        dist.all_reduce(x, dist.ReduceOp.MAX)
+        return int(x)
 
     def broadcast(self, value: Any) -> Any:
         """The main process's value, on all ranks."""
-        return value
+        if self.world == 1:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, device=self.device if self.device.type == "cuda" else None)
+        return box[0]
+
+    def check_same(self, value: int, what: str = "samples") -> None:
+        """Raise ValueError on all ranks unless the ranks that share a sample (tensor × domain) hold the same number.
+
+        Called with a digest of the sample order before training starts: tensor peers that read different samples would
+        train on nonsense without any other sign.
+        """
+        if self.world == 1:
+            return
+        mine = torch.tensor([value], dtype=torch.int64, device=self.device)
+        all_values = [torch.empty_like(mine) for _ in range(self.world)]
+        dist.all_gather(all_values, mine)
+        peers = self.tensor_size * self.domain_size
+        values = [int(v) for v in all_values]
+        for dp_rank in range(self.dp_size):
+            shared = values[dp_rank * peers : (dp_rank + 1) * peers]
+            if len(set(shared)) > 1:
+                raise ValueError(
+                    f"expected the same {what} on the {peers} tensor and domain ranks of data-parallel rank {dp_rank}, "
+                    f"got digests {shared}; split samples by Runtime.dp_rank, not by rank"
+                )
 
     def barrier(self) -> None:
         """Return when all ranks are here."""
+        if self.world > 1:
+            dist.barrier()
 
     def close(self) -> None:
         """Leave the process group, if there is one."""
+        if self.world > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
+    """Enter the default process group: gloo on CPU; NCCL on GPUs, and gloo for what lives on the CPU."""
+    os.environ.setdefault("MASTER_ADDR", place.address)
+    os.environ.setdefault("MASTER_PORT", str(place.port))
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method="env://", rank=place.rank, world_size=place.world, timeout=timeout)

@@ -1,0 +1,162 @@
+"""Collectives on tensors: differentiable sums, averages of gradients, norms over any mix of meshes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed import _functional_collectives as funcol
+from torch.distributed.tensor import DTensor
+
+from credit_like.parallel.shards import copies, local
+
+
+def _sum(x: Tensor, group: ProcessGroup) -> Tensor:
+    """A new tensor: the sum over the group. On the meta device, where only shapes are worked out, nothing is sent."""
+    if x.is_meta:
+        return x.clone()
+    return funcol.wait_tensor(funcol.all_reduce(x.contiguous(), "sum", group))
+
+
+class _AllReduceSum(torch.autograd.Function):
+    """Forward sums over the group; so does backward, as every rank's loss depends on the sum."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return _sum(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _sum(grad, ctx.group), None
+
+
+class _CopyToRegion(torch.autograd.Function):
+    """Identity forward; backward sums the partial gradients of the ranks that each used the copy for their part."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _sum(grad, ctx.group), None
+
+
+class _ReduceFromRegion(torch.autograd.Function):
+    """Forward sums the partial results; backward is the identity, as every rank holds the same loss."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        return _sum(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad, None
+
+
+def all_reduce_sum(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Differentiable sum over ranks whose losses are parts of one loss (domain)."""
+    result: Tensor = _AllReduceSum.apply(x, group)
+    return result
+
+
+def copy_to_region(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Where a tensor that all ranks share enters computations that are split over them (tensor parallel)."""
+    result: Tensor = _CopyToRegion.apply(x, group)
+    return result
+
+
+def reduce_from_region(x: Tensor, group: ProcessGroup) -> Tensor:
+    """Where the split computations end: the sum of the ranks' parts (tensor parallel)."""
+    result: Tensor = _ReduceFromRegion.apply(x, group)
+    return result
+
+
+@torch.no_grad()
+def allreduce_grads_avg(grads: Iterable[Tensor], group: ProcessGroup) -> None:
+    """Replace gradients by their averages over the group, in place.
+
+    Plain gradients travel in one flat bucket per (dtype, device); sharded ones are reduced on their local shards. All are
+    issued before the first is waited for; empty shards are skipped. NCCL averages, gloo sums and we divide.
+    """
+    plain: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    sharded: list[Tensor] = []
+    for grad in grads:
+        if grad.numel() == 0 or local(grad).numel() == 0:
+            continue
+        if isinstance(grad, DTensor):
+            sharded.append(local(grad))
+        else:
+            plain.setdefault((grad.dtype, grad.device), []).append(grad)
+    average = dist.get_backend(group) == "nccl"
+    op = dist.ReduceOp.AVG if average else dist.ReduceOp.SUM
+    buckets = [(torch.cat([g.reshape(-1) for g in members]), members) for members in plain.values()]
+    buffers = [flat for flat, _ in buckets] + sharded
+    works = [dist.all_reduce(buffer, op, group=group, async_op=True) for buffer in buffers]
+    for work, buffer in zip(works, buffers, strict=True):
+        work.wait()
+        if not average:
+            buffer.div_(group.size())
+    for flat, members in buckets:
+        for grad, part in zip(members, flat.split([g.numel() for g in members]), strict=True):
+            grad.copy_(part.view_as(grad))
+
+
+@torch.no_grad()
+def total_grad_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """The norm of all gradients together, the same on all ranks, in one all-reduce.
+
+    Each rank adds |g|^p of its local shards, divided by the number of ranks that hold the same shard: so parameters may
+    live on different meshes (plain, data, data × tensor). Plain gradients count as equal on all ranks.
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    if not grads:
+        return torch.zeros(())
+    device = local(grads[0]).device
+    distributed = dist.is_initialized() and dist.get_world_size() > 1
+    shards = [local(g) for g in grads]
+    if math.isinf(norm_type):
+        parts = [s.abs().max().double() for s in shards if s.numel()]
+        total = torch.stack(parts).max() if parts else torch.zeros((), dtype=torch.float64, device=device)
+        if distributed:
+            dist.all_reduce(total, dist.ReduceOp.MAX)
+        return total
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    held = [(s, copies(g) if distributed else 1) for s, g in zip(shards, grads, strict=True) if s.numel()]
+    if held:
+        norms = torch.stack(torch._foreach_norm([s for s, _ in held], norm_type, dtype=_wide(held[0][0].dtype)))
+        weights = torch.tensor([1.0 / n for _, n in held], dtype=torch.float64, device=device)
+        total = (norms.double() ** norm_type * weights).sum()
+    if distributed:
+        dist.all_reduce(total)
+    return total ** (1.0 / norm_type)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
+    """Scale gradients so that their common norm is at most `max_norm`; returns the norm before (fp64 scalar).
+
+    As `torch.nn.utils.clip_grad_norm_`, the factor is max_norm / (norm + 1e-6), at most 1.
+    """
+    parameters = list(parameters)
+    norm = total_grad_norm(parameters, norm_type)
+    factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for p in parameters:
+        if p.grad is not None:
+            shard = local(p.grad)
+            groups.setdefault((shard.dtype, shard.device), []).append(shard)
+    for (dtype, device), members in groups.items():
+        torch._foreach_mul_(members, factor.to(device, dtype))
+    return norm

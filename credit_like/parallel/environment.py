@@ -1,0 +1,85 @@
+"""Which process of how many this is, as launchers tell it: torchrun, Cray PALS (PMI), Open MPI, Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# (rank, world, rank on the node, ranks on the node); torchrun's own names come first
+_LAUNCHERS = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    "PALS": ("PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+    "Open MPI": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    "Slurm": ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"),
+}
+_PORT = 29500
+
+
+@dataclass(frozen=True)
+class Environment:
+    """This process's place: `rank` of `world`, `local_rank` on its node, and where rank 0 listens."""
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    address: str = "127.0.0.1"
+    port: int = _PORT
+
+
+def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
+    """The first launcher whose rank and size are both set; one process where there is none.
+
+    Raises ValueError for a rank outside its world, and for several nodes without an address of rank 0.
+    """
+    environ = os.environ if environ is None else environ
+    for launcher, (rank_key, world_key, local_key, _) in _LAUNCHERS.items():
+        if rank_key in environ and world_key in environ:
+            rank, world = int(environ[rank_key]), int(environ[world_key])
+            if not 0 <= rank < world:
+                raise ValueError(
+                    f"expected {rank_key} below {world_key} = {world}, got {rank}; check the {launcher} launch"
+                )
+            local = int(environ.get(local_key, 0))
+            return Environment(rank, world, local, _address(environ, world), _port(environ))
+    return Environment()
+
+
+def _address(environ: Mapping[str, str], world: int) -> str:
+    """Where rank 0 listens: MASTER_ADDR, else the first host of the job."""
+    if "MASTER_ADDR" in environ:
+        return environ["MASTER_ADDR"]
+    if "SLURM_STEP_NODELIST" in environ:
+        return first_host(environ["SLURM_STEP_NODELIST"])
+    nodefile = environ.get("PBS_NODEFILE")
+    if nodefile and Path(nodefile).exists():
+        return Path(nodefile).read_text().split()[0]
+    one_node = any(
+        environ.get(keys[3], "").isdigit() and int(environ[keys[3]]) == world for keys in _LAUNCHERS.values()
+    )
+    if world > 1 and not one_node:
+        raise ValueError(f"expected MASTER_ADDR for {world} ranks, got none; export the host name of rank 0")
+    return "127.0.0.1"
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """MASTER_PORT, else one that follows from the job's number, so that two jobs on a node do not meet."""
+    if "MASTER_PORT" in environ:
+        return int(environ["MASTER_PORT"])
+    job = re.match(r"\d+", environ.get("PBS_JOBID", environ.get("SLURM_JOB_ID", "")))
+    return _PORT + int(job[0]) % 1000 if job else _PORT
+
+
+def first_host(nodelist: str) -> str:
+    """The first host of Slurm's notation: `nid[0012-0015,0020],x1` → `nid0012`."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodelist)
+    if match is None:
+        raise ValueError(f"expected a list of hosts, got {nodelist!r}")
+    return match[1] + (match[2] or "")

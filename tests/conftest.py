@@ -1,0 +1,103 @@
+"""Fixtures that every room may use."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from multiprocessing.connection import Connection, wait
+
+import pytest
+
+GRACE = 2.0  # seconds that the other ranks get to end after one has failed
+
+
+def _child(rank, world, port, fn, args, pipe: Connection):
+    """One rank: the launcher's environment, then the function; the result or the traceback goes back."""
+    import torch
+
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    torch.set_num_threads(1)
+    try:
+        result = ("ok", fn(rank, *args))
+        pickle.dumps(result)
+    except BaseException as error:
+        result = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
+    pipe.send(result)
+    pipe.close()
+    os._exit(0)
+
+
+def _collect(pipes, processes, timeout):
+    """Every rank's answer; the ranks that have none when one has failed, or when time is up, are ended."""
+    answers, deadline = {}, time.monotonic() + timeout
+    while len(answers) < len(pipes):
+        left = deadline - time.monotonic()
+        ready = wait([p for r, p in pipes.items() if r not in answers], timeout=max(left, 0))
+        for rank, pipe in pipes.items():
+            if pipe in ready:
+                try:
+                    answers[rank] = pipe.recv()
+                except EOFError:
+                    answers[rank] = ("error", "died", f"rank {rank} ended without an answer")
+                if answers[rank][0] == "error":
+                    deadline = min(deadline, time.monotonic() + GRACE)
+        if not ready:
+            break
+    for rank, process in processes.items():
+        if rank not in answers:
+            process.kill()
+            answers[rank] = ("error", "hung", f"rank {rank} was still running and was ended")
+        process.join()
+    return [answers[rank] for rank in sorted(answers)]
+
+
+def launch(world, fn, *args, timeout=120.0):
+    """The answers ("ok", value) or ("error", message, traceback) of `world` forked ranks that ran fn(rank, *args)."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    context = multiprocessing.get_context("fork")
+    pipes, processes = {}, {}
+    for rank in range(world):
+        receive, send = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(rank, world, store.port, fn, args, send))
+        process.start()
+        send.close()
+        pipes[rank], processes[rank] = receive, process
+    return _collect(pipes, processes, timeout)
+
+
+@pytest.fixture()
+def run_ranks():
+    """run_ranks(n, fn, *args): fn(rank, *args) in n forked processes with a launcher's environment; its n results.
+
+    Forked from this process, where torch is loaded already, a rank costs hundredths of a second. fn joins the process
+    group itself (Runtime.start). The first rank that fails fails the test, with its traceback.
+    """
+
+    def run(world, fn, *args, timeout=120.0):
+        answers = launch(world, fn, *args, timeout=timeout)
+        failed = [(rank, answer) for rank, answer in enumerate(answers) if answer[0] == "error"]
+        if failed:
+            failed.sort(key=lambda item: item[1][1] in ("hung", "died"))
+            pytest.fail("\n".join(f"rank {rank}: {answer[2]}" for rank, answer in failed[:2]))
+        return [answer[1] for answer in answers]
+
+    return run
+
+
+@pytest.fixture()
+def launch_ranks():
+    """As run_ranks, but returns ("ok", value) or ("error", message, traceback) of each rank: for tests of failures."""
+    return launch

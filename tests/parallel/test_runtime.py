@@ -1,0 +1,198 @@
+import datetime as dt
+import time
+
+import pytest
+import torch
+
+from credit_like.parallel import collectives
+from credit_like.parallel.environment import Environment, first_host, read_environment
+from credit_like.parallel.mesh import data_parallel_coords, degrees
+from credit_like.parallel.runtime import Runtime
+from credit_like.schema.trainer import Parallelism
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, Environment()),
+        (
+            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "1234"},
+            Environment(3, 8, 1, "n0", 1234),
+        ),
+        (
+            {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "MASTER_ADDR": "n0", "PBS_JOBID": "77.desched1"},
+            Environment(5, 8, 1, "n0", 29577),
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "1",
+                "OMPI_COMM_WORLD_SIZE": "2",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+            },
+            Environment(1, 2, 1),
+        ),
+        (
+            {
+                "SLURM_PROCID": "7",
+                "SLURM_STEP_NUM_TASKS": "8",
+                "SLURM_LOCALID": "3",
+                "SLURM_STEP_NODELIST": "nid[0012-0013]",
+                "SLURM_JOB_ID": "4001",
+            },
+            Environment(7, 8, 3, "nid0012", 29501),
+        ),
+        # torchrun started by a launcher: torchrun's names win
+        (
+            {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "PMI_RANK": "1", "PMI_SIZE": "2"},
+            Environment(0, 4, 0, "a"),
+        ),
+    ],
+)
+def test_launchers(environ, expected):
+    assert read_environment(environ) == expected
+
+
+def test_nodefile_of_pbs_names_the_first_host(tmp_path):
+    (tmp_path / "nodes").write_text("dec0001\ndec0001\ndec0002\n")
+    environ = {"PMI_RANK": "1", "PMI_SIZE": "8", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    assert read_environment(environ).address == "dec0001"
+
+
+def test_several_nodes_need_an_address():
+    with pytest.raises(ValueError, match="MASTER_ADDR for 8 ranks"):
+        read_environment({"PMI_RANK": "1", "PMI_SIZE": "8", "PMI_LOCAL_SIZE": "4"})
+
+
+@pytest.mark.parametrize(("nodes", "host"), [("a1", "a1"), ("a[01-04,09],b2", "a01"), ("x1,x2", "x1"), ("n[7]", "n7")])
+def test_first_host(nodes, host):
+    assert first_host(nodes) == host
+
+
+@pytest.mark.parametrize(
+    ("conf", "world", "message"),
+    [
+        ({"data": "fsdp2", "tensor": 2, "domain": 3}, 8, r"8 is not divisible by tensor 2 × domain 3 = 6"),
+        ({"data": "fsdp2", "domain": 0}, 8, "domain: expected an integer of at least 1, got 0"),
+        ({"data": "fsdp2", "tensor": True}, 8, "tensor: expected an integer"),
+        ({"data": "fsdp2", "tensor": "2"}, 8, "tensor: expected an integer"),
+        ({"data": "fsdp"}, 8, "expected fsdp2, ddp or none, got 'fsdp'"),
+        ({"data": "fsdp2", "pipeline": 2}, 8, "pipeline"),
+        ({"data": "none", "domain": 2}, 8, "leaves 4 data-parallel ranks"),
+        ({"data": "fsdp2", "replicate": 3}, 8, r"replicate 3 does not divide .* 8 / \(1 × 1\) = 8"),
+    ],
+)
+def test_degrees_that_do_not_fit(conf, world, message):
+    with pytest.raises(ValueError, match=message):
+        degrees(conf, world)
+
+
+def test_coordinates_follow_the_mesh(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    conf = {"trainer": {"parallelism": {"data": "fsdp2", "tensor": 2, "domain": 2}}}
+    got = []
+    for rank in range(8):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("MASTER_ADDR", "here")
+        got.append(data_parallel_coords(conf))
+    assert got == [(0, 2)] * 4 + [(1, 2)] * 4
+
+
+def _decide(rank):
+    runtime = Runtime.start(Parallelism(data="fsdp2", tensor=2, domain=2), torch.device("cpu"))
+    total = runtime.sum_over_data(torch.tensor(float(1 + runtime.domain_rank + 10 * runtime.dp_rank)))
+    x = torch.tensor([1.0 + runtime.domain_rank], requires_grad=True)
+    y = runtime.sum_over_domain(x)
+    (y * (1 + runtime.domain_rank)).backward()
+    runtime.check_same(7 + runtime.dp_rank)
+    agreed, told = runtime.agree(rank), runtime.broadcast({"rank": rank})
+    gathered = runtime.gather_over_data(runtime.dp_rank)
+    runtime.barrier()
+    runtime.close()
+    place = (runtime.dp_rank, runtime.tensor_rank, runtime.domain_rank)
+    return place, float(total), float(y.detach()), float(x.grad), agreed, told, gathered
+
+
+def test_decisions_of_eight_ranks(run_ranks):
+    results = run_ranks(8, _decide)
+    assert [r[0] for r in results] == [(d, t, o) for d in range(2) for t in range(2) for o in range(2)]
+    for _, total, y, grad, agreed, told, gathered in results:
+        assert total == ((1 + 2) + (11 + 12)) / 2
+        assert (y, grad, agreed, told, gathered) == (3.0, 3.0, 7, {"rank": 0}, [0, 1])
+
+
+def test_one_process_needs_no_group():
+    runtime = Runtime.start(Parallelism(), torch.device("cpu"), environment=Environment())
+    assert (runtime.world, runtime.mesh, runtime.gradient_scale) == (1, None, 1.0)
+    assert float(runtime.sum_over_data(torch.tensor(2.0))) == 2.0
+    assert runtime.agree(3) == 3
+    assert not torch.distributed.is_initialized()
+
+
+def _mismatched(rank):
+    runtime = Runtime.start(Parallelism(data="fsdp2", tensor=2), torch.device("cpu"))
+    runtime.check_same(rank)
+
+
+def test_tensor_peers_with_other_samples_are_an_error_everywhere(launch_ranks):
+    answers = launch_ranks(4, _mismatched)
+    assert [a[0] for a in answers] == ["error"] * 4
+    assert all("expected the same samples" in a[1] and "[0, 1]" in a[1] for a in answers)
+
+
+def _wrong_world(rank):
+    Runtime.start(Parallelism(data="fsdp2", tensor=2), torch.device("cpu"))
+
+
+def test_a_world_that_does_not_divide_is_an_error_everywhere(launch_ranks):
+    answers = launch_ranks(3, _wrong_world)
+    assert all("world size 3 is not divisible by tensor 2" in a[1] for a in answers)
+
+
+def _one_dies(rank):
+    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=3))
+    if rank == 1:
+        raise KeyError("gone")
+    start = time.monotonic()
+    try:
+        torch.distributed.all_reduce(torch.ones(1))
+    except RuntimeError:
+        return time.monotonic() - start
+    return None
+
+
+def test_a_rank_that_dies_ends_the_others_within_the_timeout(launch_ranks):
+    answers = launch_ranks(2, _one_dies)
+    assert "gone" in answers[1][1]
+    assert answers[0][0] == "ok"
+    assert answers[0][1] is not None
+    assert answers[0][1] < 5
+
+
+def _absent(rank):
+    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=1))
+    if rank == 1:
+        time.sleep(1.8)
+        return "slept"
+    try:
+        torch.distributed.all_reduce(torch.ones(1))
+    except RuntimeError as error:
+        return "imed out" in str(error)
+    return None
+
+
+def test_a_rank_that_does_not_come_is_a_timeout(launch_ranks):
+    answers = launch_ranks(2, _absent)
+    assert answers[0][:2] == ("ok", True)
+
+
+def _average(rank):
+    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
+    grads = [torch.full((3,), float(rank)), torch.full((2, 2), 2.0 * rank, dtype=torch.float64), torch.empty(0)]
+    collectives.allreduce_grads_avg(grads, torch.distributed.group.WORLD)
+    return [g.tolist() for g in grads]
+
+
+def test_plain_gradients_are_averaged(run_ranks):
+    for grads in run_ranks(4, _average):
+        assert grads == [[1.5] * 3, [[3.0] * 2] * 2, []]
