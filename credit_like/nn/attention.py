@@ -35,7 +35,8 @@ class PositionBias(nn.Module):
         self.window, self.position_index = window, position_index
         hidden = dim // 4
         self.linears = nn.ModuleList(
-            Linear(i, o, spectral_norm=spectral_norm) for i, o in [(2, hidden), (hidden, hidden), (hidden, hidden), (hidden, 1)]
+            Linear(i, o, spectral_norm=spectral_norm)
+            for i, o in [(2, hidden), (hidden, hidden), (hidden, hidden), (hidden, 1)]
         )
         self.norms = nn.ModuleList(ChannelNorm(hidden) for _ in range(3))
         self.register_buffer("offsets", torch.empty((2 * window - 1) ** 2, 2), persistent=False)
@@ -83,7 +84,9 @@ class WindowAttention(nn.Module):
         self.qkv = Linear(dim, 3 * dim, bias=False, spectral_norm=spectral_norm)
         self.out = Linear(dim, dim, spectral_norm=spectral_norm)
         self.bias = (
-            PositionBias(dim, window, position_index=position_index, spectral_norm=spectral_norm) if window > 1 else None
+            PositionBias(dim, window, position_index=position_index, spectral_norm=spectral_norm)
+            if window > 1
+            else None
         )
 
     def forward(self, x_BHWC: Tensor) -> Tensor:

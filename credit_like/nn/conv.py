@@ -15,9 +15,7 @@ class Conv2d(nn.Module):
     subpixel > 1: the output feeds a pixel shuffle of that factor; it starts without a checkerboard (ICNR, zero bias).
     """
 
-    def __init__(
-        self, in_channels: int, out_channels: int, *, subpixel: int = 1, spectral_norm: bool = False
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, *, subpixel: int = 1, spectral_norm: bool = False) -> None:
         super().__init__()
         self.subpixel = subpixel
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, 3, 3))
@@ -69,7 +67,9 @@ class ConvTranspose2d(nn.Module):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, in) to (B, stride H + k - stride - 2 padding, …, out)."""
         crop = (self.padding, self.padding)
-        return kernels.conv_transpose(x_BHWC, self.effective_weight(), self.bias, self.stride, crop_rows=crop, crop_cols=crop)
+        return kernels.conv_transpose(
+            x_BHWC, self.effective_weight(), self.bias, self.stride, crop_rows=crop, crop_cols=crop
+        )
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Uniform within 1/sqrt(out k^2)."""

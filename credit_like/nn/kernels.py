@@ -23,7 +23,9 @@ def channels_last(x_BCHW: Tensor) -> Tensor:
     return x_BCHW.permute(0, 2, 3, 1)
 
 
-def conv3x3(x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, *, pad_rows: Pair = (1, 1), pad_cols: Pair = (1, 1)) -> Tensor:
+def conv3x3(
+    x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, *, pad_rows: Pair = (1, 1), pad_cols: Pair = (1, 1)
+) -> Tensor:
     """A 3 x 3 convolution, stride 1, after adding zero rows (before, after) and columns; weight (out, in, 3, 3)."""
     x_BCHW = channels_first(x_BHWC)
     if pad_rows[0] == pad_rows[1] and pad_cols[0] == pad_cols[1]:
@@ -32,7 +34,13 @@ def conv3x3(x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, *, pad_rows: Pa
 
 
 def conv_transpose(
-    x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, *, crop_rows: Pair = (0, 0), crop_cols: Pair = (0, 0)
+    x_BHWC: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int,
+    *,
+    crop_rows: Pair = (0, 0),
+    crop_cols: Pair = (0, 0),
 ) -> Tensor:
     """A transposed convolution whose full output, (H - 1) stride + k rows, loses rows (before, after) and columns.
 

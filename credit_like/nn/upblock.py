@@ -35,7 +35,13 @@ class UpBlock(nn.Module):
     _fsdp2_shard = True
 
     def __init__(
-        self, in_channels: int, out_channels: int, groups: int, *, upsample: str = "pixel_shuffle", spectral_norm: bool = False
+        self,
+        in_channels: int,
+        out_channels: int,
+        groups: int,
+        *,
+        upsample: str = "pixel_shuffle",
+        spectral_norm: bool = False,
     ) -> None:
         super().__init__()
         assert upsample in UPSAMPLE, upsample

@@ -1,4 +1,4 @@
-"""WXFormer (Schreck et al., npj Clim. Atmos. Sci. 8, 239, 2025): what YAML may say of it, and its arithmetic, without torch."""
+"""WXFormer (Schreck et al., npj Clim. Atmos. Sci. 8, 239, 2025): its configuration and its arithmetic, without torch."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ class PaddingConf(Section):
 
 
 class Config(Section):
-    """The knobs of the architecture; channel counts and the grid come from the data. The defaults suit a 32 x 64 grid."""
+    """The knobs of the architecture; channels and grid come from the data. The defaults suit a 32 x 64 grid."""
 
     type: Literal["wxformer"] = "wxformer"
     dim: PerStage = (8, 16, 32, 64)
     depth: PerStage = (1, 1, 1, 1)
     dim_head: Count = 8
-    cross_embed_kernel_sizes: tuple[
-        tuple[Count, ...], tuple[Count, ...], tuple[Count, ...], tuple[Count, ...]
-    ] = ((4, 8), (2, 4), (2, 4), (2, 4))
+    cross_embed_kernel_sizes: tuple[tuple[Count, ...], tuple[Count, ...], tuple[Count, ...], tuple[Count, ...]] = (
+        (4, 8),
+        (2, 4),
+        (2, 4),
+        (2, 4),
+    )
     cross_embed_strides: PerStage = (2, 2, 2, 2)
     global_window_size: PerStage = (4, 4, 2, 1)
     local_window_size: Count = 2
@@ -102,9 +105,9 @@ class Config(Section):
             if dim // 4 < 1:
                 problems.append(f"dim[{stage}]: expected at least 4, got {dim}")
             kernels = len(self.cross_embed_kernel_sizes[stage])
-            if dim < 2**kernels:
+            if dim < 2 ** (kernels - 1):
                 problems.append(
-                    f"dim[{stage}]: expected at least {2**kernels} for {kernels} kernels (halved for each), got {dim}; "
+                    f"dim[{stage}]: expected at least {2 ** (kernels - 1)} for {kernels} kernels (halved for each), got {dim}; "
                     f"widen it or use fewer kernels"
                 )
         if self.dim[3] % 8:
@@ -121,20 +124,19 @@ class Config(Section):
 
     def _check_kernels(self) -> list[str]:
         problems = []
-        for stage, (kernels, stride) in enumerate(zip(self.cross_embed_kernel_sizes, self.cross_embed_strides, strict=True)):
+        for stage, stride in enumerate(self.cross_embed_strides):
+            kernels = self.cross_embed_kernel_sizes[stage]
             if not kernels:
                 problems.append(f"cross_embed_kernel_sizes[{stage}]: expected at least one kernel, got none")
             for kernel in kernels:
                 if kernel < stride:
                     problems.append(
-                        f"cross_embed_kernel_sizes[{stage}]: expected kernels of at least the stride {stride}, got {kernel}"
+                        f"cross_embed_kernel_sizes[{stage}]: expected at least the stride {stride}, got {kernel}"
                     )
-                elif stage and (kernel - stride) % 2:
-                    continue
             if stage and stride != 2:
                 problems.append(
-                    f"cross_embed_strides[{stage}]: expected 2 (the decoder doubles the grid once for each of the stages "
-                    f"1 to 3), got {stride}"
+                    f"cross_embed_strides[{stage}]: expected 2 (the decoder doubles the grid for each of the stages 1 to 3), "
+                    f"got {stride}"
                 )
         return problems
 
@@ -145,12 +147,14 @@ class Config(Section):
         most = {"earth": height, "mirror": height - 1}.get(mode)
         for side, pad in (("north", north), ("south", south)):
             if most is not None and pad > most:
-                problems.append(f"padding_conf.pad_lat: expected at most {most} rows {side} ({mode}, {height} rows), got {pad}")
+                problems.append(f"padding_conf.pad_lat: expected at most {most} rows {side} ({mode}), got {pad}")
         for side, pad in (("west", west), ("east", east)):
             if mode != "replicate" and pad > width:
                 problems.append(f"padding_conf.pad_lon: expected at most {width} columns {side} ({mode}), got {pad}")
         if mode == "earth" and (north or south) and width % 2:
-            problems.append(f"padding_conf.mode: earth turns rows by half the globe; expected an even width, got {width}")
+            problems.append(
+                f"padding_conf.mode: earth turns rows by half the globe; expected an even width, got {width}"
+            )
         return problems
 
     def _check_grid(self, axis: str, which: int, size: int) -> list[str]:
@@ -158,10 +162,9 @@ class Config(Section):
         pads = self.pads[which]
         key = ("pad_lat", "pad_lon")[which]
         padded = size + sum(pads)
-        problems = [p for p in self._grid_problems(padded, axis)]
-        if not problems:
-            return []
-        return [f"{p}; {self._cure(key, size, sum(pads))}" for p in problems]
+        problems = self._grid_problems(padded, axis)
+        cure = self._cure(key, size, sum(pads)) if problems else ""
+        return [f"{problem}; {cure}" for problem in problems]
 
     def _grid_problems(self, padded: int, axis: str) -> list[str]:
         problems = []
@@ -172,7 +175,9 @@ class Config(Section):
             if size < 1:
                 return [*problems, f"stage {stage}: {padded} points of {axis} leave none after stride {stride}"]
             if stage and before % stride:
-                problems.append(f"stage {stage}: {before} points of {axis} ({padded} padded) are not a multiple of stride {stride}")
+                problems.append(
+                    f"stage {stage}: {before} points of {axis} ({padded} padded) are not a multiple of {stride}"
+                )
             for name, window in (
                 ("local_window_size", self.local_window_size),
                 (f"global_window_size[{stage}]", self.global_window_size[stage]),
@@ -184,7 +189,7 @@ class Config(Section):
 
     def _cure(self, key: str, size: int, pad: int) -> str:
         """The nearest sums of pads that work with these windows."""
-        works = [p for p in range(0, pad + 2 * size + 1) if not self._grid_problems(size + p, "")]
+        works = [p for p in range(pad + 2 * size + 1) if not self._grid_problems(size + p, "")]
         below = [p for p in works if p < pad][-1:]
         above = [p for p in works if p > pad][:1]
         if not below and not above:
@@ -197,7 +202,9 @@ class Config(Section):
         (north, south), (west, east) = self.pads
         out = (2 * rows - north - south, 2 * columns - west - east)
         if min(out) < 1:
-            return [f"cross_embed_strides[0]: the decoder's {2 * rows} x {2 * columns} output is smaller than the padding; use 2"]
+            return [
+                f"cross_embed_strides[0]: the output of {2 * rows} x {2 * columns} is smaller than the padding; use 2"
+            ]
         if not self.interp and out != (height, width):
             return [f"interp: the decoder gives {out[0]} x {out[1]}, the grid is {height} x {width}; set interp: true"]
         return []
@@ -219,4 +226,6 @@ def build(config: Config, *, in_channels: int, out_channels: int, frames: int, h
         raise ValueError("wxformer does not fit the grid:\n" + "\n".join(problems))
     from credit_like.models.wxformer.model import WXFormer
 
-    return WXFormer(config, in_channels=in_channels, out_channels=out_channels, frames=frames, height=height, width=width)
+    return WXFormer(
+        config, in_channels=in_channels, out_channels=out_channels, frames=frames, height=height, width=width
+    )

@@ -1,0 +1,385 @@
+"""NCAR CREDIT's WXFormer: its constructor arguments, its YAML and its weights, converted to ours.
+
+Weights are read with `weights_only=True` (nothing is unpickled) or from safetensors. Whatever cannot be mapped is an error
+that lists it; only what the function never uses is dropped: `cube_embedding.*`, and the position bias of windows of one token.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from credit_like.models import wxformer
+from credit_like.nn import spectral_norm
+
+_SAME = ("dim", "depth", "dim_head", "cross_embed_kernel_sizes", "cross_embed_strides", "interp", "use_spectral_norm")
+_DEFAULTS: dict[str, Any] = {
+    "image_height": 640,
+    "image_width": 1280,
+    "patch_height": 1,
+    "patch_width": 1,
+    "frames": 2,
+    "output_frames": 1,
+    "channels": 4,
+    "surface_channels": 7,
+    "input_only_channels": 3,
+    "output_only_channels": 0,
+    "levels": 15,
+    "dim": (64, 128, 256, 512),
+    "depth": (2, 2, 8, 2),
+    "dim_head": 32,
+    "global_window_size": (5, 5, 2, 1),
+    "local_window_size": 10,
+    "cross_embed_kernel_sizes": ((4, 8, 16, 32), (2, 4), (2, 4), (2, 4)),
+    "cross_embed_strides": (4, 2, 2, 2),
+    "attn_dropout": 0.0,
+    "ff_dropout": 0.0,
+    "use_spectral_norm": True,
+    "interp": True,
+    "padding_conf": None,
+}
+_NO_EFFECT = {"upsample_with_ps", "attention_type", "type", "pretrained_weights", "visualization"}
+_TYPES = ("wxformer", "wxformer_base", "crossformer")
+_DROPPED = re.compile(r"cube_embedding\..*")
+
+
+@dataclass(frozen=True)
+class ModelArguments:
+    """What `credit_like.models.wxformer.build` needs."""
+
+    config: wxformer.Config
+    in_channels: int
+    out_channels: int
+    frames: int
+    height: int
+    width: int
+
+    def build(self) -> nn.Module:
+        """The model, without weights."""
+        return wxformer.build(
+            self.config,
+            in_channels=self.in_channels,
+            out_channels=self.out_channels,
+            frames=self.frames,
+            height=self.height,
+            width=self.width,
+        )
+
+
+def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_shuffle") -> ModelArguments:
+    """CREDIT's constructor arguments (or the `model` block of its YAML) as our configuration.
+
+    Arguments left out take CREDIT's defaults. upsample: `pixel_shuffle` or `transpose`; CREDIT's arguments do not say which
+    decoder a checkpoint has (see `decoder_of`). Raises ValueError that lists every argument that is not understood.
+    """
+    known = {**_DEFAULTS, **{k: v for k, v in model_args.items() if k not in _NO_EFFECT}}
+    problems = [
+        f"{key}: unknown argument ({model_args[key]!r})" for key in known if key not in (*_DEFAULTS, "post_conf")
+    ]
+    fixed = {"patch_height": 1, "patch_width": 1, "output_frames": 1, "attn_dropout": 0, "ff_dropout": 0}
+    problems += [f"{k}: expected {v}, got {known[k]!r}" for k, v in fixed.items() if known[k] != v]
+    post = known.pop("post_conf", None)
+    if post is not None and post.get("activate", False):
+        problems.append(
+            "post_conf: what follows the network is not imported; configure physics instead and leave it out"
+        )
+    local = known["local_window_size"]
+    if not isinstance(local, int):
+        if len(set(local)) != 1:
+            problems.append(f"local_window_size: expected one window for all stages, got {local!r}")
+        local = local[0]
+    if problems:
+        raise ValueError("CREDIT's model arguments cannot be converted:\n" + "\n".join(problems))
+    padding = dict(known["padding_conf"] or {"activate": False})
+    config = wxformer.Config.model_validate(
+        {
+            **{key: known[key] for key in _SAME},
+            "global_window_size": known["global_window_size"],
+            "local_window_size": local,
+            "padding_conf": padding,
+            "upsample": upsample,
+            "position_index": "credit",
+            "predict": "state",
+        }
+    )
+    base = known["channels"] * known["levels"] + known["surface_channels"]
+    return ModelArguments(
+        config=config,
+        in_channels=base + known["input_only_channels"],
+        out_channels=base + known["output_only_channels"],
+        frames=known["frames"],
+        height=known["image_height"],
+        width=known["image_width"],
+    )
+
+
+def decoder_of(state: Mapping[str, Tensor]) -> str:
+    """Which decoder the weights belong to: `transpose` (published weights) or `pixel_shuffle`."""
+    transpose = any(key.startswith("up_block4.weight") for key in state)
+    return "transpose" if transpose else "pixel_shuffle"
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
+    """The weights in a CREDIT checkpoint, by CREDIT's names; a prefix left by a wrapper (`module.`) is taken off.
+
+    Raises ValueError where the file holds no weights.
+    """
+    path = Path(path)
+    if path.suffix == ".safetensors":
+        return dict(load_file(path))
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    state = content.get("model_state_dict", content) if isinstance(content, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(
+            f"{path}: expected `model_state_dict` with tensors, got {_kind(content)}; is it a CREDIT checkpoint?"
+        )
+    prefix = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
+    return {prefix.sub("", key).replace("_checkpoint_wrapped_module.", ""): value for key, value in state.items()}
+
+
+def _kind(content: object) -> str:
+    return (
+        f"a dict with {', '.join(map(str, list(content)[:8]))}" if isinstance(content, dict) else type(content).__name__
+    )
+
+
+_LAYER = r"layers\.(?P<stage>\d+)\.1\.layers\.(?P<layer>\d+)\."
+_RULES: list[tuple[re.Pattern[str], str]] = [
+    (re.compile(pattern), ours)
+    for pattern, ours in [
+        (r"layers\.(?P<stage>\d+)\.0\.convs\.(?P<conv>\d+)(?:\.1)?", "stages.{stage}.embed.convs.{conv}"),
+        (_LAYER + r"0\.norm", "stages.{stage}.layers.{layer}.short.norm"),
+        (_LAYER + r"0\.to_qkv", "stages.{stage}.layers.{layer}.short.qkv"),
+        (_LAYER + r"0\.to_out", "stages.{stage}.layers.{layer}.short.out"),
+        (_LAYER + r"0\.dpb\.layers\.(?P<bias>\d+)", "stages.{stage}.layers.{layer}.short.bias.{bias}"),
+        (_LAYER + r"1\.layers\.(?P<ff>\d+)", "stages.{stage}.layers.{layer}.short_ff.{ff}"),
+        (_LAYER + r"2\.norm", "stages.{stage}.layers.{layer}.long.norm"),
+        (_LAYER + r"2\.to_qkv", "stages.{stage}.layers.{layer}.long.qkv"),
+        (_LAYER + r"2\.to_out", "stages.{stage}.layers.{layer}.long.out"),
+        (_LAYER + r"2\.dpb\.layers\.(?P<bias>\d+)", "stages.{stage}.layers.{layer}.long.bias.{bias}"),
+        (_LAYER + r"3\.layers\.(?P<ff>\d+)", "stages.{stage}.layers.{layer}.long_ff.{ff}"),
+        (r"up_block(?P<up>[123])\.conv", "up{up}.up"),
+        (r"up_block(?P<up>[123])\.sharp", "up{up}.sharp"),
+        (r"up_block(?P<up>[123])\.b\.(?P<refine>[0134])", "up{up}.refine.{refine}"),
+        (r"up_block4\.0", "head.up"),
+        (r"up_block4\.2", "head.last"),
+        (r"up_block4", "head.up"),
+    ]
+]
+_PARTS: dict[str, dict[str, str]] = {
+    "bias": {**{str(3 * i): f"linears.{i}" for i in range(4)}, **{str(3 * i + 1): f"norms.{i}" for i in range(3)}},
+    "ff": {"0": "norm", "1": "expand", "4": "contract"},
+    "refine": {"0": "convs.0", "1": "norms.0", "3": "convs.1", "4": "norms.1"},
+}
+_LEAVES = {
+    "weight": "weight",
+    "weight_orig": "weight",
+    "bias": "bias",
+    "g": "weight",
+    "b": "bias",
+    "weight_u": "spectral.u",
+    "weight_v": "spectral.v",
+}
+
+
+def convert_name(name: str) -> str | None:
+    """Our name of CREDIT's parameter or buffer; None where there is none."""
+    module, _, leaf = name.rpartition(".")
+    for pattern, ours in _RULES:
+        if (match := pattern.fullmatch(module)) and leaf in _LEAVES:
+            parts = {key: _PARTS.get(key, {}).get(value, value) for key, value in match.groupdict().items()}
+            return f"{ours.format(**parts)}.{_LEAVES[leaf]}"
+    return None
+
+
+def convert_state_dict(state: Mapping[str, Tensor], config: wxformer.Config) -> dict[str, Tensor]:
+    """CREDIT's weights under our names and in our shapes.
+
+    1 x 1 convolutions become matrices; the rows of q, k, v (three blocks, each head-major) become (head, q | k | v, channel),
+    and so does u; channel norms lose their unit dimensions. Raises ValueError that lists what cannot be mapped.
+    """
+    converted: dict[str, Tensor] = {}
+    unmapped = []
+    for name, value in state.items():
+        if _DROPPED.fullmatch(name):
+            continue
+        ours = convert_name(name)
+        if ours is None:
+            unmapped.append(name)
+        elif not _window_of_one(ours, config):
+            converted[ours] = _reshape(ours, value, config.dim_head)
+    if unmapped:
+        raise ValueError(f"{len(unmapped)} names in the checkpoint have no place here:\n" + "\n".join(sorted(unmapped)))
+    return converted
+
+
+def _window_of_one(name: str, config: wxformer.Config) -> bool:
+    """The position bias of a window of one token: a constant inside softmax over one token."""
+    match = re.fullmatch(r"stages\.(\d)\.layers\.\d+\.(short|long)\.bias\..*", name)
+    if match is None:
+        return False
+    window = config.local_window_size if match[2] == "short" else config.global_window_size[int(match[1])]
+    return window == 1
+
+
+def _reshape(name: str, value: Tensor, dim_head: int) -> Tensor:
+    if re.search(r"\.(qkv|out|expand|contract)\.weight$", name):
+        value = value.flatten(1)
+    elif re.search(r"(\.norm|_ff\.norm)\.(weight|bias)$", name):
+        value = value.flatten()
+    if re.search(r"\.qkv\.(weight|spectral\.u)$", name):
+        return interleave_qkv(value, dim_head)
+    return value
+
+
+def interleave_qkv(value: Tensor, dim_head: int) -> Tensor:
+    """Rows ordered (q | k | v, head, channel) to rows ordered (head, q | k | v, channel)."""
+    return value.unflatten(0, (3, -1, dim_head)).transpose(0, 1).flatten(0, 2)
+
+
+def load_credit_model(checkpoint_path: str | Path, model_args: Mapping[str, Any]) -> nn.Module:
+    """CREDIT's WXFormer with the weights of a checkpoint, in evaluation mode: (B, C, T, H, W) to (B, C_out, 1, H, W).
+
+    model_args: CREDIT's constructor arguments. Raises ValueError that lists every argument or weight that does not fit.
+    """
+    state = read_checkpoint(checkpoint_path)
+    arguments = convert_model_args(model_args, upsample=decoder_of(state))
+    return _load(arguments, state).eval()
+
+
+def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
+    has_norm = any(name.endswith("weight_u") for name in state)
+    if has_norm != arguments.config.use_spectral_norm:
+        raise ValueError(
+            f"use_spectral_norm: expected {has_norm} as in the weights, got {arguments.config.use_spectral_norm}; change it"
+        )
+    model = arguments.build()
+    ours, theirs = model.state_dict(), convert_state_dict(state, arguments.config)
+    problems = [f"{name}: not in the checkpoint" for name in ours if name not in theirs]
+    problems += [f"{name}: no such weight in the model" for name in theirs if name not in ours]
+    problems += [
+        f"{name}: expected {tuple(ours[name].shape)}, got {tuple(theirs[name].shape)}"
+        for name in ours
+        if name in theirs and ours[name].shape != theirs[name].shape
+    ]
+    if problems:
+        raise ValueError("the weights do not fit the model that the arguments describe:\n" + "\n".join(problems))
+    model.load_state_dict(theirs)
+    spectral_norm.refresh(model)
+    return model
+
+
+def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: str | Path) -> Path:
+    """Convert a CREDIT checkpoint to `out`, a safetensors file of fp32 weights under our names.
+
+    Its metadata has one key, `model`: JSON with `config` (our model section), `in_channels` (of a frame), `out_channels`,
+    `frames`, `height`, `width`. Beside it lies `<out stem>.model.yml`, the model section ready to be included.
+    config_yaml: CREDIT's YAML, of which the `model` block (and for channel counts, where the block has none, the `data` block)
+    is read; without it, the checkpoint must fit CREDIT's default arguments. Returns the path. Raises ValueError as above.
+    """
+    state = read_checkpoint(checkpoint)
+    block = {} if config_yaml is None else model_block(yaml.safe_load(Path(config_yaml).read_text()))
+    arguments = convert_model_args(block, upsample=decoder_of(state))
+    model = _load(arguments, state)
+    out = Path(out)
+    described = {
+        "config": arguments.config.model_dump(mode="json"),
+        "in_channels": arguments.in_channels,
+        "out_channels": arguments.out_channels,
+        "frames": arguments.frames,
+        "height": arguments.height,
+        "width": arguments.width,
+    }
+    weights = {name: value.float().contiguous() for name, value in model.state_dict().items()}
+    save_file(weights, out, metadata={"model": json.dumps(described)})
+    section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
+    out.with_name(f"{out.stem}.model.yml").write_text(section)
+    return out
+
+
+def load_export(path: str | Path) -> nn.Module:
+    """The model that `import_credit` wrote, in evaluation mode."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata() or {}
+    if "model" not in metadata:
+        raise ValueError(f"{path}: expected metadata `model`, got {sorted(metadata)}; was it written by import-credit?")
+    described = json.loads(metadata["model"])
+    config = wxformer.Config.model_validate(described.pop("config"))
+    model = ModelArguments(config=config, **described).build()
+    model.load_state_dict(load_file(path))
+    return model.eval()
+
+
+def model_block(document: Any) -> dict[str, Any]:
+    """CREDIT's constructor arguments from its YAML, of the first generation (counts in the block) or the second (derived).
+
+    Raises ValueError where there is no model block or its type is another architecture.
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
+        raise ValueError("expected a CREDIT YAML with a `model` block, got none")
+    block = dict(document["model"])
+    kind = block.pop("type", "wxformer")
+    if kind not in _TYPES:
+        raise ValueError(f"model.type: expected one of {', '.join(_TYPES)}, got {kind!r}")
+    data = document.get("data")
+    if isinstance(data, dict):
+        derived = _second_generation(data) if isinstance(data.get("source"), dict) else _first_generation(data)
+        block = {**derived, **block}
+    old_pads = {key: block.pop(key) for key in ("pad_lat", "pad_lon") if key in block}
+    if len(old_pads) == 2 and "padding_conf" not in block:
+        block["padding_conf"] = {"activate": True, "mode": "mirror", **old_pads}
+    if isinstance(block.get("padding_conf"), dict):
+        block["padding_conf"] = {
+            key: [value, value] if key in ("pad_lat", "pad_lon") and isinstance(value, int) else value
+            for key, value in block["padding_conf"].items()
+        }
+    return block
+
+
+def _first_generation(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Channel counts that flat lists of variable names imply; only those that are there."""
+    counts: dict[str, Any] = {}
+    if "variables" in data:
+        counts["channels"] = len(data["variables"] or [])
+    if "surface_variables" in data:
+        counts["surface_channels"] = len(data["surface_variables"] or [])
+    inputs = [key for key in ("dynamic_forcing_variables", "forcing_variables", "static_variables") if key in data]
+    if inputs:
+        counts["input_only_channels"] = sum(len(data[key] or []) for key in inputs)
+    if "diagnostic_variables" in data:
+        counts["output_only_channels"] = len(data["diagnostic_variables"] or [])
+    if "history_len" in data:
+        counts["frames"] = data["history_len"]
+    return counts
+
+
+def _second_generation(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Channel counts that the variables of the sources imply: `source.<name>.variables.<role>.vars_3D | vars_2D`."""
+    counts = {"channels": 0, "surface_channels": 0, "input_only_channels": 0, "output_only_channels": 0}
+    levels: dict[str, int] = {}
+    for source in data["source"].values():
+        source_levels = source.get("levels")
+        level_count = len(source_levels) if isinstance(source_levels, list) else 0
+        for role, group in (source.get("variables") or {}).items():
+            three, two = (len((group or {}).get(key) or []) for key in ("vars_3D", "vars_2D"))
+            if role == "prognostic":
+                counts["channels"] += three
+                counts["surface_channels"] += two
+                if three and level_count:
+                    levels["levels"] = level_count
+            else:
+                key = "output_only_channels" if role == "diagnostic" else "input_only_channels"
+                counts[key] += three * level_count + two
+    frames = {"frames": data["history_len"]} if "history_len" in data else {}
+    return {**counts, **levels, **frames}
