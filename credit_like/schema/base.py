@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    GetJsonSchemaHandler,
     PlainSerializer,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
     model_serializer,
 )
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
@@ -27,8 +30,16 @@ class Section(BaseModel):
     """A frozen part of an experiment; an unknown key is an error, and so is a number that is not finite."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", validate_default=True, protected_namespaces=(), allow_inf_nan=False
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
     )
+
+    shorthands: ClassVar[tuple[dict[str, Any], ...]] = ()
+    """JSON Schemas of what else a file may write for this section, beside a mapping."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -44,6 +55,11 @@ class Section(BaseModel):
         data: dict[str, Any] = handler(self)
         absent = {key for name, f in type(self).model_fields.items() if f.default is None for key in (name, f.alias)}
         return {key: value for key, value in data.items() if value is not None or key not in absent}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        return {"anyOf": [*cls.shorthands, schema]} if cls.shorthands else schema
 
 
 def parse_duration(value: Any) -> dt.timedelta:
@@ -68,7 +84,7 @@ def parse_duration(value: Any) -> dt.timedelta:
 
 
 def format_duration(duration: dt.timedelta) -> str:
-    """The shortest of `Nd`, `Nh`, `Nmin`, `Ns` that is exact."""
+    """The longest unit of `Nd`, `Nh`, `Nmin`, `Ns` that is exact."""
     seconds = duration.total_seconds()
     for unit in ("d", "h", "min"):
         if seconds % _UNITS[unit] == 0:

@@ -31,8 +31,13 @@ def parse_time(value: Any) -> str:
 Time = Annotated[str, BeforeValidator(parse_time, json_schema_input_type=str), PlainSerializer(str)]
 
 
+PAIR = {"type": "array", "prefixItems": [{"type": "string"}] * 2, "minItems": 2, "maxItems": 2}
+
+
 class Period(Section):
-    """First and last time, both included."""
+    """First and last time, both included; `[first, last]` in a file."""
+
+    shorthands = (PAIR,)
 
     start: Time
     end: Time
@@ -60,11 +65,17 @@ def _periods(value: Any) -> Any:
     return value
 
 
-Periods = Annotated[tuple[Period, ...], BeforeValidator(_periods), Field(min_length=1)]
+Periods = Annotated[
+    tuple[Period, ...],
+    Field(min_length=1),
+    BeforeValidator(_periods, json_schema_input_type=Period | Annotated[list[Period], Field(min_length=1)]),
+]
 
 
 class VariableSpec(Section):
-    """One variable: its name here, and where it comes from when that differs."""
+    """One variable: its name here, and where it comes from when that differs; its name alone in a file is enough."""
+
+    shorthands = ({"type": "string"},)
 
     name: str = Field(min_length=1)
     var: str | None = None
@@ -78,7 +89,7 @@ class VariableSpec(Section):
     levels: tuple[float, ...] | None = None
     """Levels of this variable alone; those of the section if not given."""
     fill: Literal["persist", "cyclic"] | None = None
-    """For a forcing: `persist` holds the last analysed field during a forecast, `cyclic` repeats a climatological year."""
+    """For a forcing: `persist` holds the last analysed field through a forecast, `cyclic` repeats a climatological year."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,18 +104,39 @@ class Role(Section):
     surface: tuple[VariableSpec, ...] = ()
 
 
+def _listed(value: Any) -> Any:
+    """One source is a list of one."""
+    return value if isinstance(value, list | tuple) else [value]
+
+
+Sources = Annotated[
+    tuple[plugin("source"), ...],
+    Field(min_length=1),
+    BeforeValidator(_listed, json_schema_input_type=plugin("source") | list[plugin("source")]),
+]
+
+
 class DataSection(Section):
-    source: Annotated[tuple[plugin("source"), ...], BeforeValidator(lambda v: v if isinstance(v, list | tuple) else [v])] = Field(
-        min_length=1
-    )
+    """Which files, which variables in which role, which times."""
+
+    source: Sources
+    """Where the fields are: one source, or a list of them that are merged."""
     timestep: Duration
+    """Time between two steps of the model, such as 6h; a multiple of the store's own."""
     levels: tuple[float, ...] = ()
+    """Values of the level coordinate, exactly as in the store, for all variables on levels."""
     prognostic: Role
+    """Predicted from themselves, step after step."""
     diagnostic: Role = Role()
+    """Predicted, and not fed back."""
     dynamic_forcing: Role = Role()
+    """Given at every step, like insolation."""
     static: Role = Role()
+    """Given once, like orography."""
     history_len: int = Field(default=1, ge=1)
+    """Past states that the model sees."""
     forecast_len: int = Field(default=1, ge=1)
+    """Autoregressive steps in one training sample; 1 = single step."""
     train: Periods
     valid: Periods
     test: Periods

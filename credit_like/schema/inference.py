@@ -7,12 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from credit_like.schema.base import Duration, Section, format_duration, parse_duration
-from credit_like.schema.data import Period, Time, parse_time
+from credit_like.schema.data import Periods, Sources, Time, parse_time
 from credit_like.schema.plugin import plugin
 
 
 class InitialTimes(Section):
-    """Either explicit `times`, or every `interval` from `start` to `end`, both included."""
+    """Either explicit `times`, or every `interval` from `start` to `end`, both included.
+
+    In a file also a time, a list of times, or `[first, last, interval]`.
+    """
+
+    shorthands = ({"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1})
 
     times: tuple[Time, ...] = ()
     start: Time | None = None
@@ -48,7 +53,7 @@ def _lead(value: Any) -> Any:
             raise ValueError(f"expected a lead of at least 1 step, got {value}")
         return value
     text = str(value).strip()
-    if text.endswith("steps") or text.endswith("step"):
+    if text.endswith(("steps", "step")):
         number = text.removesuffix("steps").removesuffix("step").strip()
         if number.isdigit():
             return _lead(int(number))
@@ -67,17 +72,21 @@ class Ensemble(Section):
 
     members: int = Field(default=1, ge=1)
     length_scale_km: float = Field(default=1000.0, gt=0)
-    amplitude: dict[str, float] = {}
+    amplitude: dict[str, float] = Field(default={})
     """Standard deviation per variable, as a fraction of that variable's own standard deviation of change per step."""
     seed: int = 0
 
 
 class InferenceSection(Section):
+    """Which forecasts to make from a trained model."""
+
     init: InitialTimes | None = None
     """Initial times; every fourth step of the test period if not given."""
     lead: Lead = Field(default="5d")
+    """How far: a duration (10d) or a number of steps (40)."""
     output: plugin("writer") = Field(default={"type": "zarr"})  # type: ignore[valid-type]
     weights: Literal["ema", "raw"] = "ema"
+    """The moving average of the weights where the run kept one, or the weights as trained."""
     batch_size: int = Field(default=1, ge=1)
     amp: bool = False
     ensemble: Ensemble = Ensemble()
@@ -103,14 +112,16 @@ class Box(Section):
 
 
 class EvaluationSection(Section):
-    truth: tuple[plugin("source"), ...] | None = None
+    """What forecasts are compared with, and how."""
+
+    truth: Sources | None = None
     """Where the truth is, when not in the experiment's own source."""
     metrics: tuple[str, ...] = ("rmse", "bias", "acc", "activity")
-    regions: dict[str, Box] = {}
-    baselines: dict[str, str] = {}
+    regions: dict[str, Box] = Field(default={})
+    baselines: dict[str, str] = Field(default={})
     """Name → forecast store or results file in WeatherBench2 layout, beside persistence and climatology."""
     climatology_window_days: int = Field(default=61, ge=1)
-    climatology_period: Annotated[
-        tuple[Period, ...] | None, BeforeValidator(lambda v: [v] if v and not isinstance(v[0], list | tuple) else v)
-    ] = None
+    climatology_period: Periods | None = None
+    """Years of the climatology; the training period if not given."""
     bootstrap: int = Field(default=0, ge=0)
+    """Resamples of the initial times for confidence intervals; 0 = none."""

@@ -68,17 +68,24 @@ class CheckpointSection(Section):
 
 
 class LoaderSection(Section):
+    """How samples are read ahead."""
+
     num_workers: int = Field(default=0, ge=0)
     prefetch_factor: int = Field(default=2, ge=1)
 
 
 class TrainerSection(Section):
+    """How to train: the layout, the batch, the optimiser, when to save and when to stop."""
+
     device: Literal["auto", "cpu", "cuda"] = "auto"
     parallelism: Parallelism = Parallelism()
     global_batch_size: int = Field(default=1, ge=1)
+    """Samples per optimiser step, whatever the layout."""
     micro_batch_size: int = Field(default=1, ge=1)
+    """Samples at once on a data-parallel replica; what is left of the global batch is accumulated."""
     epochs: int = Field(default=1, ge=1)
     batches_per_epoch: int = Field(default=0, ge=0)
+    """Optimiser steps in an epoch; 0 = as many as the samples give."""
     valid_batches: int = Field(default=0, ge=0)
     """Validation samples are taken in order; 0 = all, n = the first n global batches."""
     amp: bool = False

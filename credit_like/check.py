@@ -1,0 +1,372 @@
+"""All that can be known to be wrong before a run starts: the experiment's sections, its stores, and both together.
+
+Needs no torch and writes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path as FilePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.data import times as calendar
+from credit_like.data.store import FieldStore, open_store
+from credit_like.schema.base import format_duration
+from credit_like.schema.checks import SPLITS, Finding, layout, section_findings, specs, world_of
+from credit_like.schema.data import Period
+from credit_like.schema.errors import ExperimentError, Locations, Path, Problem, in_order
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import load_located
+from credit_like.variables import Variables
+
+# What the libraries behind a store raise for files that are not there, not whole or not what they should be.
+_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError)
+
+
+@dataclass
+class Store:
+    """An open store with what the checks ask of its time axis."""
+
+    fields: FieldStore
+    variables: Variables
+    experiment: Experiment
+
+    @cached_property
+    def seconds(self) -> NDArray[np.int64]:
+        """(T,) seconds of the store's times since 1970 in their calendar."""
+        return calendar.seconds(self.fields.times)
+
+    @cached_property
+    def calendar(self) -> str:
+        return calendar.calendar_of(self.fields.times)
+
+    @property
+    def timestep(self) -> int:
+        return round(self.experiment.data.timestep.total_seconds())
+
+    def parse(self, text: str) -> int:
+        return calendar.parse(text, self.calendar)
+
+    def text(self, seconds: int) -> str:
+        return calendar.to_text(calendar.from_seconds(np.array([seconds]), self.calendar)[0])
+
+    def inside(self, period: Period) -> NDArray[np.int64]:
+        """Seconds of the store's times in a period."""
+        start, end = self.parse(period.start), self.parse(period.end)
+        return self.seconds[(self.seconds >= start) & (self.seconds <= end)]
+
+    def samples(self, split: str) -> int:
+        """Windows of history and forecast that lie in one period, whatever fields may be missing in them."""
+        data = self.experiment.data
+        steps = (np.arange(data.history_len + data.forecast_len) * self.timestep)[:, None]
+        inside = [self.inside(period) for period in getattr(data, split)]
+        return sum(int(np.isin(times[None] + steps, times).all(0).sum()) for times in inside if len(times))
+
+
+def checked_experiment(
+    file: str | FilePath, overrides: Sequence[str] = (), world_size: int | None = None
+) -> tuple[Experiment, Store, int]:
+    """The experiment of a file, its store, and the world size it was checked for.
+
+    Raises ExperimentError with every problem of the file, or else of its sections and stores.
+    """
+    experiment, locations = load_located(file, overrides)
+    findings, store = _inspect(experiment, world_size)
+    if findings or store is None:
+        raise ExperimentError(in_order([locations.problem(*finding) for finding in findings], str(file)))
+    return experiment, store, world_size or world_of(experiment)
+
+
+def check_experiment(experiment: Experiment, locations: Locations, world_size: int | None = None) -> list[Problem]:
+    """Every problem of a loaded experiment and its stores, for a world size (that of its batch job if not given)."""
+    return [locations.problem(*finding) for finding in _inspect(experiment, world_size)[0]]
+
+
+def _inspect(experiment: Experiment, world_size: int | None) -> tuple[list[Finding], Store | None]:
+    findings = list(section_findings(experiment, world_size or world_of(experiment)))
+    try:
+        variables = Variables(experiment.data)
+    except ValueError as error:
+        # Names and levels that do not make channels have been reported one by one already.
+        return findings or [(("data",), str(error))], None
+    try:
+        store = Store(open_store(experiment.data, variables), variables, experiment)
+    except _UNREADABLE as error:
+        return [*findings, (("data", "source"), _one_line(error))], None
+    unknown = list(_variable_findings(store))
+    findings += unknown
+    findings += _grid_findings(store)
+    findings += _time_findings(store)
+    if not unknown:
+        findings += _content_findings(store)
+        findings += _statistics_findings(store)
+    return findings, store
+
+
+def _variable_findings(store: Store) -> Iterator[Finding]:
+    """Variables and levels that the store does not have."""
+    for path, _, _, spec in specs(store.experiment.data):
+        try:
+            store.fields.attrs(store.variables[spec.name])
+        except _UNREADABLE as error:
+            yield path, _one_line(error)
+
+
+def _grid_findings(store: Store) -> Iterator[Finding]:
+    """Windows, pads, heads and bands against the grid."""
+    model, parallelism, grid = store.experiment.model, store.experiment.trainer.parallelism, store.fields.grid
+    messages: list[str] = []
+    if check := getattr(model, "check", None):
+        channels = {"in_channels": store.variables.in_channels, "out_channels": store.variables.out_channels}
+        messages += check(grid.height, grid.width, **channels)
+    for message in messages:
+        yield _model_key(message, type(model).model_fields)
+    if not messages and (check := getattr(model, "check_parallel", None)):
+        for degree, message in check(grid.height, grid.width, tensor=parallelism.tensor, domain=parallelism.domain):
+            yield ("trainer", "parallelism", degree), message
+
+
+def _model_key(message: str, fields: Any) -> Finding:
+    """`dim[1]: expected …` is about the key dim of the model."""
+    match = re.match(r"(\w+)((?:\.\w+)*)(?:\[(\d+)\])?: ", message)
+    if not match or match[1] not in fields:
+        return ("model",), message
+    index = (int(match[3]),) if match[3] else ()
+    return ("model", match[1], *filter(None, match[2].split(".")), *index), message[match.end() :]
+
+
+def _time_findings(store: Store) -> Iterator[Finding]:
+    """The store's times against the timestep, the periods and the initial times."""
+    seconds, step = store.seconds, store.timestep
+    if not len(seconds):
+        yield ("data", "source"), "expected times, got a store with none, change the source"
+        return
+    if np.any(np.diff(seconds) <= 0):
+        i = int(np.argmax(np.diff(seconds) <= 0))
+        got = f"{store.text(seconds[i + 1])} after {store.text(seconds[i])}"
+        yield ("data", "source"), f"expected times that ascend, got {got}, sort the store or remove what is twice"
+        return
+    if len(seconds) > 1:
+        own = int(np.diff(seconds).min())
+        if step % own:
+            message = f"expected a multiple of the store's step {own} s, got {step} s, change it"
+            yield ("data", "timestep"), message
+            return
+    for split in SPLITS:
+        for i, period in enumerate(getattr(store.experiment.data, split)):
+            for message in _period_messages(store, period):
+                yield ("data", split, i), message
+    yield from _init_findings(store)
+
+
+def _period_messages(store: Store, period: Period) -> Iterator[str]:
+    data, step = store.experiment.data, store.timestep
+    has = f"{store.text(store.seconds[0])} to {store.text(store.seconds[-1])}"
+    try:
+        start, end = store.parse(period.start), store.parse(period.end)
+    except ValueError as error:
+        yield f"expected days of the {store.calendar} calendar, got {period.start} to {period.end} ({error}), change them"
+        return
+    inside = store.inside(period)
+    if not len(inside):
+        yield f"expected a period with times of the store ({has}), got none from {period.start} to {period.end}, change it"
+        return
+    if start <= store.seconds[0] - step or end >= store.seconds[-1] + step:
+        yield f"expected a period inside the store ({has}), got {period.start} to {period.end}, change it"
+        return
+    expected = np.arange(inside[0], end + 1, step)
+    missing = expected[~np.isin(expected, inside)]
+    if len(missing):
+        yield (
+            f"expected a time every {format_duration(data.timestep)}, got {len(missing)} of {len(expected)} missing from the "
+            f"store, the first {store.text(missing[0])}, change the period or split it in two"
+        )
+    window = data.history_len + data.forecast_len
+    if len(expected) < window:
+        yield (
+            f"expected at least history_len + forecast_len = {data.history_len} + {data.forecast_len} = {window} times, "
+            f"got {len(expected)}, change the period"
+        )
+
+
+def initial_times(store: Store) -> list[int]:
+    """Seconds of the initial times that the experiment names; none where it leaves them to the test period."""
+    init = store.experiment.inference.init
+    if init is None:
+        return []
+    if init.times:
+        return [store.parse(time) for time in init.times]
+    assert init.start
+    assert init.end
+    assert init.interval
+    interval = round(init.interval.total_seconds())
+    return list(range(store.parse(init.start), store.parse(init.end) + 1, interval))
+
+
+def _init_findings(store: Store) -> Iterator[Finding]:
+    """Initial times with their history, and the forcing that a forecast from them reads."""
+    data, inference = store.experiment.data, store.experiment.inference
+    where: Path = ("inference", "init")
+    try:
+        init = np.array(initial_times(store), np.int64)
+    except ValueError as error:
+        yield where, f"expected days of the {store.calendar} calendar, got {_one_line(error)}, change them"
+        return
+    if not len(init):
+        return
+    has = f"{store.text(store.seconds[0])} to {store.text(store.seconds[-1])}"
+    needed = init[:, None] - np.arange(data.history_len) * store.timestep
+    absent = init[~np.isin(needed, store.seconds).all(1)]
+    if len(absent):
+        history = f" with {data.history_len - 1} before them" if data.history_len > 1 else ""
+        yield (
+            where,
+            f"expected times of the store ({has}){history}, got {len(absent)} that are not, the first "
+            f"{store.text(absent[0])}, change them",
+        )
+        return
+    read = [spec.name for _, role, _, spec in specs(data) if role == "dynamic_forcing" and not (spec.compute or spec.fill)]
+    lead = inference.lead if isinstance(inference.lead, int) else round(inference.lead / data.timestep)
+    last = int(init.max()) + (lead - 1) * store.timestep
+    if read and last > store.seconds[-1]:
+        yield (
+            ("inference", "lead"),
+            f"expected forcing ({', '.join(read)}) until {store.text(last)}, got a store until {store.text(store.seconds[-1])}, "
+            f"change the lead, the initial times or `fill` of the forcing",
+        )
+
+
+def _content_findings(store: Store) -> Iterator[Finding]:
+    """The first and last fields can be read: a copy that was cut off opens, and fails in the middle of a run."""
+    for path, role, _, spec in specs(store.experiment.data):
+        variable = store.variables[spec.name]
+        try:
+            if role == "static":
+                continue
+            store.fields.read([variable], [0, len(store.seconds) - 1])
+        except _UNREADABLE as error:
+            yield path, f"expected data that can be read, got {_one_line(error)}, copy or make the store anew"
+    try:
+        static = store.fields.static()
+    except _UNREADABLE as error:
+        yield ("data", "static"), f"expected data that can be read, got {_one_line(error)}, copy or make the store anew"
+        return
+    names = store.variables.channel_names(store.variables.role("static"))
+    for name, field in zip(names, static, strict=True):
+        if not np.isfinite(field).any():
+            yield ("data", "static"), f"expected a field with values, got {name!r} with none, change it"
+
+
+def _statistics_findings(store: Store) -> Iterator[Finding]:
+    """A statistics file that the experiment names fits the variables and is finite."""
+    from credit_like.data.statistics import Statistics
+
+    name = store.experiment.data.statistics
+    where: Path = ("data", "statistics")
+    if name is None:
+        return
+    if not FilePath(name).is_file():
+        yield where, f"expected a netCDF file, got {name!r}, which is none, change it or run `credit-like preprocess`"
+        return
+    for role in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
+        wanted = store.variables.role(role)
+        if not wanted:
+            continue
+        try:
+            mean, std, change_std = Statistics.load(FilePath(name)).select(wanted)
+        except _UNREADABLE as error:
+            yield where, f"expected statistics of every variable, got {_one_line(error)}, change it or make them anew"
+            return
+        columns = {"mean": mean, "std": std} | ({"change_std": change_std} if role == "prognostic" else {})
+        for what, values in columns.items():
+            wrong = ~np.isfinite(values) if what == "mean" else ~(np.isfinite(values) & (values > 0))
+            if wrong.any():
+                channels = np.array(store.variables.channel_names(wanted))[wrong]
+                good = "finite" if what == "mean" else "finite and positive"
+                yield where, f"expected {good} {what}, got {values[wrong][0]} for {', '.join(channels)}, make them anew"
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]:
+    """What would run, as plain data."""
+    grid, at = store.fields.grid, layout(experiment.trainer, world)
+    trainer = experiment.trainer
+    per_epoch = store.samples("train") // trainer.global_batch_size
+    if trainer.batches_per_epoch:
+        per_epoch = min(per_epoch, trainer.batches_per_epoch)
+    return {
+        "name": experiment.name,
+        "save_loc": experiment.save_loc,
+        "model": experiment.model.type,
+        "variables": {
+            role: [{"name": v.name, "levels": list(v.levels)} for v in store.variables.role(role)]
+            for role in ("prognostic", "diagnostic", "dynamic_forcing", "static")
+        },
+        "channels": {"in": store.variables.in_channels * experiment.data.history_len, "out": store.variables.out_channels},
+        "grid": {
+            "height": grid.height,
+            "width": grid.width,
+            "latitude": [float(grid.latitude[0]), float(grid.latitude[-1])],
+            "longitude": [float(grid.longitude[0]), float(grid.longitude[-1])],
+            "global": grid.is_global,
+        },
+        "times": {
+            "first": store.text(int(store.seconds[0])),
+            "last": store.text(int(store.seconds[-1])),
+            "count": len(store.seconds),
+            "timestep": format_duration(experiment.data.timestep),
+        },
+        "samples": {split: store.samples(split) for split in SPLITS},
+        "layout": {
+            "world": at.world,
+            "data": at.data,
+            "tensor": at.tensor,
+            "domain": at.domain,
+            "global_batch_size": trainer.global_batch_size,
+            "micro_batch_size": trainer.micro_batch_size,
+            "accumulation": at.accumulation,
+            "steps_per_epoch": per_epoch,
+            "steps": per_epoch * trainer.epochs,
+        },
+    }
+
+
+def print_table(description: dict[str, Any]) -> None:
+    """The description as a table on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    def names(variables: list[dict[str, Any]]) -> str:
+        shown = [f"{v['name']} × {len(v['levels'])}" if v["levels"] else v["name"] for v in variables]
+        return ", ".join(shown) or "none"
+
+    grid, times, at = description["grid"], description["times"], description["layout"]
+    north, west = grid["latitude"], grid["longitude"]
+    rows = {
+        "model": description["model"],
+        **{role.replace("_", " "): names(v) for role, v in description["variables"].items()},
+        "channels": f"{description['channels']['in']} in, {description['channels']['out']} out",
+        "grid": f"{grid['height']} × {grid['width']}{' global' if grid['global'] else ' regional'}, latitude {north[0]:g} to "
+        f"{north[1]:g}, longitude {west[0]:g} to {west[1]:g}",
+        "times": f"{times['count']} from {times['first']} to {times['last']}, stepped by {times['timestep']}",
+        "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items()),
+        "layout": f"{at['world']} processes = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",
+        "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
+        f"{at['accumulation']}",
+        "steps": f"{at['steps_per_epoch']} per epoch, {at['steps']} in all",
+        "save_loc": description["save_loc"],
+    }
+    table = Table(title=f"{description['name']}: nothing wrong found", show_header=False, title_justify="left")
+    for key, value in rows.items():
+        table.add_row(key, value)
+    Console().print(table)

@@ -1,0 +1,219 @@
+"""What the sections of an experiment demand of each other, before any file of data is opened.
+
+Each check yields findings: a location inside the experiment and `expected …, got …, change …`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path as FilePath
+
+from credit_like import registry
+from credit_like.registry import did_you_mean
+from credit_like.schema.base import format_duration
+from credit_like.schema.data import DataSection, Period, VariableSpec
+from credit_like.schema.errors import Path
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.trainer import TrainerSection
+
+Finding = tuple[Path, str]
+OUTPUT_ROLES = ("prognostic", "diagnostic")
+ROLES = (*OUTPUT_ROLES, "dynamic_forcing", "static")
+SPLITS = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many processes share the work, and how: derived from a world size, never written in a file."""
+
+    world: int
+    tensor: int
+    domain: int
+    data: int
+    """Data-parallel replicas: world // (tensor × domain)."""
+    accumulation: int
+    """Micro-batches that one replica adds up before an optimiser step."""
+
+
+def layout(trainer: TrainerSection, world: int) -> Layout:
+    """The layout of a run of `world` processes.
+
+    Raises ValueError with the arithmetic where the degrees or the batch sizes do not divide.
+    """
+    for _, message in layout_findings(trainer, world):
+        raise ValueError(message)
+    p = trainer.parallelism
+    data = world // p.model_ranks
+    return Layout(world, p.tensor, p.domain, data, trainer.global_batch_size // (trainer.micro_batch_size * data))
+
+
+def layout_findings(trainer: TrainerSection, world: int) -> Iterator[Finding]:
+    """Whether a world size fits the degrees, and the batch sizes fit both."""
+    p = trainer.parallelism
+    where: Path = ("trainer", "parallelism")
+    if world % p.model_ranks:
+        yield (
+            where,
+            f"expected a world size that tensor × domain = {p.tensor} × {p.domain} = {p.model_ranks} divides, got {world}, "
+            f"change it to {_multiples(world, p.model_ranks)} processes, or the degrees to divisors of {world}",
+        )
+        return
+    data = world // p.model_ranks
+    if p.data == "none" and data > 1:
+        yield (
+            (*where, "data"),
+            f"expected fsdp2 or ddp for {world} // ({p.tensor} × {p.domain}) = {data} data-parallel replicas, got none, "
+            f"change it, or run {p.model_ranks} process{'es' * (p.model_ranks > 1)}",
+        )
+    if data % p.replicate:
+        yield (
+            (*where, "replicate"),
+            f"expected a divisor of the {data} data-parallel replicas, got {p.replicate}, change it to one of {_divisors(data)}",
+        )
+    at_once = trainer.micro_batch_size * data
+    if trainer.global_batch_size % at_once:
+        yield (
+            ("trainer", "global_batch_size"),
+            f"expected a multiple of micro_batch_size × data-parallel replicas = {trainer.micro_batch_size} × {data} = "
+            f"{at_once}, got {trainer.global_batch_size}, change it to {_multiples(trainer.global_batch_size, at_once)}",
+        )
+
+
+def world_of(experiment: Experiment) -> int:
+    """The world size that the experiment asks of its batch system; else the smallest that its degrees allow."""
+    p = experiment.trainer.parallelism
+    if experiment.pbs and experiment.pbs.ngpus:
+        return experiment.pbs.nodes * experiment.pbs.ngpus
+    return p.model_ranks * p.replicate
+
+
+def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
+    """Everything that can be said without the data."""
+    yield from layout_findings(experiment.trainer, world)
+    yield from _period_findings(experiment.data)
+    yield from _variable_findings(experiment.data)
+    yield from _name_findings(experiment)
+    yield from _time_findings(experiment)
+    yield from _folder_findings(experiment)
+
+
+def specs(data: DataSection) -> Iterator[tuple[Path, str, bool, VariableSpec]]:
+    """Every variable with its location, role and whether it is on levels."""
+    for role in ROLES:
+        for kind in ("level", "surface"):
+            for i, spec in enumerate(getattr(getattr(data, role), kind)):
+                yield ("data", role, kind, i), role, kind == "level", spec
+
+
+def _period_findings(data: DataSection) -> Iterator[Finding]:
+    """No time is in two periods: a test time that was trained on scores nothing."""
+    periods = [(split, i, period) for split in SPLITS for i, period in enumerate(getattr(data, split))]
+    for (split, _, first), (other, i, second) in combinations(periods, 2):
+        if first.start <= second.end and second.start <= first.end:
+            both = [max(first.start, second.start), min(first.end, second.end)]
+            yield (
+                ("data", other, i),
+                f"expected times that no other period has, got {_shown(second)}, which overlaps {split} {_shown(first)} "
+                f"from {both[0]} to {both[1]}, change one of them",
+            )
+
+
+def _variable_findings(data: DataSection) -> Iterator[Finding]:
+    seen: dict[str, Path] = {}
+    for path, role, on_levels, spec in specs(data):
+        where = ".".join(map(str, path))
+        if spec.name in seen:
+            first = ".".join(map(str, seen[spec.name][:-1]))
+            yield path, f"expected each variable once, got {spec.name!r} in {first} too, remove one of the two"
+        seen.setdefault(spec.name, path)
+        if "@" in spec.name:
+            yield path, f"expected a name without '@' (it stands before a level), got {spec.name!r}, change it"
+        if on_levels and not (spec.levels or data.levels):
+            yield path, f"expected data.levels (or levels of {spec.name!r} alone), got none, add them"
+        if not on_levels and spec.levels:
+            yield path, f"expected no levels at the surface, got {len(spec.levels)}, move {spec.name!r} to {role}.level"
+        if on_levels and spec.compute:
+            yield path, f"expected {spec.compute} at the surface, got it on levels, move {where} to {role}.surface"
+        if spec.compute and role in OUTPUT_ROLES:
+            yield path, f"expected a forcing to compute, got {role} {spec.name!r}, move it to dynamic_forcing"
+        if spec.fill and role != "dynamic_forcing":
+            yield path, f"expected `fill` of a dynamic_forcing, got it of {role} {spec.name!r}, remove it"
+        yield from _level_findings((*path, "levels"), spec.levels or ())
+    yield from _level_findings(("data", "levels"), data.levels)
+    if not (data.prognostic.level or data.prognostic.surface):
+        yield ("data", "prognostic"), "expected at least one prognostic variable, got none, add one"
+
+
+def _level_findings(path: Path, levels: tuple[float, ...]) -> Iterator[Finding]:
+    twice = [level for level, count in Counter(levels).items() if count > 1]
+    if twice:
+        yield path, f"expected each level once, got {', '.join(f'{level:g}' for level in twice)} more than once, remove one"
+
+
+def _name_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Names that refer to variables or plug-ins."""
+    outputs = [spec.name for _, role, _, spec in specs(experiment.data) if role in OUTPUT_ROLES]
+    prognostic = [spec.name for _, role, _, spec in specs(experiment.data) if role == "prognostic"]
+    weights: dict[str, float] = getattr(experiment.loss, "variable_weights", {})
+    for name, weight in weights.items():
+        path: Path = ("loss", "variable_weights", name)
+        if name not in outputs:
+            yield path, f"expected a predicted variable, got {name!r}, change it{did_you_mean(name, outputs)}"
+        if weight < 0:
+            yield path, f"expected a weight of at least 0, got {weight:g}, change it"
+    for name in experiment.inference.ensemble.amplitude:
+        if name not in prognostic:
+            message = f"expected a prognostic variable, got {name!r}, change it{did_you_mean(name, prognostic)}"
+            yield ("inference", "ensemble", "amplitude", name), message
+    metrics = registry.names("metric")
+    for i, name in enumerate(experiment.evaluation.metrics):
+        if name.replace("_", "-") not in metrics:
+            yield ("evaluation", "metrics", i), registry.unknown("metric", name) + ", change it"
+
+
+def _time_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Durations that must be whole steps."""
+    step, inference = experiment.data.timestep, experiment.inference
+    if isinstance(inference.lead, dt.timedelta) and inference.lead % step:
+        yield (
+            ("inference", "lead"),
+            f"expected a whole number of steps of data.timestep {format_duration(step)}, got "
+            f"{format_duration(inference.lead)}, change it to {format_duration((inference.lead // step + 1) * step)}",
+        )
+    if inference.init and inference.init.interval and inference.init.interval % step:
+        yield (
+            ("inference", "init"),
+            f"expected an interval of whole steps of data.timestep {format_duration(step)}, got "
+            f"{format_duration(inference.init.interval)}, change it",
+        )
+    if inference.init and inference.init.start and inference.init.end and inference.init.end < inference.init.start:
+        yield ("inference", "init"), f"expected [first, last, interval], got last {inference.init.end} before first, change it"
+
+
+def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
+    """`save_loc` is, or can become, a folder that we may write to."""
+    folder = FilePath(experiment.save_loc).absolute()
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir():
+        yield ("save_loc",), f"expected a folder, got {experiment.save_loc!r}, but {existing} is a file, change it"
+    elif not os.access(existing, os.W_OK | os.X_OK):
+        yield ("save_loc",), f"expected a folder that may be written to, got {experiment.save_loc!r}, but {existing} may not, change it"
+
+
+def _shown(period: Period) -> str:
+    return f"[{period.start}, {period.end}]"
+
+
+def _multiples(value: int, of: int) -> str:
+    """The multiples next to a value, as `8 or 12`."""
+    below, above = value // of * of, (value // of + 1) * of
+    return f"{below} or {above}" if below else str(above)
+
+
+def _divisors(value: int) -> str:
+    return ", ".join(str(d) for d in range(1, value + 1) if value % d == 0)

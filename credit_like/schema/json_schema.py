@@ -1,0 +1,57 @@
+"""The JSON Schema of experiment files, with every plug-in's keys under its `type`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from credit_like import registry
+from credit_like.schema.experiment import Experiment
+
+
+def experiment_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of what a file and its includes say together; `include` itself is allowed too."""
+    schema = Experiment.model_json_schema(by_alias=True)
+    definitions: dict[str, Any] = schema.setdefault("$defs", {})
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            config = getattr(registry.module(kind, name), "Config", None)
+            if config is not None:
+                definitions.update(_plugin(kind, name, config))
+    filled: dict[str, Any] = _fill(schema)
+    filled["properties"]["include"] = {
+        "description": "Files merged in before this one, relative to it.",
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+    }
+    filled["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    # A file may leave to its includes what is required of the whole.
+    filled.pop("required", None)
+    return filled
+
+
+def _plugin(kind: str, name: str, config: Any) -> dict[str, Any]:
+    """The definitions of one plug-in, its own nested sections under a prefix."""
+    prefix = f"{kind}.{name}"
+    schema = config.model_json_schema(by_alias=True, ref_template=f"#/$defs/{prefix}.{{model}}")
+    nested = {f"{prefix}.{key}": value for key, value in schema.pop("$defs", {}).items()}
+    required: list[str] = schema.pop("required", [])
+    if kind == "writer":
+        schema["properties"]["format"] = schema["properties"]["type"]
+        choice: dict[str, Any] = {"required": required, "anyOf": [{"required": ["type"]}, {"required": ["format"]}]}
+    else:
+        choice = {"required": sorted({"type", *required})}
+    return {prefix: {**schema, **choice}, **nested}
+
+
+def _fill(node: Any) -> Any:
+    """Put the plug-ins of a kind where `schema.plugin` left its mark."""
+    if isinstance(node, list):
+        return [_fill(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    if "x-plugin" in node:
+        kind = node["x-plugin"]
+        return {
+            **{key: value for key, value in node.items() if key not in ("x-plugin", "type")},
+            "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)],
+        }
+    return {key: _fill(value) for key, value in node.items()}
