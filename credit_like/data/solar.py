@@ -1,0 +1,77 @@
+"""Insolation at the top of the atmosphere, computed from time and place.
+
+Symbols: φ latitude, δ declination, h hour angle, h₀ hour angle of sunset, γ day angle = 2π · fraction of the year passed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.data.times import Times, from_seconds, seconds, year_fraction
+
+SOLAR_CONSTANT = 1360.8
+"""W m-2 at the mean distance of the Sun (Kopp and Lean 2011, doi:10.1029/2010GL045777)."""
+_PIECE = 3 * 3600  # s over which declination and distance are held: they change by less than 0.05° and 3e-5
+
+Real = NDArray[np.float64]
+
+
+def orbit(times: Times) -> tuple[Real, Real, Real]:
+    """Declination (rad), equation of time (rad of hour angle) and (mean distance / distance)², each (T,).
+
+    Fourier series of Spencer (1971), Search 2 (5), 172: declination to 0.0006 rad, distance factor to 1e-4, equation of
+    time to 35 s. In other calendars the year is stretched to the calendar's length.
+    """
+    day_angle = 2 * np.pi * year_fraction(times)
+    cos, sin = (lambda k: np.cos(k * day_angle)), (lambda k: np.sin(k * day_angle))
+    declination = (
+        0.006918
+        - 0.399912 * cos(1)
+        + 0.070257 * sin(1)
+        - 0.006758 * cos(2)
+        + 0.000907 * sin(2)
+        - 0.002697 * cos(3)
+        + 0.00148 * sin(3)
+    )
+    equation = 0.000075 + 0.001868 * cos(1) - 0.032077 * sin(1) - 0.014615 * cos(2) - 0.040849 * sin(2)
+    distance = 1.000110 + 0.034221 * cos(1) + 0.001280 * sin(1) + 0.000719 * cos(2) + 0.000077 * sin(2)
+    return declination, equation, distance
+
+
+def insolation(times: Times, calendar: str, step_seconds: int, latitude: Real, longitude: Real) -> NDArray[np.float32]:
+    """(T, H, W), J m-2: insolation accumulated over the step that ends at each time.
+
+    S (d̄/d)² ∫ max(0, sin φ sin δ + cos φ cos δ cos h) dt, integrated exactly over h in pieces of at most 3 h, in which
+    the orbit stands still. `latitude` (H,) and `longitude` (W,) in degrees; times are UTC.
+    """
+    pieces = max(1, -(-step_seconds // _PIECE))
+    length = step_seconds / pieces
+    total = np.zeros((len(times), len(latitude), len(longitude)))
+    phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
+    ends = seconds(times)
+    for piece in range(pieces):
+        middle = ends - step_seconds + (piece + 0.5) * length
+        declination, equation, distance = orbit(from_seconds(np.rint(middle).astype(np.int64), calendar))
+        of_day = 2 * np.pi * ((middle / 86400) % 1.0) - np.pi
+        half = np.pi * length / 86400
+        for t in range(len(times)):
+            hour_W = of_day[t] + equation[t] + lam
+            along_H = np.sin(phi) * np.sin(declination[t])
+            across_H = np.cos(phi) * np.cos(declination[t])
+            lit = _lit(along_H, across_H, hour_W + half) - _lit(along_H, across_H, hour_W - half)
+            total[t] += SOLAR_CONSTANT * distance[t] * lit * (86400 / (2 * np.pi))
+    return total.astype(np.float32)
+
+
+def _lit(along_H: Real, across_H: Real, hour_W: Real) -> Real:
+    """(H, W): ∫ from −π to h of max(0, along + across · cos h′) dh′, continued over whole days."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.clip(-along_H / across_H, -1, 1)
+    sunset_H = np.where(across_H > 1e-12, np.arccos(np.nan_to_num(ratio)), np.where(along_H > 0, np.pi, 0.0))
+    days_W = np.floor((hour_W + np.pi) / (2 * np.pi))
+    hour_W = hour_W - 2 * np.pi * days_W
+    lit_HW = np.clip(hour_W[None, :], -sunset_H[:, None], sunset_H[:, None])
+    half_day_H = along_H * sunset_H + across_H * np.sin(sunset_H)
+    part_HW = along_H[:, None] * lit_HW + across_H[:, None] * np.sin(lit_HW) + half_day_H[:, None]
+    return np.asarray(part_HW + days_W[None, :] * 2 * half_day_H[:, None])

@@ -1,0 +1,387 @@
+"""What sources of files share: finding files, canonical dimensions, time, and one lazy dataset out of many files."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cftime
+import fsspec
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+from credit_like.data.times import Times, to_text
+from credit_like.schema.base import Section
+
+DIMS = ("time", "level", "latitude", "longitude")
+_STANDARD_NAMES = {
+    "time": ("time",),
+    "level": (
+        "air_pressure", "model_level_number", "atmosphere_sigma_coordinate", "height", "altitude", "depth",
+        "atmosphere_hybrid_sigma_pressure_coordinate", "atmosphere_hybrid_height_coordinate",
+    ),
+    "latitude": ("latitude",),
+    "longitude": ("longitude",),
+}  # fmt: skip
+_AXES = {"T": "time", "Z": "level", "Y": "latitude", "X": "longitude"}
+_NAMES = {
+    "time": ("time", "valid_time", "timestep", "times", "date", "datetime", "step"),
+    "level": (
+        "level", "lev", "plev", "pressure_level", "isobaricInhPa", "model_level", "hybrid", "pressure", "pfull", "height", "depth",
+    ),
+    "latitude": ("latitude", "lat", "nav_lat", "y", "grid_yt"),
+    "longitude": ("longitude", "lon", "nav_lon", "x", "grid_xt"),
+}  # fmt: skip
+_DATE_CODES = {
+    "%Y": "[0-9]" * 4,
+    "%m": "[0-9]" * 2,
+    "%d": "[0-9]" * 2,
+    "%H": "[0-9]" * 2,
+    "%j": "[0-9]" * 3,
+    "%y": "[0-9]" * 2,
+}
+_CODING = ("_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned")
+
+
+class Dims(Section):
+    """Names of dimensions in the files, where they are not recognised by attributes or common names."""
+
+    time: str | None = None
+    level: str | None = None
+    latitude: str | None = None
+    longitude: str | None = None
+
+
+class Region(Section):
+    """A box in degrees, edges included; `west > east` crosses the meridian where the data begin."""
+
+    south: float = -90.0
+    north: float = 90.0
+    west: float | None = None
+    east: float | None = None
+
+
+class FileConfig(Section):
+    """What one can say about files of any format."""
+
+    path: str | tuple[str, ...] = ""
+    """File, folder of a store, glob, strftime template (all that exist are used), URL that fsspec knows, or a list of these."""
+    rename: dict[str, str] = {}
+    """Name in the files → name here, where `var` of a variable is not enough."""
+    dims: Dims = Dims()
+    time_units: str | None = None
+    """Units of the time coordinate, when the files do not say: `hours since 1990-01-01`, or `hours since reftime` with a
+    variable of the files that holds the start as text."""
+    calendar: str | None = None
+    """Calendar of the time coordinate, when the files do not say."""
+    region: Region | None = None
+    storage_options: dict[str, Any] = {}
+    """Passed on to fsspec for a URL."""
+
+
+def is_url(path: str) -> bool:
+    """Whether fsspec has to open it."""
+    return "://" in path or "::" in path
+
+
+def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
+    """The files that a path, glob, template or list means, sorted.
+
+    Raises ValueError where there is none, with what lies near.
+    """
+    found: list[str] = []
+    for path in [paths] if isinstance(paths, str) else paths:
+        pattern = path
+        for code, digits in _DATE_CODES.items():
+            pattern = pattern.replace(code, digits)
+        if any(character in pattern for character in "*?["):
+            fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
+            matches = sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in fs.glob(inside))
+            if not matches:
+                raise ValueError(f"expected files that match {path}, got none{_near(path)}")
+            found += matches
+        elif is_url(path) or Path(path).exists():
+            found.append(path)
+        else:
+            raise ValueError(f"expected an existing file or folder, got {path!r}{_near(path)}")
+    return found
+
+
+def _near(path: str) -> str:
+    if is_url(path) or not path:
+        return "; change data.source.path"
+    parent = Path(path).parent
+    while not parent.is_dir() and parent != parent.parent:
+        parent = parent.parent
+    names = sorted(entry.name for entry in parent.iterdir())
+    close = difflib.get_close_matches(Path(path).name, names, n=3, cutoff=0.4) or names[:5]
+    return f"; {parent} has {', '.join(close)}" if close else f"; {parent} is empty"
+
+
+def open_files(
+    config: FileConfig, open_one: Callable[[str], xr.Dataset], expected: str, strict_time: bool = True
+) -> xr.Dataset:
+    """One lazy dataset out of all files of a configuration; `open_one` opens a file with nothing decoded.
+
+    Files with the same variables are joined along time; files with other variables are merged, on equal times. Raises
+    ValueError where a file is not what was `expected`, coordinates differ or times overlap.
+    """
+    groups: dict[tuple[str, ...], list[_File]] = {}
+    for path in find_files(config.path, config.storage_options):
+        file = _File(path, lambda path=path: canonical(_open(path, open_one, expected), config, path))  # type: ignore[misc]
+        groups.setdefault(tuple(sorted(map(str, file.dataset().data_vars))), []).append(file)
+    merged: xr.Dataset | None = None
+    for files in groups.values():
+        joined = files[0].dataset() if len(files) == 1 else _join(files)
+        if merged is None:
+            merged = joined
+            continue
+        if both := sorted(set(map(str, merged.data_vars)) & set(map(str, joined.data_vars))):
+            raise ValueError(
+                f"expected files of the same variables or of different ones, got {', '.join(both)} in several files beside "
+                f"others, e.g. {files[0].path}; give such a variable its own `path`, or list several sources"
+            )
+        _same_coordinates(merged, joined, files[0].path, ("time", *DIMS[1:]))
+        merged = merged.assign(joined.data_vars)
+    assert merged is not None
+    return merged
+
+
+def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr.Dataset:
+    try:
+        return open_one(path)
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"expected {expected}, got {path}, which does not open: {reason}") from error
+
+
+class _File:
+    """A file that is opened when asked for, and then stays open."""
+
+    def __init__(self, path: str, open_it: Callable[[], xr.Dataset]) -> None:
+        self.path = path
+        self._open_it = open_it
+        self._dataset: xr.Dataset | None = None
+
+    def dataset(self) -> xr.Dataset:
+        if self._dataset is None:
+            self._dataset = self._open_it()
+        return self._dataset
+
+
+def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Sequence[str]) -> None:
+    for name in names:
+        if name in first.coords and name in other.coords:
+            a, b = first[name].values, other[name].values
+            if a.shape != b.shape or not (np.array_equal(a, b) if name == "time" else np.allclose(a, b)):
+                raise ValueError(
+                    f"expected the same {name} in all files, got another in {path}; list it as a source of its own"
+                )
+
+
+def _join(files: Sequence[_File]) -> xr.Dataset:
+    """Along time, in the order of their first times."""
+    if "time" not in files[0].dataset().coords:
+        raise ValueError(f"expected files with a time axis where there are several, got {files[0].path} without one")
+    files = sorted(files, key=lambda file: file.dataset()["time"].values[0])
+    first = files[0].dataset()
+    for file in files[1:]:
+        _same_coordinates(first, file.dataset(), file.path, DIMS[1:])
+    axes = [file.dataset()["time"].values for file in files]
+    for before, after, file in zip(axes, axes[1:], files[1:], strict=False):
+        if after[0] <= before[-1]:
+            raise ValueError(
+                f"expected files that follow each other in time, got {to_text(after[0])} in {file.path} a second time"
+            )
+    bounds = np.cumsum([0, *map(len, axes)])
+    variables: dict[str, Any] = {}
+    for name, variable in first.data_vars.items():
+        if "time" not in variable.dims:
+            variables[str(name)] = variable.variable
+            continue
+        shape = tuple(int(bounds[-1]) if dim == "time" else n for dim, n in variable.sizes.items())
+        dtype = np.result_type(*(file.dataset()[name].dtype for file in files))
+        lazy = indexing.LazilyIndexedArray(_Joined(files, str(name), variable.dims.index("time"), bounds, shape, dtype))
+        variables[str(name)] = xr.Variable(variable.dims, lazy, variable.attrs)
+    coordinates = {name: coordinate for name, coordinate in first.coords.items() if "time" not in coordinate.dims}
+    return xr.Dataset(variables, {**coordinates, "time": np.concatenate(axes)}, first.attrs)
+
+
+class _Joined(BackendArray):
+    """One variable of several files, joined along time without loading."""
+
+    def __init__(
+        self,
+        files: Sequence[_File],
+        name: str,
+        axis: int,
+        bounds: NDArray[np.int64],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self.files, self.name, self.axis, self.bounds = files, name, axis, bounds
+        self.shape, self.dtype = shape, dtype
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
+
+    def _read(self, key: tuple[Any, ...]) -> Any:
+        wanted = key[self.axis]
+        if isinstance(wanted, int | np.integer):
+            return self._part(key, int(np.searchsorted(self.bounds, wanted, "right")) - 1, int(wanted))
+        positions = np.arange(self.shape[self.axis])[wanted]
+        of_file = np.searchsorted(self.bounds, positions, "right") - 1
+        cuts = [0, *(np.flatnonzero(np.diff(of_file)) + 1), len(positions)]
+        parts = [self._part(key, int(of_file[a]), positions[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        axis = sum(not isinstance(k, int | np.integer) for k in key[: self.axis])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
+
+    def _part(self, key: tuple[Any, ...], file: int, positions: Any) -> Any:
+        local: Any = positions - int(self.bounds[file])
+        if isinstance(local, np.ndarray) and np.all(np.diff(local) == 1):
+            local = slice(int(local[0]), int(local[-1]) + 1)
+        variable = self.files[file].dataset().variables[self.name]
+        return variable[(*key[: self.axis], local, *key[self.axis + 1 :])].values
+
+
+def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
+    """Dimensions named time, level, latitude, longitude; decoded times and values; latitude and longitude 1-D.
+
+    `raw` comes with nothing decoded. Raises ValueError where a dimension cannot be recognised or time not decoded.
+    """
+    names = {here: there for here, there in config.dims.model_dump().items() if there is not None}
+    for here, there in names.items():
+        if there not in raw.dims and there not in raw.variables:
+            raise ValueError(
+                f"expected {path} to have the {here} dimension {there!r}, got {', '.join(map(str, raw.dims))}"
+            )
+    for dim in raw.dims:
+        role = _role(raw, str(dim))
+        if role and role not in names:
+            names[role] = str(dim)
+    units_by = _start(raw, config)
+    renamed = {there: here for here, there in names.items() if there != here and there in {*raw.dims, *raw.variables}}
+    blocked = [here for here in renamed.values() if here in raw.variables or here in raw.dims]
+    dataset = raw.drop_vars([name for name in blocked if name in raw.variables]).rename(renamed)
+    if wrong := [name for name in config.rename if name not in dataset.variables]:
+        raise ValueError(
+            f"expected {path} to have {wrong[0]!r} (data.source.rename), got {', '.join(map(str, raw.data_vars))}"
+        )
+    dataset = dataset.rename(config.rename)
+    for name in ("latitude", "longitude"):
+        if name not in dataset.coords and name in dataset.dims:
+            raise ValueError(f"expected values of {name} in {path}, got a dimension without coordinate")
+    dataset = _decode_values(dataset)
+    if "time" in dataset.variables and "time" in dataset.dims:
+        times = _decode_time(dataset["time"].variable, units_by, config.calendar, path)
+        dataset = dataset.assign_coords(time=("time", times))
+    return _within(dataset, config.region)
+
+
+def _role(raw: xr.Dataset, dim: str) -> str | None:
+    """What a dimension is, by standard name, axis, or common name."""
+    attrs = raw[dim].attrs if dim in raw.variables else {}
+    for role, standard_names in _STANDARD_NAMES.items():
+        if attrs.get("standard_name") in standard_names:
+            return role
+    if attrs.get("axis") in _AXES:
+        return _AXES[attrs["axis"]]
+    units = str(attrs.get("units", ""))
+    if units in ("degrees_north", "degree_north", "degrees_N"):
+        return "latitude"
+    if units in ("degrees_east", "degree_east", "degrees_E"):
+        return "longitude"
+    return next((role for role in DIMS if dim in _NAMES[role] or dim.lower() in _NAMES[role]), None)
+
+
+def _start(raw: xr.Dataset, config: FileConfig) -> str | None:
+    """`config.time_units` with a start that a variable of the file holds as text put in."""
+    if config.time_units is None or " since " not in config.time_units:
+        return config.time_units
+    unit, since = config.time_units.split(" since ", 1)
+    if since.strip() not in raw.variables:
+        return config.time_units
+    value = np.asarray(raw[since.strip()].values)
+    text = value.tobytes().decode() if value.dtype.kind == "S" else "".join(map(str, value.ravel().tolist()))
+    match = re.search(r"(\d{4})\D+(\d{1,2})\D+(\d{1,2})(?:\D+(\d{1,2}))?(?::(\d{2}))?(?::(\d{2}))?", text)
+    if match is None:
+        raise ValueError(f"expected a date in variable {since!r}, got {text!r}; change data.source.time_units")
+    year, month, day, hour, minute, second = (int(part or 0) for part in match.groups())
+    return f"{unit} since {year:04d}-{month:02d}-{day:02d} {hour:02d}:{minute:02d}:{second:02d}"
+
+
+def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None, path: str) -> Times:
+    """datetime64[s] for calendars like ours, cftime objects for others."""
+    attrs = dict(variable.attrs)
+    attrs.update({"units": units} if units else {})
+    attrs.update({"calendar": calendar} if calendar else {})
+    values = variable.values
+    if values.dtype.kind == "M":
+        return values.astype("datetime64[s]")
+    if "since" not in str(attrs.get("units", "")):
+        raise ValueError(
+            f"expected time units such as 'hours since 1990-01-01' in {path}, got {attrs.get('units')!r}; set time_units"
+        )
+    try:
+        coder = xr.coders.CFDatetimeCoder(time_unit="s")
+        decoded = coder.decode(xr.Variable(variable.dims, values, attrs)).values
+    except (ValueError, OverflowError) as error:
+        raise ValueError(f"expected times that decode in {path}, got {attrs['units']!r}: {error}") from error
+    if decoded.dtype.kind == "M":
+        return decoded.astype("datetime64[s]")
+    first = decoded.ravel()[0]
+    if isinstance(first, cftime.datetime) and first.calendar in ("standard", "gregorian", "proleptic_gregorian"):
+        return np.array([np.datetime64(time.isoformat(), "s") for time in decoded])
+    return np.asarray(decoded, dtype=object)
+
+
+def _decode_values(dataset: xr.Dataset) -> xr.Dataset:
+    """Scale, offset and missing values applied, where there are any: floats whose missing value is NaN pass untouched."""
+    coded = [str(name) for name, variable in dataset.variables.items() if name != "time" and _is_coded(variable)]
+    plain = dataset.drop_vars(coded)
+    for name in set(map(str, plain.variables)) - {"time"}:
+        plain[name].attrs = {key: value for key, value in plain[name].attrs.items() if key not in _CODING}
+    if not coded:
+        return plain
+    decoded = xr.decode_cf(dataset[coded].drop_vars("time", errors="ignore"), decode_times=False, decode_coords=False)
+    return plain.assign({name: decoded[name].variable for name in coded if name not in dataset.coords}).assign_coords(
+        {name: decoded[name].variable for name in coded if name in dataset.coords}
+    )
+
+
+def _is_coded(variable: xr.Variable) -> bool:
+    attrs = variable.attrs
+    missing = [np.asarray(attrs[key]).ravel() for key in ("_FillValue", "missing_value") if key in attrs]
+    if variable.dtype.kind == "f":
+        return "scale_factor" in attrs or "add_offset" in attrs or any(not np.all(np.isnan(value)) for value in missing)
+    return variable.dtype.kind in "iu" and any(key in attrs for key in _CODING)
+
+
+def _within(dataset: xr.Dataset, region: Region | None) -> xr.Dataset:
+    """Rows and columns inside a region; a region across the data's own edge is rolled together."""
+    if region is None or "latitude" not in dataset.coords:
+        return dataset
+    latitude = dataset["latitude"].values
+    rows = np.flatnonzero((latitude >= region.south - 1e-6) & (latitude <= region.north + 1e-6))
+    columns = np.arange(dataset.sizes["longitude"])
+    if region.west is not None and region.east is not None:
+        east_of = (dataset["longitude"].values - region.west + 1e-6) % 360
+        width = (region.east - region.west) % 360 or 360.0
+        inside = np.flatnonzero(east_of <= width + 2e-6)
+        columns = inside[np.argsort(east_of[inside], kind="stable")]
+    if len(rows) < 2 or len(columns) < 2:
+        raise ValueError(
+            f"expected a region with at least 2 × 2 points, got {len(rows)} × {len(columns)}; change data.source.region"
+        )
+    cut = dataset.isel(latitude=slice(int(rows[0]), int(rows[-1]) + 1))
+    if np.all(np.diff(columns) == 1):
+        return cut.isel(longitude=slice(int(columns[0]), int(columns[-1]) + 1))
+    cut = cut.isel(longitude=columns)
+    west = cut["longitude"].values[0]
+    return cut.assign_coords(longitude=west + (cut["longitude"].values - west) % 360)

@@ -1,0 +1,545 @@
+"""Files on disk → fields by variable, time and row: the one door through which data enter the program.
+
+Shape suffixes: T times, C channels, H rows (those asked for), W longitudes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time as clock
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from credit_like import registry
+from credit_like.data import aliases, solar, units
+from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
+from credit_like.grid import Grid
+from credit_like.schema.data import DataSection, Periods
+from credit_like.variables import ROLES, Variable, Variables
+
+Fields = NDArray[np.float32]
+_ATTRS = ("units", "long_name", "standard_name", "cell_methods", "positive")
+_SOLAR_ATTRS = {
+    "units": "J m-2",
+    "long_name": "insolation at the top of the atmosphere, accumulated over the step that ends at the time",
+    "standard_name": "integral_wrt_time_of_toa_incoming_shortwave_flux",
+}
+_READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError)
+_TRIES, _PAUSE = 3, 0.2  # reads of a disk or server that falters are repeated this often, after so many seconds
+_LOG = logging.getLogger(__name__)
+
+
+class StoreError(ValueError):
+    """The files do not hold what the experiment asks for: `problems` as (place in the experiment, message)."""
+
+    def __init__(self, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{'.'.join(map(str, place))}: {message}" for place, message in self.problems))
+
+
+class ReadError(RuntimeError):
+    """A read failed although the files opened: says what was read, at which time, from where, and why."""
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A configured source; `position` maps the store's times to the source's own, None where they are the same."""
+
+    config: Any
+    position: NDArray[np.int64] | None = None
+
+    @property
+    def where(self) -> str:
+        path = getattr(self.config, "path", "")
+        return path if isinstance(path, str) and path else self.config.type
+
+    def open(self, variables: Sequence[Variable]) -> xr.Dataset:
+        dataset: xr.Dataset = registry.module("source", self.config.type).open_dataset(self.config, variables)
+        return dataset
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where the values of one variable come from; target = factor · stored + offset."""
+
+    source: int
+    var: str
+    dims: tuple[str, ...]
+    levels: tuple[int, ...]
+    factor: float
+    offset: float
+    attrs: dict[str, str]
+    cyclic: bool = False
+
+
+class FieldStore:
+    """Fields of all variables of an experiment on one grid and one time axis whose step is the experiment's.
+
+    Picklable and safe to fork: every process opens the files for itself when it first reads. Made by `open_store`.
+    """
+
+    def __init__(
+        self,
+        variables: Variables,
+        grid: Grid,
+        times: Times,
+        step_seconds: int,
+        sources: Sequence[_Source],
+        places: dict[str, _Place],
+        datasets: Sequence[xr.Dataset],
+    ) -> None:
+        self.variables = variables
+        self.grid = grid
+        self.times = times
+        self.calendar = calendar_of(times)
+        self.seconds = seconds(times)
+        self.step_seconds = step_seconds
+        self._sources = tuple(sources)
+        self._places = places
+        self._datasets: dict[int, xr.Dataset] = dict(enumerate(datasets))
+        self._pool: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_datasets": {}, "_pool": None, "_pid": -1}
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def start(self) -> str:
+        """The first time, as text."""
+        return to_text(self.times[0])
+
+    def attrs(self, variable: Variable) -> dict[str, str]:
+        """units, long_name and standard_name, as far as the files or the experiment give them."""
+        return dict(_SOLAR_ATTRS if variable.spec.compute else self._places[variable.name].attrs)
+
+    def index(self, time: str) -> int:
+        """Position of an ISO time on the time axis. Raises ValueError with the nearest times where it is not there."""
+        wanted = parse(time, self.calendar)
+        after = int(np.searchsorted(self.seconds, wanted))
+        if after < len(self.seconds) and self.seconds[after] == wanted:
+            return after
+        near = [to_text(t) for t in self.times[max(0, after - 1) : after + 1]]
+        raise ValueError(f"expected a time in the data, got {time}; the nearest are {' and '.join(near)}")
+
+    def period(self, periods: Periods) -> NDArray[np.int64]:
+        """Positions inside the periods, ends included, in order."""
+        inside = np.zeros(len(self.times), bool)
+        for period in periods:
+            inside |= (self.seconds >= parse(period.start, self.calendar)) & (
+                self.seconds <= parse(period.end, self.calendar)
+            )
+        return np.flatnonzero(inside)
+
+    def time_seconds(self, positions: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Seconds since 1970-01-01 at positions; beyond the last one time goes on in steps."""
+        wanted = np.asarray(positions, np.int64)
+        if wanted.size and wanted.min() < 0:
+            raise ValueError(f"expected positions from 0 on, got {wanted.min()}")
+        last = len(self.seconds) - 1
+        return self.seconds[np.minimum(wanted, last)] + np.maximum(wanted - last, 0) * self.step_seconds
+
+    def read(
+        self,
+        variables: Sequence[Variable],
+        times: Sequence[int] | NDArray[np.int64],
+        rows: slice = slice(None),
+        out: Sequence[Fields] | None = None,
+    ) -> Fields:
+        """(T, C, H, W) float32 at positions on the time axis, NaN where there are no data.
+
+        Only `rows` are read where the files allow it. `out` gives T arrays (C, H, W) to fill instead;
+        the result is then empty. Computed and cyclic variables go on beyond the last time; others raise IndexError there.
+        Raises ReadError naming variable, time and file where reading fails three times.
+        """
+        positions = np.asarray(times, np.int64)
+        height = len(range(*rows.indices(self.grid.height)))
+        result = np.empty((0, 0, 0, 0), np.float32)
+        if out is None:
+            out = result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
+        jobs = [(variable, channels, positions, rows, out) for variable, channels in _stacked(variables)]
+        if len(jobs) > 1 and self._concurrent():
+            for done in [self._threads().submit(self._fill, *job) for job in jobs]:
+                done.result()
+        else:
+            for job in jobs:
+                self._fill(*job)
+        return result
+
+    def static(self, rows: slice = slice(None)) -> Fields:
+        """(C, H, W) of the static variables."""
+        statics = self.variables.role("static")
+        if not statics:
+            return np.empty((0, len(range(*rows.indices(self.grid.height))), self.grid.width), np.float32)
+        return self.read(statics, [0], rows)[0]
+
+    def forcing(self, times: Sequence[int], now: int, rows: slice = slice(None)) -> Fields:
+        """(T, C, H, W) of the dynamic forcing as a forecast from position `now` knows it: `fill: persist` holds the field of
+        `now` at later times."""
+        variables = self.variables.role("dynamic_forcing")
+        positions = np.asarray(times, np.int64)
+        height = len(range(*rows.indices(self.grid.height)))
+        result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
+        for held in (False, True):
+            some = [(v, c) for v, c in _stacked(variables) if (v.spec.fill == "persist") == held]
+            at = np.minimum(positions, now) if held else positions
+            for variable, channels in some:
+                self._fill(variable, channels, at, rows, result)
+        return result
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def _fill(
+        self, variable: Variable, channels: slice, positions: NDArray[np.int64], rows: slice, out: Sequence[Fields]
+    ) -> None:
+        if variable.spec.compute == "solar":
+            latitude = self.grid.latitude[rows]
+            times = from_seconds(self.time_seconds(positions), self.calendar)
+            for t, field in enumerate(
+                solar.insolation(times, self.calendar, self.step_seconds, latitude, self.grid.longitude)
+            ):
+                out[t][channels.start] = field
+            return
+        place = self._places[variable.name]
+        start = 0
+        for run in _runs(self._source_positions(place, positions)):
+            block_TCHW = self._load(variable, place, run, rows)
+            for t, block_CHW in enumerate(block_TCHW):
+                _store(out[start + t][channels], block_CHW, place)
+            start += len(block_TCHW)
+
+    def _source_positions(self, place: _Place, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        if "time" not in place.dims:
+            return np.full(len(positions), -1, np.int64)
+        if place.cyclic:
+            axis = self._dataset(place.source)["time"].values
+            return _nearest_in_year(axis, from_seconds(self.time_seconds(positions), self.calendar))
+        if positions.size and not 0 <= positions.min() <= positions.max() < len(self.times):
+            raise IndexError(
+                f"expected times from {to_text(self.times[0])} to {to_text(self.times[-1])}, got position {positions.max()} "
+                f"of {len(self.times)}; for forcing beyond the data use `fill: persist` or `cyclic`"
+            )
+        mapping = self._sources[place.source].position
+        return positions if mapping is None else mapping[positions]
+
+    def _load(self, variable: Variable, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
+        """(T, C, H, W) as stored, of consecutive times; repeats a read that fails."""
+        for attempt in range(1, _TRIES + 1):
+            try:
+                return self._load_once(place, run, rows)
+            except _READ_ERRORS as error:
+                if attempt == _TRIES:
+                    raise ReadError(self._story(variable, place, run, error)) from error
+                clock.sleep(_PAUSE * attempt)
+                self._datasets.pop(place.source, None)
+        raise AssertionError("unreachable")
+
+    def _load_once(self, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
+        stored = self._dataset(place.source).variables[place.var]
+        key: dict[str, Any] = {"latitude": slice(*rows.indices(self.grid.height))}
+        if run[0] >= 0:
+            key["time"] = slice(int(run[0]), int(run[-1]) + 1)
+        low = min(place.levels, default=0)
+        if "level" in place.dims:
+            key["level"] = slice(low, max(place.levels) + 1)
+        values = stored[tuple(key.get(str(dim), slice(None)) for dim in stored.dims)].values
+        order = [place.dims.index(dim) for dim in ("time", "level", "latitude", "longitude") if dim in place.dims]
+        values = values.transpose(order)
+        if "time" not in place.dims:
+            values = np.broadcast_to(values, (len(run), *values.shape))
+        if "level" not in place.dims:
+            return values[:, None]
+        wanted = [level - low for level in place.levels]
+        return values if wanted == list(range(values.shape[1])) else values[:, wanted]
+
+    def _story(self, variable: Variable, place: _Place, run: NDArray[np.int64], error: Exception) -> str:
+        source = self._sources[place.source]
+        at = f" at source time {run[0]}" if run[0] >= 0 else ""
+        if run[0] >= 0 and not place.cyclic:
+            first = run[0] if source.position is None else int(np.searchsorted(source.position, run[0]))
+            at = f" at {to_text(self.times[min(int(first), len(self.times) - 1)])}"
+        name = variable.name if place.var == variable.name else f"{variable.name} ({place.var})"
+        return f"cannot read {name}{at} from {source.where}: {type(error).__name__}: {error}"
+
+    def _dataset(self, source: int) -> xr.Dataset:
+        if self._pid != os.getpid():
+            self._datasets, self._pool, self._pid = {}, None, os.getpid()
+        if source not in self._datasets:
+            wanted = [v for v in self.variables if v.name in self._places and self._places[v.name].source == source]
+            self._datasets[source] = self._sources[source].open(wanted)
+        return self._datasets[source]
+
+    def _concurrent(self) -> bool:
+        """Whether reads of several variables may run side by side: they wait for a server, and the format allows it."""
+        return any("://" in str(source.where) for source in self._sources)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pid != os.getpid():
+            self._datasets, self._pool, self._pid = {}, None, os.getpid()
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="read")
+        return self._pool
+
+
+def _stacked(variables: Sequence[Variable]) -> list[tuple[Variable, slice]]:
+    slices = Variables.slices(variables)
+    return [(variable, slices[variable.name]) for variable in variables]
+
+
+def _runs(positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Cut where positions are not consecutive; fields without time (−1) stay together."""
+    if not len(positions):
+        return []
+    jumps = np.diff(positions) != (0 if positions[0] < 0 else 1)
+    return np.split(positions, np.flatnonzero(jumps) + 1)
+
+
+def _store(target: Fields, block: NDArray[Any], place: _Place) -> None:
+    """Convert units in the precision of the stored values, then round once to float32."""
+    if place.factor != 1:
+        block = block * place.factor
+    np.copyto(target, block if place.offset == 0 else block + place.offset, casting="unsafe")
+
+
+def _nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
+    """Positions on a climatological axis that are nearest in the year (and so, for steps below a day, in the day)."""
+    there, here = year_fraction(axis), year_fraction(wanted)
+    apart = np.abs(there[None, :] - here[:, None])
+    return np.argmin(np.minimum(apart, 1 - apart), axis=1)
+
+
+# --- opening -------------------------------------------------------------------------------------------------------------
+
+
+def open_store(data: DataSection, variables: Variables) -> FieldStore:
+    """Open the sources of an experiment and find every variable, level and unit in them; reads no fields.
+
+    Raises StoreError (a ValueError) with all problems together.
+    """
+    problems: list[tuple[tuple[str | int, ...], str]] = []
+    sources, datasets = _open_sources(data, variables, problems)
+    if problems:
+        raise StoreError(problems)
+    by_path = {source.config.path: i for i, source in enumerate(sources) if i >= len(data.source)}
+    places: dict[str, _Place] = {}
+    for variable in variables:
+        if variable.spec.compute:
+            continue
+        where = _spec_place(data, variable)
+        among = [by_path[variable.spec.path]] if variable.spec.path else list(range(len(data.source)))
+        try:
+            places[variable.name] = _find(variable, among, sources, datasets)
+        except ValueError as error:
+            problems.append((where, str(error)))
+    if problems:
+        raise StoreError(problems)
+    grid = _common_grid(sources, datasets, places)
+    step = int(data.timestep.total_seconds())
+    times, positions = _common_times(sources, datasets, places, step)
+    sources = [replace(source, position=position) for source, position in zip(sources, positions, strict=True)]
+    return FieldStore(variables, grid, times, step, sources, places, datasets)
+
+
+def _open_sources(
+    data: DataSection, variables: Variables, problems: list[tuple[tuple[str | int, ...], str]]
+) -> tuple[list[_Source], list[xr.Dataset]]:
+    """The listed sources that are needed, then one for every `path` of a variable."""
+    own = [variable for variable in variables if not variable.spec.path and not variable.spec.compute]
+    sources, datasets = [], []
+    for i, config in enumerate(data.source):
+        sources.append(_Source(config))
+        datasets.append(_try_open(sources[-1], own, ("data", "source", i), problems) if own else xr.Dataset())
+    like = next((config for config in data.source if "path" in type(config).model_fields), None)
+    for path in dict.fromkeys(variable.spec.path for variable in variables if variable.spec.path):
+        of_path = [variable for variable in variables if variable.spec.path == path]
+        where = (*_spec_place(data, of_path[0]), "path")
+        if like is None:
+            problems.append((where, f"expected a source with files to read {path} like, got {data.source[0].type}"))
+            continue
+        config: BaseModel = like.model_copy(update={"path": path})
+        sources.append(_Source(config))
+        datasets.append(_try_open(sources[-1], of_path, where, problems))
+    return sources, datasets
+
+
+def _try_open(
+    source: _Source,
+    variables: Sequence[Variable],
+    where: tuple[str | int, ...],
+    problems: list[tuple[tuple[str | int, ...], str]],
+) -> xr.Dataset:
+    try:
+        return source.open(variables)
+    except ValueError as error:
+        problems.append((where, str(error)))
+        return xr.Dataset()
+
+
+def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
+    """Where in the experiment a variable stands."""
+    for role in ROLES:
+        for kind in ("level", "surface"):
+            for i, spec in enumerate(getattr(getattr(data, role), kind)):
+                if spec.name == variable.name:
+                    return ("data", role, kind, i)
+    raise AssertionError(variable.name)
+
+
+def _find(
+    variable: Variable, among: Sequence[int], sources: Sequence[_Source], datasets: Sequence[xr.Dataset]
+) -> _Place:
+    """The place of a variable in the first source that has it. Raises ValueError with what there is instead."""
+    var = variable.spec.var or variable.name
+    available = [str(name) for i in among for name in datasets[i].data_vars]
+    for i in among:
+        names = [str(name) for name in datasets[i].data_vars]
+        found = var if var in names else (None if variable.spec.var else aliases.find(var, names))
+        if found is None:
+            continue
+        if found != var:
+            _LOG.info("%s is read from %s, which is its name in %s", variable.name, found, sources[i].where)
+        return _place(variable, i, found, datasets[i], sources[i].where)
+    known = sorted(set(available))
+    where = ", ".join(dict.fromkeys(sources[i].where for i in among))
+    hint = registry.did_you_mean(var, known)
+    raise ValueError(f"expected a variable of {where} ({', '.join(known)}), got {var!r}{hint}")
+
+
+def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where: str) -> _Place:
+    stored = dataset[var]
+    dims = tuple(map(str, stored.dims))
+    if missing := {"latitude", "longitude"} - set(dims):
+        raise ValueError(
+            f"expected {var} of {where} on latitude and longitude, got dimensions {dims} without {sorted(missing)[0]}"
+        )
+    if other := set(dims) - {"time", "level", "latitude", "longitude"}:
+        raise ValueError(
+            f"expected {var} of {where} on time, level, latitude, longitude, got dimension {sorted(other)[0]!r}; "
+            "name the dimensions in data.source.dims"
+        )
+    if variable.role == "static" and stored.sizes.get("time", 1) > 1:
+        raise ValueError(
+            f"expected a static field, got {stored.sizes['time']} times of {var}; move it to dynamic_forcing"
+        )
+    if variable.role != "static" and "time" not in dims:
+        raise ValueError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
+    attrs = {key: str(stored.attrs[key]) for key in _ATTRS if key in stored.attrs}
+    factor, offset = 1.0, 0.0
+    if variable.spec.units and "units" in attrs:
+        factor, offset = units.conversion(attrs["units"], variable.spec.units)
+    attrs.update({"units": variable.spec.units} if variable.spec.units else {})
+    levels = _levels(variable, var, dims, dataset, where)
+    return _Place(source, var, dims, levels, factor, offset, attrs, variable.spec.fill == "cyclic")
+
+
+def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dataset, where: str) -> tuple[int, ...]:
+    """Positions of the wanted levels on the level axis of the file."""
+    wanted = variable.levels
+    if "level" not in dims:
+        if wanted:
+            raise ValueError(f"expected {var} of {where} on levels, got dimensions {dims}; move it to `surface`")
+        return ()
+    there = dataset["level"].values if "level" in dataset.coords else np.arange(1, dataset.sizes["level"] + 1)
+    if not wanted:
+        if variable.spec.levels and len(variable.spec.levels) == 1:
+            wanted = variable.spec.levels  # a field at the surface's place that is one level of the file
+        elif len(there) == 1:
+            return (0,)
+        else:
+            raise ValueError(
+                f"expected {var} of {where} without levels, got {len(there)}; move it to `level` or give one in `levels`"
+            )
+    positions = []
+    for level in wanted:
+        match = np.flatnonzero(np.isclose(there, level, rtol=1e-6, atol=0))
+        if not len(match):
+            nearest = there[np.argmin(np.abs(there - level))]
+            known = ", ".join(f"{value:g}" for value in there)
+            raise ValueError(f"expected levels of {var} in {where} ({known}), got {level:g}; did you mean {nearest:g}?")
+        positions.append(int(match[0]))
+    return tuple(positions)
+
+
+def _common_grid(sources: Sequence[_Source], datasets: Sequence[xr.Dataset], places: dict[str, _Place]) -> Grid:
+    used = sorted({place.source for place in places.values()})
+    first: Grid | None = None
+    for i in used:
+        grid = Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude")))
+        if first is None:
+            first = grid
+        for name in ("latitude", "longitude"):
+            mine, theirs = getattr(grid, name), getattr(first, name)
+            if mine.shape != theirs.shape or not np.allclose(mine, theirs, atol=1e-4):
+                raise StoreError(
+                    [(("data", "source"), _other_grid(name, sources[i].where, sources[used[0]].where, mine, theirs))]
+                )
+    assert first is not None
+    return first
+
+
+def _other_grid(name: str, where: str, other: str, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> str:
+    told = [f"{len(values)} from {values[0]:g} to {values[-1]:g}" for values in (theirs, mine)]
+    return f"expected the {name}s of {other} ({told[0]}) in {where}, got {told[1]}; bring the sources to one grid"
+
+
+def _common_times(
+    sources: Sequence[_Source], datasets: Sequence[xr.Dataset], places: dict[str, _Place], step: int
+) -> tuple[Times, list[NDArray[np.int64] | None]]:
+    """The times that all time-varying sources share, thinned to the step, and where each source has them."""
+    used = sorted({place.source for place in places.values() if "time" in place.dims and not place.cyclic})
+    if not used:
+        raise StoreError([(("data", "source"), "expected a variable with times, got none")])
+    axes = {i: datasets[i]["time"].values for i in used}
+    calendars = {i: calendar_of(axis) for i, axis in axes.items()}
+    calendar = calendars[used[0]]
+    for i in used:
+        if calendars[i] != calendar:
+            told = f"expected one calendar, got {calendar} in {sources[used[0]].where} and {calendars[i]} in {sources[i].where}"
+            raise StoreError([(("data", "source"), told)])
+    since = {i: seconds(axis) for i, axis in axes.items()}
+    for i, axis in since.items():
+        if not len(axis):
+            raise StoreError([(("data", "source"), f"expected times in {sources[i].where}, got an empty time axis")])
+        back = np.flatnonzero(np.diff(axis) <= 0)
+        if len(back):
+            what = "twice" if axis[back[0] + 1] == axis[back[0]] else "out of order"
+            told = f"expected increasing times in {sources[i].where}, got {to_text(axes[i][back[0] + 1])} {what}"
+            raise StoreError([(("data", "source"), told)])
+    common = since[used[0]]
+    for i in used[1:]:
+        common = np.intersect1d(common, since[i], assume_unique=True)
+    if not len(common):
+        spans = "; ".join(f"{sources[i].where}: {to_text(axes[i][0])} to {to_text(axes[i][-1])}" for i in used)
+        raise StoreError([(("data", "source"), f"expected times that all sources share, got none ({spans})")])
+    common = _thin(common, step, sources[used[0]].where)
+    positions: list[NDArray[np.int64] | None] = []
+    for i in range(len(sources)):
+        same = i not in since or (len(common) == len(since[i]) and bool(np.all(common == since[i])))
+        positions.append(None if same else np.searchsorted(since[i], common))
+    return from_seconds(common, calendar), positions
+
+
+def _thin(axis: NDArray[np.int64], step: int, where: str) -> NDArray[np.int64]:
+    """Times that are whole steps apart: from midnight of the first day if such times exist, else from the first time."""
+    if len(axis) == 1:
+        return axis
+    spacing = int(np.diff(axis).min())
+    if spacing == step:
+        return axis
+    if step % spacing:
+        hours = f"{spacing / 3600:g} h"
+        told = f"expected a multiple of {hours}, the spacing of the times in {where}, got {step / 3600:g} h; change data.timestep"
+        raise StoreError([(("data", "timestep"), told)])
+    midnight = axis[0] - axis[0] % 86400
+    kept = axis[(axis - midnight) % step == 0]
+    return kept if len(kept) else axis[(axis - axis[0]) % step == 0]

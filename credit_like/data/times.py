@@ -1,0 +1,71 @@
+"""Times in any CF calendar: text ↔ time ↔ seconds.
+
+Times of the standard calendar are numpy `datetime64[s]`; those of other calendars (noleap, 360_day, …) are `cftime.datetime`
+objects. `seconds` counts from 1970-01-01 in the times' own calendar, so that differences and comparisons are integers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cftime
+import numpy as np
+from numpy.typing import NDArray
+
+Times = NDArray[Any]
+
+
+def calendar_of(times: Times) -> str:
+    """`standard`, or the calendar of cftime objects."""
+    if times.dtype.kind == "M" or not len(times):
+        return "standard"
+    return str(times[0].calendar)
+
+
+def seconds(times: Times) -> NDArray[np.int64]:
+    """Seconds since 1970-01-01 of the times' calendar."""
+    if times.dtype.kind == "M":
+        return times.astype("datetime64[s]").astype(np.int64)
+    since = cftime.date2num(times, "seconds since 1970-01-01", calendar=calendar_of(times))
+    return np.asarray(np.rint(since), np.int64)
+
+
+def from_seconds(values: NDArray[np.int64], calendar: str) -> Times:
+    """The inverse of `seconds`."""
+    if calendar == "standard":
+        return np.asarray(values, np.int64).astype("datetime64[s]")
+    return np.asarray(cftime.num2date(values, "seconds since 1970-01-01", calendar=calendar), dtype=object)
+
+
+def to_text(time: Any) -> str:
+    """`YYYY-MM-DDTHH:MM:SS`."""
+    return str(time.astype("datetime64[s]")) if isinstance(time, np.datetime64) else time.strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def parse(text: str, calendar: str) -> int:
+    """Seconds since 1970-01-01 of an ISO time as the schema gives it.
+
+    Raises ValueError for a day that the calendar does not have.
+    """
+    if calendar == "standard":
+        return int(np.datetime64(text, "s").astype(np.int64))
+    date, clock = text.split("T")
+    time = cftime.datetime(*map(int, date.split("-")), *map(int, clock.split(":")), calendar=calendar)
+    return int(seconds(np.array([time], dtype=object))[0])
+
+
+def year_fraction(times: Times) -> NDArray[np.float64]:
+    """How much of its year has passed at each time, 0 ≤ f < 1, whatever the length of the year."""
+    if times.dtype.kind == "M":
+        times = times.astype("datetime64[s]")
+        first = times.astype("datetime64[Y]")
+        length = (first + 1).astype("datetime64[s]") - first.astype("datetime64[s]")
+        return np.asarray((times - first) / length, np.float64)
+    since = seconds(times)
+    calendar = calendar_of(times)
+    bounds = {
+        year: [parse(f"{year + shift:04d}-01-01T00:00:00", calendar) for shift in (0, 1)]
+        for year in {time.year for time in times}
+    }
+    ends = np.array([bounds[time.year] for time in times], np.float64)
+    return np.asarray((since - ends[:, 0]) / (ends[:, 1] - ends[:, 0]), np.float64)

@@ -1,0 +1,106 @@
+"""Conversion between the units that weather data come in.
+
+A unit string is a product of powers (`kg m-2 s-1`, `m**2 s**-2`, `W/m^2`); each symbol is a factor times powers of kg, m, s, K.
+"""
+
+from __future__ import annotations
+
+import re
+
+# symbol: (factor, offset to the base unit, exponents of kg, m, s, K)
+_SYMBOLS: dict[str, tuple[float, float, tuple[int, int, int, int]]] = {
+    "1": (1, 0, (0, 0, 0, 0)),
+    "%": (0.01, 0, (0, 0, 0, 0)),
+    "percent": (0.01, 0, (0, 0, 0, 0)),
+    "kg": (1, 0, (1, 0, 0, 0)),
+    "g": (1e-3, 0, (1, 0, 0, 0)),
+    "mg": (1e-6, 0, (1, 0, 0, 0)),
+    "m": (1, 0, (0, 1, 0, 0)),
+    "gpm": (1, 0, (0, 1, 0, 0)),
+    "mm": (1e-3, 0, (0, 1, 0, 0)),
+    "cm": (1e-2, 0, (0, 1, 0, 0)),
+    "km": (1e3, 0, (0, 1, 0, 0)),
+    "dam": (10, 0, (0, 1, 0, 0)),
+    "s": (1, 0, (0, 0, 1, 0)),
+    "min": (60, 0, (0, 0, 1, 0)),
+    "h": (3600, 0, (0, 0, 1, 0)),
+    "hr": (3600, 0, (0, 0, 1, 0)),
+    "hour": (3600, 0, (0, 0, 1, 0)),
+    "d": (86400, 0, (0, 0, 1, 0)),
+    "day": (86400, 0, (0, 0, 1, 0)),
+    "K": (1, 0, (0, 0, 0, 1)),
+    "degC": (1, 273.15, (0, 0, 0, 1)),
+    "C": (1, 273.15, (0, 0, 0, 1)),
+    "celsius": (1, 273.15, (0, 0, 0, 1)),
+    "Celsius": (1, 273.15, (0, 0, 0, 1)),
+    "degrees_C": (1, 273.15, (0, 0, 0, 1)),
+    "degF": (5 / 9, 459.67 * 5 / 9, (0, 0, 0, 1)),
+    "Pa": (1, 0, (1, -1, -2, 0)),
+    "hPa": (100, 0, (1, -1, -2, 0)),
+    "kPa": (1e3, 0, (1, -1, -2, 0)),
+    "mb": (100, 0, (1, -1, -2, 0)),
+    "mbar": (100, 0, (1, -1, -2, 0)),
+    "millibar": (100, 0, (1, -1, -2, 0)),
+    "millibars": (100, 0, (1, -1, -2, 0)),
+    "J": (1, 0, (1, 2, -2, 0)),
+    "kJ": (1e3, 0, (1, 2, -2, 0)),
+    "MJ": (1e6, 0, (1, 2, -2, 0)),
+    "W": (1, 0, (1, 2, -3, 0)),
+    "knot": (1852 / 3600, 0, (0, 1, -1, 0)),
+    "knots": (1852 / 3600, 0, (0, 1, -1, 0)),
+    "kt": (1852 / 3600, 0, (0, 1, -1, 0)),
+}
+_WORDS = {
+    "kelvin": "K",
+    "pascal": "Pa",
+    "meter": "m",
+    "metre": "m",
+    "meters": "m",
+    "metres": "m",
+    "": "1",
+    "dimensionless": "1",
+}
+_TOKEN = re.compile(r"([A-Za-z%_]+|1)(?:\*\*|\^)?([+-]?\d+)?")
+_WATER_DEPTH = 1e-3  # m of liquid water per kg m-2
+
+
+def _parse(text: str) -> tuple[float, float, tuple[int, ...]]:
+    text = _WORDS.get(text.strip().lower(), text.strip())
+    factor, offset, powers = 1.0, 0.0, [0, 0, 0, 0]
+    sign = 1
+    for part in re.split(r"(/)|[\s.·]+|(?<!\*)\*(?!\*)", text):
+        if not part:
+            continue
+        if part == "/":
+            sign = -1
+            continue
+        match = _TOKEN.fullmatch(part)
+        symbol = _WORDS.get(match[1].lower(), match[1]) if match else ""
+        if match is None or symbol not in _SYMBOLS:
+            raise ValueError(f"expected units made of {', '.join(_SYMBOLS)}, got {text!r}")
+        scale, shift, exponents = _SYMBOLS[symbol]
+        power = sign * int(match[2] or 1)
+        factor *= scale**power
+        offset = shift if text == part else 0.0
+        powers = [total + power * exponent for total, exponent in zip(powers, exponents, strict=True)]
+    return factor, offset, tuple(powers)
+
+
+def conversion(source: str, target: str) -> tuple[float, float]:
+    """(a, b) of target = a · source + b.
+
+    A mass of water per area counts as a depth of liquid water (1 kg m-2 = 1 mm). Raises ValueError for an unknown unit
+    and for units of different kinds.
+    """
+    if source.strip() == target.strip():
+        return 1.0, 0.0
+    (f0, o0, p0), (f1, o1, p1) = _parse(source), _parse(target)
+    if p0 != p1:
+        difference = tuple(b - a for a, b in zip(p0, p1, strict=True))
+        if difference == (-1, 3, 0, 0):
+            f0 *= _WATER_DEPTH
+        elif difference == (1, -3, 0, 0):
+            f0 /= _WATER_DEPTH
+        else:
+            raise ValueError(f"expected units that {source!r} converts to, got {target!r}")
+    return f0 / f1, (o0 - o1) / f1
