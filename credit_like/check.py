@@ -155,8 +155,7 @@ def _time_findings(store: Store) -> Iterator[Finding]:
     if len(seconds) > 1:
         own = int(np.diff(seconds).min())
         if step % own:
-            message = f"expected a multiple of the store's step {own} s, got {step} s, change it"
-            yield ("data", "timestep"), message
+            yield ("data", "timestep"), f"expected a multiple of the store's step {own} s, got {step} s, change it"
             return
     for split in SPLITS:
         for i, period in enumerate(getattr(store.experiment.data, split)):
@@ -171,28 +170,32 @@ def _period_messages(store: Store, period: Period) -> Iterator[str]:
     try:
         start, end = store.parse(period.start), store.parse(period.end)
     except ValueError as error:
-        yield f"expected days of the {store.calendar} calendar, got {period.start} to {period.end} ({error}), change them"
+        yield f"expected days of the {store.calendar} calendar, got {_shown(period)} ({_one_line(error)}), change them"
         return
     inside = store.inside(period)
     if not len(inside):
-        yield f"expected a period with times of the store ({has}), got none from {period.start} to {period.end}, change it"
+        yield f"expected a period with times of the store ({has}), got none in {_shown(period)}, change it"
         return
     if start <= store.seconds[0] - step or end >= store.seconds[-1] + step:
-        yield f"expected a period inside the store ({has}), got {period.start} to {period.end}, change it"
+        yield f"expected a period inside the store ({has}), got {_shown(period)}, change it"
         return
     expected = np.arange(inside[0], end + 1, step)
     missing = expected[~np.isin(expected, inside)]
     if len(missing):
         yield (
-            f"expected a time every {format_duration(data.timestep)}, got {len(missing)} of {len(expected)} missing from the "
-            f"store, the first {store.text(missing[0])}, change the period or split it in two"
+            f"expected a time every {format_duration(data.timestep)}, got {len(missing)} of {len(expected)} missing "
+            f"from the store, the first {store.text(missing[0])}, change the period or split it in two"
         )
     window = data.history_len + data.forecast_len
     if len(expected) < window:
         yield (
-            f"expected at least history_len + forecast_len = {data.history_len} + {data.forecast_len} = {window} times, "
-            f"got {len(expected)}, change the period"
+            f"expected at least history_len + forecast_len = {data.history_len} + {data.forecast_len} = {window} "
+            f"times, got {len(expected)}, change the period"
         )
+
+
+def _shown(period: Period) -> str:
+    return f"[{period.start}, {period.end}]"
 
 
 def initial_times(store: Store) -> list[int]:
@@ -231,14 +234,16 @@ def _init_findings(store: Store) -> Iterator[Finding]:
             f"{store.text(absent[0])}, change them",
         )
         return
-    read = [spec.name for _, role, _, spec in specs(data) if role == "dynamic_forcing" and not (spec.compute or spec.fill)]
+    read = [
+        spec.name for _, role, _, spec in specs(data) if role == "dynamic_forcing" and not (spec.compute or spec.fill)
+    ]
     lead = inference.lead if isinstance(inference.lead, int) else round(inference.lead / data.timestep)
     last = int(init.max()) + (lead - 1) * store.timestep
     if read and last > store.seconds[-1]:
         yield (
             ("inference", "lead"),
-            f"expected forcing ({', '.join(read)}) until {store.text(last)}, got a store until {store.text(store.seconds[-1])}, "
-            f"change the lead, the initial times or `fill` of the forcing",
+            f"expected forcing ({', '.join(read)}) until {store.text(last)}, got a store until "
+            f"{store.text(store.seconds[-1])}, change the lead, the initial times or `fill` of the forcing",
         )
 
 
@@ -312,7 +317,10 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             role: [{"name": v.name, "levels": list(v.levels)} for v in store.variables.role(role)]
             for role in ("prognostic", "diagnostic", "dynamic_forcing", "static")
         },
-        "channels": {"in": store.variables.in_channels * experiment.data.history_len, "out": store.variables.out_channels},
+        "channels": {
+            "in": store.variables.in_channels * experiment.data.history_len,
+            "out": store.variables.out_channels,
+        },
         "grid": {
             "height": grid.height,
             "width": grid.width,
@@ -356,8 +364,8 @@ def print_table(description: dict[str, Any]) -> None:
         "model": description["model"],
         **{role.replace("_", " "): names(v) for role, v in description["variables"].items()},
         "channels": f"{description['channels']['in']} in, {description['channels']['out']} out",
-        "grid": f"{grid['height']} × {grid['width']}{' global' if grid['global'] else ' regional'}, latitude {north[0]:g} to "
-        f"{north[1]:g}, longitude {west[0]:g} to {west[1]:g}",
+        "grid": f"{grid['height']} × {grid['width']}{' global' if grid['global'] else ' regional'}, latitude {north[0]:g} "
+        f"to {north[1]:g}, longitude {west[0]:g} to {west[1]:g}",
         "times": f"{times['count']} from {times['first']} to {times['last']}, stepped by {times['timestep']}",
         "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items()),
         "layout": f"{at['world']} processes = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",

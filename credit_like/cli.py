@@ -1,4 +1,4 @@
-"""The `credit-like` command: each subcommand parses arguments, checks the experiment and makes one call into the package.
+"""The `credit-like` command: each subcommand parses arguments, checks the experiment and makes one call.
 
 Nothing is imported before a command needs it, so that `--help` answers at once and `check` works without torch.
 Exit status: 0 done, 1 a run that failed, 2 something for the user to change (one message each, nothing written).
@@ -109,7 +109,9 @@ def preprocess(file: File, set_: Set = None) -> None:
 def train(
     file: File,
     set_: Set = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start anew; refused if the run's folder is not empty.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Start anew; refused if the run's folder is not empty.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="With --fresh: remove what is in the run's folder.")] = False,
 ) -> None:
     """Train, or continue where the run in `save_loc` stopped."""
@@ -194,7 +196,9 @@ def export(
 
 @app.command(name="import-credit")
 def import_credit(
-    checkpoint: Annotated[Path, typer.Argument(metavar="CHECKPOINT", show_default=False, help="CREDIT's checkpoint file.")],
+    checkpoint: Annotated[
+        Path, typer.Argument(metavar="CHECKPOINT", show_default=False, help="CREDIT's checkpoint file.")
+    ],
     config: Annotated[Path, typer.Argument(metavar="CONFIG", show_default=False, help="CREDIT's YAML file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")],
 ) -> None:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 class Grid:
     """A latitude-longitude grid as the data have it; latitude may ascend or descend.
 
-    `latitude` (H,) and `longitude` (W,) in degrees. Raises ValueError for coordinates that are not finite or not 1-D, for
-    a latitude outside ±90 or not monotonic, and for longitudes that repeat.
+    `latitude` (H,) and `longitude` (W,) in degrees. Raises ValueError for coordinates that are not finite or not 1-D,
+    for a latitude outside ±90 or not monotonic, and for longitudes that repeat.
     """
 
     latitude: NDArray[np.float64]
@@ -26,12 +26,16 @@ class Grid:
             if values.ndim != 1 or not len(values):
                 raise ValueError(f"expected a 1-D {name} with at least one value, got shape {values.shape}")
             if not np.isfinite(values).all():
-                raise ValueError(f"expected finite values of {name}, got {np.count_nonzero(~np.isfinite(values))} that are not")
+                raise ValueError(
+                    f"expected finite values of {name}, got {np.count_nonzero(~np.isfinite(values))} that are not"
+                )
         steps = np.diff(self.latitude)
         if not (np.all(steps > 0) or np.all(steps < 0)):
             raise ValueError("expected latitudes that ascend or descend throughout, got others; sort the source's rows")
         if np.abs(self.latitude).max() > 90:
-            raise ValueError(f"expected latitudes within ±90 degrees, got {self.latitude.min():g} to {self.latitude.max():g}")
+            raise ValueError(
+                f"expected latitudes within ±90 degrees, got {self.latitude.min():g} to {self.latitude.max():g}"
+            )
         if np.any(_turn(np.diff(self.longitude)) == 0):
             raise ValueError("expected each longitude once, got neighbours that are equal")
 
@@ -51,7 +55,9 @@ class Grid:
         if self.width < 2:
             return False
         spacing = _turn(np.diff(self.longitude))
-        return bool(np.allclose(spacing, spacing[0], rtol=1e-3) and np.isclose(abs(spacing[0]) * self.width, 360.0, rtol=1e-3))
+        return bool(
+            np.allclose(spacing, spacing[0], rtol=1e-3) and np.isclose(abs(spacing[0]) * self.width, 360.0, rtol=1e-3)
+        )
 
     @property
     def is_global(self) -> bool:
@@ -64,8 +70,8 @@ class Grid:
     def latitude_weights(self) -> NDArray[np.float64]:
         """Weights (H,) of the rows, of mean 1: w_i = |sin b_{i+1} − sin b_i| between cell bounds b.
 
-        Bounds are the midpoints between rows, and ±90° beyond the outermost rows of a global grid (WeatherBench 2, Rasp et
-        al., JAMES 16, 2024, doi:10.1029/2023MS004019); a regional grid ends half a row beyond its outermost rows instead.
+        Bounds are the midpoints between rows, and ±90° beyond the outermost rows of a global grid (WeatherBench 2, Rasp
+        et al., JAMES 16, 2024, doi:10.1029/2023MS004019); a regional grid ends half a row beyond its outermost rows.
         """
         if self.height == 1:
             return np.ones(1)

@@ -59,36 +59,38 @@ def layout_findings(trainer: TrainerSection, world: int) -> Iterator[Finding]:
     if world % p.model_ranks:
         yield (
             where,
-            f"expected a world size that tensor × domain = {p.tensor} × {p.domain} = {p.model_ranks} divides, got {world}, "
-            f"change it to {_multiples(world, p.model_ranks)} processes, or the degrees to divisors of {world}",
+            f"expected a world size that tensor × domain = {p.tensor} × {p.domain} = {p.model_ranks} divides, "
+            f"got {world}, change it to {_multiples(world, p.model_ranks)} processes, or the degrees",
         )
         return
     data = world // p.model_ranks
     if p.data == "none" and data > 1:
         yield (
             (*where, "data"),
-            f"expected fsdp2 or ddp for {world} // ({p.tensor} × {p.domain}) = {data} data-parallel replicas, got none, "
-            f"change it, or run {p.model_ranks} process{'es' * (p.model_ranks > 1)}",
+            f"expected fsdp2 or ddp for {world} // ({p.tensor} × {p.domain}) = {data} data-parallel replicas, "
+            f"got none, change it, or run {p.model_ranks} process{'es' * (p.model_ranks > 1)}",
         )
     if data % p.replicate:
         yield (
             (*where, "replicate"),
-            f"expected a divisor of the {data} data-parallel replicas, got {p.replicate}, change it to one of {_divisors(data)}",
+            f"expected a divisor of the {data} data-parallel replicas, got {p.replicate}, "
+            f"change it to one of {_divisors(data)}",
         )
     at_once = trainer.micro_batch_size * data
     if trainer.global_batch_size % at_once:
         yield (
             ("trainer", "global_batch_size"),
-            f"expected a multiple of micro_batch_size × data-parallel replicas = {trainer.micro_batch_size} × {data} = "
-            f"{at_once}, got {trainer.global_batch_size}, change it to {_multiples(trainer.global_batch_size, at_once)}",
+            f"expected a multiple of micro_batch_size × data-parallel replicas = {trainer.micro_batch_size} × {data} "
+            f"= {at_once}, got {trainer.global_batch_size}, "
+            f"change it to {_multiples(trainer.global_batch_size, at_once)}",
         )
 
 
 def world_of(experiment: Experiment) -> int:
     """The world size that the experiment asks of its batch system; else the smallest that its degrees allow."""
-    p = experiment.trainer.parallelism
-    if experiment.pbs and experiment.pbs.ngpus:
-        return experiment.pbs.nodes * experiment.pbs.ngpus
+    p, pbs = experiment.trainer.parallelism, experiment.pbs
+    if pbs:
+        return pbs.nodes * (pbs.ngpus or pbs.processes or 1)
     return p.model_ranks * p.replicate
 
 
@@ -118,8 +120,8 @@ def _period_findings(data: DataSection) -> Iterator[Finding]:
             both = [max(first.start, second.start), min(first.end, second.end)]
             yield (
                 ("data", other, i),
-                f"expected times that no other period has, got {_shown(second)}, which overlaps {split} {_shown(first)} "
-                f"from {both[0]} to {both[1]}, change one of them",
+                f"expected times that no other period has, got {_shown(second)}, which overlaps {split} "
+                f"{_shown(first)} from {both[0]} to {both[1]}, change one of them",
             )
 
 
@@ -152,7 +154,10 @@ def _variable_findings(data: DataSection) -> Iterator[Finding]:
 def _level_findings(path: Path, levels: tuple[float, ...]) -> Iterator[Finding]:
     twice = [level for level, count in Counter(levels).items() if count > 1]
     if twice:
-        yield path, f"expected each level once, got {', '.join(f'{level:g}' for level in twice)} more than once, remove one"
+        yield (
+            path,
+            f"expected each level once, got {', '.join(f'{level:g}' for level in twice)} more than once, remove one",
+        )
 
 
 def _name_findings(experiment: Experiment) -> Iterator[Finding]:
@@ -166,6 +171,11 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
             yield path, f"expected a predicted variable, got {name!r}, change it{did_you_mean(name, outputs)}"
         if weight < 0:
             yield path, f"expected a weight of at least 0, got {weight:g}, change it"
+    if outputs and all(weights.get(name, 1.0) == 0 for name in outputs):
+        yield (
+            ("loss", "variable_weights"),
+            "expected a weight above 0 for some predicted variable, got none, change one",
+        )
     for name in experiment.inference.ensemble.amplitude:
         if name not in prognostic:
             message = f"expected a prognostic variable, got {name!r}, change it{did_you_mean(name, prognostic)}"
@@ -192,7 +202,10 @@ def _time_findings(experiment: Experiment) -> Iterator[Finding]:
             f"{format_duration(inference.init.interval)}, change it",
         )
     if inference.init and inference.init.start and inference.init.end and inference.init.end < inference.init.start:
-        yield ("inference", "init"), f"expected [first, last, interval], got last {inference.init.end} before first, change it"
+        yield (
+            ("inference", "init"),
+            f"expected [first, last, interval], got last {inference.init.end} before first, change it",
+        )
 
 
 def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
@@ -202,7 +215,10 @@ def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
     if not existing.is_dir():
         yield ("save_loc",), f"expected a folder, got {experiment.save_loc!r}, but {existing} is a file, change it"
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield ("save_loc",), f"expected a folder that may be written to, got {experiment.save_loc!r}, but {existing} may not, change it"
+        yield (
+            ("save_loc",),
+            f"expected a folder that may be written to, got {experiment.save_loc!r}, but {existing} may not, change it",
+        )
 
 
 def _shown(period: Period) -> str:

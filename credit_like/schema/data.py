@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
@@ -89,7 +89,7 @@ class VariableSpec(Section):
     levels: tuple[float, ...] | None = None
     """Levels of this variable alone; those of the section if not given."""
     fill: Literal["persist", "cyclic"] | None = None
-    """For a forcing: `persist` holds the last analysed field through a forecast, `cyclic` repeats a climatological year."""
+    """For a forcing: `persist` holds the last analysed field, `cyclic` repeats a climatological year."""
 
     @model_validator(mode="before")
     @classmethod
@@ -109,11 +109,14 @@ def _listed(value: Any) -> Any:
     return value if isinstance(value, list | tuple) else [value]
 
 
-Sources = Annotated[
-    tuple[plugin("source"), ...],
-    Field(min_length=1),
-    BeforeValidator(_listed, json_schema_input_type=plugin("source") | list[plugin("source")]),
-]
+if TYPE_CHECKING:
+    Sources = tuple[Any, ...]
+else:
+    Sources = Annotated[
+        tuple[plugin("source"), ...],
+        Field(min_length=1),
+        BeforeValidator(_listed, json_schema_input_type=plugin("source") | list[plugin("source")]),
+    ]
 
 
 class DataSection(Section):

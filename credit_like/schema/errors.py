@@ -39,8 +39,8 @@ class Locations:
     def resolve(self, loc: Iterable[str | int]) -> tuple[Place, str]:
         """The nearest place in the file for a location inside the experiment, and the key as the file spells it.
 
-        The experiment holds some things in a fuller form than the file (one source as a list of one, a pair of times as
-        `start` and `end`): a part of the location that the file does not have is passed over, and its index is not shown.
+        The experiment holds some things in a fuller form than the file (one source as a list of one, a pair of times
+        as `start` and `end`): a part of the location that the file does not have is passed over, its index not shown.
         """
         found: Path = ()
         key: list[str] = []

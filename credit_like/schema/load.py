@@ -1,10 +1,10 @@
 """An experiment file → a frozen `Experiment`, with every problem's file and line.
 
-The file is YAML in its 1.2 core schema: `1e-3` is a number, `12:00:00` and `2020-01-01` are text, `on`, `off`, `yes`, `no`
-and `y` are text too (a variable may be called so). In a value, `$VAR` and `${VAR}` are replaced from the environment.
+The file is YAML in its 1.2 core schema: `1e-3` is a number, `12:00:00` and `2020-01-01` are text, `on`, `off`, `yes`,
+`no` and `y` are text too (a variable may be called so). In a value, `$VAR` and `${VAR}` come from the environment.
 
-`include` names files relative to the file that includes them; all other paths in a file are relative to the current working
-directory, as paths on a command line are.
+`include` names files relative to the file that includes them; all other paths in a file are relative to the current
+working directory, as paths on a command line are.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Any] = {
-    **{word: None for word in ("", "~", "null", "Null", "NULL")},
-    **{word: True for word in ("true", "True", "TRUE")},
-    **{word: False for word in ("false", "False", "FALSE")},
+    **dict.fromkeys(("", "~", "null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
     **{word: float("inf") for word in (".inf", "+.inf", ".Inf")},
     **{word: float("-inf") for word in ("-.inf", "-.Inf")},
     **{word: float("nan") for word in (".nan", ".NaN", ".NAN")},
@@ -96,15 +96,23 @@ def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
     """The tree of a file with its includes merged in."""
     place = Place(str(path), 1)
     if path.resolve() in including:
-        raise ExperimentError([Problem(str(path), 1, "include", "expected files that do not include each other, got a cycle")])
+        raise ExperimentError(
+            [Problem(str(path), 1, "include", "expected files that do not include each other, got a cycle")]
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ExperimentError([Problem(str(path), 0, "", "expected an experiment file, got nothing there, change the path")]) from None
+        raise ExperimentError(
+            [Problem(str(path), 0, "", "expected an experiment file, got nothing there, change the path")]
+        ) from None
     except IsADirectoryError:
-        raise ExperimentError([Problem(str(path), 0, "", "expected an experiment file, got a directory, name the file in it")]) from None
+        raise ExperimentError(
+            [Problem(str(path), 0, "", "expected an experiment file, got a directory, name the file in it")]
+        ) from None
     except UnicodeDecodeError as error:
-        raise ExperimentError([Problem(str(path), 0, "", f"expected UTF-8 text, got {error.reason} at byte {error.start}")]) from None
+        raise ExperimentError(
+            [Problem(str(path), 0, "", f"expected UTF-8 text, got {error.reason} at byte {error.start}")]
+        ) from None
     except OSError as error:
         raise ExperimentError([Problem(str(path), 0, "", f"expected a readable file, got {error.strerror}")]) from None
 
@@ -211,7 +219,9 @@ def _parse(text: str, root: Place) -> _Tree:
     return _Tree(tree.value, root, tuple(problems))
 
 
-def _construct(node: yaml.Node, root: Place, path: Path, problems: list[Problem], above: tuple[yaml.Node, ...]) -> _Tree:
+def _construct(
+    node: yaml.Node, root: Place, path: Path, problems: list[Problem], above: tuple[yaml.Node, ...]
+) -> _Tree:
     def place_of(part: yaml.Node) -> Place:
         return Place(root.file, part.start_mark.line + 1 if root.line else 0)
 
@@ -235,7 +245,9 @@ def _construct(node: yaml.Node, root: Place, path: Path, problems: list[Problem]
             key = key_node.value
             if key in result:
                 first = result[key].place
-                complain(key_node, (*path, key), f"expected each key once, got it at {first} too, remove one of the two")
+                complain(
+                    key_node, (*path, key), f"expected each key once, got it at {first} too, remove one of the two"
+                )
             child = _construct(value_node, root, (*path, key), problems, above)
             result[key] = _Tree(child.value, place_of(key_node))
         return _Tree(result, place)
@@ -253,7 +265,9 @@ def _expand(text: str, complain: Any) -> str:
             complain(f"expected $VAR or ${{VAR}}, got {text!r}, change the reference")
             return ""
         if name not in os.environ:
-            complain(f"expected the environment variable {name} to be set, got it unset, change it by `export {name}=…`")
+            complain(
+                f"expected the environment variable {name} to be set, got it unset, change it by `export {name}=…`"
+            )
             return ""
         return os.environ[name]
 
