@@ -91,6 +91,30 @@ class Config(Section):
             *self._check_output(height, width),
         ]
 
+    def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
+        """(degree, problem): heads that `tensor` ranks cannot share, stages without a window row for each `domain` rank."""
+        problems = []
+        heads = [dim // self.dim_head for dim in self.dim]
+        if any(count % tensor for count in heads):
+            works = [d for d in range(1, min(heads) + 1) if all(count % d == 0 for count in heads)]
+            problems.append(
+                (
+                    "tensor",
+                    f"expected a divisor of the heads of every stage (dim // dim_head = {', '.join(map(str, heads))}), "
+                    f"got {tensor}, change it to one of {', '.join(map(str, works))}",
+                )
+            )
+        bands = [rows // self.local_window_size for rows, _ in self.stage_sizes(height, width)]
+        if domain > min(bands):
+            problems.append(
+                (
+                    "domain",
+                    f"expected at most {min(bands)} bands (stage {bands.index(min(bands))} has that many rows of windows), "
+                    f"got {domain}, change it",
+                )
+            )
+        return problems
+
     def _check_channels(self) -> list[str]:
         problems = []
         for stage, dim in enumerate(self.dim):
