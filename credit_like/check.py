@@ -8,15 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from credit_like.data import times as calendar
-from credit_like.data.store import FieldStore, open_store
+from credit_like.data import times
+from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import SPLITS, Finding, layout, section_findings, specs, world_of
 from credit_like.schema.data import Period
@@ -37,24 +36,28 @@ class Store:
     variables: Variables
     experiment: Experiment
 
-    @cached_property
+    @property
     def seconds(self) -> NDArray[np.int64]:
         """(T,) seconds of the store's times since 1970 in their calendar."""
-        return calendar.seconds(self.fields.times)
+        return self.fields.seconds
 
-    @cached_property
+    @property
     def calendar(self) -> str:
-        return calendar.calendar_of(self.fields.times)
+        """The calendar of the store's times."""
+        return self.fields.calendar
 
     @property
     def timestep(self) -> int:
-        return round(self.experiment.data.timestep.total_seconds())
+        """Seconds of a step."""
+        return self.fields.step_seconds
 
     def parse(self, text: str) -> int:
-        return calendar.parse(text, self.calendar)
+        """Seconds of an ISO time. Raises ValueError for a day that the calendar does not have."""
+        return times.parse(text, self.calendar)
 
     def text(self, seconds: int) -> str:
-        return calendar.to_text(calendar.from_seconds(np.array([seconds]), self.calendar)[0])
+        """The ISO time at these seconds."""
+        return times.to_text(times.from_seconds(np.array([seconds]), self.calendar)[0])
 
     def inside(self, period: Period) -> NDArray[np.int64]:
         """Seconds of the store's times in a period."""
@@ -66,7 +69,7 @@ class Store:
         data = self.experiment.data
         steps = (np.arange(data.history_len + data.forecast_len) * self.timestep)[:, None]
         inside = [self.inside(period) for period in getattr(data, split)]
-        return sum(int(np.isin(times[None] + steps, times).all(0).sum()) for times in inside if len(times))
+        return sum(int(np.isin(at[None] + steps, at).all(0).sum()) for at in inside if len(at))
 
 
 def checked_experiment(
@@ -97,25 +100,15 @@ def _inspect(experiment: Experiment, world_size: int | None) -> tuple[list[Findi
         return findings or [(("data",), str(error))], None
     try:
         store = Store(open_store(experiment.data, variables), variables, experiment)
+    except StoreError as error:
+        return [*findings, *((place, _one_line(message)) for place, message in error.problems)], None
     except _UNREADABLE as error:
         return [*findings, (("data", "source"), _one_line(error))], None
-    unknown = list(_variable_findings(store))
-    findings += unknown
     findings += _grid_findings(store)
     findings += _time_findings(store)
-    if not unknown:
-        findings += _content_findings(store)
-        findings += _statistics_findings(store)
+    findings += _content_findings(store)
+    findings += _statistics_findings(store)
     return findings, store
-
-
-def _variable_findings(store: Store) -> Iterator[Finding]:
-    """Variables and levels that the store does not have."""
-    for path, _, _, spec in specs(store.experiment.data):
-        try:
-            store.fields.attrs(store.variables[spec.name])
-        except _UNREADABLE as error:
-            yield path, _one_line(error)
 
 
 def _grid_findings(store: Store) -> Iterator[Finding]:
@@ -142,21 +135,7 @@ def _model_key(message: str, fields: Any) -> Finding:
 
 
 def _time_findings(store: Store) -> Iterator[Finding]:
-    """The store's times against the timestep, the periods and the initial times."""
-    seconds, step = store.seconds, store.timestep
-    if not len(seconds):
-        yield ("data", "source"), "expected times, got a store with none, change the source"
-        return
-    if np.any(np.diff(seconds) <= 0):
-        i = int(np.argmax(np.diff(seconds) <= 0))
-        got = f"{store.text(seconds[i + 1])} after {store.text(seconds[i])}"
-        yield ("data", "source"), f"expected times that ascend, got {got}, sort the store or remove what is twice"
-        return
-    if len(seconds) > 1:
-        own = int(np.diff(seconds).min())
-        if step % own:
-            yield ("data", "timestep"), f"expected a multiple of the store's step {own} s, got {step} s, change it"
-            return
+    """The store's times against the periods and the initial times."""
     for split in SPLITS:
         for i, period in enumerate(getattr(store.experiment.data, split)):
             for message in _period_messages(store, period):
@@ -254,13 +233,17 @@ def _content_findings(store: Store) -> Iterator[Finding]:
         try:
             if role == "static":
                 continue
-            store.fields.read([variable], [0, len(store.seconds) - 1])
+            store.fields.read([variable], sorted({0, len(store.seconds) - 1}))
         except _UNREADABLE as error:
-            yield path, f"expected data that can be read, got {_one_line(error)}, copy or make the store anew"
+            yield path, f"expected data that can be read, got: {_one_line(error)}; copy or make the store anew"
+            return
     try:
         static = store.fields.static()
     except _UNREADABLE as error:
-        yield ("data", "static"), f"expected data that can be read, got {_one_line(error)}, copy or make the store anew"
+        yield (
+            ("data", "static"),
+            f"expected data that can be read, got: {_one_line(error)}; copy or make the store anew",
+        )
         return
     names = store.variables.channel_names(store.variables.role("static"))
     for name, field in zip(names, static, strict=True):
@@ -297,7 +280,7 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
                 yield where, f"expected {good} {what}, got {values[wrong][0]} for {', '.join(channels)}, make them anew"
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: BaseException | str) -> str:
     text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     return " ".join(text.split()) or type(error).__name__
 
@@ -364,8 +347,8 @@ def print_table(description: dict[str, Any]) -> None:
         "model": description["model"],
         **{role.replace("_", " "): names(v) for role, v in description["variables"].items()},
         "channels": f"{description['channels']['in']} in, {description['channels']['out']} out",
-        "grid": f"{grid['height']} × {grid['width']}{' global' if grid['global'] else ' regional'}, latitude {north[0]:g} "
-        f"to {north[1]:g}, longitude {west[0]:g} to {west[1]:g}",
+        "grid": f"{grid['height']} × {grid['width']}{' global' if grid['global'] else ' regional'}, "
+        f"latitude {north[0]:g} to {north[1]:g}, longitude {west[0]:g} to {west[1]:g}",
         "times": f"{times['count']} from {times['first']} to {times['last']}, stepped by {times['timestep']}",
         "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items()),
         "layout": f"{at['world']} processes = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",

@@ -43,7 +43,7 @@ def module(kind: str, name: str) -> ModuleType:
 def unknown(kind: str, name: object) -> str:
     """What to say of a name that no plug-in of this kind has."""
     known = names(kind)
-    return f"expected one of the {kind}s {', '.join(known) or '(none)'}, got {name!r}{did_you_mean(name, known)}"
+    return f"expected one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:

@@ -67,20 +67,23 @@ def parse_duration(value: Any) -> dt.timedelta:
 
     Raises ValueError for anything else, and for a duration that is not positive.
     """
-    if isinstance(value, dt.timedelta):
-        duration = value
-    else:
-        text = str(value).strip()
-        if clock := _WALLTIME.fullmatch(text):
-            hours, minutes, seconds = map(int, clock.groups())
-            duration = dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
-        elif short := _DURATION.fullmatch(text):
-            duration = dt.timedelta(seconds=float(short[1]) * _UNITS[short[2]])
-        else:
-            raise ValueError(f"expected a duration such as 6h, 30min, 10d or 12:00:00, got {value!r}")
+    try:
+        duration = value if isinstance(value, dt.timedelta) else _duration(str(value).strip())
+    except OverflowError:
+        raise ValueError(f"expected a duration of less than a million years, got {value!r}") from None
+    if duration is None:
+        raise ValueError(f"expected a duration such as 6h, 30min, 10d or 12:00:00, got {value!r}")
     if duration <= dt.timedelta(0):
         raise ValueError(f"expected a duration longer than zero, got {value!r}")
     return duration
+
+
+def _duration(text: str) -> dt.timedelta | None:
+    if clock := _WALLTIME.fullmatch(text):
+        hours, minutes, seconds = map(int, clock.groups())
+        return dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    short = _DURATION.fullmatch(text)
+    return dt.timedelta(seconds=float(short[1]) * _UNITS[short[2]]) if short else None
 
 
 def format_duration(duration: dt.timedelta) -> str:
@@ -89,7 +92,7 @@ def format_duration(duration: dt.timedelta) -> str:
     for unit in ("d", "h", "min"):
         if seconds % _UNITS[unit] == 0:
             return f"{int(seconds // _UNITS[unit])}{unit}"
-    return f"{seconds:g}s"
+    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
 
 
 Duration = Annotated[

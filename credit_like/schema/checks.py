@@ -137,8 +137,11 @@ def _variable_findings(data: DataSection) -> Iterator[Finding]:
             yield path, f"expected a name without '@' (it stands before a level), got {spec.name!r}, change it"
         if on_levels and not (spec.levels or data.levels):
             yield path, f"expected data.levels (or levels of {spec.name!r} alone), got none, add them"
-        if not on_levels and spec.levels:
-            yield path, f"expected no levels at the surface, got {len(spec.levels)}, move {spec.name!r} to {role}.level"
+        if not on_levels and len(spec.levels or ()) > 1:
+            yield (
+                path,
+                f"expected at most one level of the file at the surface, got {len(spec.levels)}, move {spec.name!r} to {role}.level",
+            )
         if on_levels and spec.compute:
             yield path, f"expected {spec.compute} at the surface, got it on levels, move {where} to {role}.surface"
         if spec.compute and role in OUTPUT_ROLES:

@@ -22,10 +22,11 @@ def parse_time(value: Any) -> str:
     if isinstance(value, dt.datetime | dt.date):
         value = value.isoformat()
     match = _TIME.fullmatch(str(value).strip())
-    if not match or not 1 <= int(match[2]) <= 12 or not 1 <= int(match[3]) <= 31 or int(match[4] or 0) > 23:
+    _, month, day, hour, minute, second = (int(part or 0) for part in match.groups()) if match else (0,) * 6
+    if not (1 <= month <= 12 and 1 <= day <= 31 and hour <= 23 and minute <= 59 and second <= 59):
         raise ValueError(f"expected a time such as 2020-01-31 or 2020-01-31T18, got {value!r}")
-    year, month, day, hour, minute, second = (part or "00" for part in match.groups())
-    return f"{year}-{month}-{day}T{hour}:{minute}:{second}"
+    assert match
+    return f"{match[1]}-{month:02d}-{day:02d}T{hour:02d}:{minute:02d}:{second:02d}"
 
 
 Time = Annotated[str, BeforeValidator(parse_time, json_schema_input_type=str), PlainSerializer(str)]
