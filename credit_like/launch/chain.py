@@ -1,0 +1,152 @@
+"""What a job of a chain asks at its beginning and records at its end: `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB`.
+
+The record is `save_loc/jobs/history.jsonl`, one event per line: `submitted` (ids), `begin`, `extended` (next), `end`. Whether there is
+work left is told by the trainer's `status.json`, and whether jobs get anywhere by the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Event = dict[str, Any]
+FINISHED = 3
+"""What `begin` exits with where nothing is left to do."""
+_CHECKPOINT = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether a job has work to do, and why not."""
+
+    verdict: Literal["run", "finished", "stop"]
+    reason: str = ""
+
+
+def history(save_loc: Path) -> list[Event]:
+    """All events of a run's jobs, oldest first; a line cut short by a full disk is passed over."""
+    path = save_loc / "jobs" / "history.jsonl"
+    if not path.exists():
+        return []
+    events = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            events.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return events
+
+
+def record(save_loc: Path, event: str, **details: Any) -> None:
+    """Append an event, in one write, so that jobs of an array may do so at the same time."""
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    line = json.dumps({"event": event, "time": now, **details})
+    path = save_loc / "jobs" / "history.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as out:
+        out.write(line + "\n")
+
+
+def run_status(save_loc: Path) -> Event:
+    """The trainer's `status.json`; empty where there is none yet."""
+    path = save_loc / "status.json"
+    if not path.exists():
+        return {}
+    status: Event = json.loads(path.read_text(encoding="utf-8"))
+    return status
+
+
+def newest_checkpoint(save_loc: Path) -> int:
+    """The step of the newest checkpoint; −1 where there is none."""
+    folder = save_loc / "checkpoints"
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return max((int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))), default=-1)
+
+
+def decide(status: Event, checkpoint: int, events: Sequence[Event], job: str) -> Decision:
+    """Whether `job`, a training, has work to do.
+
+    The first job after a submission runs unless all is done: whoever submits again has dealt with an earlier failure. A later one
+    stops where the one before failed, or died or came to its end without a new checkpoint: the next would do the same.
+    A job that the scheduler starts again goes on.
+    """
+    if status.get("state") == "finished":
+        return Decision("finished", f"finished at step {status.get('step')}")
+    last = max((i for i, event in enumerate(events) if event["event"] == "submitted" and event["mode"] == "train"), default=0)
+    begun = [event for event in events[last:] if event["event"] == "begin" and event["mode"] == "train"]
+    if not begun or begun[-1]["job"] == job:
+        return Decision("run")
+    if status.get("state") == "failed":
+        return Decision("stop", f"job {begun[-1]['job']} failed at step {status.get('step')}: {status.get('reason')}")
+    if checkpoint <= begun[-1]["checkpoint"]:
+        ends = [event for event in events[last:] if event["event"] == "end" and event["job"] == begun[-1]["job"]]
+        how = f"with exit status {ends[-1]['code']}" if ends else "without a word"
+        return Decision("stop", f"job {begun[-1]['job']} ended {how} and no new checkpoint; its log says why")
+    return Decision("run")
+
+
+def begin(save_loc: Path, mode: str, job: str) -> int:
+    """Record the beginning; 0 = run, FINISHED = nothing left, 1 = the chain stops here."""
+    if mode != "train":
+        record(save_loc, "begin", mode=mode, job=job)
+        return 0
+    checkpoint = newest_checkpoint(save_loc)
+    decision = decide(run_status(save_loc), checkpoint, history(save_loc), job)
+    if decision.verdict == "run":
+        record(save_loc, "begin", mode=mode, job=job, checkpoint=checkpoint)
+        return 0
+    record(save_loc, "not needed" if decision.verdict == "finished" else "stopped", mode=mode, job=job, reason=decision.reason)
+    _say(f"job {job}: {decision.reason}; {'nothing left to do' if decision.verdict == 'finished' else 'the chain stops'}")
+    return FINISHED if decision.verdict == "finished" else 1
+
+
+def extend(save_loc: Path, mode: str, job: str, command: Sequence[str]) -> int:
+    """Submit the next job of the chain, once for each job, also where the scheduler starts a job again."""
+    if any(event["event"] == "extended" and event["job"] == job for event in history(save_loc)):
+        return 0
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout.strip():
+        _say(f"job {job}: {command[0]} refused the next job, submit again after this one: {done.stderr.strip()}")
+        return 1
+    record(save_loc, "extended", mode=mode, job=job, next=done.stdout.split()[-1].split(";")[0])
+    return 0
+
+
+def end(save_loc: Path, mode: str, job: str, code: int) -> int:
+    """Record the end; the job's exit status: 0 where the run is finished or to be continued."""
+    if mode != "train":
+        record(save_loc, "end", mode=mode, job=job, code=code)
+        return code
+    status = run_status(save_loc)
+    state = status.get("state", "not begun")
+    record(save_loc, "end", mode=mode, job=job, code=code, state=state, step=status.get("step"))
+    words = {"finished": "finished", "continue": "to be continued", "failed": f"failed: {status.get('reason')}"}
+    _say(f"job {job}: {words.get(state, f'ended while {state}, exit status {code}')} at step {status.get('step')}")
+    return 0 if state in ("finished", "continue") else code or 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`begin SAVE_LOC MODE JOB`, `extend SAVE_LOC MODE JOB -- COMMAND…`, `end SAVE_LOC MODE JOB CODE`."""
+    action, folder, mode, job, *rest = arguments
+    if action == "begin":
+        return begin(Path(folder), mode, job)
+    if action == "extend":
+        return extend(Path(folder), mode, job, rest[1:])
+    assert action == "end"
+    return end(Path(folder), mode, job, int(rest[0]))
+
+
+def _say(message: str) -> None:
+    sys.stdout.write(message + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""This machine in the place of a batch system: one job after the other, with walltime, like a scheduler would run them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+GRACE = 10.0
+"""Seconds between SIGTERM at the walltime and SIGKILL, as PBS has it by default."""
+_POLL = 0.2
+
+
+class Local:
+    prefix = "#LOCAL"
+    programs = ("bash", "pkill")
+    job = "${CREDIT_LIKE_JOB:?}"
+    hosts = "hosts=(127.0.0.1)"
+    index = "${CREDIT_LIKE_INDEX:-0}"
+    extend = ""
+
+    def array(self, count: int) -> list[str]:
+        return []
+
+    def submit(self, script: Path, after: Sequence[str] = (), index: int | None = None) -> list[str]:
+        return ["bash", str(script)]
+
+    def job_id(self, answer: str) -> str:
+        return answer.strip()
+
+    def cancel(self, ids: Sequence[str]) -> list[str]:
+        return ["kill", *ids]
+
+    def states(self, ids: Sequence[str]) -> dict[str, str]:
+        return {}
+
+
+def run_job(
+    script: Path, job: str, log: Path, walltime: float, index: int = 0, environ: Mapping[str, str] | None = None, grace: float = GRACE
+) -> int:
+    """Run a script as a job: SIGTERM at the walltime, SIGKILL to whatever is left `grace` seconds later; its exit status.
+
+    Ctrl-C ends the job the same way and is raised again.
+    """
+    env = {**(os.environ if environ is None else environ), "CREDIT_LIKE_JOB": job, "CREDIT_LIKE_INDEX": str(index)}
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            ["bash", str(script)], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+        )
+    deadline = time.monotonic() + walltime
+    try:
+        while process.poll() is None and time.monotonic() < deadline:
+            time.sleep(_POLL)
+    finally:
+        _end(process, grace)
+    return process.returncode
+
+
+def run_all(
+    count: int | None, run: Callable[[int], int], is_over: Callable[[], bool], report: Callable[[int, int], None]
+) -> list[int]:
+    """Run jobs 0, 1, … until `count` of them have run or it is over, each whatever became of the one before."""
+    codes: list[int] = []
+    while (count is None or len(codes) < count) and not (codes and is_over()):
+        code = run(len(codes))
+        report(len(codes), code)
+        codes.append(code)
+    return codes
+
+
+def _end(process: subprocess.Popen[bytes], grace: float) -> None:
+    """End a process and all it has started; workers of torchrun have sessions of their own, so each is named."""
+    if process.poll() is not None:
+        return
+    _signal([process.pid, *descendants(process.pid)], signal.SIGTERM)
+    limit = time.monotonic() + grace
+    while process.poll() is None and time.monotonic() < limit:
+        time.sleep(_POLL)
+    if process.poll() is None:
+        _signal([process.pid, *descendants(process.pid)], signal.SIGKILL)
+    process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, from the table of processes."""
+    table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    children: dict[int, list[int]] = {}
+    for line in table.splitlines():
+        child, parent = map(int, line.split())
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(pid, []))
+    for child in found:
+        found += children.get(child, [])
+    return found
+
+
+def _signal(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue

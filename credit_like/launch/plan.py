@@ -1,0 +1,198 @@
+"""From an experiment, a mode and a machine to the jobs that do the work. Nothing is written or submitted here."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from credit_like.launch.resources import Options, Resources, clock, one_node, resources, seconds
+from credit_like.schema.base import format_duration
+from credit_like.schema.checks import Layout, layout
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.launch import Mode, PbsSection, SiteSection
+
+Chain = int | Literal["auto"]
+_AWKWARD = re.compile(r"[\s,'\"\\]")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The jobs of one submission: all alike, one after the other (`chain`) or side by side (`array`)."""
+
+    name: str
+    mode: Mode
+    site: str
+    resources: Resources
+    save_loc: Path
+    workdir: Path
+    """Where the jobs run, because paths in an experiment are relative to it."""
+    python: str
+    chain: Chain = 1
+    array: int = 1
+    shares: int = 1
+    """Parts of a rollout's initial times, one per process of all jobs together."""
+    layout: Layout | None = None
+    samples_per_step: int | None = None
+    initial_times: int | None = None
+    setup: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    after: tuple[str, ...] = ()
+    """Jobs to wait for."""
+    notes: tuple[str, ...] = ()
+    scripts: dict[str, str] = field(default_factory=dict)
+    ids: tuple[str, ...] = ()
+    """What the scheduler called the jobs; nothing in a dry run."""
+
+    @property
+    def job(self) -> str:
+        """The name the scheduler shows. It starts with a letter, as PBS wants it."""
+        return f"{self.mode}-{self.name}"
+
+    @property
+    def folder(self) -> Path:
+        """Where scripts, the experiment as submitted, logs and the history lie."""
+        return self.save_loc / "jobs"
+
+    @property
+    def script(self) -> Path:
+        return self.folder / f"{self.mode}.sh"
+
+    @property
+    def experiment(self) -> Path:
+        """The experiment as submitted, overrides included: editing the original does not change a job that waits."""
+        return self.folder / f"{self.mode}.yml"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.script, self.experiment, self.folder / "history.jsonl", self.logs)
+
+    @property
+    def jobs(self) -> str:
+        """How many jobs, in words."""
+        if self.chain == "auto":
+            return "as many as it takes, each submits the next (afterany)"
+        if self.chain > 1:
+            return f"{self.chain} in a chain (afterany)"
+        return f"{self.array} side by side, {self.shares} shares of the initial times" if self.mode == "rollout" else "1"
+
+    def describe(self) -> list[tuple[str, str]]:
+        """What will happen, as rows of a table."""
+        r = self.resources
+        what = f"{r.gpus} GPUs" if r.gpus else f"{r.processes} CPU process{'es' * (r.processes > 1)}"
+        rows = [
+            ("experiment", f"{self.name}, {self.mode} on {self.site}"),
+            ("jobs", self.jobs),
+            ("nodes", f"{r.nodes} {r.kind} × {what} = {r.world} process{'es' * (r.world > 1)}"),
+            ("per node", f"{r.cpus} CPUs" + (f", {r.memory_gb} GB" if r.memory_gb else "")),
+            ("queue", ", ".join(part for part in (r.queue or "default", r.account and f"account {r.account}") if part)),
+            ("walltime", clock(r.walltime)),
+        ]
+        if self.mode == "train":
+            assert self.layout is not None
+            rows[-1] = ("walltime", f"{clock(r.walltime)}, told to stop {format_duration(r.stop_before)} before")
+            rows += [
+                ("layout", f"data {self.layout.data} × tensor {self.layout.tensor} × domain {self.layout.domain}"),
+                ("samples per step", f"{self.samples_per_step}, {self.layout.accumulation} micro-batches each"),
+            ]
+        if self.initial_times is not None:
+            rows.append(("initial times", f"{self.initial_times}, at most {-(-self.initial_times // self.shares)} a share"))
+        if self.after:
+            rows.append(("after", ", ".join(self.after)))
+        rows.append(("files", "\n".join(map(str, self.files))))
+        if self.ids:
+            rows.append(("submitted", ", ".join(self.ids)))
+        return rows + [("note", note) for note in self.notes]
+
+
+def plan_jobs(
+    experiment: Experiment,
+    mode: Mode,
+    options: Options | None = None,
+    *,
+    site: SiteSection | None = None,
+    chain: Chain = 1,
+    after: tuple[str, ...] = (),
+    python: str = sys.executable,
+    workdir: Path | None = None,
+) -> Plan:
+    """The jobs of `mode`.
+
+    Raises ValueError with one message where the request does not fit the layout or the site.
+    """
+    site = site or experiment.site or SiteSection()
+    pbs = experiment.pbs or PbsSection()
+    request = resources(pbs, site, mode, options)
+    workdir = (workdir or Path.cwd()).absolute()
+    save_loc = Path(os.path.normpath(workdir / Path(experiment.save_loc).expanduser()))
+    if site.scheduler != "local" and _AWKWARD.search(str(save_loc)):
+        raise ValueError(
+            f"expected save_loc without blanks, commas, quotes and backslashes, which schedulers cannot take, got {str(save_loc)!r}"
+        )
+    if mode != "train" and chain != 1:
+        raise ValueError(f"expected --chain with --mode train only, got --mode {mode}; submitted again it does what is missing")
+    if isinstance(chain, int) and chain < 1:
+        raise ValueError(f"expected a chain of at least 1 job, got {chain}")
+    if chain == "auto" and not site.submit_from_jobs:
+        raise ValueError(f"expected --chain with a number, because jobs at {site.name} may not submit others, got auto")
+    details: dict[str, Any] = {}
+    if mode == "train":
+        details |= {"layout": layout(experiment.trainer, request.world), "samples_per_step": experiment.trainer.global_batch_size}
+    elif mode == "rollout":
+        times = initial_times(experiment)
+        shares = min(request.world, times)
+        details |= {"array": -(-shares // request.processes), "shares": shares, "initial_times": times}
+        request = one_node(request)
+    elif request.nodes > 1:
+        raise ValueError(f"expected 1 node for {mode}, got {request.nodes}, change pbs.{mode}.nodes or --nodes")
+    return Plan(
+        name=experiment.name,
+        mode=mode,
+        site=site.name,
+        resources=request,
+        save_loc=save_loc,
+        workdir=workdir,
+        python=python,
+        chain=chain,
+        setup=(*site.setup, *pbs.setup),
+        environment={**site.environment, **pbs.environment},
+        after=after,
+        **details,
+    )
+
+
+def initial_times(experiment: Experiment) -> int:
+    """How many initial times a rollout has; every fourth step of the test period if none are given."""
+    init = experiment.inference.init
+    if init is None:
+        step = experiment.data.timestep
+        return sum(_between(period.start, period.end, step * 4) for period in experiment.data.test)
+    if init.times:
+        return len(init.times)
+    assert init.start is not None
+    assert init.end is not None
+    assert init.interval is not None
+    return _between(init.start, init.end, init.interval)
+
+
+def _between(start: str, end: str, step: dt.timedelta) -> int:
+    """Steps from start to end, both included; days that only other calendars have count as the month's last."""
+    return max(1, seconds(_time(end) - _time(start)) // seconds(step) + 1)
+
+
+def _time(text: str) -> dt.datetime:
+    year, month, day = (int(part) for part in text[:10].split("-"))
+    clock_time = dt.time.fromisoformat(text[11:])
+    while True:
+        try:
+            return dt.datetime.combine(dt.date(year, month, day), clock_time)
+        except ValueError:
+            day -= 1

@@ -1,0 +1,219 @@
+"""What a job asks of its machine: nodes, GPUs, CPUs, memory, queue and time, within the machine's rules."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, replace
+from typing import Any
+
+from credit_like.registry import did_you_mean
+from credit_like.schema.launch import Mode, NodeKind, PbsSection, Queue, Request, SiteSection
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line asks for instead of the experiment; nothing = as the experiment says."""
+
+    nodes: int | None = None
+    ngpus: int | None = None
+    walltime: dt.timedelta | None = None
+    queue: str | None = None
+    account: str | None = None
+
+
+@dataclass(frozen=True)
+class Resources:
+    """One job's request. `processes`, `gpus`, `cpus` and `memory_gb` are per node."""
+
+    kind: str
+    """The kind of node, a key of the site's `nodes`."""
+    nodes: int
+    processes: int
+    gpus: int
+    cpus: int
+    memory_gb: int | None
+    walltime: dt.timedelta
+    stop_before: dt.timedelta
+    """How long before the walltime a training is told to stop and save."""
+    queue: str | None
+    account: str | None
+    fields: dict[str, str]
+
+    @property
+    def world(self) -> int:
+        """Processes of the job."""
+        return self.nodes * self.processes
+
+    def values(self) -> dict[str, str | None]:
+        """What the placeholders of a directive stand for; None where there is no value."""
+        total_memory = None if self.memory_gb is None else self.memory_gb * self.nodes
+        values: dict[str, Any] = {
+            "account": self.account,
+            "queue": self.queue,
+            "walltime": clock(self.walltime),
+            "stop_before": seconds(self.stop_before),
+            "nodes": self.nodes,
+            "processes": self.processes,
+            "gpus": self.gpus,
+            "cpus": self.cpus,
+            "memory_gb": self.memory_gb,
+            "total_gpus": self.gpus * self.nodes,
+            "total_cpus": self.cpus * self.nodes,
+            "total_memory_gb": total_memory,
+            **self.fields,
+        }
+        return {name: None if value is None else str(value) for name, value in values.items()}
+
+
+def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
+    """What a mode asks for: the command line before the mode's own keys before the `pbs` section.
+
+    Preprocessing and scoring take one CPU node, a rollout one GPU of the training's kind, unless they ask for more.
+    """
+    common = Request.model_construct(**{name: getattr(pbs, name) for name in Request.model_fields})
+    if mode == "train":
+        own = common
+    else:
+        gpus = min(pbs.ngpus, 1) if mode == "rollout" else 0
+        base = common.model_copy(update={"nodes": 1, "ngpus": gpus, "processes": None, "cpus": None, "memory_gb": None})
+        asked: Request = getattr(pbs, mode)
+        own = base.model_copy(update={k: v for k in Request.model_fields if (v := getattr(asked, k)) is not None})
+    asked_now = {"nodes": options.nodes, "ngpus": options.ngpus, "walltime": options.walltime, "queue": options.queue}
+    changes: dict[str, Any] = {name: value for name, value in asked_now.items() if value is not None}
+    if changes.get("ngpus"):
+        changes["processes"] = None  # one per GPU
+    return own.model_copy(update=changes)
+
+
+def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options | None = None) -> Resources:
+    """The request of one job within the site's rules.
+
+    Raises ValueError for a missing account or field, a queue that is not there or too small, and nodes that have less.
+    """
+    options = options or Options()
+    request = request_of(pbs, mode, options)
+    assert request.nodes is not None
+    assert request.ngpus is not None
+    assert request.walltime is not None
+    queue_is_asked = options.queue is not None or mode == "train" or getattr(pbs, mode).queue is not None
+    queue, kind = _queue_and_kind(site, request, queue_is_asked)
+    _fits_queue(site, request, queue, mode)
+    node = site.nodes[kind]
+    _fits_node(site, node, kind, request)
+    account = options.account or pbs.account
+    if site.account_required and not account:
+        raise ValueError(f"expected an account for {site.name}, got none, add pbs.account or --account")
+    gpus = request.ngpus
+    processes = gpus or request.processes or 1
+    if gpus and request.processes not in (None, gpus):
+        raise ValueError(
+            f"expected one process per GPU, got pbs.processes {request.processes} for {gpus} GPUs, remove pbs.processes"
+        )
+    return Resources(
+        kind=kind,
+        nodes=request.nodes,
+        processes=processes,
+        gpus=gpus,
+        cpus=request.cpus or _share(node.cpus, node, gpus),
+        memory_gb=request.memory_gb or (_share(node.memory_gb, node, gpus) if node.memory_gb else None),
+        walltime=request.walltime,
+        stop_before=min(site.stop_before, dt.timedelta(seconds=max(1, seconds(request.walltime) // 4))),
+        queue=queue,
+        account=account,
+        fields=_fields(pbs, site),
+    )
+
+
+def one_node(request: Resources) -> Resources:
+    """The same request for a job of one node."""
+    return replace(request, nodes=1)
+
+
+def clock(duration: dt.timedelta) -> str:
+    """HH:MM:SS, as schedulers take it."""
+    total = seconds(duration)
+    return f"{total // 3600:02d}:{total % 3600 // 60:02d}:{total % 60:02d}"
+
+
+def seconds(duration: dt.timedelta) -> int:
+    """Whole seconds."""
+    return int(duration.total_seconds())
+
+
+def _queue_and_kind(site: SiteSection, request: Request, is_asked: bool) -> tuple[str | None, str]:
+    """The queue asked for, or the first one with the right nodes, and the kind of node it gives."""
+    ngpus = request.ngpus or 0
+    fitting = [name for name, node in site.nodes.items() if node.gpus is None or bool(node.gpus) == bool(ngpus)]
+    wanted = f"nodes {'with' if ngpus else 'without'} GPUs"
+    if not site.queues:
+        if not fitting:
+            raise ValueError(f"expected {wanted}, got only {_kinds(site)} at {site.name}, change ngpus {ngpus}")
+        return request.queue, fitting[0]
+    if request.queue is not None and request.queue not in site.queues:
+        known = list(site.queues)
+        raise ValueError(
+            f"expected a queue of {site.name}, one of {', '.join(known)}, got {request.queue!r}, change pbs.queue or --queue"
+            f"{did_you_mean(request.queue, known)}"
+        )
+    candidates = [request.queue] if request.queue else []
+    if not (is_asked and request.queue):
+        candidates += [name for name in site.queues if name != request.queue]
+    for name in candidates:
+        for kind in site.queues[name].nodes:
+            if kind in fitting:
+                return name, kind
+    where = f"queue {request.queue} of {site.name}" if is_asked and request.queue else site.name
+    raise ValueError(f"expected {wanted} for ngpus {ngpus}, got none in {where}, change the queue or ngpus")
+
+
+def _fits_queue(site: SiteSection, request: Request, name: str | None, mode: Mode) -> None:
+    queue: Queue | None = site.queues.get(name) if name else None
+    if queue is None:
+        return
+    assert request.walltime is not None
+    nodes = 1 if mode == "rollout" else request.nodes or 1
+    if queue.max_walltime is not None and request.walltime > queue.max_walltime:
+        raise ValueError(
+            f"expected a walltime of at most {clock(queue.max_walltime)} in queue {name} of {site.name}, "
+            f"got {clock(request.walltime)}, change it and let --chain run the rest"
+        )
+    if nodes < queue.min_nodes or nodes > (queue.max_nodes or nodes):
+        span = f"{queue.min_nodes} to {queue.max_nodes}" if queue.max_nodes else f"at least {queue.min_nodes}"
+        raise ValueError(f"expected {span} nodes in queue {name} of {site.name}, got {nodes}, change the nodes or the queue")
+
+
+def _fits_node(site: SiteSection, node: NodeKind, kind: str, request: Request) -> None:
+    where = f"a {kind} node of {site.name}"
+    if node.gpus is not None and (request.ngpus or 0) > node.gpus:
+        raise ValueError(f"expected at most {node.gpus} GPUs on {where}, got {request.ngpus}, change ngpus and take more nodes")
+    if request.cpus is not None and site.scheduler != "local" and request.cpus > node.cpus:
+        raise ValueError(f"expected at most {node.cpus} CPUs on {where}, got {request.cpus}, change pbs.cpus")
+    if request.memory_gb is not None and node.memory_gb is not None and request.memory_gb > node.memory_gb:
+        raise ValueError(f"expected at most {node.memory_gb} GB on {where}, got {request.memory_gb}, change pbs.memory_gb")
+
+
+def _share(whole: int, node: NodeKind, gpus: int) -> int:
+    """What comes with some of a node's GPUs."""
+    if node.whole or not node.gpus:
+        return whole
+    return max(1, whole * gpus // node.gpus)
+
+
+def _fields(pbs: PbsSection, site: SiteSection) -> dict[str, str]:
+    known = list(site.fields)
+    for name in pbs.fields:
+        if name not in site.fields:
+            got = f"got {name!r}{did_you_mean(name, known)}"
+            raise ValueError(f"expected pbs.fields that {site.name} knows ({', '.join(known) or 'none'}), {got}, change or remove it")
+    values = {}
+    for name, field in site.fields.items():
+        value = pbs.fields.get(name, field.default)
+        if value is not None:
+            values[name] = value
+        elif field.required:
+            raise ValueError(f"expected pbs.fields.{name} for {site.name}, got none, add it, such as {name}: {field.example}")
+    return values
+
+
+def _kinds(site: SiteSection) -> str:
+    return ", ".join(f"{name} ({node.gpus} GPUs)" for name, node in site.nodes.items())

@@ -1,0 +1,225 @@
+"""The text of a job script. Read one from `tests/launch/golden/` beside this file.
+
+A script runs twice: once as the job, and on each node as `script node …`, started by the site's launcher. The node's part starts
+torchrun's agent with the stop signals ignored, so that neither the agent nor a launcher ends the workers in mid-step. It watches
+the clock and a stop file, which the job's part creates when the scheduler sends SIGTERM or SIGUSR1, and then sends SIGUSR1 to the
+workers themselves, on every node, whatever the launcher does with signals.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+
+from credit_like.launch import scheduler
+from credit_like.launch.chain import FINISHED
+from credit_like.launch.plan import Plan
+from credit_like.launch.resources import seconds
+from credit_like.schema.launch import SiteSection, placeholders
+
+def render(plan: Plan, site: SiteSection) -> dict[str, str]:
+    """The script of a plan, by file name."""
+    body = {"train": _train, "rollout": _rollout}.get(plan.mode, _single)
+    sections = [
+        ["#!/bin/bash", *directives(plan, site)],
+        [f"# {_title(plan)}", "# Written by `credit-like submit`."],
+        _constants(plan),
+        _surroundings(plan, site),
+        *body(plan, site),
+    ]
+    return {plan.script.name: "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"}
+
+
+def directives(plan: Plan, site: SiteSection) -> list[str]:
+    """The scheduler's lines; one that holds a value nobody gave is left out."""
+    dialect = scheduler.of(site)
+    values = {**plan.resources.values(), "job": plan.job, "logs": str(plan.logs)}
+    lines = []
+    for line in (*site.directives, *site.nodes[plan.resources.kind].request):
+        names = placeholders(line)
+        if all(values.get(name) is not None for name in names):
+            lines.append(line.format(**{name: values[name] for name in names}))
+    if site.arrays:
+        lines += dialect.array(plan.array)
+    return [f"{dialect.prefix} {line}" for line in lines]
+
+
+def _title(plan: Plan) -> str:
+    r = plan.resources
+    each = f"{r.gpus} GPUs" if r.gpus else f"{r.processes} CPU process{'es' * (r.processes > 1)}"
+    title = f"{plan.mode} of {plan.name} on {plan.site}: {r.nodes} nodes × {each} = {r.world} processes"
+    if plan.layout is not None:
+        title += f" = data {plan.layout.data} × tensor {plan.layout.tensor} × domain {plan.layout.domain}"
+    if plan.mode == "rollout":
+        title += f", {plan.array} jobs, {plan.shares} shares"
+    return title
+
+
+def _constants(plan: Plan) -> list[str]:
+    constants: dict[str, object] = {"experiment": plan.experiment, "save_loc": plan.save_loc, "python": plan.python}
+    r = plan.resources
+    if plan.mode == "train":
+        constants |= {"script": plan.script, "nodes": r.nodes, "per_node": r.processes, "walltime": seconds(r.walltime)}
+        constants |= {"stop_before": seconds(r.stop_before)}
+    if plan.mode == "rollout":
+        constants |= {"per_node": r.processes, "shares": plan.shares}
+    return [f"{name}={shlex.quote(str(value))}" for name, value in constants.items()]
+
+
+def _surroundings(plan: Plan, site: SiteSection) -> list[str]:
+    """Modules, the user's lines and variables, then strictness (which modules do not survive) and the folder."""
+    lines = [f"module {arguments}" for arguments in site.modules]
+    lines += plan.setup
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in plan.environment.items()]
+    return [*lines, "set -uo pipefail", f"cd {shlex.quote(str(plan.workdir))} || exit 1"]
+
+
+def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
+    dialect = scheduler.of(site)
+    r = plan.resources
+    yield [
+        "# One node: torchrun's agent, and a watch that tells its workers when to stop.",
+        "node() {",
+        '    local rank=$1 master=$2 port=$3 deadline=$4 stop=$5 agent watch status=0',
+        "    trap '' TERM USR1  # for the workers to take at the end of a step, not for the agent or this shell",
+        '    [[ $rank == launcher ]] && rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}}',
+        *(
+            ['    export PATH=$CREDIT_LIKE_PATH LD_LIBRARY_PATH=$CREDIT_LIKE_LD_LIBRARY_PATH  # pbsdsh passes no environment']
+            if site.launcher == "pbsdsh"
+            else []
+        ),
+        "    export CREDIT_LIKE_DEADLINE=$deadline",
+        '    "$python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --node-rank="$rank" \\',
+        '        --master-addr="$master" --master-port="$port" --signals-to-handle=SIGINT \\',
+        '        -m credit_like.cli train "$experiment" &',
+        "    agent=$!",
+        "    (",
+        '        until [[ -e $stop ]] || (( $(date +%s) >= deadline )); do sleep 1; done',
+        '        while true; do pkill -USR1 -P "$agent"; sleep 5; done',
+        "    ) >/dev/null 2>&1 &",
+        "    watch=$!",
+        '    wait "$agent" || status=$?',
+        '    { kill -KILL "$watch"; wait "$watch"; } 2>/dev/null',
+        '    return "$status"',
+        "}",
+        'if [[ ${1:-} == node ]]; then node "${@:2}"; exit $?; fi',
+    ]
+    yield [
+        "# The job: is there anything left to do?",
+        f'job="{dialect.job}"',
+        "started=$(date +%s)",
+        '"$python" -m credit_like.launch.chain begin "$save_loc" train "$job"',
+        f"case $? in 0) ;; {FINISHED}) exit 0 ;; *) exit 1 ;; esac",
+    ]
+    if plan.chain == "auto" and dialect.extend:
+        yield [
+            "# The next job waits for the end of this one, however it comes.",
+            f'"$python" -m credit_like.launch.chain extend "$save_loc" train "$job" -- {dialect.extend}',
+        ]
+    yield [
+        dialect.hosts,
+        *(
+            []
+            if site.launcher == "fork"
+            else [
+                'if (( ${#hosts[@]} != nodes )); then',
+                '    echo "expected $nodes nodes, got ${#hosts[@]}: ${hosts[*]}" >&2',
+                "    exit 1",
+                "fi",
+            ]
+        ),
+        "digits=${job%%[!0-9]*}",
+        "port=$((20000 + 10#${digits:-$$} % 20000))",
+        "deadline=$((started + walltime - stop_before))",
+        "stop=$save_loc/jobs/stop.$job",
+        'rm -f "$stop"',
+        "interrupted=no",
+        "trap 'interrupted=yes; touch \"$stop\"' TERM USR1",
+    ]
+    yield [
+        "# Wait for a child through any number of signals; its exit status.",
+        "await() {",
+        "    local status",
+        "    while true; do",
+        "        interrupted=no status=0",
+        '        wait "$1" || status=$?',
+        "        [[ $interrupted == yes ]] || return \"$status\"",
+        "    done",
+        "}",
+    ]
+    yield [*_launch(site, r.nodes), 'rm -f "$stop"', '"$python" -m credit_like.launch.chain end "$save_loc" train "$job" "$status"']
+
+
+def _launch(site: SiteSection, nodes: int) -> list[str]:
+    """Start `script node` on every node and wait for all; `status` is that of the last one that failed."""
+    ignore = "trap '' TERM USR1; exec"
+    common = '"${hosts[0]}" "$port" "$deadline" "$stop"'
+    if nodes == 1:
+        return [f'( {ignore} bash "$script" node 0 {common} ) &', "status=0", "await $! || status=$?"]
+    options = " ".join(map(shlex.quote, site.launcher_options))
+    options += " " * bool(options)
+    on_all = {
+        "mpiexec": f'mpiexec -n "$nodes" {options}',
+        "srun": f'srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 {options}',
+    }
+    if site.launcher in on_all:
+        command = f'{on_all[site.launcher]}bash "$script" node launcher {common}'
+        return [f"( {ignore} {command} ) &", "status=0", "await $! || status=$?"]
+    lines = ["pids=()"]
+    if site.launcher == "pbsdsh":
+        lines += [
+            "for (( rank = 0; rank < nodes; rank++ )); do",
+            "    # pbsdsh counts the lines of the node file, of which a node may have several",
+            '    slot=$(awk -v host="${hosts[rank]}" \'$0 == host { print NR - 1; exit }\' "$PBS_NODEFILE")',
+            f'    ( {ignore} pbsdsh -n "$slot" {options}-- env "CREDIT_LIKE_PATH=$PATH" \\',
+            '        "CREDIT_LIKE_LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}" \\',
+            f'        bash -l "$script" node "$rank" {common} ) &',
+        ]
+    else:
+        lines += [
+            "for (( rank = 0; rank < nodes; rank++ )); do",
+            f'    ( {ignore} bash "$script" node "$rank" {common} ) &',
+        ]
+    return [
+        *lines,
+        "    pids+=($!)",
+        "done",
+        "status=0",
+        'for pid in "${pids[@]}"; do await "$pid" || status=$?; done',
+    ]
+
+
+def _begin_and_end(plan: Plan, site: SiteSection) -> tuple[list[str], str]:
+    dialect = scheduler.of(site)
+    begin = [f'job="{dialect.job}"', f'"$python" -m credit_like.launch.chain begin "$save_loc" {plan.mode} "$job"']
+    return begin, f'"$python" -m credit_like.launch.chain end "$save_loc" {plan.mode} "$job" "$status"'
+
+
+def _single(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
+    begin, end = _begin_and_end(plan, site)
+    yield [*begin, "status=0", f'"$python" -m credit_like.cli {plan.mode} "$experiment" || status=$?', end]
+
+
+def _rollout(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
+    """One process per GPU, each with its own share of the initial times, counted over all jobs."""
+    begin, end = _begin_and_end(plan, site)
+    if plan.resources.gpus:
+        numbers = ",".join(map(str, range(plan.resources.gpus)))
+        devices = [f'IFS=, read -ra devices <<< "${{CUDA_VISIBLE_DEVICES:-{numbers}}}"']
+        command = 'CUDA_VISIBLE_DEVICES=${devices[k]:?} "$python"'
+    else:
+        devices, command = [], '"$python"'
+    index = scheduler.of(site).index
+    yield [*begin, f"index={index}", *devices]
+    yield [
+        "pids=()",
+        "for (( k = 0; k < per_node; k++ )); do",
+        "    share=$((index * per_node + k + 1))",
+        "    (( share <= shares )) || break",
+        f'    {command} -m credit_like.cli rollout "$experiment" --share "$share/$shares" &',
+        "    pids+=($!)",
+        "done",
+        "status=0",
+        'for pid in "${pids[@]}"; do wait "$pid" || status=$?; done',
+        end,
+    ]

@@ -1,0 +1,60 @@
+"""Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from credit_like.launch.scheduler import ask
+
+_STATES = {"PENDING": "queued", "RUNNING": "running", "COMPLETING": "ending", "REQUEUED": "queued", "SUSPENDED": "suspended"}
+
+
+class Slurm:
+    prefix = "#SBATCH"
+    programs = ("sbatch",)
+    job = "${SLURM_JOB_ID:?}"
+    hosts = """mapfile -t hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?}")"""
+    index = "${SLURM_ARRAY_TASK_ID:-${CREDIT_LIKE_INDEX:-0}}"
+    extend = 'sbatch --parsable "--dependency=afterany:$job" "$script"'
+
+    def array(self, count: int) -> list[str]:
+        return [f"--array=0-{count - 1}"] if count > 1 else []
+
+    def submit(self, script: Path, after: Sequence[str] = (), index: int | None = None) -> list[str]:
+        command = ["sbatch", "--parsable"]
+        if after:
+            command.append(f"--dependency=afterany:{':'.join(after)}")
+        if index is not None:
+            command.append(f"--export=ALL,CREDIT_LIKE_INDEX={index}")
+        return [*command, str(script)]
+
+    def job_id(self, answer: str) -> str:
+        """`--parsable` prints `id` or `id;cluster`."""
+        return answer.split()[-1].split(";")[0]
+
+    def cancel(self, ids: Sequence[str]) -> list[str]:
+        return ["scancel", *ids]
+
+    def states(self, ids: Sequence[str]) -> dict[str, str]:
+        """From `squeue` for jobs that are not over, from the accounting, where there is one, for the others.
+
+        An array's tasks are spoken of together: `running` if any of them is.
+        """
+        if not ids:
+            return {}
+        ended = ask(["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", "--jobs", ",".join(ids)])
+        alive = ask(["squeue", "--noheader", "--states=all", "--format=%F|%T", "--jobs", ",".join(ids)])
+        found: dict[str, list[str]] = {}
+        for line in (ended or "").splitlines() + alive.splitlines():
+            job, _, state = line.partition("|")
+            found.setdefault(job.split("_")[0], []).append(state.split()[0])
+        return {job: _together(states) for job, states in found.items()}
+
+
+def _together(states: list[str]) -> str:
+    words = [_STATES.get(state, f"ended, {state.lower()}") for state in states]
+    for word in ("running", "ending", "suspended", "queued"):
+        if word in words:
+            return word
+    return words[-1]

@@ -1,0 +1,146 @@
+"""Where a run stands: what the trainer wrote, and what the scheduler says of its jobs."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from credit_like.launch import scheduler
+from credit_like.launch.chain import Event, history, newest_checkpoint, run_status
+from credit_like.schema import sites
+from credit_like.schema.launch import SiteSection
+
+_TAIL = 64 * 1024
+
+
+@dataclass(frozen=True)
+class JobRow:
+    """One job of the run."""
+
+    job: str
+    mode: str
+    state: str
+    began: str = ""
+    ended: str = ""
+    step: int | None = None
+    """Where the training stood at its end."""
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at a glance; None = not known yet."""
+
+    save_loc: Path
+    state: str
+    reason: str | None
+    step: int | None
+    epoch: float | None
+    loss: float | None
+    samples_per_second: float | None
+    valid_loss: float | None
+    checkpoint: int | None
+    checkpoint_time: str | None
+    jobs: tuple[JobRow, ...]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The facts that are known, as rows of a table."""
+        loss = None if self.loss is None else f"{self.loss:.6g}"
+        valid = None if self.valid_loss is None else f"{self.valid_loss:.6g}"
+        rate = None if self.samples_per_second is None else f"{self.samples_per_second:.4g} samples/s"
+        checkpoint = None if self.checkpoint is None else f"step {self.checkpoint}, {self.checkpoint_time}"
+        facts = {
+            "run": self.save_loc, "state": self.state, "reason": self.reason, "step": self.step, "epoch": self.epoch, "loss": loss,
+            "validation loss": valid, "throughput": rate, "last checkpoint": checkpoint,
+        }  # fmt: skip
+        return [(name, str(value)) for name, value in facts.items() if value is not None]
+
+
+def status(save_loc: Path) -> RunStatus:
+    """The status of the run in a folder.
+
+    Raises ValueError where there is no run.
+    """
+    events = history(save_loc)
+    told = run_status(save_loc)
+    if not (events or told or (save_loc / "log.jsonl").exists()):
+        raise ValueError(f"expected the folder of a run (save_loc), got {save_loc}, which holds no status.json, log or jobs")
+    lines = _log_tail(save_loc / "log.jsonl")
+    step = next((line for line in reversed(lines) if "loss" in line), {})
+    valid = next((value for line in reversed(lines) for key, value in line.items() if key in ("valid_loss", "val_loss")), None)
+    checkpoint = newest_checkpoint(save_loc)
+    folder = save_loc / "checkpoints" / f"step-{checkpoint}"
+    return RunStatus(
+        save_loc=save_loc,
+        state=str(told.get("state", "not begun")),
+        reason=told.get("reason"),
+        step=step.get("step", told.get("step")),
+        epoch=step.get("epoch"),
+        loss=step.get("loss"),
+        samples_per_second=step.get("samples_per_second"),
+        valid_loss=valid,
+        checkpoint=checkpoint if checkpoint >= 0 else None,
+        checkpoint_time=_modified(folder) if folder.is_dir() else None,
+        jobs=tuple(job_rows(events, _scheduler_states(events))),
+    )
+
+
+def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
+    """A row for each job in the order of submission; the scheduler's word goes before what the job itself recorded."""
+    rows: dict[str, dict[str, Any]] = {}
+    for event in events:
+        kind, time = event["event"], event["time"]
+        if kind == "submitted":
+            for job in event["ids"]:
+                rows[job] = {"mode": event["mode"], "state": "submitted"}
+        elif kind == "extended":
+            rows.setdefault(event["next"], {"mode": event["mode"], "state": "submitted"})
+        else:
+            row = rows.setdefault(event["job"], {"mode": event["mode"]})
+            if kind == "begin":
+                row |= {"began": time, "state": "running"}
+            elif kind == "end":
+                outcome = event.get("state", "done" if event["code"] == 0 else "failed")
+                row |= {"ended": time, "state": f"{outcome}, exit status {event['code']}", "step": event.get("step")}
+            else:
+                row |= {"ended": time, "state": f"{kind}: {event['reason']}"}
+    result = []
+    for job, row in rows.items():
+        told = states.get(job)
+        if told and not (told.startswith("ended") and "ended" in row):
+            row["state"] = told
+        result.append(JobRow(job, **row))
+    return result
+
+
+def _scheduler_states(events: list[Event]) -> dict[str, str]:
+    """What the scheduler of the last submission says."""
+    site = next((event["site"] for event in reversed(events) if event["event"] == "submitted"), None)
+    if site is None or site not in sites.profiles():
+        return {}
+    ids = [job for event in events for job in (*event.get("ids", ()), event.get("next")) if job]
+    return scheduler.of(SiteSection.model_validate(site)).states(ids[-50:])
+
+
+def _log_tail(path: Path) -> list[dict[str, Any]]:
+    """The last lines of a log, without one that is being written."""
+    if not path.exists():
+        return []
+    with path.open("rb") as log:
+        log.seek(max(0, path.stat().st_size - _TAIL))
+        text = log.read().decode("utf-8", errors="replace")
+    lines = []
+    for line in text.splitlines():
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        if isinstance(value, dict):
+            lines.append(value)
+    return lines
+
+
+def _modified(path: Path) -> str:
+    return dt.datetime.fromtimestamp(path.stat().st_mtime, dt.UTC).isoformat(timespec="seconds")

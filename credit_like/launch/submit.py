@@ -1,0 +1,235 @@
+"""From a login node to queued jobs: check, plan, write the script, hand it to the scheduler. An error changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from credit_like.launch import scheduler
+from credit_like.launch.chain import history, newest_checkpoint, record, run_status
+from credit_like.launch.local import run_all, run_job
+from credit_like.launch.plan import Chain, Plan, plan_jobs
+from credit_like.launch.resources import Options, seconds
+from credit_like.launch.scheduler import Scheduler
+from credit_like.launch.script import render
+from credit_like.schema.checks import section_findings, world_of
+from credit_like.schema.errors import ExperimentError
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.launch import Mode, SiteSection
+from credit_like.schema.load import load_experiment, load_located
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[Path, Sequence[str], int | None], object]
+"""The experiment's own checks: a file, overrides and the world size (None = not a training); raises for what it finds."""
+
+
+def check_sections(file: Path, overrides: Sequence[str], world: int | None) -> None:
+    """The checks that need no data.
+
+    Raises ExperimentError with all that is wrong.
+    """
+    experiment, locations = load_located(file, overrides)
+    findings = section_findings(experiment, world or world_of(experiment))
+    if problems := [locations.problem(path, message) for path, message in findings]:
+        raise ExperimentError(problems)
+
+
+def submit(
+    file: Path,
+    mode: Mode = "train",
+    options: Options | None = None,
+    *,
+    chain: Chain = 1,
+    after: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    site: str | None = None,
+    dry_run: bool = False,
+    force: bool = False,
+    check: Check = check_sections,
+) -> Plan:
+    """Plan the jobs of a mode and, unless `dry_run`, write their files and submit them; with site `local`, run them here.
+
+    `after` are jobs to wait for. `force` submits although the outputs exist or jobs of the run are still queued.
+    The plan comes back with the script's text and the ids of the jobs.
+    Raises ValueError with one message for what the user has to change; then no file and no job is left.
+    """
+    if site is not None:
+        overrides = (*overrides, f"site={json.dumps(site)}")
+    experiment = load_experiment(file, overrides)
+    profile = experiment.site or SiteSection()
+    plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after))
+    check(file, overrides, plan.resources.world if mode == "train" else None)
+    dialect = scheduler.of(profile)
+    plan = replace(plan, scripts=render(plan, profile), notes=_state_of_run(plan, dialect, force))
+    if dry_run:
+        return plan
+    _check_surroundings(plan, dialect)
+    with _Files() as files:
+        files.write(plan.experiment, _frozen(experiment, file))
+        files.write(plan.script, plan.scripts[plan.script.name])
+        files.folder(plan.logs)
+        if profile.scheduler == "local":
+            files.keep()
+            return replace(plan, ids=_run_here(plan))
+        ids = _queue(plan, dialect, profile)
+        files.keep()
+    record(plan.save_loc, "submitted", mode=mode, ids=list(ids), site=plan.site, chain=chain)
+    return replace(plan, ids=ids)
+
+
+def active_jobs(save_loc: Path, dialect: Scheduler) -> dict[str, str]:
+    """Jobs of this run that the scheduler still has, and how they are."""
+    ids = [job for event in history(save_loc) for job in (*event.get("ids", ()), event.get("next")) if job]
+    return {job: state for job, state in dialect.states(ids[-50:]).items() if not state.startswith("ended")}
+
+
+def _frozen(experiment: Experiment, file: Path) -> str:
+    """The experiment as submitted. JSON is YAML, and leaves no doubt what is text and what is a number."""
+    return f"# {file.name} as submitted, includes and overrides merged\n{json.dumps(experiment.to_dict(), indent=2)}\n"
+
+
+def _state_of_run(plan: Plan, dialect: Scheduler, force: bool) -> tuple[str, ...]:
+    """Notes on what is there already.
+
+    Raises ValueError where submitting would do nothing, or twice the same.
+    """
+    status, notes = run_status(plan.save_loc), []
+    again = "change save_loc, or add --force"
+    if active := active_jobs(plan.save_loc, dialect):
+        found = ", ".join(f"{job} ({state})" for job, state in active.items())
+        if not (force or plan.after):
+            raise ValueError(f"expected no job of this run in the queue, got {found}, wait, cancel them, or add --force")
+        notes.append(f"jobs of this run are in the queue: {found}")
+    checkpoint = newest_checkpoint(plan.save_loc)
+    if plan.mode == "train":
+        if status.get("state") == "finished" and not force:
+            raise ValueError(f"expected a run to be continued, got {plan.save_loc} finished at step {status.get('step')}, {again}")
+        if checkpoint >= 0:
+            notes.append(f"continues at step {checkpoint}")
+    elif plan.mode == "rollout" and checkpoint < 0 and not plan.after:
+        raise ValueError(f"expected a checkpoint in {plan.save_loc}, got none, train first, or say which job to wait for (--after)")
+    elif plan.mode == "evaluate" and not plan.after and not _filled(plan.save_loc / "forecasts"):
+        raise ValueError(f"expected forecasts in {plan.save_loc}, got none, roll out first, or say which job to wait for (--after)")
+    elif plan.mode == "preprocess" and (plan.save_loc / "statistics.nc").exists() and not force:
+        raise ValueError(f"expected no statistics yet, got {plan.save_loc / 'statistics.nc'}, {again}")
+    if plan.mode == "rollout" and _filled(plan.save_loc / "forecasts"):
+        notes.append(f"forecasts exist in {plan.save_loc / 'forecasts'}")
+    return tuple(notes)
+
+
+def _filled(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:
+    """What submitting needs of this machine."""
+    for program in dialect.programs:
+        if shutil.which(program) is None:
+            raise ValueError(
+                f"expected {program} on the PATH to submit to {plan.site}, got none, do this on a login node of {plan.site} "
+                "or add --dry-run"
+            )
+    for package in ("torch", "credit_like"):
+        if importlib.util.find_spec(package) is None:
+            raise ValueError(f"expected {package} in the environment of {plan.python}, got none, activate the right one")
+    parent = next(folder for folder in (plan.save_loc, *plan.save_loc.parents) if folder.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise ValueError(f"expected a save_loc that can be written, got {plan.save_loc} below {parent}, change it")
+
+
+def _queue(plan: Plan, dialect: Scheduler, site: SiteSection) -> tuple[str, ...]:
+    """Submit the jobs; if one is refused, those before it are taken back."""
+    ids: list[str] = []
+    chain = 1 if plan.chain == "auto" else plan.chain
+    indices: Sequence[int | None] = [None] if site.arrays or plan.array == 1 else range(plan.array)
+    try:
+        for _ in range(chain):
+            after = ids[-1:] or plan.after
+            ids += [_submit_one(dialect.submit(plan.script, after, index), dialect) for index in indices]
+    except ValueError as error:
+        if not ids:
+            raise
+        done = subprocess.run(dialect.cancel(ids), capture_output=True, text=True, check=False)
+        left = f"{', '.join(ids)} could not be cancelled: {done.stderr.strip()}" if done.returncode else "the jobs before it are cancelled"
+        raise ValueError(f"{error}; {left}") from None
+    return tuple(ids)
+
+
+def _submit_one(command: list[str], dialect: Scheduler) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout.strip():
+        said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
+        raise ValueError(f"expected {command[0]} to take the job, got exit status {done.returncode}: {said}")
+    return dialect.job_id(done.stdout)
+
+
+def _run_here(plan: Plan) -> tuple[str, ...]:
+    """Run the jobs of a plan on this machine, one after the other.
+
+    Raises ValueError where the last one failed.
+    """
+    first = sum(event["event"] == "begin" for event in history(plan.save_loc)) + 1
+    count = plan.array if plan.mode == "rollout" else None if plan.chain == "auto" else plan.chain
+    names: list[str] = []
+
+    def run(i: int) -> int:
+        names.append(f"local-{first + i}")
+        path = plan.logs / f"{plan.job}-{names[-1]}.log"
+        log.info("%s of at most %s starts, log %s", names[-1], count or "as many as it takes", path)
+        return run_job(plan.script, names[-1], path, seconds(plan.resources.walltime), index=i)
+
+    def is_over() -> bool:
+        return plan.mode == "train" and (codes[-1] != 0 or run_status(plan.save_loc).get("state") == "finished")
+
+    codes: list[int] = []
+    record(plan.save_loc, "submitted", mode=plan.mode, ids=[], site=plan.site, chain=plan.chain)
+    run_all(count, run, is_over, lambda _, code: codes.append(code))
+    failed = [f"{name} (exit status {code})" for name, code in zip(names, codes, strict=True) if code]
+    if failed and (plan.mode != "train" or codes[-1]):
+        raise ValueError(f"expected jobs that end well, got {', '.join(failed)}, see {plan.logs}")
+    return tuple(names)
+
+
+class _Files:
+    """Files and folders written together: unless kept, all is as before."""
+
+    def __init__(self) -> None:
+        self._before: dict[Path, bytes | None] = {}
+        self._folders: list[Path] = []
+        self._kept = False
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def folder(self, path: Path) -> None:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir()
+            self._folders.append(folder)
+
+    def write(self, path: Path, text: str) -> None:
+        self.folder(path.parent)
+        self._before[path] = path.read_bytes() if path.exists() else None
+        path.write_text(text, encoding="utf-8")
+
+    def keep(self) -> None:
+        self._kept = True
+
+    def __exit__(self, *exception: object) -> None:
+        if self._kept:
+            return
+        for path, content in self._before.items():
+            if content is None:
+                path.unlink(missing_ok=True)
+            else:
+                path.write_bytes(content)
+        for folder in reversed(self._folders):
+            folder.rmdir()

@@ -1,0 +1,33 @@
+"""Profiles of machines: `site: derecho` is the file `config/site/derecho.yml`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from credit_like.registry import did_you_mean
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+def profiles() -> dict[str, Path]:
+    """All profiles by name; one in the current folder's `config/site` goes before the checkout's own."""
+    folders = (_CHECKOUT / "config" / "site", Path("config") / "site")
+    return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yml"))}
+
+
+def read(name: str) -> dict[str, Any]:
+    """The `site` section of a profile.
+
+    Raises ValueError with the closest names where there is none.
+    """
+    known = profiles()
+    if name not in known:
+        raise ValueError(f"expected a site, one of {', '.join(sorted(known))}, got {name!r}{did_you_mean(name, sorted(known))}")
+    content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("site"), dict):
+        raise ValueError(f"expected a mapping under `site:` in {known[name]}, got {type(content).__name__}")
+    section: dict[str, Any] = content["site"]
+    return section
