@@ -26,6 +26,7 @@ from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import ROLES, Variable, Variables
 
 Fields = NDArray[np.float32]
+Problems = list[tuple[tuple[str | int, ...], str]]
 _ATTRS = ("units", "long_name", "standard_name", "cell_methods", "positive")
 _SOLAR_ATTRS = {
     "units": "J m-2",
@@ -61,8 +62,9 @@ class _Source:
         path = getattr(self.config, "path", "")
         return path if isinstance(path, str) and path else self.config.type
 
-    def open(self, variables: Sequence[Variable]) -> xr.Dataset:
-        dataset: xr.Dataset = registry.module("source", self.config.type).open_dataset(self.config, variables)
+    def open(self) -> xr.Dataset:
+        """All variables of the source, lazily: names that are not there are found here, with what is."""
+        dataset: xr.Dataset = registry.module("source", self.config.type).open_dataset(self.config, None)
         return dataset
 
 
@@ -183,18 +185,26 @@ class FieldStore:
             return np.empty((0, len(range(*rows.indices(self.grid.height))), self.grid.width), np.float32)
         return self.read(statics, [0], rows)[0]
 
-    def forcing(self, times: Sequence[int], now: int, rows: slice = slice(None)) -> Fields:
-        """(T, C, H, W) of the dynamic forcing as a forecast from position `now` knows it: `fill: persist` holds the field of
-        `now` at later times."""
+    def forcing(
+        self,
+        times: Sequence[int] | NDArray[np.int64],
+        now: int,
+        rows: slice = slice(None),
+        out: Sequence[Fields] | None = None,
+    ) -> Fields:
+        """Dynamic forcing as a forecast from position `now` knows it: (T, C, H, W), or into `out`, as `read` does.
+
+        `fill: persist` holds the field of `now` at all later times.
+        """
         variables = self.variables.role("dynamic_forcing")
         positions = np.asarray(times, np.int64)
         height = len(range(*rows.indices(self.grid.height)))
-        result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
-        for held in (False, True):
-            some = [(v, c) for v, c in _stacked(variables) if (v.spec.fill == "persist") == held]
-            at = np.minimum(positions, now) if held else positions
-            for variable, channels in some:
-                self._fill(variable, channels, at, rows, result)
+        result = np.empty((0, 0, 0, 0), np.float32)
+        if out is None:
+            out = result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
+        for variable, channels in _stacked(variables):
+            at = np.minimum(positions, now) if variable.spec.fill == "persist" else positions
+            self._fill(variable, channels, at, rows, out)
         return result
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -275,8 +285,7 @@ class FieldStore:
         if self._pid != os.getpid():
             self._datasets, self._pool, self._pid = {}, None, os.getpid()
         if source not in self._datasets:
-            wanted = [v for v in self.variables if v.name in self._places and self._places[v.name].source == source]
-            self._datasets[source] = self._sources[source].open(wanted)
+            self._datasets[source] = self._sources[source].open()
         return self._datasets[source]
 
     def _concurrent(self) -> bool:
@@ -326,7 +335,7 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
 
     Raises StoreError (a ValueError) with all problems together.
     """
-    problems: list[tuple[tuple[str | int, ...], str]] = []
+    problems: Problems = []
     sources, datasets = _open_sources(data, variables, problems)
     if problems:
         raise StoreError(problems)
@@ -351,14 +360,14 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
 
 
 def _open_sources(
-    data: DataSection, variables: Variables, problems: list[tuple[tuple[str | int, ...], str]]
+    data: DataSection, variables: Variables, problems: Problems
 ) -> tuple[list[_Source], list[xr.Dataset]]:
     """The listed sources that are needed, then one for every `path` of a variable."""
     own = [variable for variable in variables if not variable.spec.path and not variable.spec.compute]
     sources, datasets = [], []
     for i, config in enumerate(data.source):
         sources.append(_Source(config))
-        datasets.append(_try_open(sources[-1], own, ("data", "source", i), problems) if own else xr.Dataset())
+        datasets.append(_try_open(sources[-1], ("data", "source", i), problems) if own else xr.Dataset())
     like = next((config for config in data.source if "path" in type(config).model_fields), None)
     for path in dict.fromkeys(variable.spec.path for variable in variables if variable.spec.path):
         of_path = [variable for variable in variables if variable.spec.path == path]
@@ -368,18 +377,13 @@ def _open_sources(
             continue
         config: BaseModel = like.model_copy(update={"path": path})
         sources.append(_Source(config))
-        datasets.append(_try_open(sources[-1], of_path, where, problems))
+        datasets.append(_try_open(sources[-1], where, problems))
     return sources, datasets
 
 
-def _try_open(
-    source: _Source,
-    variables: Sequence[Variable],
-    where: tuple[str | int, ...],
-    problems: list[tuple[tuple[str | int, ...], str]],
-) -> xr.Dataset:
+def _try_open(source: _Source, where: tuple[str | int, ...], problems: Problems) -> xr.Dataset:
     try:
-        return source.open(variables)
+        return source.open()
     except ValueError as error:
         problems.append((where, str(error)))
         return xr.Dataset()

@@ -16,7 +16,7 @@ class Config(FileConfig):
     type: Literal["netcdf"] = "netcdf"
 
 
-def open_dataset(config: Config, variables: Sequence[Variable] = ()) -> xr.Dataset:
+def open_dataset(config: Config, variables: Sequence[Variable] | None = None) -> xr.Dataset:
     """The files of `config.path` as one lazy dataset, in the files' own names.
 
     Raises ValueError where nothing is there, or it is not netCDF.

@@ -15,7 +15,7 @@ class Config(FileConfig):
     type: Literal["zarr"] = "zarr"
 
 
-def open_dataset(config: Config, variables: Sequence[Variable] = ()) -> xr.Dataset:
+def open_dataset(config: Config, variables: Sequence[Variable] | None = None) -> xr.Dataset:
     """The stores of `config.path` as one lazy dataset, in the stores' own names.
 
     Raises ValueError where nothing is there, or it is not a zarr store.

@@ -1,0 +1,168 @@
+"""Windows → micro-batches of this rank, in an order that depends on nothing but (seed, epoch)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from credit_like.data.store import ReadError
+from credit_like.data.times import from_seconds, to_text
+from credit_like.data.windows import Windows
+from credit_like.state import Sample
+
+_LOG = logging.getLogger(__name__)
+
+
+def sample_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
+    """A permutation of n samples: the ranks of raw 64-bit words of Philox with key (seed, epoch).
+
+    Raw words of a bit generator are stable across versions of numpy, which a `Generator`'s shuffles are not.
+    """
+    words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(n)
+    return np.argsort(words, kind="stable").astype(np.int64)
+
+
+class Loader:
+    """Micro-batches of one data-parallel rank.
+
+    Global batch g is samples [g·G, (g + 1)·G) of the epoch's order in every layout. Micro-batch k of rank r of R is samples
+    [(k·R + r)·m, (k·R + r + 1)·m), so that G / (R·m) of them make this rank's share. Shuffled epochs drop the last incomplete
+    global batch. Unshuffled ones (validation) end with smaller micro-batches, equally many samples on every rank; what does
+    not divide by the ranks is dropped.
+
+    Ranks that differ in tensor or domain coordinate alone get the same samples. `num_workers` processes read ahead
+    `prefetch_factor` micro-batches each; the order is the same for any number. Raises ValueError where the batch sizes do not
+    divide, or a global batch needs more samples than there are.
+    """
+
+    def __init__(
+        self,
+        windows: Windows,
+        *,
+        seed: int,
+        micro_batch_size: int,
+        global_batch_size: int,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        num_workers: int = 0,
+        prefetch_factor: int = 2,
+        shuffle: bool = True,
+        batches_per_epoch: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        if global_batch_size % (micro_batch_size * dp_size):
+            raise ValueError(
+                f"expected trainer.global_batch_size divisible by micro_batch_size × data-parallel ranks = {micro_batch_size} × "
+                f"{dp_size}, got {global_batch_size}"
+            )
+        self.windows = windows
+        self.seed, self.shuffle = seed, shuffle
+        self.micro_batch_size, self.dp_rank, self.dp_size = micro_batch_size, dp_rank, dp_size
+        self.accumulation = global_batch_size // (micro_batch_size * dp_size)
+        self.samples = self._epoch_samples(len(windows), global_batch_size, batches_per_epoch)
+        self._sampler = _Fixed()
+        workers: dict[str, Any] = (
+            {"prefetch_factor": prefetch_factor, "persistent_workers": True} if num_workers else {}
+        )
+        self._loader = DataLoader(
+            _Batches(windows),
+            batch_size=None,
+            sampler=self._sampler,
+            num_workers=num_workers,
+            collate_fn=_same,
+            pin_memory=pin_memory,
+            **workers,
+        )
+
+    def _epoch_samples(self, n: int, global_batch_size: int, batches_per_epoch: int) -> int:
+        """How many samples of the order are used."""
+        if self.shuffle:
+            if n < global_batch_size:
+                raise ValueError(f"expected at least trainer.global_batch_size = {global_batch_size} windows, got {n}")
+            n -= n % global_batch_size
+        else:
+            n -= n % self.dp_size
+            if not n:
+                raise ValueError(
+                    f"expected at least one window for each of {self.dp_size} data-parallel ranks, got fewer"
+                )
+        return min(n, batches_per_epoch * global_batch_size) if batches_per_epoch else n
+
+    def __len__(self) -> int:
+        """Micro-batches of this rank in an epoch."""
+        return -(-self.samples // (self.micro_batch_size * self.dp_size))
+
+    def indices(self, epoch: int) -> list[NDArray[np.int64]]:
+        """The windows of each of this rank's micro-batches."""
+        n = len(self.windows)
+        order = sample_order(self.seed, epoch, n) if self.shuffle else np.arange(n)
+        step = self.micro_batch_size * self.dp_size
+        rounds = [order[i : min(i + step, self.samples)] for i in range(0, self.samples, step)]
+        return [np.array_split(part, self.dp_size)[self.dp_rank] for part in rounds]
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
+        """Micro-batches of an epoch from number `start` on.
+
+        Raises ReadError naming variable, time and file where data cannot be read, and the worker where one dies.
+        """
+        self._sampler.batches = self.indices(epoch)[start:]
+        self._sampler.number = start
+        source = iter(self._loader)
+        for number, wanted in enumerate(self._sampler.batches, start):
+            try:
+                sample = next(source)
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error):
+                    raise
+                at = self.windows.store.time_seconds(self.windows.starts[wanted])
+                times = ", ".join(map(to_text, from_seconds(at, self.windows.store.calendar)))
+                raise ReadError(
+                    f"a loader worker died near micro-batch {number} of epoch {epoch} ({times}): {error}"
+                ) from error
+            yield sample.unwrap() if isinstance(sample, _Failure) else sample
+
+
+class _Failure:
+    """An error on its way from a worker to the main process, with its message whole."""
+
+    def __init__(self, error: ReadError | ValueError) -> None:
+        self.error = error
+
+    def unwrap(self) -> Sample:
+        raise self.error
+
+
+class _Fixed(Sampler[Any]):
+    """Gives the batches that it is told to; outlives epochs, as the workers do."""
+
+    def __init__(self) -> None:
+        self.batches: Sequence[NDArray[np.int64]] = ()
+        self.number = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([batch.tolist() for batch in self.batches])
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+class _Batches(Dataset[Any]):
+    """Maps the window numbers of a micro-batch to its Sample."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows = windows
+
+    def __getitem__(self, indices: Any) -> Sample | _Failure:
+        try:
+            return self.windows.batch(indices)
+        except (ReadError, ValueError) as error:
+            return _Failure(error)
+
+
+def _same(item: Any) -> Any:
+    return item

@@ -1,0 +1,362 @@
+"""Mean, standard deviation and standard deviation of the change per channel, and what is missing, in one pass over the data.
+
+Moments are kept as count, mean and sum of squared deviations in float64 and merged exactly (Chan, Golub and LeVeque 1983,
+doi:10.1080/00031305.1983.10483115), so that the result depends on neither block size nor order beyond rounding.
+Every grid point counts the same; areas are not weighed. Points without data do not count.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+import credit_like
+from credit_like.data.store import FieldStore, Fields
+from credit_like.data.times import from_seconds, parse, to_text
+from credit_like.registry import did_you_mean
+from credit_like.schema.data import DataSection, Periods
+from credit_like.variables import Variable, Variables
+
+Progress = Callable[[int, int], None]
+"""Called with (times done, times in all)."""
+_BLOCK_BYTES = 64 * 2**20
+_LOG = logging.getLogger(__name__)
+
+
+class Statistics:
+    """One dataset over dimension `channel`, all roles in the order of `Variables`.
+
+    `mean`, `std`, `change_std` (channel) float64 in the data's units; `change_std` is NaN for static channels and where no two
+    times follow each other. `valid` (channel, latitude, longitude) says which points ever have data; `missing_time`
+    (missing) lists the times at which some other point lacks them, `missing_seconds` the same as numbers.
+    """
+
+    def __init__(self, dataset: xr.Dataset) -> None:
+        self.dataset = dataset
+        self._at = {str(name): i for i, name in enumerate(dataset["channel"].values)}
+
+    def select(
+        self, variables: Sequence[Variable]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """(mean, std, change_std), each (C,) float64. Raises ValueError for a channel that is not there."""
+        at = self._positions(variables)
+        mean, std, change_std = (self.dataset[name].values[at] for name in ("mean", "std", "change_std"))
+        return mean, std, change_std
+
+    def mask(self, variables: Sequence[Variable]) -> NDArray[np.bool_]:
+        """(C, H, W), True at a point that has data."""
+        at = self._positions(variables)
+        if not at:
+            return np.ones((0, *self.dataset["valid"].shape[1:]), bool)
+        return np.stack([self.dataset["valid"].values[i] for i in at]).astype(bool)
+
+    @property
+    def missing_times(self) -> set[int]:
+        """Positions on the store's time axis that no window may contain."""
+        return set(self.dataset["missing_position"].values.tolist())
+
+    def missing(self) -> list[tuple[str, str]]:
+        """(time, channels) of every missing or incomplete field."""
+        times, what = self.dataset["missing_time"].values, self.dataset["missing_channels"].values
+        return list(zip(map(str, times), map(str, what), strict=True))
+
+    def _positions(self, variables: Sequence[Variable]) -> list[int]:
+        wanted = Variables.channel_names(variables)
+        if absent := [name for name in wanted if name not in self._at]:
+            known = list(self._at)
+            raise ValueError(
+                f"expected statistics of {absent[0]!r}, got those of {', '.join(known)}{did_you_mean(absent[0], known)}; "
+                "fit them again with `credit-like preprocess`"
+            )
+        return [self._at[name] for name in wanted]
+
+    def save(self, path: str | Path) -> None:
+        """As netCDF: written beside, then renamed, so that readers see all or nothing."""
+        path = Path(path)
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        encoding = {"valid": {"zlib": True, "dtype": "i1"}}
+        try:
+            self.dataset.assign(valid=self.dataset["valid"].astype("i1")).to_netcdf(draft, engine="netcdf4", encoding=encoding)
+            with open(draft, "rb") as written:
+                os.fsync(written.fileno())
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path, store: FieldStore | None = None) -> Statistics:
+        """From netCDF; with a `store`, missing times are found again on its time axis, if that has changed.
+
+        Raises ValueError for a file that is not one of statistics.
+        """
+        try:
+            with xr.open_dataset(path, engine="netcdf4", decode_times=False) as opened:
+                dataset = opened.load()
+        except OSError as error:
+            raise ValueError(f"expected a netCDF file with statistics, got {path}: {error}") from error
+        if absent := {"mean", "std", "change_std", "valid", "missing_time"} - set(map(str, dataset.variables)):
+            raise ValueError(f"expected statistics in {path}, got a file without {sorted(absent)[0]}; fit them again")
+        if store is not None:
+            since = np.array([parse(str(t), store.calendar) for t in dataset["missing_time"].values], np.int64)
+            there = np.isin(since, store.seconds)
+            dataset = dataset.isel(missing=np.flatnonzero(there))
+            dataset["missing_position"] = ("missing", np.searchsorted(store.seconds, since[there]))
+        return cls(dataset)
+
+
+@dataclass
+class Moments:
+    """Count, mean and sum of squared deviations per channel, each (C,)."""
+
+    count: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    squares: NDArray[np.float64]
+
+    @classmethod
+    def zero(cls, channels: int) -> Moments:
+        return cls(np.zeros(channels), np.zeros(channels), np.zeros(channels))
+
+    def merge(self, other: Moments) -> Moments:
+        """Of both samples together."""
+        count = self.count + other.count
+        share = np.divide(other.count, count, out=np.zeros_like(count), where=count > 0)
+        apart = other.mean - self.mean
+        return Moments(count, self.mean + apart * share, self.squares + other.squares + apart**2 * self.count * share)
+
+    @property
+    def std(self) -> NDArray[np.float64]:
+        """Of the population; NaN without data."""
+        with np.errstate(invalid="ignore"):
+            return np.sqrt(np.divide(self.squares, self.count))
+
+    def add(self, channel: int, plane: NDArray[np.floating]) -> int:
+        """Take in one plane (…) of a channel; gives the number of points without data."""
+        values = plane.astype(np.float64).ravel()
+        total = values.sum()
+        if not np.isfinite(total):
+            values = values[np.isfinite(values)]
+            total = values.sum()
+        n = values.size
+        if n:
+            mean = total / n
+            values = values - mean
+            share = n / (self.count[channel] + n)
+            apart = mean - self.mean[channel]
+            self.squares[channel] += values @ values + apart**2 * self.count[channel] * share
+            self.mean[channel] += apart * share
+            self.count[channel] += n
+        return plane.size - n
+
+
+@dataclass
+class Scan:
+    """What one pass over some times has found; scans of different times merge into the scan of all."""
+
+    value: Moments
+    change: Moments
+    valid: NDArray[np.bool_]
+    lacking: dict[int, NDArray[np.int64]] = field(default_factory=dict)
+    """Position → number of points without data per channel, for the times that have any."""
+
+    @classmethod
+    def zero(cls, channels: int, height: int, width: int) -> Scan:
+        return cls(Moments.zero(channels), Moments.zero(channels), np.zeros((channels, height, width), bool))
+
+    def merge(self, other: Scan) -> Scan:
+        return Scan(
+            self.value.merge(other.value),
+            self.change.merge(other.change),
+            self.valid | other.valid,
+            {**self.lacking, **other.lacking},
+        )
+
+    def add(self, position: int, field_CHW: Fields, before_CHW: Fields | None, training: bool) -> None:
+        """Take in the fields of one time, and their change from the time before where that counts too."""
+        lacking = np.zeros(len(field_CHW), np.int64)
+        for channel, plane in enumerate(field_CHW):
+            if training:
+                lacking[channel] = self.value.add(channel, plane)
+                if before_CHW is not None:
+                    self.change.add(channel, plane.astype(np.float64) - before_CHW[channel])
+            else:
+                lacking[channel] = 0 if np.isfinite(plane.sum(dtype=np.float64)) else (~np.isfinite(plane)).sum()
+            if lacking[channel]:
+                self.valid[channel] |= np.isfinite(plane)
+            else:
+                self.valid[channel] = True
+        if lacking.any():
+            self.lacking[position] = lacking
+
+
+def blocks(positions: NDArray[np.int64], bytes_per_time: int) -> list[NDArray[np.int64]]:
+    """Consecutive positions cut into pieces of bounded memory."""
+    if not len(positions):
+        return []
+    size = max(1, _BLOCK_BYTES // max(1, bytes_per_time))
+    runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+    return [run[i : i + size] for run in runs for i in range(0, len(run), size)]
+
+
+def scan(
+    store: FieldStore, variables: Sequence[Variable], positions: NDArray[np.int64], training: NDArray[np.bool_]
+) -> Scan:
+    """One pass over consecutive positions; `training[i]` says whether the i-th counts for the moments.
+
+    The change into the first position is found by reading the time before it, where that follows and counts:
+    `training` then has one entry more, the first, for that time.
+    """
+    result = Scan.zero(sum(map(len, variables)), store.grid.height, store.grid.width)
+    extra = len(training) - len(positions)
+    before: Fields | None = None
+    if extra and training[0] and training[1]:
+        before = store.read(variables, [int(positions[0]) - 1])[0]
+    fields = store.read(variables, positions)
+    for i, position in enumerate(positions):
+        counts = bool(training[i + extra])
+        follows = before is not None and store.seconds[position] - store.seconds[position - 1] == store.step_seconds
+        result.add(int(position), fields[i], before if follows else None, counts)
+        before = fields[i] if counts else None
+    return result
+
+
+def fit_statistics(
+    store: FieldStore, variables: Variables, data: DataSection, progress: Progress | None = None
+) -> Statistics:
+    """Fit to the training period; missing fields are looked for in all three periods.
+
+    Raises ValueError for a predicted channel that is constant or never has data. A constant forcing or static channel gets
+    a standard deviation of 1.
+    """
+    varying = [*variables.outputs, *variables.role("dynamic_forcing")]
+    positions, training = wanted_times(store, data)
+    total = Scan.zero(sum(map(len, varying)), store.grid.height, store.grid.width)
+    done = 0
+    for block, counts in scan_blocks(store, varying, positions, training):
+        total = total.merge(scan(store, varying, block, counts))
+        done += len(block)
+        if progress is not None:
+            progress(done, len(positions))
+    return finish(store, variables, data, total)
+
+
+def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Positions of all three periods, and which of them are training."""
+    train = store.period(data.train)
+    if not len(train):
+        ends = f"{to_text(store.times[0])} to {to_text(store.times[-1])}"
+        raise ValueError(f"expected times in data.train, got none; the data go from {ends}")
+    positions = np.union1d(train, np.union1d(store.period(data.valid), store.period(data.test)))
+    return positions, np.isin(positions, train)
+
+
+def scan_blocks(
+    store: FieldStore, variables: Sequence[Variable], positions: NDArray[np.int64], training: NDArray[np.bool_]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Arguments of `scan` that together cover all positions once."""
+    counts = dict(zip(positions.tolist(), training.tolist(), strict=True))
+    bytes_per_time = 4 * sum(map(len, variables)) * store.grid.height * store.grid.width
+    for block in blocks(positions, bytes_per_time):
+        own = [counts[position] for position in block.tolist()]
+        yield block, np.array([counts.get(int(block[0]) - 1, False), *own])
+
+
+def finish(store: FieldStore, variables: Variables, data: DataSection, total: Scan) -> Statistics:
+    """Statistics out of the scan of all times."""
+    varying = [*variables.outputs, *variables.role("dynamic_forcing")]
+    statics = variables.role("static")
+    fixed = Scan.zero(sum(map(len, statics)), store.grid.height, store.grid.width)
+    fixed.add(0, store.static(), None, training=True)
+    names = Variables.channel_names([*varying, *statics])
+    mean = np.concatenate([total.value.mean, fixed.value.mean])
+    std = np.concatenate([total.value.std, fixed.value.std])
+    change_std = np.concatenate([total.change.std, np.full(len(fixed.value.mean), np.nan)])
+    count = np.concatenate([total.value.count, fixed.value.count])
+    std, change_std = _guard(names, Variables.channel_names(variables.outputs), mean, std, change_std, count)
+    missing = _missing(store, names, total)
+    dataset = xr.Dataset(
+        {
+            "mean": ("channel", mean, {"long_name": "mean over the training period and all points with data"}),
+            "std": ("channel", std, {"long_name": "standard deviation about that mean"}),
+            "change_std": (
+                "channel",
+                change_std,
+                {"long_name": f"standard deviation of the change over {data.timestep}"},
+            ),
+            "count": ("channel", count, {"long_name": "values that went into the mean"}),
+            "valid": (("channel", "latitude", "longitude"), np.concatenate([total.valid, fixed.valid])),
+            "missing_position": ("missing", np.array([at for at, _ in missing], np.int64)),
+            "missing_time": ("missing", np.array([to_text(store.times[at]) for at, _ in missing], str)),
+            "missing_channels": ("missing", np.array([what for _, what in missing], str)),
+        },
+        {"channel": names, "latitude": store.grid.latitude, "longitude": store.grid.longitude},
+        _provenance(store, data),
+    )
+    return Statistics(dataset)
+
+
+def _guard(
+    names: Sequence[str],
+    predicted: Sequence[str],
+    mean: NDArray[np.float64],
+    std: NDArray[np.float64],
+    change_std: NDArray[np.float64],
+    count: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """No channel may be divided by zero."""
+    if empty := [name for name, n in zip(names, count, strict=True) if n == 0]:
+        raise ValueError(f"expected data of {', '.join(empty)} in the training period, got only missing values")
+    constant = ~(std > 1e-7 * np.abs(mean))  # float32 holds nothing finer
+    still = np.isin(names, predicted) & (constant | (change_std == 0))
+    if still.any():
+        raise ValueError(
+            f"expected predicted variables that vary over the training period, got {', '.join(np.array(names)[still])} constant; "
+            "remove them or make them static"
+        )
+    if constant.any():
+        _LOG.warning(
+            "constant, so divided by 1 instead of their standard deviation: %s", ", ".join(np.array(names)[constant])
+        )
+    changeless = np.isin(names, predicted, invert=True) & (change_std == 0)
+    return np.where(constant, 1.0, std), np.where(changeless, 1.0, change_std)
+
+
+def _missing(store: FieldStore, names: Sequence[str], total: Scan) -> list[tuple[int, str]]:
+    """(position, channels) where a point lacks data that it has at some other time."""
+    never = (~total.valid).sum((1, 2))
+    result = []
+    for position in sorted(total.lacking):
+        more = np.flatnonzero(total.lacking[position] > never)
+        if len(more):
+            result.append((position, " ".join(names[i] for i in more)))
+    if result:
+        first = ", ".join(f"{to_text(store.times[at])} ({what})" for at, what in result[:5])
+        dots = ", …" if len(result) > 5 else ""
+        _LOG.warning("%d times with missing fields are left out of every window: %s%s", len(result), first, dots)
+    return result
+
+
+def _provenance(store: FieldStore, data: DataSection) -> dict[str, Any]:
+    return {
+        "title": "Statistics of training data",
+        "Conventions": "CF-1.11",
+        "training_period": _text_of(data.train),
+        "scanned_periods": "; ".join(_text_of(p) for p in (data.train, data.valid, data.test)),
+        "timestep": str(data.timestep),
+        "calendar": store.calendar,
+        "first_time": to_text(from_seconds(store.seconds[:1], store.calendar)[0]),
+        "source": "; ".join(source.model_dump_json(exclude_defaults=True) for source in data.source),
+        "history": f"{dt.datetime.now(dt.UTC):%Y-%m-%dT%H:%M:%SZ} credit_like {credit_like.__version__}",
+    }
+
+
+def _text_of(periods: Periods) -> str:
+    return ", ".join(f"[{period.start}, {period.end}]" for period in periods)
