@@ -1,0 +1,21 @@
+"""Files that forecasts are written to: what all formats have in common."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from credit_like.schema.base import Section
+from credit_like.schema.inference import Lead
+
+
+class WriterConfig(Section):
+    """What to write and where; every field is written if nothing is chosen."""
+
+    path: str | None = None
+    """Folder of the forecasts; `save_loc/forecasts` if not given."""
+    variables: tuple[str, ...] = ()
+    levels: tuple[float, ...] = ()
+    leads: tuple[Lead, ...] = ()
+    """Leads to keep, as steps or durations."""
+    flavour: Literal["weatherbench2", "cf"] = "weatherbench2"
+    """`weatherbench2`: dimensions time and prediction_timedelta; `cf`: forecast_reference_time and forecast_period."""

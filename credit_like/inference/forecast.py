@@ -1,0 +1,269 @@
+"""Forecasts to files, and forecasts as xarray data sets for a notebook."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+import credit_like
+from credit_like import registry
+from credit_like.data import times as calendar
+from credit_like.data.statistics import Statistics
+from credit_like.data.store import FieldStore
+from credit_like.inference.layout import Layout, choose
+from credit_like.inference.perturb import perturbations
+from credit_like.inference.rollout import rollout
+from credit_like.inference.times import initial_times, lead_steps, times_at
+from credit_like.inference.writers._base import Background, Writer, claim
+from credit_like.schema.experiment import Experiment
+from credit_like.state import State
+from credit_like.stepper import Stepper
+from credit_like.variables import Variables
+
+_LOG = logging.getLogger(__name__)
+_WAITING = 4  # batches of fields that may wait for the disk
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a rollout did: where the files are, how many initial times it computed, and whether all are complete now."""
+
+    path: Path
+    computed: int
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a set of forecasts that is known before the first step."""
+
+    init: tuple[int, ...]
+    leads: int
+    layout: Layout
+    groups: tuple[tuple[int, ...], ...]
+    """Initial times (as positions in `init`) that are computed together. The same groups in every run and on any number of
+    ranks, because the rounding of a batched product may depend on the batch."""
+
+
+def forecast_folder(experiment: Experiment) -> Path:
+    """Where this experiment's forecasts go."""
+    return Path(experiment.inference.output.path or Path(experiment.save_loc) / "forecasts")
+
+
+def forecast_path(experiment: Experiment) -> Path:
+    """What `evaluate` opens: a zarr store or a folder of netCDF files."""
+    output = experiment.inference.output
+    path: Path = registry.module("writer", output.type).finished_path(forecast_folder(experiment))
+    return path
+
+
+def plan(
+    experiment: Experiment, store: FieldStore, variables: Variables, checkpoint: str, missing: Sequence[int] = ()
+) -> Plan:
+    """Initial times, leads and layout of the experiment's forecasts. Raises ValueError for what cannot be done."""
+    section, data = experiment.inference, experiment.data
+    leads = lead_steps(section.lead, data.timestep)
+    init = initial_times(section, store, data, missing)
+    kept = sorted(lead_steps(lead, data.timestep, "inference.output.leads") for lead in section.output.leads)
+    if kept and kept[-1] > leads:
+        raise ValueError(
+            f"inference.output.leads: expected leads of at most {leads} steps, got {kept[-1]}, change it or inference.lead"
+        )
+    attrs = {
+        "Conventions": "CF-1.11",
+        "title": f"forecasts of {experiment.name}",
+        "source": f"credit-like {credit_like.__version__}, {experiment.model.type}, {checkpoint}, {section.weights} weights",
+        "experiment": experiment.name,
+        "checkpoint": checkpoint,
+    }
+    layout = Layout(
+        init=times_at(store, init),
+        leads=tuple(kept) or tuple(range(1, leads + 1)),
+        timestep=round(data.timestep.total_seconds()),
+        members=section.ensemble.members,
+        grid=store.grid,
+        variables=variables.outputs,
+        chosen=choose(section.output, variables.outputs),
+        variable_attrs={variable.name: store.attrs(variable) for variable in variables.outputs},
+        attrs=attrs,
+        cf=section.output.flavour == "cf",
+    )
+    together = max(1, section.batch_size // section.ensemble.members)
+    groups = tuple(tuple(range(i, min(i + together, len(init)))) for i in range(0, len(init), together))
+    return Plan(tuple(init), max(layout.leads), layout, groups)
+
+
+def write_forecasts(
+    experiment: Experiment,
+    stepper: Stepper,
+    store: FieldStore,
+    variables: Variables,
+    statistics: Statistics,
+    checkpoint: str,
+    *,
+    part: tuple[int, int] = (0, 1),
+    rows: slice = slice(None),
+    gather: Callable[[Tensor], Tensor | None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Outcome:
+    """Compute the experiment's forecasts and write them; only what is not there yet.
+
+    `part` = (this one, of how many): initial times are dealt out to data-parallel ranks or jobs of an array, none of which
+    waits for another; whoever completes the last one gives the files their final names. `checkpoint` names the weights,
+    and is recorded with the resolved experiment. Under domain sharding `rows` are this rank's, and `gather` turns
+    (B, C, rows, W) into the whole field on the rank that writes and None on the others. `progress(done, of)` counts steps.
+    Raises ValueError, before anything is written, for what cannot be done, and RuntimeError where writing fails.
+    """
+    the = plan(experiment, store, variables, checkpoint, sorted(statistics.missing_times))
+    members = experiment.inference.ensemble.members
+    perturb = (
+        perturbations(experiment.inference.ensemble, variables, statistics, store.grid, rows) if members > 1 else None
+    )
+    folder = forecast_folder(experiment)
+    claim(folder, _identity(experiment, the, checkpoint))
+    output = experiment.inference.output
+    writer: Writer = registry.module("writer", output.type).open_writer(output, the.layout, folder)
+    writer.open()
+    # Asked before anything is computed, so that ranks which share a sample decide alike.
+    todo = [group for group in the.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]
+    background = Background(_WAITING)
+    steps, done = _steps(the, todo, experiment), 0
+    stepper.eval()
+    try:
+        for group in todo:
+            for pairs in _batches(group, members, experiment.inference.batch_size):
+                init = [the.init[i] for i, _ in pairs]
+                for lead, state in rollout(
+                    stepper,
+                    store,
+                    variables,
+                    init,
+                    the.leads,
+                    history_len=experiment.data.history_len,
+                    rows=rows,
+                    perturb=perturb([member for _, member in pairs]) if perturb else None,
+                    amp=experiment.inference.amp,
+                ):
+                    if lead in the.layout.leads:
+                        fields = _fields(stepper, state, gather)
+                        if fields is not None:
+                            _submit(background, writer, the.layout, pairs, the.layout.leads.index(lead), fields)
+                    done += 1
+                    if progress is not None:
+                        progress(done, steps)
+            if gather is None or fields is not None:
+                for i in group:
+                    background.submit(lambda i=i: writer.complete(i))  # type: ignore[misc]
+        background.close()
+    except BaseException:
+        background.abandon()
+        raise
+    finished = writer.finish()
+    return Outcome(forecast_path(experiment), sum(map(len, todo)), finished)
+
+
+def forecast(
+    stepper: Stepper,
+    store: FieldStore,
+    variables: Variables,
+    init: Sequence[str],
+    leads: int,
+    *,
+    history_len: int = 1,
+) -> Iterator[xr.Dataset]:
+    """Forecasts for a notebook: one data set per lead, with the initial times along `time`.
+
+    `init` are ISO times in the data. Nothing is written, and only one lead is in memory unless the caller keeps more.
+    """
+    positions = [store.index(time) for time in init]
+    layout = Layout(
+        init=times_at(store, positions),
+        leads=(1,),
+        timestep=store.step_seconds,
+        members=1,
+        grid=store.grid,
+        variables=variables.outputs,
+        chosen={variable.name: variable.levels for variable in variables.outputs},
+        variable_attrs={variable.name: store.attrs(variable) for variable in variables.outputs},
+        attrs={"Conventions": "CF-1.11"},
+    )
+    stepper.eval()
+    for lead, state in rollout(stepper, store, variables, positions, leads, history_len=history_len):
+        dataset = xr.Dataset(coords=layout.coordinates().coords, attrs=dict(layout.attrs))
+        dataset = dataset.assign_coords(
+            prediction_timedelta=[np.timedelta64(lead * store.step_seconds, "s").astype("timedelta64[ns]")]
+        )
+        fields = stepper.masked(stepper.outputs(state)).float().cpu().numpy()
+        by_name = [layout.select(one) for one in fields]
+        for name in layout.chosen:
+            values = np.stack([one[name] for one in by_name])[:, None]
+            dataset[name] = (layout.variable_dims(name), values, layout.attrs_of(name))
+        yield dataset
+
+
+def _identity(experiment: Experiment, the: Plan, checkpoint: str) -> dict[str, Any]:
+    """What the numbers in the files depend on."""
+    resolved = experiment.to_dict()
+    kept = {key: resolved[key] for key in ("name", "seed", "data", "model", "physics", "inference") if key in resolved}
+    init = [calendar.to_text(time) for time in the.layout.init]
+    return {"experiment": kept, "checkpoint": checkpoint, "initial_times": init, "leads": list(the.layout.leads)}
+
+
+def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[tuple[int, int]]]:
+    """(initial time, member) pairs of a group, `batch_size` at a time."""
+    pairs = [(i, member) for i in group for member in range(members)]
+    return [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
+
+
+def _steps(the: Plan, todo: Sequence[Sequence[int]], experiment: Experiment) -> int:
+    members, size = experiment.inference.ensemble.members, experiment.inference.batch_size
+    return the.leads * sum(len(_batches(group, members, size)) for group in todo)
+
+
+@dataclass(frozen=True)
+class _OnHost:
+    """Fields on their way to the host: `wait` returns them when they are there."""
+
+    fields_BCHW: Tensor
+    event: torch.cuda.Event | None
+
+    def wait(self) -> Tensor:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.fields_BCHW
+
+
+def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None) -> _OnHost | None:
+    """(B, C, H, W) float32 with NaN where there is no data; copied without stopping the device."""
+    with torch.inference_mode():
+        fields: Tensor | None = stepper.masked(stepper.outputs(state)).float()
+        if gather is not None:
+            fields = gather(fields)
+        if fields is None:
+            return None
+        if fields.device.type != "cuda":
+            return _OnHost(fields, None)
+        host = torch.empty(fields.shape, dtype=fields.dtype, pin_memory=True)
+        host.copy_(fields, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return _OnHost(host, event)
+
+
+def _submit(
+    background: Background, writer: Writer, layout: Layout, pairs: Sequence[tuple[int, int]], lead: int, fields: _OnHost
+) -> None:
+    def write() -> None:
+        arrays = fields.wait().numpy()
+        for (i, member), one in zip(pairs, arrays, strict=True):
+            writer.write(i, member, lead, layout.select(one))
+
+    background.submit(write)

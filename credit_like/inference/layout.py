@@ -1,0 +1,191 @@
+"""What a forecast looks like in a file: dimensions, coordinates and attributes, and how channels become variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from credit_like.data import times as calendar
+from credit_like.data.aliases import find
+from credit_like.grid import Grid
+from credit_like.inference.writers import WriterConfig
+from credit_like.registry import did_you_mean
+from credit_like.variables import Variable
+
+# CF standard names, by the name that WeatherBench2 uses; other names are found through the alias table.
+_STANDARD_NAMES = {
+    "temperature": "air_temperature",
+    "u_component_of_wind": "eastward_wind",
+    "v_component_of_wind": "northward_wind",
+    "specific_humidity": "specific_humidity",
+    "geopotential": "geopotential",
+    "vertical_velocity": "lagrangian_tendency_of_air_pressure",
+    "2m_temperature": "air_temperature",
+    "10m_u_component_of_wind": "eastward_wind",
+    "10m_v_component_of_wind": "northward_wind",
+    "surface_pressure": "surface_air_pressure",
+    "mean_sea_level_pressure": "air_pressure_at_mean_sea_level",
+    "total_precipitation": "precipitation_amount",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The shape of one forecast data set.
+
+    `init` are initial times (datetime64[s] or cftime) and `leads` lead steps, ascending, of `timestep` seconds;
+    `variables` all that the stepper puts out, in channel order; `attrs` per variable as the store has them.
+    """
+
+    init: NDArray[Any]
+    leads: tuple[int, ...]
+    timestep: int
+    members: int
+    grid: Grid
+    variables: tuple[Variable, ...]
+    chosen: dict[str, tuple[float, ...]]
+    """Variable → its levels to write (empty at the surface)."""
+    variable_attrs: Mapping[str, Mapping[str, Any]]
+    attrs: Mapping[str, str]
+    cf: bool = False
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Dimensions before level, latitude, longitude."""
+        names = ("forecast_reference_time", "forecast_period") if self.cf else ("time", "prediction_timedelta")
+        return (names[0], "number", names[1]) if self.members > 1 else names
+
+    @cached_property
+    def _channels(self) -> dict[str, list[int]]:
+        """Variable → its chosen channels among the stepper's outputs."""
+        names = [channel for variable in self.variables for channel in variable.channels]
+        return {
+            name: [names.index(f"{name}@{level:g}" if levels else name) for level in (levels or (0.0,))]
+            for name, levels in self.chosen.items()
+        }
+
+    def select(self, fields_CHW: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Variable → (levels, H, W), or (H, W) at the surface, of one state."""
+        return {
+            name: fields_CHW[channels] if self.chosen[name] else fields_CHW[channels[0]]
+            for name, channels in self._channels.items()
+        }
+
+    def field_shape(self, name: str) -> tuple[int, ...]:
+        """([levels], H, W) of a variable, levels in file order."""
+        levels = self.chosen[name]
+        return (*([len(levels)] if levels else []), self.grid.height, self.grid.width)
+
+    def level_dim(self, name: str) -> str | None:
+        """`level`, or `level_<variable>` for a variable whose levels are not those of the first; None at the surface."""
+        levels = self.chosen[name]
+        if not levels:
+            return None
+        first = next(chosen for chosen in self.chosen.values() if chosen)
+        return "level" if levels == first else f"level_{name}"
+
+    def shape(self, name: str, init: int | None = None) -> tuple[int, ...]:
+        """Full shape of a variable for `init` initial times (all of them if not given)."""
+        sizes = [len(self.init) if init is None else init]
+        if self.members > 1:
+            sizes.append(self.members)
+        return (*sizes, len(self.leads), *self.field_shape(name))
+
+    def variable_dims(self, name: str) -> tuple[str, ...]:
+        level = self.level_dim(name)
+        return (*self.dims, *([level] if level else []), "latitude", "longitude")
+
+    def coordinates(self, init: NDArray[Any] | None = None) -> xr.Dataset:
+        """All coordinates with CF attributes and encodings, and the attributes of the data set."""
+        init = self.init if init is None else init
+        reference, period = self.dims[0], self.dims[-1]
+        seconds = np.array(self.leads, np.int64) * self.timestep
+        coords: dict[str, Any] = {
+            reference: (reference, _datetimes(init), {"standard_name": "forecast_reference_time", "axis": "T"}),
+            period: (
+                period,
+                seconds.astype("timedelta64[s]").astype("timedelta64[ns]"),
+                {"standard_name": "forecast_period"},
+            ),
+            "latitude": ("latitude", self.grid.latitude, _LATITUDE),
+            "longitude": ("longitude", self.grid.longitude, _LONGITUDE),
+        }
+        if self.members > 1:
+            number = {"standard_name": "realization", "long_name": "ensemble member", "units": "1", "axis": "E"}
+            coords["number"] = ("number", np.arange(self.members, dtype=np.int32), number)
+        for name, levels in self.chosen.items():
+            if dim := self.level_dim(name):
+                attrs = {"long_name": "level", "units": "1", "axis": "Z", "positive": "down"}
+                attrs.update(self.variable_attrs.get("level", {}))
+                coords[dim] = (dim, np.array(levels, np.float64), attrs)
+        if self.cf:
+            del coords[reference][2]["axis"]
+            valid = calendar.seconds(init)[:, None] + seconds
+            times = calendar.from_seconds(valid.ravel(), calendar.calendar_of(init)).reshape(valid.shape)
+            coords["time"] = (
+                (reference, period),
+                _datetimes(times),
+                {"standard_name": "time", "long_name": "valid time"},
+            )
+        result = xr.Dataset(coords=coords, attrs=dict(self.attrs))
+        unit = "hours" if (seconds % 3600 == 0).all() else "seconds"
+        result[period].attrs.setdefault("long_name", "lead time")
+        result[period].encoding = {"units": unit, "dtype": "int64"}
+        result[reference].attrs.setdefault("long_name", "initial time")
+        for name in {reference, "time"} & set(result.coords):
+            whole = bool((calendar.seconds(init) % 3600 == 0).all()) and unit == "hours"
+            # CF's reference date is 1970 in every calendar; whole hours stay integers, so that times survive bit by bit.
+            encoding = {"units": f"{'hours' if whole else 'seconds'} since 1970-01-01", "dtype": "int64"}
+            result[name].encoding = {**encoding, "calendar": calendar.calendar_of(init)}
+        return result
+
+    def attrs_of(self, name: str) -> dict[str, Any]:
+        """units, long_name and, where it is known, standard_name."""
+        attrs = {key: str(value) for key, value in self.variable_attrs.get(name, {}).items() if value}
+        attrs = {key: attrs[key] for key in ("units", "long_name", "standard_name") if key in attrs}
+        attrs.setdefault("long_name", name.replace("_", " "))
+        if "standard_name" not in attrs and (known := find(name, _STANDARD_NAMES)):
+            attrs["standard_name"] = _STANDARD_NAMES[known]
+        if self.cf:
+            attrs["coordinates"] = "time"
+        return attrs
+
+
+_LATITUDE = {"standard_name": "latitude", "long_name": "latitude", "units": "degrees_north", "axis": "Y"}
+_LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "degrees_east", "axis": "X"}
+
+
+def _datetimes(times: NDArray[Any]) -> NDArray[Any]:
+    return times.astype("datetime64[ns]") if times.dtype.kind == "M" else times
+
+
+def choose(config: WriterConfig, variables: Sequence[Variable]) -> dict[str, tuple[float, ...]]:
+    """Variable → levels that `output.variables` and `output.levels` select.
+
+    Raises ValueError for a variable that the model does not predict, and for levels that none has.
+    """
+    known = [variable.name for variable in variables]
+    for name in config.variables:
+        if name not in known:
+            raise ValueError(
+                f"inference.output.variables: expected predicted variables ({', '.join(known)}), got {name!r}"
+                f"{did_you_mean(name, known)}"
+            )
+    there = {level for variable in variables for level in variable.levels}
+    if absent := sorted(set(config.levels) - there):
+        raise ValueError(
+            f"inference.output.levels: expected some of {', '.join(f'{x:g}' for x in sorted(there))}, "
+            f"got {', '.join(f'{x:g}' for x in absent)}, change it to levels of data.levels"
+        )
+    chosen = {}
+    for variable in variables:
+        levels = tuple(level for level in variable.levels if not config.levels or level in config.levels)
+        if (not config.variables or variable.name in config.variables) and (levels or not variable.levels):
+            chosen[variable.name] = levels
+    return chosen

@@ -1,0 +1,119 @@
+"""Which initial times a forecast starts from, and how far it goes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+
+from credit_like.data import times as calendar
+from credit_like.data.store import FieldStore
+from credit_like.schema.base import format_duration
+from credit_like.schema.data import DataSection
+from credit_like.schema.inference import InferenceSection
+
+_LOG = logging.getLogger(__name__)
+
+
+def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inference.lead") -> int:
+    """A lead in steps. Raises ValueError where it is not a whole, positive number of steps."""
+    steps = lead if isinstance(lead, int) else lead / timestep
+    if steps < 1 or steps != int(steps):
+        shown = lead if isinstance(lead, int) else format_duration(lead)
+        raise ValueError(
+            f"{key}: expected a whole number of steps of {format_duration(timestep)}, at least one, got {shown}, "
+            f"change it to a multiple of data.timestep"
+        )
+    return int(steps)
+
+
+def initial_times(
+    section: InferenceSection, store: FieldStore, data: DataSection, missing_times: Collection[int] = ()
+) -> list[int]:
+    """Positions of the initial times on the store's time axis, ascending.
+
+    Every fourth step of the test period from which the whole forecast lies inside the data, if `inference.init` is not given.
+    Times of a range whose initial fields are missing are left out and counted.
+    Raises ValueError for a time that is not in the data, that lacks its history or a whole initial field, or from which a
+    forecast needs forcing beyond the end of the data.
+    """
+    leads = lead_steps(section.lead, data.timestep)
+    init, missing = section.init, set(missing_times)
+    if init is None:
+        chosen = _default(store, data, leads, missing)
+    elif init.times:
+        chosen = [_index(store, time) for time in init.times]
+        if lacking := [store.times[i] for i in chosen if _lacks(i, data, missing)]:
+            raise ValueError(
+                "inference.init: expected initial times with all their fields, got "
+                f"{', '.join(map(calendar.to_text, lacking[:3]))} where whole fields are missing, change to other times"
+            )
+    else:
+        assert init.start and init.end and init.interval
+        step = lead_steps(init.interval, data.timestep, "inference.init")
+        found = range(_index(store, init.start), _index(store, init.end) + 1, step)
+        chosen = [i for i in found if not _lacks(i, data, missing)]
+        if len(chosen) < len(found):
+            _LOG.warning(
+                "%d of %d initial times left out: whole fields are missing", len(found) - len(chosen), len(found)
+            )
+        if not chosen:
+            raise ValueError(
+                f"inference.init: expected initial times from {init.start} to {init.end}, got none with data"
+            )
+    _check_history(chosen, store, data)
+    _check_forcing(chosen, store, data, leads)
+    return sorted(set(chosen))
+
+
+def _index(store: FieldStore, time: str) -> int:
+    try:
+        return store.index(time)
+    except ValueError as error:
+        raise ValueError(f"inference.init: {error}") from error
+
+
+def _lacks(init: int, data: DataSection, missing: set[int]) -> bool:
+    return any(init - back in missing for back in range(data.history_len))
+
+
+def _default(store: FieldStore, data: DataSection, leads: int, missing: set[int]) -> list[int]:
+    inside = store.period(data.test)
+    whole = [int(i) for i in inside if i + leads < len(store.times) and i >= data.history_len - 1]
+    chosen = [i for i in whole[::4] if not _lacks(i, data, missing)]
+    if not chosen:
+        raise ValueError(
+            f"inference.lead: expected a lead that fits into the data after a time of the test period, got {leads} steps and "
+            f"{len(inside)} test times, change it to a shorter one or set inference.init"
+        )
+    return chosen
+
+
+def _check_history(chosen: list[int], store: FieldStore, data: DataSection) -> None:
+    if early := [i for i in chosen if i < data.history_len - 1]:
+        raise ValueError(
+            f"inference.init: expected {data.history_len} steps of history, got an initial time at the start of the data "
+            f"({calendar.to_text(store.times[early[0]])}), change it to a later one"
+        )
+
+
+def _check_forcing(chosen: list[int], store: FieldStore, data: DataSection, leads: int) -> None:
+    """A forecast of n steps needs forcing at n times, the initial one included."""
+    specs = (*data.dynamic_forcing.level, *data.dynamic_forcing.surface)
+    read = [spec.name for spec in specs if spec.compute is None and spec.fill is None]
+    last = len(store.times) - 1
+    late = [i for i in chosen if i + leads - 1 > last]
+    if read and late:
+        raise ValueError(
+            f"inference.init: expected forcing ({', '.join(read)}) for {leads} steps from "
+            f"{calendar.to_text(store.times[late[0]])}, got data until {calendar.to_text(store.times[last])}, change the initial "
+            "time or inference.lead, or give the forcing `fill: persist`"
+        )
+
+
+def times_at(store: FieldStore, positions: list[int]) -> Any:
+    """The times at positions, as the store has them."""
+    return store.times[np.asarray(positions, np.int64)]

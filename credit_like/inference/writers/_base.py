@@ -1,0 +1,154 @@
+"""What every writer promises, and the thread that keeps writing out of the way of computing.
+
+A folder of forecasts holds `forecast.json` (what they are made from), `done/<initial time>` (which are complete) and the
+files themselves, which carry `.part` in their names until they are complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.data import times as calendar
+from credit_like.inference.layout import Layout
+
+Fields = NDArray[np.float32]
+
+
+class Writer:
+    """Writes fields of one initial time, member and lead at a time; leads of a member come in ascending order.
+
+    Positions (`init`, `member`, `lead`) count along the dimensions of `layout`. Safe to use from several processes at once
+    as long as no two write the same initial time.
+    """
+
+    def __init__(self, layout: Layout, folder: Path) -> None:
+        self.layout = layout
+        self.folder = folder
+
+    def open(self) -> None:
+        """Make the files where they are not there yet."""
+        raise NotImplementedError
+
+    def write(self, init: int, member: int, lead: int, fields: dict[str, Fields]) -> None:
+        """Variable → ([levels], H, W)."""
+        raise NotImplementedError
+
+    def complete(self, init: int) -> None:
+        """All members and leads of an initial time were written: make it last."""
+        replace_text(self._record(init), "")
+
+    def is_complete(self, init: int) -> bool:
+        """Whether this initial time was completed, by this run or one before."""
+        return self._record(init).exists()
+
+    def finish(self) -> bool:
+        """Give the files their final names if every initial time is complete; whether that is so."""
+        return all(map(self.is_complete, range(len(self.layout.init))))
+
+    def _record(self, init: int) -> Path:
+        return self.folder / "done" / compact(self.layout.init[init])
+
+
+class Background:
+    """A thread that does one thing after the other; what fails there is raised here, at the next call.
+
+    At most `waiting` things wait, so that memory stays bounded where writing is slower than computing.
+    """
+
+    def __init__(self, waiting: int) -> None:
+        self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(waiting)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, action: Callable[[], None]) -> None:
+        self._raise()
+        self._queue.put(action)
+
+    def close(self) -> None:
+        """Wait for everything submitted; raise what failed."""
+        self._queue.put(None)
+        self._thread.join()
+        self._raise()
+
+    def abandon(self) -> None:
+        """End the thread after what it is doing now; for a run that has failed already."""
+        self._error = self._error or RuntimeError("writing was given up")
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (action := self._queue.get()) is not None:
+            if self._error is None:
+                try:
+                    action()
+                except BaseException as error:  # noqa: BLE001 - handed to the thread that computes, which raises it
+                    self._error = error
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise RuntimeError(f"writing the forecast failed: {self._error}") from self._error
+
+
+def compact(time: Any) -> str:
+    """`20200101T000000`, for file names."""
+    return calendar.to_text(time).replace("-", "").replace(":", "")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file in one go: it is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def claim(folder: Path, identity: dict[str, Any]) -> None:
+    """Make `folder` the place of the forecasts that `identity` describes.
+
+    Raises ValueError if it holds those of another experiment, checkpoint or selection, or files that are no forecasts.
+    """
+    record = folder / "forecast.json"
+    text = json.dumps(identity, indent=1, sort_keys=True)
+    if not record.exists():
+        others = folder.exists() and any(entry.suffix != ".part" for entry in folder.iterdir())
+        if others and not record.exists():  # looked at twice: another rank may just have made it
+            raise ValueError(
+                f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "
+                "with other files in it, change it to another folder"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f"forecast.json.{os.getpid()}.part"
+        temporary.write_text(text)
+        try:
+            os.link(temporary, record)  # unlike a rename, this leaves the record of whoever came first
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    there = json.loads(record.read_text())
+    if differing := sorted(_differences(json.loads(text), there)):
+        shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+        raise ValueError(
+            f"inference.output.path: expected forecasts of this experiment and checkpoint in {folder}, got some made with "
+            f"another {shown}, change the path or remove the folder"
+        )
+
+
+def _differences(a: Any, b: Any, key: str = "") -> list[str]:
+    if isinstance(a, dict) and isinstance(b, dict):
+        return [
+            difference
+            for name in sorted(a.keys() | b.keys())
+            for difference in _differences(a.get(name), b.get(name), f"{key}.{name}" if key else name)
+        ]
+    return [] if a == b else [key]

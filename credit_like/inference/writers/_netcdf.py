@@ -1,0 +1,68 @@
+"""One netCDF-4 file per initial time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+
+from credit_like.inference.layout import Layout
+from credit_like.inference.writers._base import Fields, Writer, compact
+
+
+class NetcdfWriter(Writer):
+    """Writes lead by lead into `<initial time>.nc.part`, which is renamed when all its members and leads are there."""
+
+    def __init__(self, layout: Layout, folder: Path, compression: int) -> None:
+        super().__init__(layout, folder)
+        self.compression = compression
+        self._files: dict[int, netCDF4.Dataset] = {}
+
+    def path(self, init: int) -> Path:
+        """Final name of the file of an initial time."""
+        return self.folder / "forecast" / f"{compact(self.layout.init[init])}.nc"
+
+    def _partial(self, init: int) -> Path:
+        return self.path(init).with_suffix(".nc.part")
+
+    def open(self) -> None:
+        (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
+
+    def write(self, init: int, member: int, lead: int, fields: dict[str, Fields]) -> None:
+        file = self._files.get(init) or self._create(init)
+        where = (0, member, lead) if self.layout.members > 1 else (0, lead)
+        for name, field in fields.items():
+            file[name][where] = field
+
+    def _create(self, init: int) -> netCDF4.Dataset:
+        layout = self.layout
+        self.open()
+        # Coordinates through xarray, which encodes times; fields through netCDF4, lead by lead.
+        layout.coordinates(layout.init[init : init + 1]).to_netcdf(self._partial(init), engine="netcdf4", mode="w")
+        file = netCDF4.Dataset(self._partial(init), "a")
+        file.set_auto_mask(False)
+        for name in layout.chosen:
+            variable = file.createVariable(
+                name,
+                "f4",
+                layout.variable_dims(name),
+                fill_value=np.float32("nan"),
+                compression="zlib" if self.compression else None,
+                complevel=max(1, self.compression),
+                chunksizes=(*(1,) * len(layout.dims), *layout.field_shape(name)),
+            )
+            variable.setncatts(layout.attrs_of(name))
+        self._files[init] = file
+        return file
+
+    def complete(self, init: int) -> None:
+        self._files.pop(init).close()
+        with self._partial(init).open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self._partial(init), self.path(init))
+        super().complete(init)
+
+    def is_complete(self, init: int) -> bool:
+        return super().is_complete(init) and self.path(init).exists()

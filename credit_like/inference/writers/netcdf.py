@@ -1,0 +1,32 @@
+"""Forecasts as netCDF-4 files that follow the CF conventions: one file per initial time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from credit_like.inference.writers import WriterConfig
+
+if TYPE_CHECKING:
+    from credit_like.inference.layout import Layout
+    from credit_like.inference.writers._netcdf import NetcdfWriter
+
+
+class Config(WriterConfig):
+    type: Literal["netcdf"] = "netcdf"
+    compression: int = Field(default=1, ge=0, le=9)
+    """zlib level; 0 writes plain numbers."""
+
+
+def open_writer(config: Config, layout: Layout, folder: Path) -> NetcdfWriter:
+    """A writer of `folder/forecast/<initial time>.nc`; a file has the ending `.part` until it is complete."""
+    from credit_like.inference.writers._netcdf import NetcdfWriter
+
+    return NetcdfWriter(layout, folder, config.compression)
+
+
+def finished_path(folder: Path) -> Path:
+    """What a finished run leaves."""
+    return folder / "forecast"

@@ -1,0 +1,32 @@
+"""Forecasts as one zarr v3 store: a region per initial time and member, whoever writes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from credit_like.inference.writers import WriterConfig
+
+if TYPE_CHECKING:
+    from credit_like.inference.layout import Layout
+    from credit_like.inference.writers._zarr import ZarrWriter
+
+
+class Config(WriterConfig):
+    type: Literal["zarr"] = "zarr"
+    chunk_mib: float = Field(default=4.0, gt=0)
+    """Largest chunk; one chunk holds whole fields, then levels, then leads as long as they fit."""
+
+
+def open_writer(config: Config, layout: Layout, folder: Path) -> ZarrWriter:
+    """A writer of `folder/forecast.zarr`, which has the name `forecast.zarr.part` until every initial time is complete."""
+    from credit_like.inference.writers._zarr import ZarrWriter
+
+    return ZarrWriter(layout, folder, int(config.chunk_mib * 2**20))
+
+
+def finished_path(folder: Path) -> Path:
+    """What a finished run leaves."""
+    return folder / "forecast.zarr"
