@@ -1,7 +1,8 @@
 """Submit an experiment to a batch system.
 
-    python applications/submit.py config/demo.yml
     python applications/submit.py config/era5-1deg.yml --dry-run
+    python applications/submit.py config/era5-1deg.yml --chain auto
+    python applications/submit.py config/era5-1deg.yml --mode rollout --nodes 4
 
 The same as `credit-like submit`, with the same arguments.
 """

@@ -154,22 +154,44 @@ def plot(file: File, set_: Set = None) -> None:
 def submit(
     file: File,
     set_: Set = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script and submit nothing.")] = False,
-    chain: Annotated[int, typer.Option(min=1, help="Jobs in a row, each continuing the one before.")] = 1,
+    mode: Annotated[str, typer.Option(help="preprocess, train, rollout or evaluate.")] = "train",
+    site: Annotated[str | None, typer.Option(help="A profile of config/site instead of the file's site.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes; for a rollout, jobs of one node each.")] = None,
+    ngpus: Annotated[int | None, typer.Option(min=0, help="GPUs per node.")] = None,
+    walltime: Annotated[str | None, typer.Option(help="Time of one job, such as 12:00:00.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue, partition or QOS.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account or project to charge.")] = None,
+    chain: Annotated[str, typer.Option(help="Jobs in a row, each continuing the one before, or auto.")] = "1",
+    after: Annotated[list[str] | None, typer.Option(help="A job to wait for; may be repeated.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Submit although outputs or queued jobs exist.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and script; write nothing.")] = False,
 ) -> None:
-    """Submit the training to the batch system of `site`."""
+    """Submit work to the batch system of `site`, or run it here, job by job, with `site: local`."""
     from credit_like.check import checked_experiment
+    from credit_like.launch.resources import options
+    from credit_like.launch.show import print_plan
+    from credit_like.launch.submit import chain_of, mode_of
+    from credit_like.launch.submit import submit as submit_jobs
 
-    experiment, _, _ = checked_experiment(file, set_ or (), None)
-    from credit_like.launch.submit import submit as submit_job
-
-    sys.exit(submit_job(experiment, file=file, overrides=set_ or [], dry_run=dry_run, chain=chain))
+    plan = submit_jobs(
+        file,
+        mode_of(mode),
+        options(nodes=nodes, ngpus=ngpus, walltime=walltime, queue=queue, account=account),
+        chain=chain_of(chain),
+        after=after or (),
+        overrides=set_ or (),
+        site=site,
+        dry_run=dry_run,
+        force=force,
+        check=checked_experiment,
+    )
+    print_plan(plan, script=dry_run)
 
 
 @app.command()
 def status(save_loc: SaveLoc) -> None:
-    """Say how far a run is and whether it is finished."""
-    from credit_like.launch.status import print_status
+    """Say what ran, how far the run is, and what the scheduler says of its jobs."""
+    from credit_like.launch.show import print_status
 
     sys.exit(print_status(save_loc))
 

@@ -1,7 +1,8 @@
-"""What a job of a chain asks at its beginning and records at its end: `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB`.
+"""What a job of a chain asks at its beginning and records at its end.
 
-The record is `save_loc/jobs/history.jsonl`, one event per line: `submitted` (ids), `begin`, `extended` (next), `end`. Whether there is
-work left is told by the trainer's `status.json`, and whether jobs get anywhere by the newest checkpoint.
+`python -m credit_like.launch.chain begin SAVE_LOC MODE JOB`. The record is `save_loc/jobs/history.jsonl`, one event per
+line: `submitted` (ids), `begin`, `extended` (next), `end`. Whether there is work left is told by the trainer's
+`status.json`, and whether jobs get anywhere by the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -73,13 +74,15 @@ def newest_checkpoint(save_loc: Path) -> int:
 def decide(status: Event, checkpoint: int, events: Sequence[Event], job: str) -> Decision:
     """Whether `job`, a training, has work to do.
 
-    The first job after a submission runs unless all is done: whoever submits again has dealt with an earlier failure. A later one
-    stops where the one before failed, or died or came to its end without a new checkpoint: the next would do the same.
+    The first job after a submission runs unless all is done: whoever submits again has dealt with an earlier failure.
+    A later one stops where the one before failed, or ended without a new checkpoint: the next would do the same.
     A job that the scheduler starts again goes on.
     """
     if status.get("state") == "finished":
         return Decision("finished", f"finished at step {status.get('step')}")
-    last = max((i for i, event in enumerate(events) if event["event"] == "submitted" and event["mode"] == "train"), default=0)
+    last = max(
+        (i for i, event in enumerate(events) if event["event"] == "submitted" and event["mode"] == "train"), default=0
+    )
     begun = [event for event in events[last:] if event["event"] == "begin" and event["mode"] == "train"]
     if not begun or begun[-1]["job"] == job:
         return Decision("run")
@@ -102,8 +105,16 @@ def begin(save_loc: Path, mode: str, job: str) -> int:
     if decision.verdict == "run":
         record(save_loc, "begin", mode=mode, job=job, checkpoint=checkpoint)
         return 0
-    record(save_loc, "not needed" if decision.verdict == "finished" else "stopped", mode=mode, job=job, reason=decision.reason)
-    _say(f"job {job}: {decision.reason}; {'nothing left to do' if decision.verdict == 'finished' else 'the chain stops'}")
+    record(
+        save_loc,
+        "not needed" if decision.verdict == "finished" else "stopped",
+        mode=mode,
+        job=job,
+        reason=decision.reason,
+    )
+    _say(
+        f"job {job}: {decision.reason}; {'nothing left to do' if decision.verdict == 'finished' else 'the chain stops'}"
+    )
     return FINISHED if decision.verdict == "finished" else 1
 
 

@@ -1,4 +1,4 @@
-"""This machine in the place of a batch system: one job after the other, with walltime, like a scheduler would run them."""
+"""This machine in the place of a batch system: one job after the other, each with a walltime."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _POLL = 0.2
 
 class Local:
     prefix = "#LOCAL"
-    programs = ("bash", "pkill")
+    programs: tuple[str, ...] = ("bash", "pkill")
     job = "${CREDIT_LIKE_JOB:?}"
     hosts = "hosts=(127.0.0.1)"
     index = "${CREDIT_LIKE_INDEX:-0}"
@@ -39,16 +39,27 @@ class Local:
 
 
 def run_job(
-    script: Path, job: str, log: Path, walltime: float, index: int = 0, environ: Mapping[str, str] | None = None, grace: float = GRACE
+    script: Path,
+    job: str,
+    log: Path,
+    walltime: float,
+    index: int = 0,
+    environ: Mapping[str, str] | None = None,
+    grace: float = GRACE,
 ) -> int:
-    """Run a script as a job: SIGTERM at the walltime, SIGKILL to whatever is left `grace` seconds later; its exit status.
+    """Run a script as a job; its exit status. SIGTERM at the walltime, SIGKILL `grace` seconds later to what is left.
 
     Ctrl-C ends the job the same way and is raised again.
     """
     env = {**(os.environ if environ is None else environ), "CREDIT_LIKE_JOB": job, "CREDIT_LIKE_INDEX": str(index)}
     with log.open("ab") as out:
         process = subprocess.Popen(
-            ["bash", str(script)], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+            ["bash", str(script)],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
         )
     deadline = time.monotonic() + walltime
     try:

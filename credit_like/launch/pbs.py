@@ -9,14 +9,14 @@ from pathlib import Path
 from credit_like.launch.scheduler import ask
 
 _STATES = {
-    "Q": "queued", "H": "waiting", "W": "waiting", "R": "running", "E": "ending", "F": "ended", "B": "running", "X": "ended",
-    "S": "suspended", "T": "moving", "M": "moved",
+    "Q": "queued", "H": "waiting", "W": "waiting", "R": "running", "B": "running", "E": "ending", "F": "ended",
+    "X": "ended", "S": "suspended", "T": "moving", "M": "moved",
 }  # fmt: skip
 
 
 class Pbs:
     prefix = "#PBS"
-    programs = ("qsub",)
+    programs: tuple[str, ...] = ("qsub",)
     job = "${PBS_JOBID:?}"
     hosts = """mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")"""
     index = "${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}"

@@ -82,16 +82,24 @@ class Plan:
             return "as many as it takes, each submits the next (afterany)"
         if self.chain > 1:
             return f"{self.chain} in a chain (afterany)"
-        return f"{self.array} side by side, {self.shares} shares of the initial times" if self.mode == "rollout" else "1"
+        if self.mode != "rollout":
+            return "1"
+        shares = count(self.shares, "share") + " of the initial times"
+        return f"{self.array} side by side, {shares}" if self.array > 1 else f"1, {shares}"
+
+    @property
+    def each(self) -> str:
+        """What a node contributes."""
+        r = self.resources
+        return count(r.gpus, "GPU") if r.gpus else count(r.processes, "CPU process")
 
     def describe(self) -> list[tuple[str, str]]:
         """What will happen, as rows of a table."""
         r = self.resources
-        what = f"{r.gpus} GPUs" if r.gpus else f"{r.processes} CPU process{'es' * (r.processes > 1)}"
         rows = [
             ("experiment", f"{self.name}, {self.mode} on {self.site}"),
             ("jobs", self.jobs),
-            ("nodes", f"{r.nodes} {r.kind} × {what} = {r.world} process{'es' * (r.world > 1)}"),
+            ("nodes", f"{r.nodes} {r.kind} × {self.each} = {count(r.world, 'process')}"),
             ("per node", f"{r.cpus} CPUs" + (f", {r.memory_gb} GB" if r.memory_gb else "")),
             ("queue", ", ".join(part for part in (r.queue or "default", r.account and f"account {r.account}") if part)),
             ("walltime", clock(r.walltime)),
@@ -104,13 +112,20 @@ class Plan:
                 ("samples per step", f"{self.samples_per_step}, {self.layout.accumulation} micro-batches each"),
             ]
         if self.initial_times is not None:
-            rows.append(("initial times", f"{self.initial_times}, at most {-(-self.initial_times // self.shares)} a share"))
+            rows.append(
+                ("initial times", f"{self.initial_times}, at most {-(-self.initial_times // self.shares)} a share")
+            )
         if self.after:
             rows.append(("after", ", ".join(self.after)))
         rows.append(("files", "\n".join(map(str, self.files))))
         if self.ids:
             rows.append(("submitted", ", ".join(self.ids)))
         return rows + [("note", note) for note in self.notes]
+
+
+def count(number: int, thing: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
 def plan_jobs(
@@ -135,17 +150,23 @@ def plan_jobs(
     save_loc = Path(os.path.normpath(workdir / Path(experiment.save_loc).expanduser()))
     if site.scheduler != "local" and _AWKWARD.search(str(save_loc)):
         raise ValueError(
-            f"expected save_loc without blanks, commas, quotes and backslashes, which schedulers cannot take, got {str(save_loc)!r}"
+            "expected save_loc without blanks, commas, quotes and backslashes, which schedulers cannot take, "
+            f"got {str(save_loc)!r}"
         )
     if mode != "train" and chain != 1:
-        raise ValueError(f"expected --chain with --mode train only, got --mode {mode}; submitted again it does what is missing")
+        raise ValueError(
+            f"expected --chain with --mode train only, got --mode {mode}; submitted again it does what is missing"
+        )
     if isinstance(chain, int) and chain < 1:
         raise ValueError(f"expected a chain of at least 1 job, got {chain}")
     if chain == "auto" and not site.submit_from_jobs:
         raise ValueError(f"expected --chain with a number, because jobs at {site.name} may not submit others, got auto")
     details: dict[str, Any] = {}
     if mode == "train":
-        details |= {"layout": layout(experiment.trainer, request.world), "samples_per_step": experiment.trainer.global_batch_size}
+        details |= {
+            "layout": layout(experiment.trainer, request.world),
+            "samples_per_step": experiment.trainer.global_batch_size,
+        }
     elif mode == "rollout":
         times = initial_times(experiment)
         shares = min(request.world, times)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_like.registry import did_you_mean
+from credit_like.schema.base import parse_duration
 from credit_like.schema.launch import Mode, NodeKind, PbsSection, Queue, Request, SiteSection
 
 
@@ -19,6 +20,14 @@ class Options:
     walltime: dt.timedelta | None = None
     queue: str | None = None
     account: str | None = None
+
+
+def options(walltime: str | None = None, **given: Any) -> Options:
+    """Options from the words of a command line.
+
+    Raises ValueError for a walltime that is none.
+    """
+    return Options(walltime=None if walltime is None else parse_duration(walltime), **given)
 
 
 @dataclass(frozen=True)
@@ -68,14 +77,14 @@ class Resources:
 def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
     """What a mode asks for: the command line before the mode's own keys before the `pbs` section.
 
-    Preprocessing and scoring take one CPU node, a rollout one GPU of the training's kind, unless they ask for more.
+    Preprocessing and scoring take one CPU node, a rollout one node as training has them, unless they ask otherwise.
     """
     common = Request.model_construct(**{name: getattr(pbs, name) for name in Request.model_fields})
     if mode == "train":
         own = common
     else:
-        gpus = min(pbs.ngpus, 1) if mode == "rollout" else 0
-        base = common.model_copy(update={"nodes": 1, "ngpus": gpus, "processes": None, "cpus": None, "memory_gb": None})
+        alone = {"ngpus": 0, "processes": None, "cpus": None, "memory_gb": None}
+        base = common.model_copy(update={"nodes": 1, **({} if mode == "rollout" else alone)})
         asked: Request = getattr(pbs, mode)
         own = base.model_copy(update={k: v for k in Request.model_fields if (v := getattr(asked, k)) is not None})
     asked_now = {"nodes": options.nodes, "ngpus": options.ngpus, "walltime": options.walltime, "queue": options.queue}
@@ -152,8 +161,8 @@ def _queue_and_kind(site: SiteSection, request: Request, is_asked: bool) -> tupl
     if request.queue is not None and request.queue not in site.queues:
         known = list(site.queues)
         raise ValueError(
-            f"expected a queue of {site.name}, one of {', '.join(known)}, got {request.queue!r}, change pbs.queue or --queue"
-            f"{did_you_mean(request.queue, known)}"
+            f"expected a queue of {site.name}, one of {', '.join(known)}, got {request.queue!r}, "
+            f"change pbs.queue or --queue{did_you_mean(request.queue, known)}"
         )
     candidates = [request.queue] if request.queue else []
     if not (is_asked and request.queue):
@@ -179,17 +188,23 @@ def _fits_queue(site: SiteSection, request: Request, name: str | None, mode: Mod
         )
     if nodes < queue.min_nodes or nodes > (queue.max_nodes or nodes):
         span = f"{queue.min_nodes} to {queue.max_nodes}" if queue.max_nodes else f"at least {queue.min_nodes}"
-        raise ValueError(f"expected {span} nodes in queue {name} of {site.name}, got {nodes}, change the nodes or the queue")
+        raise ValueError(
+            f"expected {span} nodes in queue {name} of {site.name}, got {nodes}, change the nodes or the queue"
+        )
 
 
 def _fits_node(site: SiteSection, node: NodeKind, kind: str, request: Request) -> None:
     where = f"a {kind} node of {site.name}"
     if node.gpus is not None and (request.ngpus or 0) > node.gpus:
-        raise ValueError(f"expected at most {node.gpus} GPUs on {where}, got {request.ngpus}, change ngpus and take more nodes")
+        raise ValueError(
+            f"expected at most {node.gpus} GPUs on {where}, got {request.ngpus}, change ngpus and take more nodes"
+        )
     if request.cpus is not None and site.scheduler != "local" and request.cpus > node.cpus:
         raise ValueError(f"expected at most {node.cpus} CPUs on {where}, got {request.cpus}, change pbs.cpus")
     if request.memory_gb is not None and node.memory_gb is not None and request.memory_gb > node.memory_gb:
-        raise ValueError(f"expected at most {node.memory_gb} GB on {where}, got {request.memory_gb}, change pbs.memory_gb")
+        raise ValueError(
+            f"expected at most {node.memory_gb} GB on {where}, got {request.memory_gb}, change pbs.memory_gb"
+        )
 
 
 def _share(whole: int, node: NodeKind, gpus: int) -> int:
@@ -204,14 +219,18 @@ def _fields(pbs: PbsSection, site: SiteSection) -> dict[str, str]:
     for name in pbs.fields:
         if name not in site.fields:
             got = f"got {name!r}{did_you_mean(name, known)}"
-            raise ValueError(f"expected pbs.fields that {site.name} knows ({', '.join(known) or 'none'}), {got}, change or remove it")
+            raise ValueError(
+                f"expected pbs.fields that {site.name} knows ({', '.join(known) or 'none'}), {got}, change or remove it"
+            )
     values = {}
     for name, field in site.fields.items():
         value = pbs.fields.get(name, field.default)
         if value is not None:
             values[name] = value
         elif field.required:
-            raise ValueError(f"expected pbs.fields.{name} for {site.name}, got none, add it, such as {name}: {field.example}")
+            raise ValueError(
+                f"expected pbs.fields.{name} for {site.name}, got none, add it, such as {name}: {field.example}"
+            )
     return values
 
 

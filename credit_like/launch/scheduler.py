@@ -31,7 +31,7 @@ class Scheduler(Protocol):
         ...
 
     def submit(self, script: Path, after: Sequence[str] = (), index: int | None = None) -> list[str]:
-        """The command that submits a script after other jobs have ended, however; `index` where the site has no arrays."""
+        """The command that submits a script to run after other jobs; `index` where the site has no arrays."""
         ...
 
     def job_id(self, answer: str) -> str:
@@ -53,7 +53,8 @@ def of(site: SiteSection) -> Scheduler:
     from credit_like.launch.pbs import Pbs
     from credit_like.launch.slurm import Slurm
 
-    return {"pbs": Pbs, "slurm": Slurm, "local": Local}[site.scheduler]()
+    dialects: dict[str, type[Scheduler]] = {"pbs": Pbs, "slurm": Slurm, "local": Local}
+    return dialects[site.scheduler]()
 
 
 def ask(command: Sequence[str]) -> str:

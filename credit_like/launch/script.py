@@ -1,9 +1,9 @@
 """The text of a job script. Read one from `tests/launch/golden/` beside this file.
 
-A script runs twice: once as the job, and on each node as `script node …`, started by the site's launcher. The node's part starts
-torchrun's agent with the stop signals ignored, so that neither the agent nor a launcher ends the workers in mid-step. It watches
-the clock and a stop file, which the job's part creates when the scheduler sends SIGTERM or SIGUSR1, and then sends SIGUSR1 to the
-workers themselves, on every node, whatever the launcher does with signals.
+A script runs twice: once as the job, and on each node as `script node …`, started by the site's launcher. The node's
+part starts torchrun's agent with the stop signals ignored, so that neither the agent nor a launcher ends the workers in
+mid-step. It watches the clock and a stop file, which the job's part makes when the scheduler sends SIGTERM or SIGUSR1,
+and then sends SIGUSR1 to the workers themselves, on every node, whatever the launcher does with signals.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Iterable
 
 from credit_like.launch import scheduler
 from credit_like.launch.chain import FINISHED
-from credit_like.launch.plan import Plan
+from credit_like.launch.plan import Plan, count
 from credit_like.launch.resources import seconds
 from credit_like.schema.launch import SiteSection, placeholders
+
 
 def render(plan: Plan, site: SiteSection) -> dict[str, str]:
     """The script of a plan, by file name."""
@@ -46,12 +47,12 @@ def directives(plan: Plan, site: SiteSection) -> list[str]:
 
 def _title(plan: Plan) -> str:
     r = plan.resources
-    each = f"{r.gpus} GPUs" if r.gpus else f"{r.processes} CPU process{'es' * (r.processes > 1)}"
-    title = f"{plan.mode} of {plan.name} on {plan.site}: {r.nodes} nodes × {each} = {r.world} processes"
+    size = f"{count(r.nodes, 'node')} × {plan.each} = {count(r.world, 'process')}"
+    title = f"{plan.mode} of {plan.name} on {plan.site}: {size}"
     if plan.layout is not None:
         title += f" = data {plan.layout.data} × tensor {plan.layout.tensor} × domain {plan.layout.domain}"
     if plan.mode == "rollout":
-        title += f", {plan.array} jobs, {plan.shares} shares"
+        title += f"; {count(plan.array, 'job')}, {count(plan.shares, 'share')}"
     return title
 
 
@@ -80,11 +81,11 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
     yield [
         "# One node: torchrun's agent, and a watch that tells its workers when to stop.",
         "node() {",
-        '    local rank=$1 master=$2 port=$3 deadline=$4 stop=$5 agent watch status=0',
+        "    local rank=$1 master=$2 port=$3 deadline=$4 stop=$5 agent watch status=0",
         "    trap '' TERM USR1  # for the workers to take at the end of a step, not for the agent or this shell",
-        '    [[ $rank == launcher ]] && rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}}',
+        "    [[ $rank == launcher ]] && rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}}",
         *(
-            ['    export PATH=$CREDIT_LIKE_PATH LD_LIBRARY_PATH=$CREDIT_LIKE_LD_LIBRARY_PATH  # pbsdsh passes no environment']
+            ["    export PATH=$CREDIT_LIKE_PATH LD_LIBRARY_PATH=$CREDIT_LIKE_LD_LIBRARY_PATH  # pbsdsh passes none"]
             if site.launcher == "pbsdsh"
             else []
         ),
@@ -94,7 +95,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
         '        -m credit_like.cli train "$experiment" &',
         "    agent=$!",
         "    (",
-        '        until [[ -e $stop ]] || (( $(date +%s) >= deadline )); do sleep 1; done',
+        "        until [[ -e $stop ]] || (( $(date +%s) >= deadline )); do sleep 1; done",
         '        while true; do pkill -USR1 -P "$agent"; sleep 5; done',
         "    ) >/dev/null 2>&1 &",
         "    watch=$!",
@@ -122,7 +123,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
             []
             if site.launcher == "fork"
             else [
-                'if (( ${#hosts[@]} != nodes )); then',
+                "if (( ${#hosts[@]} != nodes )); then",
                 '    echo "expected $nodes nodes, got ${#hosts[@]}: ${hosts[*]}" >&2',
                 "    exit 1",
                 "fi",
@@ -143,11 +144,15 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
         "    while true; do",
         "        interrupted=no status=0",
         '        wait "$1" || status=$?',
-        "        [[ $interrupted == yes ]] || return \"$status\"",
+        '        [[ $interrupted == yes ]] || return "$status"',
         "    done",
         "}",
     ]
-    yield [*_launch(site, r.nodes), 'rm -f "$stop"', '"$python" -m credit_like.launch.chain end "$save_loc" train "$job" "$status"']
+    yield [
+        *_launch(site, r.nodes),
+        'rm -f "$stop"',
+        '"$python" -m credit_like.launch.chain end "$save_loc" train "$job" "$status"',
+    ]
 
 
 def _launch(site: SiteSection, nodes: int) -> list[str]:

@@ -7,13 +7,19 @@ from pathlib import Path
 
 from credit_like.launch.scheduler import ask
 
-_STATES = {"PENDING": "queued", "RUNNING": "running", "COMPLETING": "ending", "REQUEUED": "queued", "SUSPENDED": "suspended"}
+_STATES = {
+    "PENDING": "queued",
+    "RUNNING": "running",
+    "COMPLETING": "ending",
+    "REQUEUED": "queued",
+    "SUSPENDED": "suspended",
+}
 
 
 class Slurm:
     prefix = "#SBATCH"
-    programs = ("sbatch",)
-    job = "${SLURM_JOB_ID:?}"
+    programs: tuple[str, ...] = ("sbatch",)
+    job = "${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
     hosts = """mapfile -t hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?}")"""
     index = "${SLURM_ARRAY_TASK_ID:-${CREDIT_LIKE_INDEX:-0}}"
     extend = 'sbatch --parsable "--dependency=afterany:$job" "$script"'
@@ -43,7 +49,9 @@ class Slurm:
         """
         if not ids:
             return {}
-        ended = ask(["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", "--jobs", ",".join(ids)])
+        ended = ask(
+            ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State", "--jobs", ",".join(ids)]
+        )
         alive = ask(["squeue", "--noheader", "--states=all", "--format=%F|%T", "--jobs", ",".join(ids)])
         found: dict[str, list[str]] = {}
         for line in (ended or "").splitlines() + alive.splitlines():

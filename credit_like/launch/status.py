@@ -52,8 +52,8 @@ class RunStatus:
         rate = None if self.samples_per_second is None else f"{self.samples_per_second:.4g} samples/s"
         checkpoint = None if self.checkpoint is None else f"step {self.checkpoint}, {self.checkpoint_time}"
         facts = {
-            "run": self.save_loc, "state": self.state, "reason": self.reason, "step": self.step, "epoch": self.epoch, "loss": loss,
-            "validation loss": valid, "throughput": rate, "last checkpoint": checkpoint,
+            "run": self.save_loc, "state": self.state, "reason": self.reason, "step": self.step, "epoch": self.epoch,
+            "loss": loss, "validation loss": valid, "throughput": rate, "last checkpoint": checkpoint,
         }  # fmt: skip
         return [(name, str(value)) for name, value in facts.items() if value is not None]
 
@@ -66,10 +66,14 @@ def status(save_loc: Path) -> RunStatus:
     events = history(save_loc)
     told = run_status(save_loc)
     if not (events or told or (save_loc / "log.jsonl").exists()):
-        raise ValueError(f"expected the folder of a run (save_loc), got {save_loc}, which holds no status.json, log or jobs")
+        raise ValueError(
+            f"expected the folder of a run (save_loc), got {save_loc}, which holds no status.json, log or jobs"
+        )
     lines = _log_tail(save_loc / "log.jsonl")
-    step = next((line for line in reversed(lines) if "loss" in line), {})
-    valid = next((value for line in reversed(lines) for key, value in line.items() if key in ("valid_loss", "val_loss")), None)
+    step: Event = next((line for line in reversed(lines) if "loss" in line), {})
+    valid = next(
+        (value for line in reversed(lines) for key, value in line.items() if key in ("valid_loss", "val_loss")), None
+    )
     checkpoint = newest_checkpoint(save_loc)
     folder = save_loc / "checkpoints" / f"step-{checkpoint}"
     return RunStatus(

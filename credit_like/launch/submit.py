@@ -1,4 +1,4 @@
-"""From a login node to queued jobs: check, plan, write the script, hand it to the scheduler. An error changes nothing."""
+"""From a login node to queued jobs: check, plan, write the script, submit it. An error changes nothing."""
 
 from __future__ import annotations
 
@@ -19,16 +19,40 @@ from credit_like.launch.plan import Chain, Plan, plan_jobs
 from credit_like.launch.resources import Options, seconds
 from credit_like.launch.scheduler import Scheduler
 from credit_like.launch.script import render
+from credit_like.registry import did_you_mean
 from credit_like.schema.checks import section_findings, world_of
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
-from credit_like.schema.launch import Mode, SiteSection
+from credit_like.schema.launch import MODES, Mode, SiteSection
 from credit_like.schema.load import load_experiment, load_located
 
 log = logging.getLogger(__name__)
 
 Check = Callable[[Path, Sequence[str], int | None], object]
-"""The experiment's own checks: a file, overrides and the world size (None = not a training); raises for what it finds."""
+"""The experiment's own checks of a file, overrides and the world size (None = not a training)."""
+
+
+def mode_of(text: str) -> Mode:
+    """A mode by name.
+
+    Raises ValueError for any other.
+    """
+    for mode in MODES:
+        if mode == text:
+            return mode
+    raise ValueError(f"expected --mode {', '.join(MODES)}, got {text!r}{did_you_mean(text, list(MODES))}")
+
+
+def chain_of(text: str) -> Chain:
+    """`auto` or a number of jobs.
+
+    Raises ValueError for anything else.
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"expected --chain auto or a number of jobs from 1, got {text!r}")
+    return int(text)
 
 
 def check_sections(file: Path, overrides: Sequence[str], world: int | None) -> None:
@@ -55,7 +79,7 @@ def submit(
     force: bool = False,
     check: Check = check_sections,
 ) -> Plan:
-    """Plan the jobs of a mode and, unless `dry_run`, write their files and submit them; with site `local`, run them here.
+    """Plan the jobs of a mode and, unless `dry_run`, write their files and submit them; at site `local`, run them here.
 
     `after` are jobs to wait for. `force` submits although the outputs exist or jobs of the run are still queued.
     The plan comes back with the script's text and the ids of the jobs.
@@ -106,18 +130,26 @@ def _state_of_run(plan: Plan, dialect: Scheduler, force: bool) -> tuple[str, ...
     if active := active_jobs(plan.save_loc, dialect):
         found = ", ".join(f"{job} ({state})" for job, state in active.items())
         if not (force or plan.after):
-            raise ValueError(f"expected no job of this run in the queue, got {found}, wait, cancel them, or add --force")
+            raise ValueError(
+                f"expected no job of this run in the queue, got {found}, wait, cancel them, or add --force"
+            )
         notes.append(f"jobs of this run are in the queue: {found}")
     checkpoint = newest_checkpoint(plan.save_loc)
     if plan.mode == "train":
         if status.get("state") == "finished" and not force:
-            raise ValueError(f"expected a run to be continued, got {plan.save_loc} finished at step {status.get('step')}, {again}")
+            raise ValueError(
+                f"expected a run to be continued, got {plan.save_loc} finished at step {status.get('step')}, {again}"
+            )
         if checkpoint >= 0:
             notes.append(f"continues at step {checkpoint}")
     elif plan.mode == "rollout" and checkpoint < 0 and not plan.after:
-        raise ValueError(f"expected a checkpoint in {plan.save_loc}, got none, train first, or say which job to wait for (--after)")
+        raise ValueError(
+            f"expected a checkpoint in {plan.save_loc}, got none, train first, or say which job to wait for (--after)"
+        )
     elif plan.mode == "evaluate" and not plan.after and not _filled(plan.save_loc / "forecasts"):
-        raise ValueError(f"expected forecasts in {plan.save_loc}, got none, roll out first, or say which job to wait for (--after)")
+        raise ValueError(
+            f"expected forecasts in {plan.save_loc}, got none, roll out first, or say which job to wait for (--after)"
+        )
     elif plan.mode == "preprocess" and (plan.save_loc / "statistics.nc").exists() and not force:
         raise ValueError(f"expected no statistics yet, got {plan.save_loc / 'statistics.nc'}, {again}")
     if plan.mode == "rollout" and _filled(plan.save_loc / "forecasts"):
@@ -134,12 +166,14 @@ def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:
     for program in dialect.programs:
         if shutil.which(program) is None:
             raise ValueError(
-                f"expected {program} on the PATH to submit to {plan.site}, got none, do this on a login node of {plan.site} "
+                f"expected {program} on the PATH to submit to {plan.site}, got none, do this on a login node "
                 "or add --dry-run"
             )
     for package in ("torch", "credit_like"):
         if importlib.util.find_spec(package) is None:
-            raise ValueError(f"expected {package} in the environment of {plan.python}, got none, activate the right one")
+            raise ValueError(
+                f"expected {package} in the environment of {plan.python}, got none, activate the right one"
+            )
     parent = next(folder for folder in (plan.save_loc, *plan.save_loc.parents) if folder.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ValueError(f"expected a save_loc that can be written, got {plan.save_loc} below {parent}, change it")
@@ -158,7 +192,11 @@ def _queue(plan: Plan, dialect: Scheduler, site: SiteSection) -> tuple[str, ...]
         if not ids:
             raise
         done = subprocess.run(dialect.cancel(ids), capture_output=True, text=True, check=False)
-        left = f"{', '.join(ids)} could not be cancelled: {done.stderr.strip()}" if done.returncode else "the jobs before it are cancelled"
+        left = (
+            f"{', '.join(ids)} could not be cancelled: {done.stderr.strip()}"
+            if done.returncode
+            else "the jobs before it are cancelled"
+        )
         raise ValueError(f"{error}; {left}") from None
     return tuple(ids)
 

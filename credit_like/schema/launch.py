@@ -18,8 +18,8 @@ PLACEHOLDERS = (
     "job", "account", "queue", "walltime", "stop_before", "logs",
     "nodes", "processes", "gpus", "cpus", "memory_gb", "total_gpus", "total_cpus", "total_memory_gb",
 )  # fmt: skip
-"""What a directive may hold in braces, besides the site's own fields. `gpus`, `cpus`, `memory_gb` and `processes` are per
-node; `walltime` is HH:MM:SS, `stop_before` seconds, `logs` a folder."""
+"""What a directive may hold in braces, besides the site's own fields. `gpus`, `cpus`, `memory_gb` and `processes` are
+per node; `walltime` is HH:MM:SS, `stop_before` seconds, `logs` a folder."""
 
 ShellName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -66,9 +66,9 @@ class SiteSection(Section):
     directives: tuple[str, ...] = ()
     """Lines for the scheduler, without `#PBS` or `#SBATCH`. One that holds a value nobody gave is left out."""
     nodes: dict[str, NodeKind] = Field(default_factory=lambda: {"this": NodeKind(gpus=None)}, min_length=1)
-    queues: dict[str, Queue] = {}
+    queues: dict[str, Queue] = Field(default_factory=dict)
     """Nothing = any queue, without limits."""
-    fields: dict[str, SiteField] = {}
+    fields: dict[str, SiteField] = Field(default_factory=dict)
     arrays: bool = True
     """Whether the scheduler takes arrays of jobs; else each is submitted alone."""
     submit_from_jobs: bool = True
@@ -79,7 +79,7 @@ class SiteSection(Section):
     """Arguments of `module`, one call each: `purge`, `load cuda/12.2`."""
     setup: tuple[str, ...] = ()
     """Lines of bash that run on every node before the work, after the modules."""
-    environment: dict[ShellName, str] = {}
+    environment: dict[ShellName, str] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -148,11 +148,11 @@ class PbsSection(Request):
     processes: int | None = Field(default=None, ge=1)
     """Processes per node of a CPU run; one per GPU otherwise."""
     walltime: Duration = Field(default="01:00:00")  # type: ignore[assignment]
-    fields: dict[str, str] = {}
+    fields: dict[str, str] = Field(default_factory=dict)
     """Values of the site's own fields (`storage: gdata/xy12+scratch/xy12`)."""
     setup: tuple[str, ...] = ()
     """Lines of bash after the site's own, such as the activation of an environment."""
-    environment: dict[ShellName, str] = {}
+    environment: dict[ShellName, str] = Field(default_factory=dict)
     preprocess: Request = Field(default_factory=Request)
     rollout: Request = Field(default_factory=Request)
     """`nodes` is the number of jobs of one node that share the initial times."""

@@ -25,7 +25,9 @@ def read(name: str) -> dict[str, Any]:
     """
     known = profiles()
     if name not in known:
-        raise ValueError(f"expected a site, one of {', '.join(sorted(known))}, got {name!r}{did_you_mean(name, sorted(known))}")
+        raise ValueError(
+            f"expected a site, one of {', '.join(sorted(known))}, got {name!r}{did_you_mean(name, sorted(known))}"
+        )
     content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("site"), dict):
         raise ValueError(f"expected a mapping under `site:` in {known[name]}, got {type(content).__name__}")

@@ -1,0 +1,46 @@
+"""Plans and statuses on a terminal, or as plain lines elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from credit_like.launch.plan import Plan
+from credit_like.launch.status import status
+
+
+def print_plan(plan: Plan, script: bool = True) -> None:
+    """The plan as a table, and the script it submits."""
+    console = Console(soft_wrap=True)
+    console.print(_facts("", plan.describe()))
+    for name, text in plan.scripts.items() if script else ():
+        console.rule(name)
+        console.print(
+            Syntax(text, "bash", word_wrap=True) if console.is_terminal else text, markup=False, highlight=False
+        )
+
+
+def print_status(save_loc: Path) -> int:
+    """The run's facts and its jobs; 1 for a run that failed.
+
+    Raises ValueError where there is no run.
+    """
+    run = status(save_loc)
+    console = Console(soft_wrap=True)
+    console.print(_facts("", run.rows()))
+    if run.jobs:
+        table = Table("job", "mode", "state", "began", "ended", "step", box=None, pad_edge=False)
+        for job in run.jobs:
+            table.add_row(job.job, job.mode, job.state, job.began, job.ended, "" if job.step is None else str(job.step))
+        console.print(table)
+    return 1 if run.state == "failed" else 0
+
+
+def _facts(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(title=title or None, show_header=False, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
