@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +79,7 @@ def submit(
     dry_run: bool = False,
     force: bool = False,
     check: Check = check_sections,
+    python: str = sys.executable,
 ) -> Plan:
     """Plan the jobs of a mode and, unless `dry_run`, write their files and submit them; at site `local`, run them here.
 
@@ -89,7 +91,7 @@ def submit(
         overrides = (*overrides, f"site={json.dumps(site)}")
     experiment = load_experiment(file, overrides)
     profile = experiment.site or SiteSection()
-    plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after))
+    plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after), python=python)
     check(file, overrides, plan.resources.world if mode == "train" else None)
     dialect = scheduler.of(profile)
     plan = replace(plan, scripts=render(plan, profile), notes=_state_of_run(plan, dialect, force))

@@ -1,0 +1,40 @@
+#!/bin/bash
+#PBS -N rollout-era5-1deg
+#PBS -A NAML0001
+#PBS -q casper@casper-pbs
+#PBS -l walltime=24:00:00
+#PBS -l place=scatter
+#PBS -j oe
+#PBS -k eod
+#PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
+#PBS -l select=1:ncpus=16:ngpus=2:mem=256GB:gpu_type=a100_80gb
+#PBS -J 0-2
+
+# rollout of era5-1deg on casper: 1 node × 2 GPUs = 2 processes; 3 jobs, 6 shares
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+per_node=2
+shares=6
+
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${PBS_JOBID:?}"
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"
+index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
+IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1}"
+
+pids=()
+for (( k = 0; k < per_node; k++ )); do
+    share=$((index * per_node + k + 1))
+    (( share <= shares )) || break
+    CUDA_VISIBLE_DEVICES=${devices[k]:?} "$python" -m credit_like.cli rollout "$experiment" --share "$share/$shares" &
+    pids+=($!)
+done
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+"$python" -m credit_like.launch.chain end "$save_loc" rollout "$job" "$status"

@@ -1,0 +1,85 @@
+#!/bin/bash
+#PBS -N train-era5-1deg
+#PBS -A NAML0001
+#PBS -q casper@casper-pbs
+#PBS -l walltime=24:00:00
+#PBS -l place=scatter
+#PBS -j oe
+#PBS -k eod
+#PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
+#PBS -l select=1:ncpus=16:ngpus=2:mem=256GB:gpu_type=a100_80gb
+
+# train of era5-1deg on casper: 1 node × 2 GPUs = 2 processes = data 2 × tensor 1 × domain 1
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+script=/scratch/me/runs/era5-1deg/jobs/train.sh
+nodes=1
+per_node=2
+walltime=86400
+stop_before=300
+
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+# One node: torchrun's agent, and a watch that tells its workers when to stop.
+node() {
+    local rank=$1 master=$2 port=$3 deadline=$4 stop=$5 agent watch status=0
+    trap '' TERM USR1  # for the workers to take at the end of a step, not for the agent or this shell
+    [[ $rank == launcher ]] && rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}}
+    export CREDIT_LIKE_DEADLINE=$deadline
+    "$python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --node-rank="$rank" \
+        --master-addr="$master" --master-port="$port" --signals-to-handle=SIGINT \
+        -m credit_like.cli train "$experiment" &
+    agent=$!
+    (
+        until [[ -e $stop ]] || (( $(date +%s) >= deadline )); do sleep 1; done
+        while true; do pkill -USR1 -P "$agent"; sleep 5; done
+    ) >/dev/null 2>&1 &
+    watch=$!
+    wait "$agent" || status=$?
+    { kill -KILL "$watch"; wait "$watch"; } 2>/dev/null
+    return "$status"
+}
+if [[ ${1:-} == node ]]; then node "${@:2}"; exit $?; fi
+
+# The job: is there anything left to do?
+job="${PBS_JOBID:?}"
+started=$(date +%s)
+"$python" -m credit_like.launch.chain begin "$save_loc" train "$job"
+case $? in 0) ;; 3) exit 0 ;; *) exit 1 ;; esac
+
+# The next job waits for the end of this one, however it comes.
+"$python" -m credit_like.launch.chain extend "$save_loc" train "$job" -- qsub -W "depend=afterany:$job" "$script"
+
+mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")
+if (( ${#hosts[@]} != nodes )); then
+    echo "expected $nodes nodes, got ${#hosts[@]}: ${hosts[*]}" >&2
+    exit 1
+fi
+digits=${job%%[!0-9]*}
+port=$((20000 + 10#${digits:-$$} % 20000))
+deadline=$((started + walltime - stop_before))
+stop=$save_loc/jobs/stop.$job
+rm -f "$stop"
+interrupted=no
+trap 'interrupted=yes; touch "$stop"' TERM USR1
+
+# Wait for a child through any number of signals; its exit status.
+await() {
+    local status
+    while true; do
+        interrupted=no status=0
+        wait "$1" || status=$?
+        [[ $interrupted == yes ]] || return "$status"
+    done
+}
+
+( trap '' TERM USR1; exec bash "$script" node 0 "${hosts[0]}" "$port" "$deadline" "$stop" ) &
+status=0
+await $! || status=$?
+rm -f "$stop"
+"$python" -m credit_like.launch.chain end "$save_loc" train "$job" "$status"

@@ -1,0 +1,28 @@
+#!/bin/bash
+#PBS -N preprocess-era5-1deg
+#PBS -A NAML0001
+#PBS -q main
+#PBS -l walltime=12:00:00
+#PBS -j oe
+#PBS -k eod
+#PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
+#PBS -l select=1:ncpus=128:mem=235GB
+
+# preprocess of era5-1deg on derecho: 1 node × 1 CPU process = 1 process
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/preprocess.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+
+export NCCL_SOCKET_IFNAME=hsn
+export FI_CXI_DISABLE_HOST_REGISTER=1
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${PBS_JOBID:?}"
+"$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job"
+status=0
+"$python" -m credit_like.cli preprocess "$experiment" || status=$?
+"$python" -m credit_like.launch.chain end "$save_loc" preprocess "$job" "$status"

@@ -1,0 +1,30 @@
+#!/bin/bash
+#PBS -N evaluate-era5-1deg
+#PBS -P xy12
+#PBS -q normal
+#PBS -l walltime=48:00:00
+#PBS -l jobfs=100GB
+#PBS -l storage=gdata/xy12+scratch/xy12
+#PBS -l wd
+#PBS -j oe
+#PBS -k oed
+#PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
+#PBS -l ncpus=48
+#PBS -l mem=190GB
+
+# evaluate of era5-1deg on gadi: 1 node × 1 CPU process = 1 process
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${PBS_JOBID:?}"
+"$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job"
+status=0
+"$python" -m credit_like.cli evaluate "$experiment" || status=$?
+"$python" -m credit_like.launch.chain end "$save_loc" evaluate "$job" "$status"

@@ -1,0 +1,43 @@
+#!/bin/bash
+#PBS -N rollout-era5-1deg
+#PBS -P xy12
+#PBS -q gpuvolta
+#PBS -l walltime=48:00:00
+#PBS -l jobfs=100GB
+#PBS -l storage=gdata/xy12+scratch/xy12
+#PBS -l wd
+#PBS -j oe
+#PBS -k oed
+#PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
+#PBS -l ncpus=48
+#PBS -l ngpus=4
+#PBS -l mem=380GB
+
+# rollout of era5-1deg on gadi: 1 node × 4 GPUs = 4 processes; 3 jobs, 12 shares
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+per_node=4
+shares=12
+
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${PBS_JOBID:?}"
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"
+index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
+IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
+
+pids=()
+for (( k = 0; k < per_node; k++ )); do
+    share=$((index * per_node + k + 1))
+    (( share <= shares )) || break
+    CUDA_VISIBLE_DEVICES=${devices[k]:?} "$python" -m credit_like.cli rollout "$experiment" --share "$share/$shares" &
+    pids+=($!)
+done
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+"$python" -m credit_like.launch.chain end "$save_loc" rollout "$job" "$status"

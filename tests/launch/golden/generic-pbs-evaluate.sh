@@ -1,0 +1,24 @@
+#!/bin/bash
+#PBS -N evaluate-era5-1deg
+#PBS -l walltime=06:00:00
+#PBS -l place=scatter
+#PBS -j oe
+#PBS -k oed
+#PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
+#PBS -l select=1:ncpus=32:mem=128GB
+
+# evaluate of era5-1deg on generic-pbs: 1 node × 1 CPU process = 1 process
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${PBS_JOBID:?}"
+"$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job"
+status=0
+"$python" -m credit_like.cli evaluate "$experiment" || status=$?
+"$python" -m credit_like.launch.chain end "$save_loc" evaluate "$job" "$status"

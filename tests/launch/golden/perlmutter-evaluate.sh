@@ -1,0 +1,31 @@
+#!/bin/bash
+#SBATCH --job-name=evaluate-era5-1deg
+#SBATCH --account=m1234_g
+#SBATCH --qos=regular
+#SBATCH --time=12:00:00
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/scratch/me/runs/era5-1deg/jobs/logs/%x-%j.log
+#SBATCH --constraint=cpu
+#SBATCH --cpus-per-task=256
+
+# evaluate of era5-1deg on perlmutter: 1 node × 1 CPU process = 1 process
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+
+export NCCL_SOCKET_IFNAME=hsn
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+"$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job"
+status=0
+"$python" -m credit_like.cli evaluate "$experiment" || status=$?
+"$python" -m credit_like.launch.chain end "$save_loc" evaluate "$job" "$status"

@@ -1,0 +1,45 @@
+#!/bin/bash
+#SBATCH --job-name=rollout-era5-1deg
+#SBATCH --account=m1234_g
+#SBATCH --qos=regular
+#SBATCH --time=12:00:00
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --signal=B:USR1@300
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/scratch/me/runs/era5-1deg/jobs/logs/%x-%j.log
+#SBATCH --constraint=gpu
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=128
+#SBATCH --array=0-2
+
+# rollout of era5-1deg on perlmutter: 1 node × 4 GPUs = 4 processes; 3 jobs, 12 shares
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+per_node=4
+shares=12
+
+export NCCL_SOCKET_IFNAME=hsn
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"
+index=${SLURM_ARRAY_TASK_ID:-${CREDIT_LIKE_INDEX:-0}}
+IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
+
+pids=()
+for (( k = 0; k < per_node; k++ )); do
+    share=$((index * per_node + k + 1))
+    (( share <= shares )) || break
+    CUDA_VISIBLE_DEVICES=${devices[k]:?} "$python" -m credit_like.cli rollout "$experiment" --share "$share/$shares" &
+    pids+=($!)
+done
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+"$python" -m credit_like.launch.chain end "$save_loc" rollout "$job" "$status"

