@@ -1,0 +1,131 @@
+"""The embedded dataset: weather integrated on the spot by `credit_like.data.shallow_water`, with nothing to download.
+
+Six-hourly, on a Gaussian grid, latitude north to south: wind and height of the free surface in two layers (level 1 is
+the upper one), column water, precipitation over the preceding six hours, and the ground. It is the same to the last bit
+whenever it is made again on the same machine, and is kept in a cache folder, one zarr store per configuration.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from credit_like.schema.base import Section
+
+if TYPE_CHECKING:
+    import xarray
+
+    from credit_like.variables import Variable
+
+HOURS = 6
+SPIN_UP_STEPS = 200  # 50 days, after which the storms are at full strength
+CHUNK_STEPS = 8
+LAND_ABOVE = 150.0  # m
+
+# dimensions, units, standard name, long name
+VARIABLES: dict[str, tuple[str, str, str | None, str]] = {
+    "u": ("time level", "m s-1", "eastward_wind", "eastward wind"),
+    "v": ("time level", "m s-1", "northward_wind", "northward wind"),
+    "height": ("time level", "m", "geopotential_height", "height of the free surface that exerts the layer's pressure"),
+    "column_water": ("time", "kg m-2", "atmosphere_mass_content_of_water_vapor", "column water"),
+    "precipitation": ("time", "kg m-2", "precipitation_amount", "precipitation over the preceding six hours"),
+    "orography": ("", "m", "surface_altitude", "height of the ground"),
+    "land_sea_mask": ("", "1", "land_binary_mask", "1 on land, 0 at sea"),
+}
+
+
+class Config(Section):
+    """The embedded dataset: its grid, its length and its first weather."""
+
+    type: Literal["synthetic"] = "synthetic"
+    longitudes: int = Field(default=64, ge=32, le=512)
+    latitudes: int = Field(default=32, ge=16, le=256)
+    steps: int = Field(default=40, ge=1)
+    seed: int = Field(default=0, ge=0)
+    start: dt.date = dt.date(2000, 1, 1)
+
+    @model_validator(mode="after")
+    def _two_to_one(self) -> Config:
+        if self.longitudes != 2 * self.latitudes or self.latitudes % 2:
+            raise ValueError(
+                f"expected an even number of latitudes and twice as many longitudes, got latitudes {self.latitudes} "
+                f"and longitudes {self.longitudes}; change longitudes to {2 * self.latitudes}"
+            )
+        return self
+
+
+def open_dataset(config: Config, variables: Sequence[Variable] = ()) -> xarray.Dataset:
+    """The whole dataset, lazily read, made now if the cache has none; which `variables` are wanted makes no difference.
+
+    Dims time, level, latitude (north to south), longitude; float32; units and names in the attributes.
+    """
+    import xarray
+
+    path = cache_path(config)
+    if not path.exists():
+        _store(generate(config), path)
+    return xarray.open_zarr(path, chunks=None, consolidated=False)[list(VARIABLES)]
+
+
+def cache_path(config: Config) -> Path:
+    """The store of this configuration, as made by this version of the code."""
+    root = os.environ.get("CREDIT_LIKE_CACHE") or Path.home() / ".cache" / "credit_like"
+    here = Path(__file__)
+    code = here.read_bytes() + (here.parent.parent / "shallow_water.py").read_bytes()
+    key = hashlib.sha256(config.model_dump_json().encode() + code).hexdigest()[:16]
+    return Path(root) / f"synthetic-{config.longitudes}x{config.latitudes}-{config.steps}-{key}.zarr"
+
+
+def generate(config: Config) -> xarray.Dataset:
+    """Integrate the dataset in memory."""
+    import xarray
+
+    from credit_like.data import shallow_water
+
+    sphere = shallow_water.Sphere(config.longitudes, config.latitudes)
+    fields = shallow_water.simulate(sphere, HOURS * 3600.0, config.steps, SPIN_UP_STEPS, config.seed)
+    fields["land_sea_mask"] = np.where(fields["orography"] > LAND_ABOVE, 1.0, 0.0)
+    start = np.datetime64(config.start, "ns")
+    dataset = xarray.Dataset(
+        coords={
+            "time": start + np.arange(config.steps) * np.timedelta64(HOURS, "h"),
+            "level": ("level", [1, 2], {"long_name": "layer, numbered from the top", "units": "1"}),
+            "latitude": ("latitude", np.rad2deg(sphere.latitude), _axis("latitude", "degrees_north")),
+            "longitude": ("longitude", np.rad2deg(sphere.longitude), _axis("longitude", "degrees_east")),
+        },
+        attrs={"Conventions": "CF-1.11", "title": "Embedded two-layer shallow-water weather"},
+    )
+    for name, (dims, units, standard_name, long_name) in VARIABLES.items():
+        attrs = {"units": units, "standard_name": standard_name, "long_name": long_name}
+        dataset[name] = ((*dims.split(), "latitude", "longitude"), fields[name].astype("float32"), attrs)
+    return dataset
+
+
+def _axis(name: str, units: str) -> dict[str, str]:
+    return {"units": units, "standard_name": name, "long_name": name}
+
+
+def _store(dataset: xarray.Dataset, path: Path) -> None:
+    """Write under another name, then rename: readers see all or nothing, and of several makers the first one wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        chunks = {name: (CHUNK_STEPS, *v.shape[1:]) if "time" in v.dims else v.shape for name, v in dataset.items()}
+        encoding = {str(name): {"chunks": shape, "compressors": None} for name, shape in chunks.items()}
+        dataset.to_zarr(draft, mode="w", zarr_format=3, consolidated=False, encoding=encoding)
+        try:
+            draft.rename(path)
+        except OSError:
+            if not path.exists():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
