@@ -86,6 +86,8 @@ class TrainerSection(Section):
     epochs: int = Field(default=1, ge=1)
     batches_per_epoch: int = Field(default=0, ge=0)
     """Optimiser steps in an epoch; 0 = as many as the samples give."""
+    valid_every: int = Field(default=0, ge=0)
+    """Validate after every so many optimiser steps too, not only at the end of each epoch; 0 = only then."""
     valid_batches: int = Field(default=0, ge=0)
     """Validation samples are taken in order; 0 = all, n = the first n global batches."""
     amp: bool = False

@@ -1,0 +1,50 @@
+"""Files that are either there in full or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+_BLOCK = 1 << 22
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to the disk; a rename is only durable after this."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a new file and flush it to the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file such that a reader, or a crash, sees the old content or the new, never a mixture."""
+    beside = path.with_name(f".{path.name}.tmp")
+    write_bytes(beside, content)
+    beside.replace(path)
+    sync_folder(path.parent)
+
+
+def to_json(value: Any) -> bytes:
+    """The one way that this value is written: sorted keys, no NaN, a newline at the end."""
+    return json.dumps(value, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, as `sha256sum` prints it."""
+    sha = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            sha.update(block)
+    return sha.hexdigest()

@@ -1,0 +1,69 @@
+"""One process at a time in a run folder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from credit_like.checkpoint.errors import Locked
+
+_held: set[Path] = set()
+
+
+class RunLock:
+    """Holds `folder/.lock` while open; the kernel lets go when its owner dies, however it dies.
+
+    A POSIX record lock: not inherited by the loader's worker processes, which may outlive a killed trainer by seconds,
+    and known to NFS and Lustre across nodes. Such locks do not exclude the same process, hence `_held`.
+
+    `patience` (seconds) bounds the wait for an owner that is about to end. Raises Locked, which names the owner.
+    """
+
+    def __init__(self, folder: Path, patience: float = 0.0) -> None:
+        self.path = folder.resolve() / ".lock"
+        self.patience = patience
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> RunLock:
+        if self.path in _held:
+            raise Locked(f"{self.path.parent} is in use by this very process")
+        file = self.path.open("a+")
+        deadline = time.monotonic() + self.patience
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except (BlockingIOError, PermissionError) as error:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    owner = file.read().strip() or "an unknown process"
+                    file.close()
+                    raise Locked(
+                        f"{self.path.parent} is in use by {owner}; wait for it to end or change save_loc"
+                    ) from error
+                time.sleep(0.1)
+        _held.add(self.path)
+        self._file = file
+        note: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid()}
+        note |= {key: os.environ[key] for key in ("PBS_JOBID", "SLURM_JOB_ID") if key in os.environ}
+        # Only a note for whoever is refused: a disk too full for it must not stop the run here.
+        with contextlib.suppress(OSError):
+            file.truncate(0)
+            file.write(json.dumps(note))
+            file.flush()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._file is not None
+        self._file.close()
+        self._file = None
+        _held.discard(self.path)

@@ -1,0 +1,368 @@
+"""Saves that are there in full or not at all, and the newest of them that is intact.
+
+A save goes through three phases, none of which waits on the disk in the training step:
+
+1. stage: every rank copies its pieces to host buffers, in stream order, so the next update cannot overtake the copy;
+2. write: a thread per rank writes its file in `.step-<n>.tmp` beside the checkpoints and flushes it;
+3. commit: when `poll`, called by all ranks at the same step boundary, finds that all have written, a thread of the main
+   rank writes the manifest, flushes, and renames the folder to `step-<n>`.
+
+Threads touch files only; agreement between ranks takes place in `poll` and `wait`, in the training thread, so no
+collective can cross another. A crash at any instant leaves either no `step-<n>` or a complete one: what a crash leaves
+behind is removed by `recover` at the next start, or finished where all of it had already been flushed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from credit_like.checkpoint import shards
+from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed
+from credit_like.checkpoint.files import sync_folder, to_json, write_bytes
+from credit_like.checkpoint.format import (
+    FORMAT,
+    MANIFEST,
+    Piece,
+    Reader,
+    check_file,
+    read_manifest,
+    seal,
+    table,
+    write_tensors,
+)
+from credit_like.parallel.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+_STEP = re.compile(r"step-(\d+)")
+_DONE, _BUSY, _FAILED = 0, 1, 2
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint whose manifest is intact."""
+
+    folder: Path
+    manifest: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path) -> Checkpoint:
+        """Raises DamagedCheckpoint, ValueError as `read_manifest` does."""
+        return cls(folder, read_manifest(folder))
+
+    @property
+    def step(self) -> int:
+        return int(self.manifest["step"])
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What was saved beside the tensors."""
+        meta: dict[str, Any] = self.manifest["meta"]
+        return meta
+
+    @property
+    def score(self) -> float | None:
+        """The validation loss at this step, if it was known."""
+        return self.manifest["score"]
+
+    @property
+    def bytes(self) -> int:
+        return sum(entry["bytes"] for entry in self.manifest["files"].values())
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names of the tensors that start with `prefix`."""
+        return sorted(name for name in self.manifest["tensors"] if name.startswith(prefix))
+
+    def verify(self, share: int = 0, of: int = 1) -> None:
+        """Check size and checksum of every `of`-th file from `share` on. Raises DamagedCheckpoint naming the file."""
+        for name, entry in sorted(self.manifest["files"].items())[share::of]:
+            check_file(self.folder, name, entry)
+
+    def read(self, name: str) -> Tensor:
+        """A whole tensor on the host."""
+        return Reader(self.folder, self.manifest).read(name)
+
+    def load(self, pieces: Mapping[str, Piece], prefixes: tuple[str, ...] = ()) -> None:
+        """Fill every piece with its saved values, whatever the layout that saved them.
+
+        Raises ValueError where a piece was not saved, or a saved tensor under one of `prefixes` is not asked for.
+        """
+        saved = set(self.manifest["tensors"])
+        unknown = sorted(name for name in saved - set(pieces) if name.startswith(prefixes)) if prefixes else []
+        missing = sorted(set(pieces) - saved)
+        if missing or unknown:
+            parts = [
+                f"{len(names)} {what} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+                for what, names in (("missing from it", missing), ("not in the model", unknown))
+                if names
+            ]
+            raise ValueError(
+                f"{self.folder}: expected the tensors of this experiment's model and optimiser, "
+                f"got {' and '.join(parts)}; "
+                "the experiment differs from the checkpoint's"
+            )
+        reader = Reader(self.folder, self.manifest)
+        with torch.no_grad():
+            for name, piece in pieces.items():
+                if piece.local.numel():
+                    reader.fill(name, piece)
+
+
+@dataclass
+class _Save:
+    """A save in flight."""
+
+    step: int
+    folder: Path
+    thread: threading.Thread
+    committing: bool = False
+    error: BaseException | None = None
+
+
+@dataclass
+class CheckpointManager:
+    """The checkpoints of one run in `folder`; every method is called by all ranks together.
+
+    `keep`: how many of the newest to keep, beside the one with the best score. `before_commit` runs in the committing
+    thread of the main rank (to flush what must not be older than the checkpoint).
+    """
+
+    folder: Path
+    keep: int = 3
+    asynchronous: bool = True
+    runtime: Runtime = field(default_factory=Runtime)
+    before_commit: Callable[[], None] | None = None
+    _plan: list[dict[str, Any]] | None = None
+    _buffers: dict[str, Tensor] = field(default_factory=dict)
+    _save: _Save | None = None
+
+    # ---- saving ------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int, pieces: Mapping[str, Piece], meta: Mapping[str, Any], score: float | None = None) -> None:
+        """Start to save; an earlier save is waited for. Synchronous unless `asynchronous`.
+
+        `meta` is plain JSON data. Raises SaveFailed, of this save or the earlier one, on all ranks.
+        """
+        self.wait()
+        if self._plan is None:
+            self._plan = shards.share_out(pieces)
+        body = {"format": FORMAT, "step": step, "score": score, "meta": json.loads(json.dumps(meta, allow_nan=False))}
+        ready = self._stage(pieces)
+        folder = self.folder / f".step-{step}.tmp"
+        failed = self._attempt(lambda: self._prepare(folder)) if self.runtime.is_main else None
+        if self.runtime.agree(_FAILED if failed else _DONE):
+            raise SaveFailed(
+                f"could not save step {step}: {failed or 'the main rank could not make the folder'}"
+            ) from failed
+        self._save = _Save(step, folder, threading.Thread())
+        self._save.thread = self._run(lambda: self._write(folder, ready, body))
+        if not self.asynchronous:
+            self.wait()
+
+    @property
+    def in_flight(self) -> bool:
+        return self._save is not None
+
+    def poll(self) -> None:
+        """Move a save in flight on by one phase if all ranks are ready for it. Raises SaveFailed on all ranks."""
+        if self._save is None:
+            return
+        save = self._save
+        code = _BUSY if save.thread.is_alive() else (_FAILED if save.error else _DONE)
+        agreed = self.runtime.agree(code)
+        if agreed == _BUSY:
+            return
+        if agreed == _FAILED:
+            save.thread.join()
+            self.runtime.barrier()
+            self._save = None
+            if self.runtime.is_main:
+                shutil.rmtree(save.folder, ignore_errors=True)
+            raise SaveFailed(f"could not save step {save.step}: {save.error or 'another rank failed'}") from save.error
+        if save.committing:
+            self._save = None
+            return
+        save.committing = True
+        if self.runtime.is_main:
+            save.thread = self._run(lambda: self._commit(save))
+
+    def wait(self) -> None:
+        """Return when no save is in flight. Raises SaveFailed on all ranks."""
+        while self._save is not None:
+            self._save.thread.join()
+            self.poll()
+
+    def _run(self, work: Callable[[], None]) -> threading.Thread:
+        """Do the work in a thread that leaves its error in the save."""
+        save = self._save
+        assert save is not None
+
+        def body() -> None:
+            # What `_attempt` does not expect ends the thread with a traceback, and must not pass for success.
+            save.error = SaveFailed("the writing thread died")
+            save.error = self._attempt(work)
+
+        # Not a daemon: an interpreter that exits must not cut a write short.
+        thread = threading.Thread(target=body, name=f"checkpoint-{save.step}")
+        thread.start()
+        return thread
+
+    @staticmethod
+    def _attempt(work: Callable[[], None]) -> BaseException | None:
+        try:
+            work()
+        except (OSError, RuntimeError, ValueError, MemoryError) as error:
+            return error
+        return None
+
+    def _prepare(self, folder: Path) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir()
+
+    def _stage(self, pieces: Mapping[str, Piece]) -> Callable[[], dict[str, Tensor]]:
+        """Copy what this rank writes to host buffers; the result waits for the copies and gives the buffers."""
+        assert self._plan is not None
+        mine = self._plan[self.runtime.rank]
+        event = None
+        for name in mine:
+            source = pieces[name].local
+            if name not in self._buffers or self._buffers[name].shape != source.shape:
+                pinned = source.device.type == "cuda"
+                self._buffers[name] = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+            self._buffers[name].copy_(source, non_blocking=True)
+            if source.device.type == "cuda" and event is None:
+                event = torch.cuda.Event()
+        if event is not None:
+            event.record()
+
+        def ready() -> dict[str, Tensor]:
+            if event is not None:
+                event.synchronize()
+            return {name: self._buffers[name] for name in mine}
+
+        return ready
+
+    def _write(self, folder: Path, ready: Callable[[], dict[str, Tensor]], body: dict[str, Any]) -> None:
+        """This rank's file, and beside it what the main rank needs to know for the manifest."""
+        rank = self.runtime.rank
+        size, sha = write_tensors(folder / shards.rank_file(rank), ready())
+        write_bytes(folder / f"rank-{rank:05d}.json", to_json({"bytes": size, "sha256": sha}))
+        if self.runtime.is_main:
+            write_bytes(folder / "body.json", to_json(body))
+
+    def _commit(self, save: _Save) -> None:
+        """Manifest, flush, rename, and the checkpoints that are now too many."""
+        assert self._plan is not None
+        body = json.loads((save.folder / "body.json").read_bytes())
+        body["files"] = {}
+        for rank in range(len(self._plan)):
+            body["files"][shards.rank_file(rank)] = json.loads((save.folder / f"rank-{rank:05d}.json").read_bytes())
+        body["tensors"] = table(shards.rows(self._plan))
+        for part in [*save.folder.glob("rank-*.json"), save.folder / "body.json"]:
+            part.unlink()
+        if self.before_commit is not None:
+            self.before_commit()
+        write_bytes(save.folder / MANIFEST, seal(body))
+        sync_folder(save.folder)
+        self._publish(save.folder, self.folder / f"step-{save.step}")
+        prune(self.folder, self.keep)
+
+    def _publish(self, complete: Path, name: Path) -> None:
+        """Give a complete folder its name; a damaged or older one of that name makes way."""
+        if name.exists():
+            _discard(name)
+        os.rename(complete, name)
+        sync_folder(self.folder)
+
+    # ---- finding -----------------------------------------------------------------------------------------------------
+
+    def recover(self) -> None:
+        """Clear away what a crash left behind; the caller holds the run's lock."""
+        if self.runtime.is_main and self.folder.exists():
+            for trash in self.folder.glob(".trash-*"):
+                shutil.rmtree(trash)
+            for folder in sorted(self.folder.glob(".step-*.tmp")):
+                step = self.folder / folder.name[1:].removesuffix(".tmp")
+                try:
+                    # Complete and flushed: only the rename was missing.
+                    Checkpoint.open(folder).verify()
+                except (DamagedCheckpoint, ValueError):
+                    shutil.rmtree(folder)
+                else:
+                    self._publish(folder, step)
+            for beside in self.folder.parent.glob(".*.tmp"):
+                beside.unlink()
+        self.runtime.barrier()
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint that is intact; damaged ones are named in the log and passed over.
+
+        The ranks share the work of reading every byte. Raises ValueError for a format of a later release.
+        """
+        for step in self.runtime.broadcast(steps(self.folder)[::-1]):
+            damage: DamagedCheckpoint | None = None
+            try:
+                checkpoint = Checkpoint.open(self.folder / f"step-{step}")
+                checkpoint.verify(self.runtime.rank, self.runtime.world)
+            except DamagedCheckpoint as error:
+                damage = error
+                log.warning("checkpoint step-%d is damaged and passed over: %s", step, error)
+            if not self.runtime.agree(damage is not None):
+                return checkpoint
+        return None
+
+
+def steps(folder: Path) -> list[int]:
+    """Steps of the checkpoints in a folder, oldest first; nothing is opened."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(match[1]) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name)))
+
+
+def prune(folder: Path, keep: int) -> list[int]:
+    """Remove all but the `keep` newest and the one of the best (lowest) score; the steps removed.
+
+    A damaged checkpoint is not counted among those kept, and removed once `keep` intact ones are newer.
+    """
+    kept, removed, scores = 0, [], {}
+    for step in steps(folder)[::-1]:
+        try:
+            checkpoint = Checkpoint.open(folder / f"step-{step}")
+        except (DamagedCheckpoint, ValueError):
+            if kept >= keep:
+                removed.append(step)
+            continue
+        kept += 1
+        if checkpoint.score is not None:
+            scores[step] = checkpoint.score
+        if kept > keep:
+            removed.append(step)
+    if scores:
+        best = min(scores, key=lambda step: (scores[step], -step))
+        removed = [step for step in removed if step != best]
+    for step in removed:
+        _discard(folder / f"step-{step}")
+    return sorted(removed)
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint such that a crash half-way leaves nothing that looks like one."""
+    trash = folder.with_name(f".trash-{folder.name}")
+    if trash.exists():
+        shutil.rmtree(trash)
+    folder.rename(trash)
+    shutil.rmtree(trash)

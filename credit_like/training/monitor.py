@@ -1,0 +1,148 @@
+"""What a run tells the outside: log.jsonl, status.json, TensorBoard, a progress bar or plain lines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import device as Device
+
+from credit_like.checkpoint.files import replace_file, to_json
+
+log = logging.getLogger(__name__)
+
+_LINE_EVERY = 30.0
+"""Seconds between plain log lines."""
+
+
+class JsonLines:
+    """`log.jsonl`: one object per optimiser step, one per validation, in order, each once, whatever happens."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab", buffering=0)
+
+    def truncate(self, step: int, validated: bool) -> None:
+        """Keep what a checkpoint at `step` has seen: steps up to it, and its validation if that was done before it."""
+        kept = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                try:
+                    row = json.loads(line)
+                    seen = line.endswith(b"\n") and row["step"] <= step
+                    seen = seen and (validated or "valid_loss" not in row or row["step"] < step)
+                except (ValueError, KeyError, TypeError):
+                    break
+                if not seen:
+                    break
+                kept += len(line)
+        os.truncate(self.path, kept)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append one object; numbers that are not finite become null."""
+        self._file.write(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
+
+    def sync(self) -> None:
+        """Flush to the disk."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(v) for key, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Monitor:
+    """Everything above for the main process; the other processes have none."""
+
+    def __init__(self, folder: Path, total_steps: int) -> None:
+        self.folder = folder
+        self.total_steps = total_steps
+        self.rows = JsonLines(folder / "log.jsonl")
+        self._tensorboard: Any = None
+        self._progress: Any = None
+        self._task: Any = None
+        self._last_line = -math.inf
+        self._started: tuple[float, int] | None = None
+
+    def open(self, step: int, validated: bool) -> None:
+        """Continue after `step` (0: begin)."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.rows.truncate(step, validated)
+        self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            self._progress = Progress(
+                TextColumn("[bold]training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[text]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("", total=self.total_steps, completed=step, text="")
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """One optimiser step."""
+        self.rows.write(row)
+        step = row["step"]
+        for key in ("loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait"):
+            self._tensorboard.add_scalar(f"train/{key}", row[key], step)
+        text = (
+            f"loss {row['loss']:.4g}  {row['samples_per_second']:.3g} samples/s  "
+            f"data wait {100 * row['data_wait']:.0f}%  {row['memory_mib']:.0f} MiB"
+        )
+        now = time.monotonic()
+        self._started = self._started or (now, step)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=step, text=text)
+        elif now - self._last_line >= _LINE_EVERY or step == self.total_steps:
+            self._last_line = now
+            since, first = self._started
+            left = (now - since) / (step - first) * (self.total_steps - step) if step > first else math.nan
+            log.info("step %d/%d  epoch %d  %s  ETA %.0f s", step, self.total_steps, row["epoch"], text, left)
+
+    def validation(self, row: Mapping[str, Any]) -> None:
+        """One validation."""
+        self.rows.write(row)
+        self._tensorboard.add_scalar("valid/loss", row["valid_loss"], row["step"])
+        for score in ("rmse", "acc"):
+            for name, value in row[score].items():
+                self._tensorboard.add_scalar(f"{score}/{name}", value, row["step"])
+        log.info("step %d  validation loss %.5g", row["step"], row["valid_loss"])
+
+    def status(self, state: str, step: int, reason: str = "") -> None:
+        """Replace status.json."""
+        replace_file(self.folder / "status.json", to_json({"state": state, "step": step, "reason": reason}))
+
+    def close(self) -> None:
+        """Stop drawing and close the files."""
+        if self._progress is not None:
+            self._progress.stop()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        self.rows.close()
+
+
+def memory_mib(device: Device) -> float:
+    """Peak memory: of the GPU's allocator, else of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -1,0 +1,33 @@
+"""AdamW: Adam with decoupled weight decay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from credit_like.schema.base import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from credit_like.training.optimizers._adamw import AdamW
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Config(Section):
+    type: Literal["adamw"] = "adamw"
+    learning_rate: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Applied to matrices and convolution kernels only; biases, norms and scales are left alone."""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    eps: float = Field(default=1e-8, gt=0)
+
+
+def build(config: Config, parameters: Mapping[str, Tensor]) -> AdamW:
+    """The optimiser of these named parameters, with its state at zero."""
+    from credit_like.training.optimizers._adamw import AdamW
+
+    return AdamW(config, parameters)

@@ -1,0 +1,36 @@
+"""Muon: momentum made orthogonal for hidden matrices, AdamW for everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from credit_like.schema.base import Section
+from credit_like.training.optimizers.adamw import Beta
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from credit_like.training.optimizers._muon import Muon
+
+
+class Config(Section):
+    """`learning_rate` is that of an AdamW run: updates of matrices are scaled to AdamW's typical size."""
+
+    type: Literal["muon"] = "muon"
+    learning_rate: float = Field(default=1e-3, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    nesterov: bool = True
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Of AdamW, for what is not a matrix."""
+    eps: float = Field(default=1e-8, gt=0)
+
+
+def build(config: Config, parameters: Mapping[str, Tensor]) -> Muon:
+    """The optimiser of these named parameters, with its state at zero."""
+    from credit_like.training.optimizers._muon import Muon
+
+    return Muon(config, parameters)

@@ -1,0 +1,37 @@
+"""Linear warm-up, then half a cosine down to `min_lr`."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from credit_like.schema.base import Section
+
+
+class Config(Section):
+    type: Literal["linear-warmup-cosine"] = "linear-warmup-cosine"
+    warmup_steps: int = Field(default=0, ge=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    total_steps: int | None = Field(default=None, ge=1)
+    """Optimiser steps until `min_lr`; the whole run's if not given."""
+
+
+def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:
+    """The rate of optimiser step `step` = 0, 1, …: base·(step + 1)/warm-up, then
+    min + (base − min)·(1 + cos(π·progress))/2, with progress from 0 at the end of the warm-up to 1 at the end.
+
+    Raises ValueError where the warm-up does not end before the run.
+    """
+    total = config.total_steps or total_steps
+    if config.warmup_steps >= total:
+        raise ValueError(
+            f"trainer.scheduler.warmup_steps: expected fewer than the {total} optimiser steps of the run, "
+            f"got {config.warmup_steps}; change it or train longer"
+        )
+    if step < config.warmup_steps:
+        return base * (step + 1) / config.warmup_steps
+    low = min(config.min_lr, base)
+    progress = min(1.0, (step - config.warmup_steps) / (total - config.warmup_steps))
+    return low + (base - low) * 0.5 * (1.0 + math.cos(math.pi * progress))

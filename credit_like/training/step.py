@@ -1,0 +1,132 @@
+"""One optimiser step: forwards, backwards, clipping, finite check, update. The host never waits for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from credit_like.losses._mean import AreaLoss
+from credit_like.nn import spectral_norm
+from credit_like.parallel.collectives import clip_grad_norm_
+from credit_like.parallel.runtime import Runtime
+from credit_like.state import Sample
+from credit_like.stepper import Stepper
+from credit_like.training.ema import Ema
+
+
+class Optimizer(Protocol):
+    """What the optimiser plug-ins build."""
+
+    def step(self, learning_rate: float, skip: Tensor) -> None: ...
+    def state(self) -> dict[str, dict[str, Tensor]]: ...
+
+
+@dataclass
+class Report:
+    """What a step says about itself, on the host once `ready` has returned.
+
+    values: loss, grad_norm, skipped (0 or 1), then one number per checked channel that is not finite where the channel
+    is to blame; `index`: the samples of this rank, as positions on the source's time axis.
+    """
+
+    values: Tensor
+    index: list[Tensor]
+    event: Any = None
+
+    def ready(self) -> list[float]:
+        """Wait for this step (not for later ones) and read its numbers."""
+        if self.event is not None:
+            self.event.synchronize()
+        numbers: list[float] = self.values.tolist()
+        return numbers
+
+
+class TrainStep:
+    """Takes the micro-batches of one optimiser step.
+
+    The loss is averaged over rollout steps and micro-batches, with the gradient taken through the whole rollout. A loss
+    or gradient norm that is not finite is so on all ranks alike, because both are reduced over them; it turns the update
+    into nothing on the device, without asking the host: the optimisers take `skip` as a tensor.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        loss: AreaLoss,
+        optimizer: Optimizer,
+        parameters: Mapping[str, nn.Parameter],
+        ema: Ema | None,
+        runtime: Runtime,
+        *,
+        amp: bool,
+        max_norm: float | None,
+        accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
+    ) -> None:
+        self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
+        self.parameters = dict(parameters)
+        self.amp = amp
+        self.max_norm = max_norm
+        self.accumulate = accumulate
+
+    def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> Report:
+        """Optimiser step number `step` = 1, 2, … from `count` micro-batches."""
+        model = self.stepper.model
+        spectral_norm.before_step(model)
+        total: Tensor | None = None
+        blame: Tensor | None = None
+        index = []
+        for number, sample in enumerate(micro_batches):
+            index.append(sample.index)
+            sample = sample.to(self.runtime.device)
+            with self.accumulate(number == count - 1):
+                loss, channels = self.forward(sample)
+                (loss * (self.runtime.gradient_scale / count)).backward()
+            total = loss.detach() / count + (0 if total is None else total)
+            blame = channels + (0 if blame is None else blame)
+        assert total is not None
+        assert blame is not None
+        spectral_norm.after_backward(model)
+        norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
+        total = self.runtime.sum_over_data(total)
+        skip = 1.0 - (torch.isfinite(total) & torch.isfinite(norm)).to(torch.float32)
+        self.optimizer.step(learning_rate, skip)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self.ema is not None:
+            self.ema.update(step)
+        return self._report(torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()]), index)
+
+    def forward(self, sample: Sample) -> tuple[Tensor, Tensor]:
+        """This rank's part of the loss, and for every channel (output channels of the target, then of the prediction) a
+        number that is finite if the channel is."""
+        total: Tensor | None = None
+        blame: Tensor | None = None
+        states = self.stepper.predict_sample(sample)
+        for _ in range(sample.leads):
+            with torch.autocast(sample.prognostic.device.type, torch.bfloat16, enabled=self.amp):
+                prediction, target = next(states)
+            loss = self.loss(prediction, target)
+            total = loss if total is None else total + loss
+            channels = torch.cat([self._sums(target), self._sums(prediction.detach())])
+            blame = channels if blame is None else blame + channels
+        assert total is not None
+        assert blame is not None
+        return total / sample.leads, blame
+
+    def _sums(self, x_BCHW: Tensor) -> Tensor:
+        """(C,): sums over the points that have data; not finite if one of them is not."""
+        return torch.where(self.loss.valid, x_BCHW, 0).sum((0, 2, 3), dtype=torch.float32)
+
+    def _report(self, values: Tensor, index: list[Tensor]) -> Report:
+        if values.device.type != "cuda":
+            return Report(values, index)
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        return Report(host, index, event)

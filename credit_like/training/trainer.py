@@ -1,0 +1,267 @@
+"""What a run consists of, from start to end; run.py says when things happen, step.py what a step does."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import credit_like
+from credit_like import registry
+from credit_like.checkpoint.errors import Locked
+from credit_like.checkpoint.files import to_json
+from credit_like.checkpoint.format import Piece
+from credit_like.checkpoint.lock import RunLock
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
+from credit_like.checkpoint.rng import random_state, seed_everything, set_random_state
+from credit_like.checkpoint.shards import beside, named_pieces
+from credit_like.data.statistics import Statistics
+from credit_like.data.store import FieldStore
+from credit_like.losses._mean import AreaLoss
+from credit_like.nn import spectral_norm
+from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.schema.experiment import Experiment
+from credit_like.state import Sample
+from credit_like.stepper import Stepper
+from credit_like.training.ema import Ema
+from credit_like.training.monitor import Monitor
+from credit_like.training.run import Outcome, Progress, Run
+from credit_like.training.step import TrainStep
+from credit_like.training.stop import StopRequest, seconds_left
+from credit_like.variables import Variables
+
+log = logging.getLogger(__name__)
+
+_LOCK_PATIENCE = 10.0
+"""Seconds to wait for the lock of a predecessor that is being ended, as when a launcher restarts a failed job."""
+
+
+class Batches(Protocol):
+    """What the trainer asks of a loader."""
+
+    def __len__(self) -> int: ...
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]: ...
+
+
+class Trainer:
+    """Trains the stepper's model as the experiment says, from wherever the run in `experiment.save_loc` stands."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        stepper: Stepper,
+        loss: AreaLoss,
+        train_loader: Batches,
+        valid_loader: Batches,
+        runtime: Runtime,
+        variables: Variables,
+        store: FieldStore,
+        statistics: Statistics,
+        rows: slice = slice(None),
+    ) -> None:
+        section = experiment.trainer
+        self.experiment, self.stepper, self.runtime = experiment, stepper, runtime
+        self.train_loader, self.valid_loader = train_loader, valid_loader
+        self.variables, self.store, self.statistics, self.rows = variables, store, statistics, rows
+        self.loss = loss
+        self.folder = Path(experiment.save_loc)
+        self.accumulation = accumulation(section.global_batch_size, section.micro_batch_size, runtime.dp_size)
+        self.steps_per_epoch = len(train_loader) // self.accumulation
+        if self.steps_per_epoch == 0:
+            raise ValueError(
+                f"expected at least one global batch of {section.global_batch_size} training samples, got "
+                f"{len(train_loader) * section.micro_batch_size * runtime.dp_size}; "
+                "change trainer.global_batch_size or data.train"
+            )
+        self.total_steps = self.steps_per_epoch * section.epochs
+        self.model = get_raw_model(stepper.model)
+        self.parameters = {canonical_name(n): p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.optimizer = registry.module("optimizer", section.optimizer.type).build(section.optimizer, self.parameters)
+        self.scheduler = registry.module("scheduler", section.scheduler.type)
+        self.ema = Ema(self.parameters, section.ema_decay) if section.use_ema else None
+        # Under FSDP2 the wrappers hold the precision policy; autocast would cast what they keep in fp32.
+        self.amp = section.amp and section.parallelism.data != "fsdp2"
+        self.train_step = TrainStep(
+            stepper,
+            loss,
+            self.optimizer,
+            self.parameters,
+            self.ema,
+            runtime,
+            amp=self.amp,
+            max_norm=section.grad_max_norm,
+            accumulate=self._communicate,
+        )
+        self.progress = Progress()
+        self.manager = CheckpointManager(
+            self.folder / "checkpoints", section.checkpoint.keep, section.checkpoint.async_, runtime
+        )
+        self.rate(0)
+
+    # ---- the run -----------------------------------------------------------------------------------------------------
+
+    def fit(self) -> Outcome:
+        """Train to the end, or until something asks to stop; with a checkpoint in either case.
+
+        Raises Locked where another process trains in the same folder; any other error leaves `failed` in status.json
+        and the checkpoints before it as they are.
+        """
+        with ExitStack() as stack:
+            self._lock(stack)
+            limit = seconds_left() if self.runtime.is_main else None
+            stop = stack.enter_context(StopRequest(self.experiment.trainer.stop_after, limit))
+            monitor = None
+            if self.runtime.is_main:
+                monitor = Monitor(self.folder, self.total_steps)
+                stack.callback(monitor.close)
+            try:
+                outcome = Run(self, stop, monitor).go()
+            except BaseException as error:
+                if monitor is not None:
+                    monitor.status("failed", self.progress.step, f"{type(error).__name__}: {error}")
+                raise
+            if monitor is not None:
+                monitor.status(outcome.state, outcome.step, outcome.reason)
+                log.info(
+                    "%s at step %d of %d%s",
+                    outcome.state,
+                    outcome.step,
+                    self.total_steps,
+                    f" ({outcome.reason})" if outcome.reason else "",
+                )
+            return outcome
+
+    def _lock(self, stack: ExitStack) -> None:
+        """The main process holds the folder for all; the refusal reaches all."""
+        refused = None
+        if self.runtime.is_main:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(RunLock(self.folder, _LOCK_PATIENCE))
+            except Locked as error:
+                refused = str(error)
+        refused = self.runtime.broadcast(refused)
+        if refused:
+            raise Locked(refused)
+
+    def rate(self, step: int) -> float:
+        section = self.experiment.trainer
+        rate: float = self.scheduler.learning_rate(
+            section.scheduler, section.optimizer.learning_rate, step, self.total_steps
+        )
+        return rate
+
+    def _communicate(self, last: bool) -> AbstractContextManager[None]:
+        """Reduce gradients over ranks only with the last of the accumulated micro-batches."""
+        wrapped: Any = self.stepper.model
+        module: Any
+        for module in wrapped.modules():
+            if hasattr(module, "set_requires_gradient_sync"):
+                module.set_requires_gradient_sync(last, recurse=False)
+        if not last and hasattr(wrapped, "no_sync"):
+            context: AbstractContextManager[None] = wrapped.no_sync()
+            return context
+        return nullcontext()
+
+    # ---- what is saved -----------------------------------------------------------------------------------------------
+
+    def pieces(self) -> dict[str, Piece]:
+        """Everything that changes in training: model, EMA, optimiser; live, as this rank holds it."""
+        model = named_pieces(self.model)
+        result = {f"model/{name}": piece for name, piece in model.items()}
+        if self.ema is not None:
+            result |= {f"ema/{name}": beside(model[name], average) for name, average in self.ema.average.items()}
+        for name, state in self.optimizer.state().items():
+            result |= {f"optimizer/{kind}/{name}": beside(model[name], value) for kind, value in state.items()}
+        return result
+
+    def _random(self) -> dict[str, Piece]:
+        return {f"random/{self.runtime.rank}/{k}": Piece.whole(v) for k, v in random_state().items()}
+
+    def save(self, score: float | None = None) -> None:
+        """Start a checkpoint of this step. Raises SaveFailed."""
+        experiment = self.experiment.to_dict()
+        meta = {
+            "progress": asdict(self.progress),
+            "global_batch_size": self.experiment.trainer.global_batch_size,
+            "experiment": experiment,
+            "experiment_sha256": hashlib.sha256(to_json(experiment)).hexdigest(),
+            "layout": self._layout(),
+            "version": credit_like.__version__,
+            "normalisation": describe_channels(self.variables, self.statistics),
+            "grid": {"latitude": self.store.grid.latitude.tolist(), "longitude": self.store.grid.longitude.tolist()},
+        }
+        self.manager.save(self.progress.step, self.pieces() | self._random(), meta, score)
+
+    def _layout(self) -> dict[str, int | str]:
+        runtime = self.runtime
+        return {
+            "world": runtime.world,
+            "data": self.experiment.trainer.parallelism.data,
+            "dp": runtime.dp_size,
+            "tensor": runtime.tensor_size,
+            "domain": runtime.domain_size,
+        }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of any layout.
+
+        Raises ValueError where its tensors are not those of this experiment's model and optimiser.
+        """
+        prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
+        checkpoint.load(self.pieces(), prefixes)
+        meta = checkpoint.meta
+        self.progress = Progress(**meta["progress"])
+        if changed := _differences(meta["experiment"], self.experiment.to_dict()):
+            log.warning("the experiment changed since step %d: %s", checkpoint.step, ", ".join(changed))
+        # The position counts samples: with another batch size it moves to the start of the batch that has the next one.
+        samples = self.progress.position * meta["global_batch_size"]
+        self.progress.position = samples // self.experiment.trainer.global_batch_size
+        if meta["layout"] == self._layout():
+            mine = f"random/{self.runtime.rank}/"
+            set_random_state({name.removeprefix(mine): checkpoint.read(name) for name in checkpoint.names(mine)})
+        else:
+            log.info("step %d was saved by the layout %s", checkpoint.step, meta["layout"])
+            self.seed(self.progress.step)
+        spectral_norm.refresh(self.model)
+
+    def seed(self, step: int) -> None:
+        """Tensor ranks share a sample and what is random about it."""
+        seed_everything(self.experiment.seed, step, self.runtime.dp_rank, self.runtime.domain_rank)
+
+
+def accumulation(global_batch: int, micro_batch: int, dp: int) -> int:
+    """Micro-batches per replica and optimiser step. Raises ValueError where it does not divide."""
+    if global_batch % (micro_batch * dp):
+        raise ValueError(
+            f"trainer.global_batch_size: expected a multiple of micro_batch_size × data-parallel replicas = "
+            f"{micro_batch} × {dp} = {micro_batch * dp}, got {global_batch}; change one of them"
+        )
+    return global_batch // (micro_batch * dp)
+
+
+def describe_channels(variables: Variables, statistics: Statistics) -> dict[str, dict[str, list[Any]]]:
+    """Names, mean, std and change_std of every channel, by role: what a forecast without this package needs to know."""
+    result = {}
+    for role in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
+        mean, std, change = (part.tolist() for part in statistics.select(variables.role(role)))
+        result[role] = {
+            "channels": Variables.channel_names(variables.role(role)),
+            "mean": mean,
+            "std": std,
+            "change_std": [None if x != x else x for x in change],
+        }
+    return result
+
+
+def _differences(before: Any, after: Any, at: str = "") -> list[str]:
+    """Keys whose values differ between two experiments."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = sorted(set(before) | set(after))
+        return [d for k in keys for d in _differences(before.get(k), after.get(k), f"{at}.{k}" if at else k)]
+    return [] if before == after else [at]
