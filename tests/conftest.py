@@ -78,7 +78,7 @@ def launch(world, fn, *args, timeout=120.0):
     return _collect(pipes, processes, timeout)
 
 
-@pytest.fixture()
+@pytest.fixture
 def run_ranks():
     """run_ranks(n, fn, *args): fn(rank, *args) in n forked processes with a launcher's environment; its n results.
 
@@ -90,14 +90,14 @@ def run_ranks():
         answers = launch(world, fn, *args, timeout=timeout)
         failed = [(rank, answer) for rank, answer in enumerate(answers) if answer[0] == "error"]
         if failed:
-            failed.sort(key=lambda item: item[1][1] in ("hung", "died"))
+            failed.sort(key=lambda item: item[1][1] in ("hung", "died") or "closed by peer" in item[1][1])
             pytest.fail("\n".join(f"rank {rank}: {answer[2]}" for rank, answer in failed[:2]))
         return [answer[1] for answer in answers]
 
     return run
 
 
-@pytest.fixture()
+@pytest.fixture
 def launch_ranks():
     """As run_ranks, but returns ("ok", value) or ("error", message, traceback) of each rank: for tests of failures."""
     return launch

@@ -10,17 +10,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed import _functional_collectives as funcol
 from torch.distributed.tensor import DTensor
 
 from credit_like.parallel.shards import copies, local
 
+# Functional operators: they can be compiled, counted and recomputed. Their results are waited for at once.
+_ops = torch.ops._c10d_functional
 
-def _sum(x: Tensor, group: ProcessGroup) -> Tensor:
+
+def sum_over(x: Tensor, group: ProcessGroup) -> Tensor:
     """A new tensor: the sum over the group. On the meta device, where only shapes are worked out, nothing is sent."""
     if x.is_meta:
         return x.clone()
-    return funcol.wait_tensor(funcol.all_reduce(x.contiguous(), "sum", group))
+    result: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
+    return result
+
+
+def gather_over(x: Tensor, group: ProcessGroup) -> Tensor:
+    """(ranks, …): every rank's x."""
+    result: Tensor = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous()[None], group.size(), group.group_name))
+    return result
+
+
+def all_to_all(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
+    """The received pieces of a flat tensor of which `sent[r]` elements go to rank r."""
+    result: Tensor = _ops.wait_tensor(_ops.all_to_all_single(x, received, sent, group.group_name))
+    return result
 
 
 class _AllReduceSum(torch.autograd.Function):
@@ -29,11 +44,11 @@ class _AllReduceSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _sum(x, group)
+        return sum_over(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _sum(grad, ctx.group), None
+        return sum_over(grad, ctx.group), None
 
 
 class _CopyToRegion(torch.autograd.Function):
@@ -46,7 +61,7 @@ class _CopyToRegion(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return _sum(grad, ctx.group), None
+        return sum_over(grad, ctx.group), None
 
 
 class _ReduceFromRegion(torch.autograd.Function):
@@ -54,14 +69,14 @@ class _ReduceFromRegion(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        return _sum(x, group)
+        return sum_over(x, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad, None
 
 
-def all_reduce_sum(x: Tensor, group: ProcessGroup) -> Tensor:
+def all_reducesum_over(x: Tensor, group: ProcessGroup) -> Tensor:
     """Differentiable sum over ranks whose losses are parts of one loss (domain)."""
     result: Tensor = _AllReduceSum.apply(x, group)
     return result

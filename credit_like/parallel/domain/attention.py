@@ -1,0 +1,51 @@
+"""Twins of the window attentions. Tensors are (B, H, W, C)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from credit_like.nn import attention
+from credit_like.parallel.domain.manager import DomainManager
+from credit_like.parallel.domain.partition import Level, bands
+from credit_like.parallel.domain.rows import RowPlan
+from credit_like.parallel.domain.twin import Twin
+
+
+class DomainShortAttention(Twin, attention.ShortAttention):
+    """Bands are whole windows, so nothing is exchanged."""
+
+    def levels(self, height_in: int, height_out: int) -> list[Level]:
+        return [Level(height_in, self.window, why=f"windows of {self.window} rows")]
+
+    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+        self._set(manager)
+
+
+class DomainLongAttention(Twin, attention.LongAttention):
+    """Two exchanges, to whole groups and back.
+
+    A group holds every (H/g)-th row. Each rank takes a contiguous range y of first rows and fetches the rows a H/g + y,
+    a = 0..g-1, in this order: an image of fewer rows on which the serial layer does the same arithmetic.
+    """
+
+    there: RowPlan
+    back: RowPlan
+
+    def levels(self, height_in: int, height_out: int) -> list[Level]:
+        if self.window == 1:
+            return []
+        apart = height_in // self.window
+        return [Level(height_in, pieces=apart, why=f"long attention over {self.window} strides of {apart} rows")]
+
+    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+        here, apart = manager.lists(height_in), height_in // self.window
+        shares = bands(apart, 1, manager.size)
+        groups = [[a * apart + y for a in range(self.window) for y in range(*share)] for share in shares]
+        if self.window == 1:
+            groups = here
+        self._set(manager, there=manager.plan(here, groups), back=manager.plan(groups, here))
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, h, W, C) to (B, h, W, C)."""
+        x_BHWC = self.manager.fetch(x_BHWC, self.there, 1)
+        return self.manager.fetch(super().forward(x_BHWC), self.back, 1)

@@ -1,0 +1,32 @@
+"""Twin of the cross-embedding layer. Tensors are (B, H, W, C)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from credit_like.nn import cross_embed, kernels
+from credit_like.parallel.domain.conv import window_rows
+from credit_like.parallel.domain.manager import DomainManager
+from credit_like.parallel.domain.rows import RowPlan
+from credit_like.parallel.domain.twin import Twin
+
+
+class DomainCrossEmbed(Twin, cross_embed.CrossEmbed):
+    """One exchange for all kernels: the halo of the widest, from as many neighbours as it reaches.
+
+    The same exchange moves from the bands of the input to those of the output.
+    """
+
+    plan: RowPlan
+
+    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+        widest = self.kernel_sizes[-1]
+        before, _ = cross_embed.zero_padding(widest, self.stride)
+        want = [window_rows(*band, height_in, widest, self.stride, before) for band in manager.bands(height_out)]
+        self._set(manager, plan=manager.plan(manager.lists(height_in), want))
+
+    def forward(self, x_BHWC: Tensor) -> Tensor:
+        """(B, h, W, C) to (B, this rank's rows, floor(W/s), dim)."""
+        x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
+        columns = cross_embed.zero_padding(self.kernel_sizes[-1], self.stride)
+        return kernels.cross_embed(x_BHWC, *self.weights(), self.stride, pad_rows=(0, 0), pad_cols=columns)

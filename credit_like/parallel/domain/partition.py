@@ -1,0 +1,73 @@
+"""Which rows of an image each rank holds: contiguous bands of whole windows, as equal as whole windows allow. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+Band = tuple[int, int]  # rows [start, stop)
+
+
+@dataclass(frozen=True)
+class Level:
+    """An image height that occurs in the model. Bands start at multiples of `unit`; `pieces` cannot be split further."""
+
+    height: int
+    unit: int = 1
+    pieces: int = 0
+    why: str = ""
+
+    @property
+    def most(self) -> int:
+        """The largest degree that leaves no rank without work."""
+        return min(self.height // self.unit, self.pieces or self.height)
+
+
+def merge(levels: Iterable[Level]) -> dict[int, Level]:
+    """One level per height: units that suit every layer at that height, the fewest pieces of any."""
+    merged: dict[int, Level] = {}
+    for level in levels:
+        known = merged.get(level.height, Level(level.height))
+        pieces = min((p for p in (known.pieces, level.pieces) if p), default=0)
+        why = level.why if level.most <= known.most and level.why else known.why
+        merged[level.height] = Level(level.height, math.lcm(known.unit, level.unit), pieces, why)
+    return merged
+
+
+def bands(height: int, unit: int, parts: int) -> list[Band]:
+    """`parts` contiguous bands of whole units; the first ones get what is over.
+
+    721 rows on 4 ranks: 181, 180, 180, 180.
+    """
+    count, rest = divmod(height, unit)
+    assert rest == 0, f"{height} rows are not whole units of {unit}"
+    each, more = divmod(count, parts)
+    starts = [unit * (rank * each + min(rank, more)) for rank in range(parts + 1)]
+    return list(zip(starts, starts[1:], strict=False))
+
+
+def check_degree(levels: dict[int, Level], degree: int) -> None:
+    """Raise ValueError where a rank would be left without rows at some level, with the degrees that work."""
+    tightest = min(levels.values(), key=lambda level: level.most)
+    if degree > tightest.most:
+        works = ", ".join(str(d) for d in range(1, tightest.most + 1))
+        raise ValueError(
+            f"trainer.parallelism.domain {degree}: at {tightest.height} rows"
+            f"{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces to share, "
+            f"and a rank without rows cannot take part; degrees that work: {works}"
+        )
+
+
+def table(levels: dict[int, Level], degree: int) -> str:
+    """Rows of every rank at every level, as text."""
+    heights = list(levels)
+    head = "rank  " + "  ".join(f"{height:>11} rows" for height in heights)
+    lines = [head]
+    for rank in range(degree):
+        cells = []
+        for height in heights:
+            start, stop = bands(height, levels[height].unit, degree)[rank]
+            cells.append(f"{f'{start}-{stop - 1} ({stop - start})':>16}")
+        lines.append(f"{rank:>4}  " + "  ".join(cells))
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""Twin of the bilinear resize. Tensors are (B, C, H, W)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from credit_like.nn import resize
+from credit_like.parallel.domain.manager import DomainManager
+from credit_like.parallel.domain.partition import Band
+from credit_like.parallel.domain.rows import RowPlan
+from credit_like.parallel.domain.twin import Twin
+
+
+def source_band(band: Band, height_in: int, height_out: int) -> Band:
+    """The input rows that output rows [start, stop) lie between; one more where single precision rounds to it."""
+    rows = np.arange(*band)
+    first, last = height_in, 0
+    for kind in (np.float32, np.float64):
+        position = np.maximum((rows.astype(kind) + kind(0.5)) * (kind(height_in) / kind(height_out)) - kind(0.5), 0)
+        first = min(first, int(np.floor(position).min()))
+        last = max(last, int(np.floor(position).max()) + 1)
+    return first, min(last + 1, height_in)
+
+
+def interpolate_rows(x_BCHW: Tensor, band: Band, source: Band, height_in: int, height_out: int) -> Tensor:
+    """Output rows `band` of a bilinear resize in latitude, from the input rows `source`; coordinates are the whole image's."""
+    wide = torch.promote_types(x_BCHW.dtype, torch.float32)
+    rows = torch.arange(*band, dtype=wide, device=x_BCHW.device)
+    position = ((rows + 0.5) * (height_in / height_out) - 0.5).clamp(min=0)
+    below = position.floor()
+    fraction = (position - below)[:, None].to(x_BCHW.dtype)
+    first = below.long() - source[0]
+    second = (below.long() + 1).clamp(max=height_in - 1) - source[0]
+    return torch.lerp(x_BCHW.index_select(2, first), x_BCHW.index_select(2, second), fraction)
+
+
+class DomainBilinearResize(Twin, resize.BilinearResize):
+    """One exchange brings the input rows around this rank's output rows; columns are local."""
+
+    row_dim = 2
+    plan: RowPlan
+
+    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+        sources = [source_band(band, height_in, height_out) for band in manager.bands(height_out)]
+        self.same = (height_in, width_in) == (self.height, self.width)
+        self.band, self.source, self.height_in = manager.own(height_out), sources[manager.rank], height_in
+        self._set(manager, plan=manager.plan(manager.lists(height_in), [list(range(*source)) for source in sources]))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """(B, C, h, w) to (B, C, this rank's rows, width)."""
+        if self.same:
+            return x_BCHW
+        x_BCHW = self.manager.fetch(x_BCHW, self.plan, 2)
+        if x_BCHW.shape[-1] != self.width:
+            size = (x_BCHW.shape[-2], self.width)
+            x_BCHW = nn.functional.interpolate(x_BCHW, size=size, mode="bilinear", align_corners=False)
+        if self.height_in == self.height:
+            return x_BCHW[..., self.band[0] - self.source[0] : self.band[1] - self.source[0], :]
+        return interpolate_rows(x_BCHW, self.band, self.source, self.height_in, self.height)

@@ -1,0 +1,80 @@
+"""Rows of whole images to bands and back, outside the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from credit_like.parallel.domain.manager import DomainManager
+from credit_like.parallel.domain.partition import Band
+from credit_like.parallel.domain.resize import interpolate_rows, source_band
+
+
+def shard_spatial(tensor: Tensor, manager: DomainManager | None) -> Tensor:
+    """This rank's latitude rows (dimension −2) of a (…, H, W) tensor; all of them without domain parallelism."""
+    if manager is None:
+        return tensor
+    start, stop = manager.own(tensor.shape[-2])
+    return tensor[..., start:stop, :]
+
+
+def present_bands(tensor: Tensor, manager: DomainManager) -> list[Band]:
+    """The rows that the ranks hold of an image whose bands lie in order of rank. Collective."""
+    mine = torch.tensor([tensor.shape[-2]], device=tensor.device)
+    heights = [torch.empty_like(mine) for _ in range(manager.size)]
+    dist.all_gather(heights, mine, group=manager.group)
+    stops = torch.cat(heights).cumsum(0).tolist()
+    return list(zip([0, *stops[:-1]], stops, strict=True))
+
+
+def gather_spatial(tensor: Tensor, manager: DomainManager | None, differentiable: bool = False) -> Tensor:
+    """The whole (…, H, W) image on every rank, from its bands in order of rank; they may be uneven. Collective.
+
+    Differentiable on request: the gradients that the ranks have of a row are summed on its owner.
+    """
+    if manager is None:
+        return tensor
+    have = [list(range(*band)) for band in present_bands(tensor, manager)]
+    everything = list(range(have[-1][-1] + 1))
+    plan = manager.plan(have, [everything] * manager.size)
+    return manager.fetch(tensor if differentiable else tensor.detach(), plan, tensor.ndim - 2)
+
+
+def unpad_shard_interp(y_pred: Tensor, padding_opt: Any, manager: DomainManager, image_h: int, image_w: int) -> Tensor:
+    """This rank's padded output rows (B, C, h, w) or (B, C, 1, h, w) → exactly this rank's rows of the image. Collective.
+
+    padding_opt: None, or what says `pad_lat`, `pad_lon` (an object or a mapping; `activate: false` is none). Where the
+    unpadded size differs from (image_h, image_w) it is resized as the serial bilinear resize, with rows of other ranks
+    where needed. Differentiable.
+    """
+    bands = present_bands(y_pred, manager)
+    squeezed = y_pred.flatten(1, 2) if y_pred.ndim == 5 else y_pred
+    (north, south), (west, east) = _pads(padding_opt)
+    height = bands[-1][1] - north - south
+    targets = manager.bands(image_h)
+    same = (height, squeezed.shape[-1] - west - east) == (image_h, image_w)
+    sources = targets if same else [source_band(band, height, image_h) for band in targets]
+    have = [list(range(*band)) for band in bands]
+    plan = manager.plan(have, [[row + north for row in range(*source)] for source in sources])
+    x = manager.fetch(squeezed, plan, 2)
+    x = x[..., west : x.shape[-1] - east]
+    if not same:
+        if x.shape[-1] != image_w:
+            x = nn.functional.interpolate(x, size=(x.shape[-2], image_w), mode="bilinear", align_corners=False)
+        x = interpolate_rows(x, targets[manager.rank], sources[manager.rank], height, image_h)
+    return x.unflatten(1, y_pred.shape[1:3]) if y_pred.ndim == 5 else x
+
+
+def _pads(option: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((north, south), (west, east)) of a padding option."""
+
+    def get(key: str, default: Any) -> Any:
+        return option.get(key, default) if isinstance(option, dict) else getattr(option, key, default)
+
+    if option is None or not get("activate", True):
+        return (0, 0), (0, 0)
+    lat, lon = get("pad_lat", (0, 0)), get("pad_lon", (0, 0))
+    return (int(lat[0]), int(lat[1])), (int(lon[0]), int(lon[1]))

@@ -1,0 +1,140 @@
+"""The whole model on bands of rows: outputs, loss, gradients of inputs and of every parameter, against one process."""
+
+import pytest
+import torch
+from torch import nn
+
+from credit_like.parallel.domain.apply import apply_domain_parallel, check_twins
+from credit_like.parallel.domain.gradients import sync_domain_gradients
+from credit_like.parallel.domain.manager import get_domain_manager
+from credit_like.parallel.domain.spatial import gather_spatial, shard_spatial, unpad_shard_interp
+from credit_like.parallel.runtime import Runtime
+from credit_like.schema.trainer import Parallelism
+
+
+def _serial(tiny, changes):
+    model, (x, target) = tiny.model(**changes), tiny.batch(2)
+    x.requires_grad_()
+    y = model(x)
+    loss = tiny.loss(y, target)
+    loss.backward()
+    return y.detach(), loss.detach(), x.grad, {n: p.grad for n, p in model.named_parameters()}
+
+
+def _sharded(rank, ranks, tiny, changes, reference):
+    runtime = Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
+    y_ref, loss_ref, x_grad, grads = reference
+    model = apply_domain_parallel(tiny.model(**changes), runtime.submeshes["domain"])
+    manager = get_domain_manager(model)
+    x, target = tiny.batch(2)
+    mine = shard_spatial(x, manager).clone().requires_grad_()
+    y = model(mine)
+    loss = tiny.loss(y, target, manager.rows)
+    (loss * runtime.gradient_scale).backward()
+    sync_domain_gradients(model, manager)
+    total = runtime.sum_over_data(loss)
+    error = {
+        "output": (y - shard_spatial(y_ref, manager)).abs().max() / y_ref.abs().max(),
+        "gathered": (gather_spatial(y, manager) - y_ref).abs().max() / y_ref.abs().max(),
+        "loss": (total - loss_ref).abs() / loss_ref,
+        "input": (mine.grad / runtime.gradient_scale - shard_spatial(x_grad, manager)).norm() / x_grad.norm(),
+    }
+    everything = torch.cat([g.flatten() for g in grads.values()]).norm()
+    got = dict(model.named_parameters())
+    assert list(got) == list(grads)
+    worst = max((float((got[n].grad - g).norm() / max(g.norm(), 1e-4 * everything)), n) for n, g in grads.items())
+    flat = torch.stack([(got[n].grad - g).norm() for n, g in grads.items()]).norm() / everything
+    return {k: float(v.detach()) for k, v in error.items()} | {"flat": float(flat), "worst": worst}, manager.rows
+
+
+CASES = [
+    (2, {}),
+    (4, {"upsample": "transpose", "use_spectral_norm": False}),
+    (3, {"padding_conf": {"activate": True, "mode": "mirror", "pad_lat": (13, 14), "pad_lon": (4, 4)}, "dim_head": 4}),
+    (3, {"padding_conf": {"activate": True, "mode": "replicate", "pad_lat": (0, 27), "pad_lon": (0, 8)}}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "changes"), CASES)
+def test_bands_give_the_numbers_of_the_whole(run_ranks, tiny, ranks, changes):
+    reference = _serial(tiny, changes)
+    results = run_ranks(ranks, _sharded, ranks, tiny, changes, reference)
+    rows = [range(*r.indices(tiny.height)) for _, r in results]
+    assert [row for band in rows for row in band] == list(range(tiny.height))
+    assert len({len(band) for band in rows}) > 1  # uneven
+    for errors, _ in results:
+        worst, name = errors.pop("worst")
+        assert max(errors.values()) < 1e-12, errors
+        assert worst < 1e-10, name
+
+
+def _spatial(rank, ranks, tiny):
+    runtime = Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
+    manager = get_domain_manager(apply_domain_parallel(tiny.model(), runtime.submeshes["domain"]))
+    worst = 0.0
+    for decoded, pads, (height, width) in [
+        (128, {"pad_lat": (14, 14), "pad_lon": [4, 4]}, (101, 24)),
+        (129, {"pad_lat": (14, 14), "pad_lon": [4, 4]}, (101, 24)),
+        (101, {"activate": False, "pad_lat": (9, 9)}, (101, 32)),
+        (60, None, (101, 24)),
+    ]:
+        torch.manual_seed(3)
+        whole = torch.randn(1, 2, 1, decoded, 32, dtype=torch.float64, requires_grad=True)
+        off = pads if pads and pads.get("activate", True) else {"pad_lat": (0, 0), "pad_lon": (0, 0)}
+        (n, s), (w, e) = off["pad_lat"], off["pad_lon"]
+        cut = whole[..., n : decoded - s, w : 32 - e].flatten(1, 2)
+        expected = nn.functional.interpolate(cut, size=(height, width), mode="bilinear").unsqueeze(2)
+        signal = torch.randn_like(expected)
+        (expected * signal).sum().backward()
+        mine = shard_spatial(whole.detach(), manager).clone().requires_grad_()
+        y = unpad_shard_interp(mine, pads, manager, height, width)
+        (y * shard_spatial(signal, manager)).sum().backward()
+        worst = max(worst, float((y - shard_spatial(expected, manager)).abs().max().detach()))
+        worst = max(worst, float((mine.grad - shard_spatial(whole.grad, manager)).abs().max()))
+        again = mine.detach().clone().requires_grad_()
+        (gather_spatial(again, manager, differentiable=True) * signal.sum()).sum().backward()
+        worst = max(worst, float((again.grad - ranks * signal.sum()).abs().max()))
+    return worst
+
+
+def test_images_are_cut_resized_and_gathered(run_ranks, tiny):
+    assert max(run_ranks(3, _spatial, 3, tiny)) < 1e-12
+
+
+class _Composite(nn.Module):
+    in_channels = frames = 1
+    height, width = 16, 8
+
+    def __init__(self, layer=None, function=None):
+        super().__init__()
+        self.layer = layer or nn.Identity()
+        self.function = function or (lambda x: x)
+
+    def forward(self, x):
+        return self.function(self.layer(x.flatten(1, 2))).unsqueeze(1)
+
+
+def test_a_layer_without_a_twin_is_named():
+    for layer in (nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1), nn.Upsample(scale_factor=2), nn.AvgPool2d(2)):
+        with pytest.raises(ValueError, match=rf"layer \(torch.nn.*{type(layer).__name__}\)"):
+            check_twins(_Composite(layer))
+    check_twins(_Composite(nn.Conv2d(1, 1, 1)))
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: x.roll(1, 2), lambda x: x.flip(2), lambda x: nn.functional.avg_pool2d(x, 3)]
+)
+def test_mixing_outside_layers_is_refused(function):
+    with pytest.raises(ValueError, match=r"outside the layers of credit_like\.nn"):
+        apply_domain_parallel(_Composite(function=function), None)
+
+
+def _too_many(rank, tiny):
+    runtime = Runtime.start(Parallelism(data="none", domain=5), torch.device("cpu"))
+    apply_domain_parallel(tiny.model(), runtime.submeshes["domain"])
+
+
+def test_a_degree_without_rows_for_all_is_an_error_everywhere(launch_ranks, tiny):
+    for answer in launch_ranks(5, _too_many, tiny):
+        assert "domain 5: at 8 rows (windows of 2 rows) there are only 4 pieces" in answer[1]
+        assert "degrees that work: 1, 2, 3, 4" in answer[1]

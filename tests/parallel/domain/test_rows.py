@@ -1,0 +1,122 @@
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from credit_like.parallel.domain.partition import Level, bands, check_degree, merge, table
+from credit_like.parallel.domain.rows import ZERO, fetch_rows, make_plan
+from credit_like.parallel.runtime import Runtime
+from credit_like.schema.trainer import Parallelism
+
+
+@pytest.mark.parametrize("height", [7, 40, 181, 721])
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_bands_cover_all_rows_once(height, parts):
+    found = bands(height, 1, parts)
+    assert [row for band in found for row in range(*band)] == list(range(height))
+    sizes = [stop - start for start, stop in found]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_bands_are_whole_windows():
+    assert bands(50, 10, 4) == [(0, 20), (20, 30), (30, 40), (40, 50)]
+
+
+def test_levels_merge_to_the_strictest():
+    levels = merge([Level(24), Level(24, 2, why="a"), Level(24, 3, why="b"), Level(12, pieces=5, why="long")])
+    assert (levels[24].unit, levels[24].most, levels[12].most) == (6, 4, 5)
+    check_degree(levels, 4)
+    with pytest.raises(ValueError, match=r"domain 5: at 24 rows \(b\) there are only 4 pieces .* work: 1, 2, 3, 4"):
+        check_degree(levels, 5)
+    assert "0-11 (12)" in table(levels, 2)
+
+
+def test_a_row_that_nobody_has_is_an_error():
+    with pytest.raises(ValueError, match="got 5"):
+        make_plan([[0, 1], [2]], [[0, 5], [1]], 0)
+
+
+def _random_lists(seed, ranks):
+    """Uneven bands, and want-lists with repeats, any order, zeros; some ranks want nothing."""
+    rng = random.Random(seed)
+    height = rng.randint(ranks, 30)
+    cuts = sorted(rng.sample(range(1, height), ranks - 1)) if rng.random() < 0.7 else [0] * (ranks - 1)
+    starts = [0, *cuts, height]
+    have = [list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)]
+    want = [[rng.choice([ZERO, *range(height)]) for _ in range(rng.randint(0, 25))] for _ in range(ranks)]
+    return height, have, want
+
+
+def _exchanges(rank, ranks, seeds):
+    Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
+    group = torch.distributed.group.WORLD
+    worst = 0.0
+    for seed in seeds:
+        height, have, want = _random_lists(seed, ranks)
+        generator = torch.Generator().manual_seed(seed)
+        whole = torch.randn(2, height, 3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
+        scale = [torch.randn(2, len(w), 3, 4, generator=generator, dtype=torch.float64) for w in want]
+        padded = torch.cat([whole, torch.zeros(2, 1, 3, 4, dtype=torch.float64)], 1)
+        expected = [padded[:, [height if row == ZERO else row for row in rows]] for rows in want]
+        sum((e * s).sum() for e, s in zip(expected, scale, strict=True)).backward()
+        for dim in (1, 2):  # rows first and rows inside
+            x = whole.detach()[:, have[rank]].movedim(1, dim).contiguous().requires_grad_()
+            plan = make_plan(have, want, rank)
+            y = fetch_rows(x, plan, group, dim)
+            (y * scale[rank].movedim(1, dim)).sum().backward()
+            assert torch.equal(y.movedim(dim, 1), expected[rank])
+            worst = max(worst, float((x.grad.movedim(dim, 1) - whole.grad[:, have[rank]]).abs().sum()))
+    return worst
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_any_rows_arrive_and_their_gradients_return(run_ranks, ranks):
+    assert max(run_ranks(ranks, _exchanges, ranks, range(25))) < 1e-12
+
+
+def _convolutions(rank, ranks):
+    """Output bands independent of input bands, kernels wider than a band, any padding: as the serial convolution."""
+    from credit_like.parallel.domain.conv import window_rows
+
+    Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
+    worst, wide = 0.0, 0
+    for kernel, stride in [(4, 2), (8, 2), (16, 2), (32, 4), (3, 1), (5, 1), (2, 2)]:
+        for height in (40, 43):
+            before = (kernel - stride) // 2
+            after = kernel - stride - before
+            rows_out = (height + before + after - kernel) // stride + 1
+            torch.manual_seed(height + kernel)
+            whole = torch.randn(1, 2, height, 5, dtype=torch.float64, requires_grad=True)
+            weight = torch.randn(3, 2, kernel, 1, dtype=torch.float64)
+            reference = nn.functional.conv2d(
+                nn.functional.pad(whole, (0, 0, before, after)), weight, stride=(stride, 1)
+            )
+            signal = torch.randn_like(reference)
+            (reference * signal).sum().backward()
+            ins, outs = bands(height, 1, ranks), bands(rows_out, 1, ranks)
+            want = [window_rows(a, b, height, kernel, stride, before) for a, b in outs]
+            plan = make_plan([list(range(*band)) for band in ins], want, rank)
+            wide += sum(1 for n in plan.receives if n) > 2
+            x = whole.detach()[:, :, slice(*ins[rank])].clone().requires_grad_()
+            fetched = fetch_rows(x, plan, torch.distributed.group.WORLD, 2)
+            y = nn.functional.conv2d(fetched, weight, stride=(stride, 1))
+            (y * signal[:, :, slice(*outs[rank])]).sum().backward()
+            worst = max(worst, float((y - reference[:, :, slice(*outs[rank])]).abs().max().detach()))
+            worst = max(worst, float((x.grad - whole.grad[:, :, slice(*ins[rank])]).abs().max()))
+    return worst, wide
+
+
+def test_halos_wider_than_a_band(run_ranks):
+    results = run_ranks(5, _convolutions, 5)
+    assert max(worst for worst, _ in results) < 1e-12
+    assert max(wide for _, wide in results) > 0  # some rank needed rows of more than two others
+
+
+def test_one_rank_needs_no_exchange():
+    plan = make_plan([list(range(5))], [list(range(5))], 0)
+    x = torch.randn(2, 5, 3)
+    assert plan.identity
+    assert fetch_rows(x, plan, None, 1) is x
+    turned = make_plan([list(range(5))], [[4, 3, ZERO]], 0)
+    assert torch.equal(fetch_rows(x, turned, None, 1), torch.stack([x[:, 4], x[:, 3], 0 * x[:, 0]], 1))
