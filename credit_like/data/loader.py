@@ -30,14 +30,14 @@ def sample_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
 class Loader:
     """Micro-batches of one data-parallel rank.
 
-    Global batch g is samples [g·G, (g + 1)·G) of the epoch's order in every layout. Micro-batch k of rank r of R is samples
-    [(k·R + r)·m, (k·R + r + 1)·m), so that G / (R·m) of them make this rank's share. Shuffled epochs drop the last incomplete
-    global batch. Unshuffled ones (validation) end with smaller micro-batches, equally many samples on every rank; what does
-    not divide by the ranks is dropped.
+    Global batch g is samples [g·G, (g + 1)·G) of the epoch's order in every layout. Micro-batch k of rank r of R is
+    samples [(k·R + r)·m, (k·R + r + 1)·m), so that G / (R·m) of them make this rank's share. Shuffled epochs drop
+    the last incomplete global batch. Unshuffled ones (validation) end with smaller micro-batches, equally many
+    samples on every rank; what does not divide by the ranks is dropped.
 
     Ranks that differ in tensor or domain coordinate alone get the same samples. `num_workers` processes read ahead
-    `prefetch_factor` micro-batches each; the order is the same for any number. Raises ValueError where the batch sizes do not
-    divide, or a global batch needs more samples than there are.
+    `prefetch_factor` micro-batches each; the order is the same for any number. Raises ValueError where the batch
+    sizes do not divide, or a global batch needs more samples than there are.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class Loader:
     ) -> None:
         if global_batch_size % (micro_batch_size * dp_size):
             raise ValueError(
-                f"expected trainer.global_batch_size divisible by micro_batch_size × data-parallel ranks = {micro_batch_size} × "
-                f"{dp_size}, got {global_batch_size}"
+                f"expected trainer.global_batch_size divisible by micro_batch_size × data-parallel ranks = "
+                f"{micro_batch_size} × {dp_size}, got {global_batch_size}"
             )
         self.windows = windows
         self.seed, self.shuffle = seed, shuffle

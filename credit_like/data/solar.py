@@ -1,6 +1,7 @@
 """Insolation at the top of the atmosphere, computed from time and place.
 
-Symbols: φ latitude, δ declination, h hour angle, h₀ hour angle of sunset, γ day angle = 2π · fraction of the year passed.
+Symbols: φ latitude, δ declination, h hour angle, h₀ hour angle of sunset, γ day angle = 2π · fraction of the year
+passed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Mean, standard deviation and standard deviation of the change per channel, and what is missing, in one pass over the data.
+"""Mean, standard deviation, standard deviation of the change per channel, and what is missing, in one pass.
 
-Moments are kept as count, mean and sum of squared deviations in float64 and merged exactly (Chan, Golub and LeVeque 1983,
-doi:10.1080/00031305.1983.10483115), so that the result depends on neither block size nor order beyond rounding.
-Every grid point counts the same; areas are not weighed. Points without data do not count.
+Moments are kept as count, mean and sum of squared deviations in float64 and merged exactly (Chan, Golub and LeVeque
+1983, doi:10.1080/00031305.1983.10483115), so that the result depends on neither block size nor order beyond
+rounding. Every grid point counts the same; areas are not weighed. Points without data do not count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import credit_like
-from credit_like.data.store import FieldStore, Fields
+from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
@@ -35,9 +35,10 @@ _LOG = logging.getLogger(__name__)
 class Statistics:
     """One dataset over dimension `channel`, all roles in the order of `Variables`.
 
-    `mean`, `std`, `change_std` (channel) float64 in the data's units; `change_std` is NaN for static channels and where no two
-    times follow each other. `valid` (channel, latitude, longitude) says which points ever have data; `missing_time`
-    (missing) lists the times at which some other point lacks them, `missing_seconds` the same as numbers.
+    `mean`, `std`, `change_std` (channel) float64 in the data's units; `change_std` is NaN for static channels and
+    where no two times follow each other. `valid` (channel, latitude, longitude) says which points ever have data;
+    `missing_time` (missing) lists the times at which some other point lacks them, `missing_seconds` the same as
+    numbers.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -74,7 +75,8 @@ class Statistics:
         if absent := [name for name in wanted if name not in self._at]:
             known = list(self._at)
             raise ValueError(
-                f"expected statistics of {absent[0]!r}, got those of {', '.join(known)}{did_you_mean(absent[0], known)}; "
+                f"expected statistics of {absent[0]!r}, got those of {', '.join(known)}"
+                f"{did_you_mean(absent[0], known)}; "
                 "fit them again with `credit-like preprocess`"
             )
         return [self._at[name] for name in wanted]
@@ -85,7 +87,9 @@ class Statistics:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         encoding = {"valid": {"zlib": True, "dtype": "i1"}}
         try:
-            self.dataset.assign(valid=self.dataset["valid"].astype("i1")).to_netcdf(draft, engine="netcdf4", encoding=encoding)
+            self.dataset.assign(valid=self.dataset["valid"].astype("i1")).to_netcdf(
+                draft, engine="netcdf4", encoding=encoding
+            )
             with open(draft, "rb") as written:
                 os.fsync(written.fileno())
             draft.replace(path)
@@ -233,8 +237,8 @@ def fit_statistics(
 ) -> Statistics:
     """Fit to the training period; missing fields are looked for in all three periods.
 
-    Raises ValueError for a predicted channel that is constant or never has data. A constant forcing or static channel gets
-    a standard deviation of 1.
+    Raises ValueError for a predicted channel that is constant or never has data. A constant forcing or static
+    channel gets a standard deviation of 1.
     """
     varying = [*variables.outputs, *variables.role("dynamic_forcing")]
     positions, training = wanted_times(store, data)
@@ -318,7 +322,8 @@ def _guard(
     still = np.isin(names, predicted) & (constant | (change_std == 0))
     if still.any():
         raise ValueError(
-            f"expected predicted variables that vary over the training period, got {', '.join(np.array(names)[still])} constant; "
+            "expected predicted variables that vary over the training period, got "
+            f"{', '.join(np.array(names)[still])} constant; "
             "remove them or make them static"
         )
     if constant.any():
@@ -336,7 +341,7 @@ def _missing(store: FieldStore, names: Sequence[str], total: Scan) -> list[tuple
     for position in sorted(total.lacking):
         more = np.flatnonzero(total.lacking[position] > never)
         if len(more):
-            result.append((position, " ".join(names[i] for i in more)))
+            result.append((position, " ".join(names[i] for i in more.tolist())))
     if result:
         first = ", ".join(f"{to_text(store.times[at])} ({what})" for at, what in result[:5])
         dots = ", …" if len(result) > 5 else ""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from pydantic import BaseModel
 
 from credit_like import registry
 from credit_like.data import aliases, solar, units
@@ -26,6 +25,8 @@ from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import ROLES, Variable, Variables
 
 Fields = NDArray[np.float32]
+Out = Sequence[Fields] | Fields
+"""One array (C, H, W) for each time."""
 Problems = list[tuple[tuple[str | int, ...], str]]
 _ATTRS = ("units", "long_name", "standard_name", "cell_methods", "positive")
 _SOLAR_ATTRS = {
@@ -156,20 +157,23 @@ class FieldStore:
         variables: Sequence[Variable],
         times: Sequence[int] | NDArray[np.int64],
         rows: slice = slice(None),
-        out: Sequence[Fields] | None = None,
+        out: Out | None = None,
     ) -> Fields:
         """(T, C, H, W) float32 at positions on the time axis, NaN where there are no data.
 
         Only `rows` are read where the files allow it. `out` gives T arrays (C, H, W) to fill instead;
-        the result is then empty. Computed and cyclic variables go on beyond the last time; others raise IndexError there.
-        Raises ReadError naming variable, time and file where reading fails three times.
+        the result is then empty. Computed and cyclic variables go on beyond the last time; others raise IndexError
+        there. Raises ReadError naming variable, time and file where reading fails three times.
         """
         positions = np.asarray(times, np.int64)
         height = len(range(*rows.indices(self.grid.height)))
         result = np.empty((0, 0, 0, 0), np.float32)
+        into: Out = result
         if out is None:
-            out = result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
-        jobs = [(variable, channels, positions, rows, out) for variable, channels in _stacked(variables)]
+            into = result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
+        else:
+            into = out
+        jobs = [(variable, channels, positions, rows, into) for variable, channels in _stacked(variables)]
         if len(jobs) > 1 and self._concurrent():
             for done in [self._threads().submit(self._fill, *job) for job in jobs]:
                 done.result()
@@ -190,7 +194,7 @@ class FieldStore:
         times: Sequence[int] | NDArray[np.int64],
         now: int,
         rows: slice = slice(None),
-        out: Sequence[Fields] | None = None,
+        out: Out | None = None,
     ) -> Fields:
         """Dynamic forcing as a forecast from position `now` knows it: (T, C, H, W), or into `out`, as `read` does.
 
@@ -200,18 +204,19 @@ class FieldStore:
         positions = np.asarray(times, np.int64)
         height = len(range(*rows.indices(self.grid.height)))
         result = np.empty((0, 0, 0, 0), np.float32)
+        into: Out = result
         if out is None:
-            out = result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
+            into = result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
+        else:
+            into = out
         for variable, channels in _stacked(variables):
             at = np.minimum(positions, now) if variable.spec.fill == "persist" else positions
-            self._fill(variable, channels, at, rows, out)
+            self._fill(variable, channels, at, rows, into)
         return result
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _fill(
-        self, variable: Variable, channels: slice, positions: NDArray[np.int64], rows: slice, out: Sequence[Fields]
-    ) -> None:
+    def _fill(self, variable: Variable, channels: slice, positions: NDArray[np.int64], rows: slice, out: Out) -> None:
         if variable.spec.compute == "solar":
             latitude = self.grid.latitude[rows]
             times = from_seconds(self.time_seconds(positions), self.calendar)
@@ -236,8 +241,8 @@ class FieldStore:
             return _nearest_in_year(axis, from_seconds(self.time_seconds(positions), self.calendar))
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self.times):
             raise IndexError(
-                f"expected times from {to_text(self.times[0])} to {to_text(self.times[-1])}, got position {positions.max()} "
-                f"of {len(self.times)}; for forcing beyond the data use `fill: persist` or `cyclic`"
+                f"expected times from {to_text(self.times[0])} to {to_text(self.times[-1])}, got position "
+                f"{positions.max()} of {len(self.times)}; for forcing beyond the data use `fill: persist` or `cyclic`"
             )
         mapping = self._sources[place.source].position
         return positions if mapping is None else mapping[positions]
@@ -327,7 +332,7 @@ def _nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
     return np.argmin(np.minimum(apart, 1 - apart), axis=1)
 
 
-# --- opening -------------------------------------------------------------------------------------------------------------
+# --- opening ---------------------------------------------------------------------------------------------------------
 
 
 def open_store(data: DataSection, variables: Variables) -> FieldStore:
@@ -375,8 +380,7 @@ def _open_sources(
         if like is None:
             problems.append((where, f"expected a source with files to read {path} like, got {data.source[0].type}"))
             continue
-        config: BaseModel = like.model_copy(update={"path": path})
-        sources.append(_Source(config))
+        sources.append(_Source(like.model_copy(update={"path": path})))
         datasets.append(_try_open(sources[-1], where, problems))
     return sources, datasets
 
@@ -461,7 +465,8 @@ def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dat
             return (0,)
         else:
             raise ValueError(
-                f"expected {var} of {where} without levels, got {len(there)}; move it to `level` or give one in `levels`"
+                f"expected {var} of {where} without levels, got {len(there)}; "
+                "move it to `level` or give one in `levels`"
             )
     positions = []
     for level in wanted:
@@ -508,7 +513,8 @@ def _common_times(
     calendar = calendars[used[0]]
     for i in used:
         if calendars[i] != calendar:
-            told = f"expected one calendar, got {calendar} in {sources[used[0]].where} and {calendars[i]} in {sources[i].where}"
+            other = f"{calendars[i]} in {sources[i].where}"
+            told = f"expected one calendar, got {calendar} in {sources[used[0]].where} and {other}"
             raise StoreError([(("data", "source"), told)])
     since = {i: seconds(axis) for i, axis in axes.items()}
     for i, axis in since.items():
@@ -534,7 +540,7 @@ def _common_times(
 
 
 def _thin(axis: NDArray[np.int64], step: int, where: str) -> NDArray[np.int64]:
-    """Times that are whole steps apart: from midnight of the first day if such times exist, else from the first time."""
+    """Times that are whole steps apart: from midnight of the first day if there are such, else from the first time."""
     if len(axis) == 1:
         return axis
     spacing = int(np.diff(axis).min())
@@ -542,7 +548,8 @@ def _thin(axis: NDArray[np.int64], step: int, where: str) -> NDArray[np.int64]:
         return axis
     if step % spacing:
         hours = f"{spacing / 3600:g} h"
-        told = f"expected a multiple of {hours}, the spacing of the times in {where}, got {step / 3600:g} h; change data.timestep"
+        got = f"{step / 3600:g} h"
+        told = f"expected a multiple of {hours}, the spacing of the times in {where}, got {got}; change data.timestep"
         raise StoreError([(("data", "timestep"), told)])
     midnight = axis[0] - axis[0] % 86400
     kept = axis[(axis - midnight) % step == 0]

@@ -1,7 +1,8 @@
 """Times in any CF calendar: text ↔ time ↔ seconds.
 
-Times of the standard calendar are numpy `datetime64[s]`; those of other calendars (noleap, 360_day, …) are `cftime.datetime`
-objects. `seconds` counts from 1970-01-01 in the times' own calendar, so that differences and comparisons are integers.
+Times of the standard calendar are numpy `datetime64[s]`; those of other calendars (noleap, 360_day, …) are
+`cftime.datetime` objects. `seconds` counts from 1970-01-01 in the times' own calendar, so that differences and
+comparisons are integers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Conversion between the units that weather data come in.
 
-A unit string is a product of powers (`kg m-2 s-1`, `m**2 s**-2`, `W/m^2`); each symbol is a factor times powers of kg, m, s, K.
+A unit string is a product of powers (`kg m-2 s-1`, `m**2 s**-2`, `W/m^2`); each symbol is a factor times powers of
+kg, m, s, K.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ _LOG = logging.getLogger(__name__)
 class Windows(Dataset[Sample]):
     """Windows of `history_len` frames up to t and `forecast_len` targets after it, inside one period and without gaps.
 
-    `starts` (N,) are the positions t. Times in `missing_times` lie in no window; what is left out for them and for gaps is
-    counted and logged once. `rows` are this rank's rows of latitude. Points without data according to `mask` (C, H, W of the
-    outputs, all rows) may be NaN; any other NaN raises ValueError. Raises ValueError where no window is left.
+    `starts` (N,) are the positions t. Times in `missing_times` lie in no window; what is left out for them and for
+    gaps is counted and logged once. `rows` are this rank's rows of latitude. Points without data according to
+    `mask` (C, H, W of the outputs, all rows) may be NaN; any other NaN raises ValueError. Raises ValueError where
+    no window is left.
     """
 
     def __init__(
@@ -87,11 +88,11 @@ class Windows(Dataset[Sample]):
                 bad = ~np.isfinite(field)
                 if self.has_data is not None:
                     bad &= self.has_data[c]
-                if self.has_data is None and bad.all() or self.has_data is not None and bad.any():
+                if bad.all() if self.has_data is None else bad.any():
                     time = to_text(from_seconds(self.store.time_seconds([int(position)]), self.store.calendar)[0])
                     raise ValueError(
-                        f"expected data of {channel} at {time}, got {bad.sum()} missing of {bad.size} points; the data have "
-                        "changed since the statistics were fitted: fit them again with `credit-like preprocess`"
+                        f"expected data of {channel} at {time}, got {bad.sum()} missing of {bad.size} points; the data "
+                        "have changed since the statistics were fitted: fit them again with `credit-like preprocess`"
                     )
 
 
@@ -125,8 +126,8 @@ def _starts(
         )  # fmt: skip
     if not len(kept):
         raise ValueError(
-            f"expected a window of {history_len} + {forecast_len} times in the period {shown}, got none: {len(starts)} fit, "
-            f"{(~whole).sum()} have gaps in time, {(whole & ~present).sum()} missing fields; change the period, "
+            f"expected a window of {history_len} + {forecast_len} times in the period {shown}, got none: "
+            f"{len(starts)} fit, {(~whole).sum()} have gaps in time, {(whole & ~present).sum()} missing fields; change the period, "
             "data.history_len or data.forecast_len"
         )
     return kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import fsspec
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
+from pydantic import Field
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
@@ -33,7 +35,8 @@ _AXES = {"T": "time", "Z": "level", "Y": "latitude", "X": "longitude"}
 _NAMES = {
     "time": ("time", "valid_time", "timestep", "times", "date", "datetime", "step"),
     "level": (
-        "level", "lev", "plev", "pressure_level", "isobaricInhPa", "model_level", "hybrid", "pressure", "pfull", "height", "depth",
+        "level", "lev", "plev", "pressure_level", "isobaricInhPa", "model_level", "hybrid", "pressure", "pfull",
+        "height", "depth",
     ),
     "latitude": ("latitude", "lat", "nav_lat", "y", "grid_yt"),
     "longitude": ("longitude", "lon", "nav_lon", "x", "grid_xt"),
@@ -71,17 +74,17 @@ class FileConfig(Section):
     """What one can say about files of any format."""
 
     path: str | tuple[str, ...] = ""
-    """File, folder of a store, glob, strftime template (all that exist are used), URL that fsspec knows, or a list of these."""
-    rename: dict[str, str] = {}
+    """File, folder of a store, glob, strftime template (all that exist are used), URL that fsspec knows, or a list."""
+    rename: dict[str, str] = Field(default={})
     """Name in the files → name here, where `var` of a variable is not enough."""
     dims: Dims = Dims()
     time_units: str | None = None
-    """Units of the time coordinate, when the files do not say: `hours since 1990-01-01`, or `hours since reftime` with a
-    variable of the files that holds the start as text."""
+    """Units of the time coordinate, when the files do not say: `hours since 1990-01-01`, or `hours since reftime` with
+    a     variable of the files that holds the start as text."""
     calendar: str | None = None
     """Calendar of the time coordinate, when the files do not say."""
     region: Region | None = None
-    storage_options: dict[str, Any] = {}
+    storage_options: dict[str, Any] = Field(default={})
     """Passed on to fsspec for a URL."""
 
 
@@ -144,8 +147,8 @@ def open_files(
             continue
         if both := sorted(set(map(str, merged.data_vars)) & set(map(str, joined.data_vars))):
             raise ValueError(
-                f"expected files of the same variables or of different ones, got {', '.join(both)} in several files beside "
-                f"others, e.g. {files[0].path}; give such a variable its own `path`, or list several sources"
+                f"expected files of the same variables or of different ones, got {', '.join(both)} in several files "
+                f"beside others, e.g. {files[0].path}; give such a variable its own `path`, or list several sources"
             )
         _same_coordinates(merged, joined, files[0].path, ("time", *DIMS[1:]))
         merged = merged.assign(joined.data_vars)
@@ -238,7 +241,7 @@ class _Joined(BackendArray):
         positions = np.arange(self.shape[self.axis])[wanted]
         of_file = np.searchsorted(self.bounds, positions, "right") - 1
         cuts = [0, *(np.flatnonzero(np.diff(of_file)) + 1), len(positions)]
-        parts = [self._part(key, int(of_file[a]), positions[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+        parts = [self._part(key, int(of_file[a]), positions[a:b]) for a, b in itertools.pairwise(cuts)]
         axis = sum(not isinstance(k, int | np.integer) for k in key[: self.axis])
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
@@ -326,7 +329,8 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
         return values.astype("datetime64[s]")
     if "since" not in str(attrs.get("units", "")):
         raise ValueError(
-            f"expected time units such as 'hours since 1990-01-01' in {path}, got {attrs.get('units')!r}; set time_units"
+            f"expected time units such as 'hours since 1990-01-01' in {path}, got {attrs.get('units')!r}; "
+            "set data.source.time_units"
         )
     try:
         coder = xr.coders.CFDatetimeCoder(time_unit="s")
@@ -342,7 +346,7 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
 
 
 def _decode_values(dataset: xr.Dataset) -> xr.Dataset:
-    """Scale, offset and missing values applied, where there are any: floats whose missing value is NaN pass untouched."""
+    """Scale, offset and missing values applied; floats whose missing value is NaN pass untouched."""
     coded = [str(name) for name, variable in dataset.variables.items() if name != "time" and _is_coded(variable)]
     plain = dataset.drop_vars(coded)
     for name in set(map(str, plain.variables)) - {"time"}:

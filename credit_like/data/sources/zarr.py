@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
 import xarray as xr
+import zarr
+from xarray.core import indexing
 
+from credit_like.data.chunks import ChunkedArray, layout_of
 from credit_like.data.sources._files import FileConfig, is_url, open_files
 from credit_like.variables import Variable
 
@@ -23,6 +27,19 @@ def open_dataset(config: Config, variables: Sequence[Variable] | None = None) ->
 
     def open_one(path: str) -> xr.Dataset:
         options = dict(config.storage_options) if is_url(path) else None
-        return xr.open_zarr(path, chunks=None, decode_cf=False, storage_options=options)
+        dataset = xr.open_zarr(path, chunks=None, decode_cf=False, storage_options=options)
+        return dataset if is_url(path) or not Path(path).is_dir() else _direct(dataset, Path(path))
 
     return open_files(config, open_one, "a zarr store")
+
+
+def _direct(dataset: xr.Dataset, folder: Path) -> xr.Dataset:
+    """The same, with data variables that read their chunks themselves where that is possible."""
+    group = zarr.open_group(folder, mode="r")
+    for name, variable in dataset.data_vars.items():
+        array = group[str(name)]
+        layout = layout_of(array, folder) if isinstance(array, zarr.Array) else None
+        if layout is not None:
+            lazy = indexing.LazilyIndexedArray(ChunkedArray(layout))
+            dataset[name] = xr.Variable(variable.dims, lazy, variable.attrs)
+    return dataset
