@@ -35,6 +35,8 @@ def directives(plan: Plan, site: SiteSection) -> list[str]:
     """The scheduler's lines; one that holds a value nobody gave is left out."""
     dialect = scheduler.of(site)
     values = {**plan.resources.values(), "job": plan.job, "logs": str(plan.logs)}
+    if plan.mode != "train":
+        values["stop_before"] = None  # only a training knows what to do with a signal
     lines = []
     for line in (*site.directives, *site.nodes[plan.resources.kind].request):
         names = placeholders(line)
@@ -86,7 +88,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
         "    [[ $rank == launcher ]] && rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}}",
         *(
             ["    export PATH=$CREDIT_LIKE_PATH LD_LIBRARY_PATH=$CREDIT_LIKE_LD_LIBRARY_PATH  # pbsdsh passes none"]
-            if site.launcher == "pbsdsh"
+            if site.launcher == "pbsdsh" and r.nodes > 1
             else []
         ),
         "    export CREDIT_LIKE_DEADLINE=$deadline",

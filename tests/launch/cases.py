@@ -26,7 +26,9 @@ REQUESTS = {
 }
 
 
-def experiment(site: str, save_loc: str = "/scratch/me/runs/era5-1deg", pbs: dict | None = None, **sections) -> Experiment:
+def experiment(
+    site: str, save_loc: str = "/scratch/me/runs/era5-1deg", pbs: dict | None = None, **sections
+) -> Experiment:
     """A one-degree experiment for a site, as far as launching looks at it."""
     request = dict(REQUESTS[site], **(pbs or {}))
     if site == "gadi":

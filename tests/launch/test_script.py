@@ -105,7 +105,9 @@ def test_no_request_yields_totals_that_disagree(site, mode, nodes, ngpus, minute
             "micro_batch_size": micro,
             "global_batch_size": batch,
         },
-        inference={"init": ["2000-08-01", (dt.datetime(2000, 8, 1) + dt.timedelta(hours=6 * (times - 1))).isoformat(), "6h"]},
+        inference={
+            "init": ["2000-08-01", (dt.datetime(2000, 8, 1) + dt.timedelta(hours=6 * (times - 1))).isoformat(), "6h"]
+        },
     )
     options = Options(nodes=nodes, ngpus=ngpus, walltime=dt.timedelta(minutes=minutes))
     try:
@@ -156,11 +158,13 @@ def test_no_request_yields_totals_that_disagree(site, mode, nodes, ngpus, minute
 
 
 def test_values_with_blanks_and_quotes_reach_the_run(tmp_path):
-    awkward = {"GREETING": "it's a \"quoted\" $HOME `date`", "EMPTY": ""}
+    awkward = {"GREETING": 'it\'s a "quoted" $HOME `date`', "EMPTY": ""}
     given_experiment = experiment("local", save_loc=str(tmp_path / "my run"), pbs={"environment": awkward})
     plan = plan_jobs(given_experiment, "evaluate", python="/usr/bin/env", workdir=tmp_path)
     (text,) = render(plan, profile("local")).values()
-    text = text.replace('"$python" -m credit_like.cli evaluate "$experiment"', 'printf "%s\\n" "$GREETING" "$EMPTY" "$experiment"')
+    text = text.replace(
+        '"$python" -m credit_like.cli evaluate "$experiment"', 'printf "%s\\n" "$GREETING" "$EMPTY" "$experiment"'
+    )
     text = text.replace('"$python" -m', "true")
     environ = {**os.environ, "CREDIT_LIKE_JOB": "1"}
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environ)

@@ -5,7 +5,6 @@
 #SBATCH --time=12:00:00
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
-#SBATCH --signal=B:USR1@300
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/me/runs/era5-1deg/jobs/logs/%x-%j.log

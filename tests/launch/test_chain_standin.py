@@ -1,0 +1,181 @@
+"""Scripts executed as jobs of a stand-in for PBS: chains, walltime, failures, arrays; with a trainer in little."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from credit_like.launch.resources import Options
+from credit_like.launch.status import status
+from credit_like.launch.submit import submit
+from credit_like.schema.base import parse_duration
+from tests.launch.cases import experiment
+from tests.launch.standin import StandIn
+from tests.launch.stub.stub_trainer import uninterrupted
+
+STUB = Path(__file__).parent / "stub"
+
+
+def python(folder: Path, real_agent: bool = False) -> str:
+    """A Python in whose eyes the command line is the trainer in little, and torchrun too unless `real_agent`."""
+    wrapper = folder / "python"
+    swap = {"credit_like.cli": "stub_trainer"} | ({} if real_agent else {"torch.distributed.run": "stub_agent"})
+    cases = "\n".join(f"    {old}) words+=({new}) ;;" for old, new in swap.items())
+    root = Path(__file__).parents[2]
+    wrapper.write_text(
+        f"#!/bin/bash\nexport PYTHONPATH={STUB}:{root} OMP_NUM_THREADS=1\nwords=()\n"
+        f'for word in "$@"; do case $word in\n{cases}\n    *) words+=("$word") ;;\nesac; done\nexec {sys.executable} "${{words[@]}}"\n'
+    )
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    return str(wrapper)
+
+
+def write_experiment(folder: Path, steps: int, seconds: float, site: str = "generic-pbs", **environment: str) -> Path:
+    """A training of two CPU processes on each of two nodes."""
+    variables = {"STUB_STEPS": str(steps), "STUB_SECONDS": str(seconds), **environment}
+    request = {
+        "nodes": 2, "ngpus": 0, "processes": 2, "queue": None, "environment": variables, "walltime": "00:10:00",
+        "rollout": {"nodes": 3, "ngpus": 0, "processes": 2},
+    }  # fmt: skip
+    given = experiment(
+        site,
+        save_loc=str(folder / "run"),
+        pbs=request,
+        evaluation={"metrics": []},
+        trainer={"parallelism": {"data": "ddp"}, "global_batch_size": 4},
+    )
+    file = folder / "experiment.yml"
+    file.write_text(json.dumps(given.to_dict()))
+    return file
+
+
+@pytest.fixture
+def pbs(tmp_path, monkeypatch):
+    with StandIn(tmp_path / "pbs") as standin:
+        monkeypatch.setenv("PATH", standin.path)
+        yield standin
+
+
+def run_folder_says(folder: Path) -> tuple[str, int, str]:
+    told = json.loads((folder / "status.json").read_text())
+    return told["state"], told["step"], (folder / "checkpoints" / f"step-{told['step']}" / "weight").read_text()
+
+
+def test_chain_that_finishes_early_lets_the_rest_pass(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=3, seconds=0.01, EXTRA="it's here")
+    plan = submit(file, chain=3, python=python(tmp_path))
+    jobs = pbs.wait()
+    assert [job["code"] for job in jobs.values()] == [0, 0, 0], pbs.outputs
+    assert [job["after"] for job in jobs.values()] == [[], [plan.ids[0]], [plan.ids[1]]]
+    assert run_folder_says(tmp_path / "run") == ("finished", 3, uninterrupted(3))
+    seen = sorted(path.name for path in (tmp_path / "run" / "seen").glob("*-?.json"))
+    assert seen == [f"{plan.ids[0]}-{rank}.json" for rank in range(4)]  # 2 nodes × 2 processes, in the first job only
+    told = json.loads((tmp_path / "run" / "seen" / f"{plan.ids[0]}-3.json").read_text())
+    assert told == {"world": 4, "cwd": str(Path.cwd()), "extra": "it's here"}
+    rows = status(tmp_path / "run").jobs
+    assert [(row.job, row.mode) for row in rows] == [(job, "train") for job in plan.ids]
+    assert [row.state for row in rows] == ["finished, exit status 0"] + ["not needed: finished at step 3"] * 2
+
+
+def test_failure_stops_the_chain_with_its_reason(tmp_path, pbs):
+    file = write_experiment(
+        tmp_path, steps=9, seconds=0.01, STUB_FAULT="fail", STUB_FAULT_STEP="4", STUB_SAVE_EVERY="2"
+    )
+    plan = submit(file, chain=2, python=python(tmp_path))
+    jobs = pbs.wait()
+    assert [job["code"] for job in jobs.values()] == [1, 1], pbs.outputs
+    assert f"job {plan.ids[0]} failed at step 4: loss is nan; the chain stops" in pbs.outputs[plan.ids[1]]
+    assert "stopped: job" in status(tmp_path / "run").jobs[1].state
+
+
+def test_job_that_dies_without_a_checkpoint_stops_the_chain(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=9, seconds=0.01, STUB_FAULT="crash", STUB_FAULT_STEP="4")
+    plan = submit(file, chain="auto", options=Options(nodes=1), overrides=["pbs.processes=1"], python=python(tmp_path))
+    pbs.nodefile.write_text("localhost\n")
+    jobs = pbs.wait()
+    assert [job["code"] for job in jobs.values()] == [9, 1], (
+        pbs.outputs
+    )  # the job that died had submitted its successor
+    assert f"job {plan.ids[0]} ended with exit status 9 and no new checkpoint" in list(pbs.outputs.values())[1]
+
+
+def test_submitting_again_after_a_failure_goes_on(tmp_path, pbs):
+    file = write_experiment(
+        tmp_path, steps=9, seconds=0.01, STUB_FAULT="fail", STUB_FAULT_STEP="4", STUB_SAVE_EVERY="2"
+    )
+    submit(file, python=python(tmp_path))
+    pbs.wait()
+    submit(file, overrides=["pbs.environment.STUB_FAULT=none"], python=python(tmp_path))
+    pbs.wait()
+    assert run_folder_says(tmp_path / "run") == ("finished", 9, uninterrupted(9))
+
+
+def test_wrong_number_of_nodes_is_said(tmp_path, pbs):
+    pbs.nodefile.write_text("localhost\n")
+    plan = submit(write_experiment(tmp_path, steps=3, seconds=0.01), python=python(tmp_path))
+    jobs = pbs.wait()
+    assert jobs[plan.ids[0]]["code"] == 1
+    assert "expected 2 nodes, got 1: localhost" in pbs.outputs[plan.ids[0]]
+
+
+@pytest.mark.parametrize("site", ["generic-pbs", "gadi"])
+def test_rollout_covers_every_share_once(tmp_path, pbs, site):
+    file = write_experiment(tmp_path, steps=3, seconds=0.01, site=site)
+    (tmp_path / "run" / "checkpoints" / "step-3").mkdir(parents=True)
+    queue = Options(queue="normal") if site == "gadi" else None
+    plan = submit(
+        file, "rollout", queue, overrides=["inference.init=[2000-08-01, 2000-08-02, 6h]"], python=python(tmp_path)
+    )
+    jobs = pbs.wait()
+    assert plan.shares == 5  # times, although 3 jobs × 2 processes could do 6
+    assert {job["code"] for job in jobs.values()} == {0}, pbs.outputs
+    assert len(jobs) == (1 if site == "generic-pbs" else 3)  # one array, or as many jobs
+    made = {path.name for path in (tmp_path / "run" / "forecasts").iterdir()}
+    assert made == {f"rollout---share-{i}of5.json" for i in range(1, 6)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("site", "chain"), [("generic-pbs", "auto"), ("generic-pbs", 5), ("gadi", 5)])
+def test_walltime_neither_breaks_the_chain_nor_repeats_work(tmp_path, pbs, site, chain):
+    if site == "gadi":
+        pbs.nodefile.write_text("127.0.0.1\n" * 3 + "localhost\n" * 3)  # a line per CPU, as there
+    file = write_experiment(tmp_path, steps=130, seconds=0.1, site=site)
+    options = Options(walltime=parse_duration("10s"), queue="normal" if site == "gadi" else None)
+    plan = submit(file, options=options, chain=chain, python=python(tmp_path))
+    jobs = pbs.wait()
+    assert run_folder_says(tmp_path / "run") == ("finished", 130, uninterrupted(130)), pbs.outputs
+    assert {job["code"] for job in jobs.values()} == {0}
+    assert pbs.killed == []  # every job ended before its walltime
+    log = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert log == list(range(1, 131))  # each step once
+    stopped = [row for row in status(tmp_path / "run").jobs if row.state == "continue, exit status 0"]
+    assert stopped
+    for rank in range(4):  # every worker of both nodes was told, by the signal meant for it
+        assert "SIGUSR1" in json.loads((tmp_path / "run" / "seen" / f"{plan.ids[0]}-{rank}-signals.json").read_text())
+
+
+@pytest.mark.slow
+def test_killed_jobs_go_on_from_the_last_checkpoint(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=80, seconds=0.1, STUB_FAULT="deaf", STUB_SAVE_EVERY="10")
+    submit(file, options=Options(walltime=parse_duration("6s")), chain="auto", python=python(tmp_path))
+    jobs = pbs.wait()
+    assert run_folder_says(tmp_path / "run") == ("finished", 80, uninterrupted(80)), pbs.outputs
+    assert pbs.killed
+    assert len(jobs) >= 2
+
+
+@pytest.mark.slow
+def test_torchrun_leaves_the_signals_to_the_workers(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=200, seconds=0.1)
+    options = Options(walltime=parse_duration("24s"))
+    plan = submit(file, options=options, chain="auto", python=python(tmp_path, real_agent=True))
+    pbs.wait()
+    assert run_folder_says(tmp_path / "run") == ("finished", 200, uninterrupted(200)), pbs.outputs
+    assert pbs.killed == []
+    log = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert log == list(range(1, 201))
+    assert len(plan.ids) == 1
