@@ -9,13 +9,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from credit_like.data import times
-from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import SPLITS, Finding, layout, section_findings, specs, world_of
 from credit_like.schema.data import Period
@@ -23,6 +21,9 @@ from credit_like.schema.errors import ExperimentError, Locations, Path, Problem,
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_located
 from credit_like.variables import Variables
+
+if TYPE_CHECKING:
+    from credit_like.data.store import FieldStore
 
 # What the libraries behind a store raise for files that are not there, not whole or not what they should be.
 _UNREADABLE = (OSError, ValueError, KeyError, RuntimeError)
@@ -53,11 +54,15 @@ class Store:
 
     def parse(self, text: str) -> int:
         """Seconds of an ISO time. Raises ValueError for a day that the calendar does not have."""
-        return times.parse(text, self.calendar)
+        from credit_like.data.times import parse
+
+        return parse(text, self.calendar)
 
     def text(self, seconds: int) -> str:
         """The ISO time at these seconds."""
-        return times.to_text(times.from_seconds(np.array([seconds]), self.calendar)[0])
+        from credit_like.data.times import from_seconds, to_text
+
+        return to_text(from_seconds(np.array([seconds]), self.calendar)[0])
 
     def inside(self, period: Period) -> NDArray[np.int64]:
         """Seconds of the store's times in a period."""
@@ -98,6 +103,9 @@ def _inspect(experiment: Experiment, world_size: int | None) -> tuple[list[Findi
     except ValueError as error:
         # Names and levels that do not make channels have been reported one by one already.
         return findings or [(("data",), str(error))], None
+    # Imported here, so that a misspelt key is answered before the libraries of the stores are loaded.
+    from credit_like.data.store import StoreError, open_store
+
     try:
         store = Store(open_store(experiment.data, variables), variables, experiment)
     except StoreError as error:

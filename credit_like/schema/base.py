@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -83,16 +84,17 @@ def _duration(text: str) -> dt.timedelta | None:
         hours, minutes, seconds = map(int, clock.groups())
         return dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
     short = _DURATION.fullmatch(text)
-    return dt.timedelta(seconds=float(short[1]) * _UNITS[short[2]]) if short else None
+    # Decimal, because a float cannot hold the microseconds of a century.
+    return dt.timedelta(microseconds=int(Decimal(short[1]) * _UNITS[short[2]] * 10**6)) if short else None
 
 
 def format_duration(duration: dt.timedelta) -> str:
     """The longest unit of `Nd`, `Nh`, `Nmin`, `Ns` that is exact."""
-    seconds = duration.total_seconds()
-    for unit in ("d", "h", "min"):
-        if seconds % _UNITS[unit] == 0:
-            return f"{int(seconds // _UNITS[unit])}{unit}"
-    return f"{seconds:.6f}".rstrip("0").rstrip(".") + "s"
+    seconds = duration // dt.timedelta(seconds=1)
+    if microseconds := duration.microseconds:
+        return f"{seconds}.{microseconds:06d}".rstrip("0") + "s"
+    unit = next(unit for unit in ("d", "h", "min", "s") if seconds % _UNITS[unit] == 0)
+    return f"{seconds // _UNITS[unit]}{unit}"
 
 
 Duration = Annotated[

@@ -15,6 +15,8 @@ from credit_like.schema.plugin import PluginError, UnknownPluginError
 
 Path = tuple[str | int, ...]
 
+_PERIODS = (("data", "train"), ("data", "valid"), ("data", "test"), ("evaluation", "climatology_period"))
+
 _KEY = "\0"
 """Stands in a message for the key as the file spells it."""
 
@@ -45,12 +47,17 @@ class Locations:
         found: Path = ()
         key: list[str] = []
         for part in loc:
+            if found in _PERIODS and isinstance(part, int) and not self._has_parts((*found, part)):
+                continue  # `[first, last]` is one period, and 0 not its first time
             if (*found, part) in self._places:
                 found = (*found, part)
                 key.append(str(part))
             elif isinstance(part, str):
                 key.append(part)
         return self._places[found], ".".join(key)
+
+    def _has_parts(self, path: Path) -> bool:
+        return any((*path, key) in self._places for key in (0, "start", "end"))
 
     def problem(self, loc: Iterable[str | int], message: str) -> Problem:
         place, key = self.resolve(loc)

@@ -1,7 +1,8 @@
 """An experiment file → a frozen `Experiment`, with every problem's file and line.
 
 The file is YAML in its 1.2 core schema: `1e-3` is a number, `12:00:00` and `2020-01-01` are text, `on`, `off`, `yes`,
-`no` and `y` are text too (a variable may be called so). In a value, `$VAR` and `${VAR}` come from the environment.
+`no` and `y` are text too (a variable may be called so). In a value, `$VAR` and `${VAR}` come from the environment, and
+`$$` is a dollar.
 
 `include` names files relative to the file that includes them; all other paths in a file are relative to the current
 working directory, as paths on a command line are.
@@ -22,7 +23,7 @@ from pydantic import ValidationError
 from credit_like.schema.errors import ExperimentError, Locations, Path, Place, Problem, in_order, problems_of
 from credit_like.schema.experiment import Experiment
 
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\{))")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\{)|(\$))")
 _INT = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, Any] = {
@@ -58,10 +59,30 @@ def load_located(path: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
     try:
         experiment = Experiment.model_validate(data)
     except ValidationError as error:
-        problems += problems_of(error, Experiment, data, locations)
+        known = {problem.key for problem in problems}
+        # A value that could not be read is wrong in a second way only because of that.
+        problems += [p for p in problems_of(error, Experiment, data, locations) if p.key not in known]
     if problems:
         raise ExperimentError(in_order(problems, str(path)))
     return experiment, locations
+
+
+def dump_experiment(experiment: Experiment) -> str:
+    """The resolved experiment as YAML; `load_experiment` makes an equal one of it, whatever the environment."""
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        text = text.replace("$", "$$")
+        style = None if isinstance(_scalar(text), str) else "'"
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes what would not come back as text."""
+
+        def ignore_aliases(self, data: Any) -> bool:
+            return True
+
+    Dumper.add_representer(str, represent)
+    return yaml.dump(experiment.to_dict(), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 @dataclass(frozen=True)
@@ -229,11 +250,11 @@ def _construct(
         problems.append(Problem(root.file, place_of(part).line, ".".join(map(str, key)), message))
 
     place = place_of(node)
-    if any(node is other for other in above):
-        complain(node, path, "expected an anchor that does not contain itself, got one that does")
-        return _Tree(None, place)
     above = (*above, node)
     if isinstance(node, yaml.SequenceNode):
+        if any(item is other for item in node.value for other in above):
+            complain(node, path, "expected an anchor that does not contain itself, got one that does")
+            return _Tree([], place)
         items = [_construct(item, root, (*path, i), problems, above) for i, item in enumerate(node.value)]
         return _Tree(items, place)
     if isinstance(node, yaml.MappingNode):
@@ -248,6 +269,9 @@ def _construct(
                 complain(
                     key_node, (*path, key), f"expected each key once, got it at {first} too, remove one of the two"
                 )
+            if any(value_node is other for other in above):
+                complain(key_node, (*path, key), "expected an anchor that does not contain itself, got one that does")
+                continue
             child = _construct(value_node, root, (*path, key), problems, above)
             result[key] = _Tree(child.value, place_of(key_node))
         return _Tree(result, place)
@@ -257,9 +281,11 @@ def _construct(
 
 
 def _expand(text: str, complain: Any) -> str:
-    """`$VAR` and `${VAR}` from the environment; an unset variable is a problem."""
+    """`$VAR` and `${VAR}` from the environment, `$$` as a dollar; an unset variable is a problem."""
 
     def value(match: re.Match[str]) -> str:
+        if match[4]:
+            return "$"
         name = match[1] or match[2]
         if not name:
             complain(f"expected $VAR or ${{VAR}}, got {text!r}, change the reference")

@@ -32,7 +32,9 @@ def test_walltimes_are_hours_minutes_seconds(hours, minutes, seconds):
     assert parse_duration(f"{hours:02d}:{minutes:02d}:{seconds:02d}") == expected
 
 
-@pytest.mark.parametrize("text", ["6", "6 hours", "h", "-6h", "0h", "00:00:00", "6h30", "12:60:00", "", None, 6, True, "1e3s"])
+@pytest.mark.parametrize(
+    "text", ["6", "6 hours", "h", "-6h", "0h", "00:00:00", "6h30", "12:60:00", "", None, 6, True, "1e3s"]
+)
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(ValueError, match="expected a duration"):
         parse_duration(text)
@@ -61,7 +63,8 @@ def test_times_may_leave_out_the_clock_and_have_days_of_other_calendars():
 
 
 @pytest.mark.parametrize(
-    "text", ["2020", "2020-13-01", "2020-00-01", "2020-01-32", "2020-01-01T24", "2020-01-01T12:60", "1.1.2020", None, 2020]
+    "text",
+    ["2020", "2020-13-01", "2020-00-01", "2020-01-32", "2020-01-01T24", "2020-01-01T12:60", "1.1.2020", None, 2020],
 )
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match="expected a time"):

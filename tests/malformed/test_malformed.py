@@ -1,0 +1,146 @@
+"""Every file of this folder is wrong, and is answered with all that is wrong with it and nothing else.
+
+A file says itself what it expects: `#! a && b` at the end of a line asks for a message `<file>:<line>: …` that holds all of
+the parts; `#!! a && b` for a message anywhere. Each message belongs to one such comment.
+"""
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_like import cli
+
+HERE = Path(__file__).parent
+FILES = sorted(path.name for path in HERE.glob("*.yml"))
+IN_A_PROCESS = ["misspelt-key.yml", "variable-misspelt.yml", "zarr-truncated-chunk.yml", "statistics-not-finite.yml"]
+
+
+def dataset(steps):
+    """Fields on a 32 × 64 grid every 6 hours."""
+    random = np.random.default_rng(0)
+    grid = {"latitude": 90 - (np.arange(32) + 0.5) * 5.625, "longitude": np.arange(64) * 5.625}
+    times = np.datetime64("2000-01-01", "ns") + np.timedelta64(6, "h") * np.asarray(steps)
+    surface, level = ("time", "latitude", "longitude"), ("time", "level", "latitude", "longitude")
+    shape = (len(times), 32, 64)
+    data = {name: (level, random.normal(size=(len(times), 2, 32, 64)).astype("f4")) for name in ("U", "V")}
+    data |= {name: (surface, random.normal(size=shape).astype("f4")) for name in ("t2m", "rain")}
+    data["z"] = (surface[1:], random.normal(size=shape[1:]).astype("f4"))
+    return xr.Dataset(data, {**grid, "level": [500.0, 850.0], "time": times})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Stores, whole and broken, that the files name."""
+    from credit_like.data.statistics import fit_statistics
+    from credit_like.data.store import open_store
+    from credit_like.schema.load import load_experiment
+    from credit_like.variables import Variables
+
+    folder = tmp_path_factory.mktemp("stores")
+    good = dataset(range(60))
+    good.to_netcdf(folder / "good.nc")
+    dataset([step for step in range(60) if step not in (20, 21, 22)]).to_netcdf(folder / "gap.nc")
+    for name in ("chunk", "metadata"):
+        good.to_zarr(folder / f"{name}.zarr", encoding={"t2m": {"chunks": (1, 32, 64)}}, zarr_format=2)
+    cut = {folder / "chunk.zarr/t2m/59.0.0": 100, folder / "metadata.zarr/.zmetadata": 20}
+    for path, length in cut.items():
+        path.write_bytes(path.read_bytes()[:length])
+    (folder / "notes.txt").write_text("not a store\n")
+    (folder / "folder").mkdir()
+
+    os.environ["FOLDER"] = str(folder)
+    experiment = load_experiment(HERE / "parts/base.yml")
+    variables = Variables(experiment.data)
+    fit_statistics(open_store(experiment.data, variables), variables, experiment.data).save(folder / "statistics.nc")
+    with xr.open_dataset(folder / "statistics.nc") as statistics:
+        statistics = statistics.load()
+    spoilt = statistics.copy(deep=True)
+    spoilt["mean"].loc["V@850"] = np.nan
+    spoilt.to_netcdf(folder / "nan-statistics.nc")
+    statistics.isel(channel=slice(0, 2)).to_netcdf(folder / "other-statistics.nc")
+    yield folder
+    del os.environ["FOLDER"]
+
+
+def expectations(path):
+    """The parts that some message must hold, for each message."""
+    result = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if "#!! " in line:
+            result.append(line.split("#!! ")[1].split(" && "))
+        elif "#! " in line:
+            result.append([f"{path}:{number}: ", *line.split("#! ")[1].split(" && ")])
+    return result
+
+
+def listing(folder):
+    return sorted((str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*"))
+
+
+def command(path, folder):
+    """Exit status, lines on stderr and seconds of `credit-like check`, run in a process of its own.
+
+    The seconds are the processor's: a clock on the wall would time whatever else the machine does.
+    """
+    code = "from credit_like.cli import main; main()"
+    environment = {**os.environ, "FOLDER": str(folder), "OMP_NUM_THREADS": "1"}
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, "check", str(path)],
+        capture_output=True, text=True, env=environment, cwd=folder, check=False,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.returncode, done.stderr.splitlines(), seconds
+
+
+def judge(path, status, lines):
+    assert status == 2, lines
+    wanted = expectations(path)
+    assert wanted, f"{path.name} does not say what it expects"
+    left = list(lines)
+    for parts in wanted:
+        matching = [line for line in left if all(part in line for part in parts)]
+        assert matching, f"no message with {parts} in\n" + "\n".join(lines)
+        left.remove(matching[0])
+    assert not left, "messages that nothing asked for:\n" + "\n".join(left)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_problem_is_named_with_its_line_and_nothing_is_written(name, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["credit-like", "check", str(HERE / name)])
+    before = listing(folder)
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    judge(HERE / name, end.value.code, capsys.readouterr().err.splitlines())
+    assert listing(folder) == before
+
+
+@pytest.mark.parametrize("name", IN_A_PROCESS)
+def test_the_answer_takes_less_than_two_seconds(name, folder):
+    best = 10.0
+    for _ in range(3):  # the first may have to compile
+        status, lines, seconds = command(HERE / name, folder)
+        judge(HERE / name, status, lines)
+        best = min(best, seconds)
+        if best < 2:
+            break
+    assert best < 2
+
+
+def test_there_are_forty():
+    assert len(FILES) >= 40
+
+
+def test_the_file_that_the_others_include_is_right(folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["credit-like", "check", str(HERE / "parts/base.yml"), "--json"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code, capsys.readouterr().err

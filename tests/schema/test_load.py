@@ -1,0 +1,233 @@
+"""YAML → experiment: what a file may say, where its keys were written, and what overrides what."""
+
+import datetime as dt
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from credit_like.schema.errors import ExperimentError, Place
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import dump_experiment, load_experiment, load_located
+
+TEXT = """
+name: small
+save_loc: runs/small
+data:
+  source: {type: netcdf, path: data.nc}
+  timestep: 6h
+  prognostic: {surface: [t2m, {name: u, var: u10, levels: [10]}]}
+  train: [[2000-01-01, 2000-01-10], [2001-01-01, 2001-01-10]]
+  valid: [2002-01-01, 2002-01-10]
+  test: [2003-01-01, 2003-01-10]
+model: {type: persistence}
+"""
+
+
+@pytest.fixture()
+def write(tmp_path):
+    def _write(text, name="experiment.yml"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(text)
+        return path
+
+    return _write
+
+
+def problems(path, *overrides):
+    with pytest.raises(ExperimentError) as error:
+        load_experiment(path, overrides)
+    return error.value.problems
+
+
+def test_sections_arrive_as_written_and_defaults_are_filled_in(write):
+    experiment = load_experiment(write(TEXT))
+    assert experiment.name == "small"
+    assert [period.start for period in experiment.data.train] == ["2000-01-01T00:00:00", "2001-01-01T00:00:00"]
+    assert experiment.data.source[0].path == "data.nc"
+    assert experiment.data.prognostic.surface[1].var == "u10"
+    assert experiment.loss.type == "mse"
+    assert experiment.trainer.checkpoint.async_ is True
+
+
+def test_yaml_traps_are_read_as_people_mean_them(write):
+    """YAML 1.1 would read 1e-3 as text, 12:00:00 as 43200, on and n as booleans, 010 as eight and a date as an object."""
+    text = TEXT.replace("surface: [t2m,", "surface: [n, on, yes, t2m,") + (
+        "trainer:\n  optimizer: {type: adamw, learning_rate: 1e-3, weight_decay: 1.0e-2}\n  epochs: 010\n"
+        "pbs: {walltime: 12:00:00}\nloss: {type: mse, variable_weights: {on: 2, n: 1.5}}\n"
+    )
+    experiment = load_experiment(write(text))
+    assert [spec.name for spec in experiment.data.prognostic.surface][:3] == ["n", "on", "yes"]
+    assert experiment.trainer.optimizer.learning_rate == 1e-3
+    assert experiment.trainer.optimizer.weight_decay == 1e-2
+    assert experiment.trainer.epochs == 10
+    assert experiment.pbs.walltime.total_seconds() == 12 * 3600
+    assert experiment.loss.variable_weights == {"on": 2.0, "n": 1.5}
+
+
+def test_an_included_file_is_relative_to_its_includer_and_overridden_by_it(write):
+    write("model: {type: persistence}\ntrainer: {epochs: 3, amp: true}\n", "parts/model.yml")
+    write("include: model.yml\nseed: 7\n", "parts/both.yml")
+    path = write("include: [parts/both.yml]\ntrainer: {epochs: 5}\n" + TEXT.replace("model: {type: persistence}\n", ""))
+    experiment, locations = load_located(path)
+    assert (experiment.seed, experiment.trainer.epochs, experiment.trainer.amp) == (7, 5, True)
+    assert locations.resolve(("trainer", "epochs"))[0] == Place(str(path), 2)
+    assert locations.resolve(("trainer", "amp"))[0] == Place(str(path.parent / "parts/model.yml"), 2)
+
+
+def test_a_file_included_on_two_ways_does_not_conflict_with_itself(write):
+    write("seed: 7\n", "base.yml")
+    write("include: base.yml\n", "one.yml")
+    write("include: base.yml\n", "two.yml")
+    assert load_experiment(write("include: [one.yml, two.yml]\n" + TEXT)).seed == 7
+
+
+def test_a_mapping_and_a_value_for_one_key_of_two_includes_conflict(write):
+    write("trainer: {checkpoint: {keep: 2}}\n", "one.yml")
+    two = write("trainer:\n  checkpoint: 5\n", "two.yml")
+    found = problems(write("include: [one.yml, two.yml]\ntrainer: {checkpoint: {keep: 1}}\n" + TEXT))
+    assert [(p.file, p.line, p.key) for p in found] == [(str(two), 2, "trainer.checkpoint")]
+
+
+def test_variables_are_replaced_and_typed_by_what_they_hold(write, monkeypatch):
+    monkeypatch.setenv("ROOT", "/scratch/me")
+    monkeypatch.setenv("EPOCHS", "4")
+    text = TEXT.replace("runs/small", "${ROOT}/runs/$EPOCHS.x") + "trainer: {epochs: $EPOCHS}\n"
+    experiment = load_experiment(write(text))
+    assert experiment.save_loc == "/scratch/me/runs/4.x"
+    assert experiment.trainer.epochs == 4
+
+
+def test_an_empty_variable_is_set(write, monkeypatch):
+    monkeypatch.setenv("PREFIX", "")
+    assert load_experiment(write(TEXT.replace("runs/small", "${PREFIX}runs"))).save_loc == "runs"
+
+
+def test_overrides_are_yaml_and_reach_into_lists(write):
+    overrides = [
+        "trainer.epochs=2",
+        "trainer.parallelism={data: ddp}",
+        "data.prognostic.surface.1.var=wind",
+        "trainer.grad_max_norm=null",
+        "save_loc=a=b",
+        "seed=1",
+        "seed=2",
+    ]
+    experiment = load_experiment(write(TEXT), overrides)
+    assert experiment.trainer.epochs == 2
+    assert experiment.trainer.parallelism.data == "ddp"
+    assert experiment.data.prognostic.surface[1].var == "wind"
+    assert experiment.trainer.grad_max_norm is None
+    assert (experiment.save_loc, experiment.seed) == ("a=b", 2)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.epochs=x", "--set trainer.epochs=x: trainer.epochs: expected a whole number, got 'x'"),
+        ("trainer.epocs=1", "--set trainer.epocs=1: trainer.epocs: expected a key of trainer"),
+        ("trainer", "--set trainer: expected key=value such as trainer.epochs=2"),
+        ("=1", "--set =1: expected key=value"),
+        ("trainer..x=1", "--set trainer..x=1: expected key=value"),
+        ("seed=[1", "--set seed=[1: expected YAML, got"),
+        (
+            "data.prognostic.surface.5=q",
+            "--set data.prognostic.surface.5=q: data.prognostic.surface.5: expected a position",
+        ),
+        ("save_loc=$NOT_SET_ANYWHERE", "expected the environment variable NOT_SET_ANYWHERE to be set"),
+    ],
+)
+def test_a_wrong_override_is_named_as_such(write, override, message):
+    assert [str(problem) for problem in problems(write(TEXT), override) if message in str(problem)]
+    assert all(str(problem).startswith("--set ") for problem in problems(write(TEXT), override))
+
+
+def test_problems_are_reported_together_in_the_order_of_the_file(write):
+    path = write(TEXT.replace("6h", "6x").replace("persistence", "persistance") + "trainer: {epochs: 0}\nseed: -1\n")
+    assert [(problem.line, problem.key) for problem in problems(path)] == [
+        (6, "data.timestep"), (11, "model.type"), (12, "trainer.epochs"), (13, "seed"),
+    ]  # fmt: skip
+
+
+def test_a_missing_key_is_not_reported_beside_its_misspelling(write):
+    found = problems(write(TEXT.replace("timestep:", "timstep:")))
+    assert [(problem.key, "did you mean 'timestep'?" in problem.message) for problem in found] == [
+        ("data.timstep", True)
+    ]
+
+
+@pytest.mark.parametrize("name", ["absent.yml", "folder"])
+def test_what_is_no_file_is_refused(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    (problem,) = problems(tmp_path / name)
+    assert "expected an experiment file" in problem.message
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    (tmp_path / "x.yml").write_bytes(b"name: \xff\xfe\n")
+    (problem,) = problems(tmp_path / "x.yml")
+    assert "expected UTF-8" in problem.message
+
+
+_word = st.text("abcdefghij", min_size=1, max_size=8)
+_times = st.dates().filter(lambda day: day.year >= 1000)
+_changes = st.fixed_dictionaries(
+    {},
+    optional={
+        "seed": st.integers(0, 2**40),
+        "name": _word,
+        "trainer": st.fixed_dictionaries(
+            {},
+            optional={
+                "epochs": st.integers(1, 1000),
+                "grad_max_norm": st.none() | st.floats(1e-3, 1e3),
+                "stop_after": st.none() | st.timedeltas(dt.timedelta(seconds=1)),
+                "checkpoint": st.fixed_dictionaries(
+                    {
+                        "every": st.integers(1, 10**6) | st.sampled_from(["30min", "90s", "01:00:00"]),
+                        "async": st.booleans(),
+                    }
+                ),
+            },
+        ),
+        "loss": st.fixed_dictionaries(
+            {
+                "type": st.sampled_from(["mse", "mae", "huber"]),
+                "variable_weights": st.dictionaries(_word, st.floats(0, 10)),
+            }
+        ),
+        "inference": st.fixed_dictionaries(
+            {},
+            optional={
+                "lead": st.integers(1, 100) | st.sampled_from(["10d", "6h", "12 steps"]),
+                "init": _times.map(str)
+                | st.lists(_times.map(str), min_size=1)
+                | st.just(["2000-01-01", "2000-02-01", "12h"]),
+                "ensemble": st.fixed_dictionaries({"members": st.integers(1, 5)}),
+                "output": st.sampled_from([{"format": "zarr"}, {"type": "netcdf"}]),
+            },
+        ),
+    },
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(_changes)
+def test_a_resolved_experiment_loads_back_equal(write, changes):
+    """Through plain data, and through the YAML that a run keeps."""
+    plain = load_experiment(write(TEXT)).to_dict()
+    experiment = Experiment.model_validate({**plain, **changes})
+    again = Experiment.model_validate(experiment.to_dict())
+    assert again == experiment
+    assert again.to_dict() == experiment.to_dict()
+    stored = write(dump_experiment(experiment), "stored.yml")
+    assert load_experiment(stored) == experiment
+
+
+@pytest.mark.parametrize(
+    "text", ["1e3", "007", "null", "true", "$HOME", "${X", "$$", "a: b", "- a", "#", "2000-01-01", "é", " ", "1_000"]
+)
+def test_any_text_survives_in_a_stored_experiment(write, text):
+    experiment = Experiment.model_validate({**load_experiment(write(TEXT)).to_dict(), "save_loc": text})
+    assert load_experiment(write(dump_experiment(experiment), "stored.yml")).save_loc == text
