@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import google_crc32c
-import numcodecs
+import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import zarr
 from numpy.typing import NDArray

@@ -127,7 +127,7 @@ def _starts(
     if not len(kept):
         raise ValueError(
             f"expected a window of {history_len} + {forecast_len} times in the period {shown}, got none: "
-            f"{len(starts)} fit, {(~whole).sum()} have gaps in time, {(whole & ~present).sum()} missing fields; change the period, "
-            "data.history_len or data.forecast_len"
+            f"{len(starts)} fit, {(~whole).sum()} have gaps in time, {(whole & ~present).sum()} missing fields; "
+            "change the period, data.history_len or data.forecast_len"
         )
     return kept

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from credit_like.data import solar
+from credit_like.data.times import from_seconds, parse
+
+LATITUDE = np.array([-90.0, -66.0, -30.0, 0.0, 23.4, 51.0, 80.0, 90.0])
+LONGITUDE = np.arange(0, 360, 7.5)
+
+
+def over_a_day(day, step_hours):
+    end = np.array([parse(f"{day}T00:00:00", "standard")]) + np.arange(step_hours, 25, step_hours) * 3600
+    times = from_seconds(end, "standard")
+    return solar.insolation(times, "standard", step_hours * 3600, LATITUDE, LONGITUDE).astype(np.float64)
+
+
+@pytest.mark.parametrize("day", ["2001-01-04", "2001-03-20", "2001-06-21", "2001-11-09"])
+def test_the_day_adds_up_to_the_closed_form(day):
+    """Daily insolation = S (d/r)² / π · (h₀ sin φ sin δ + cos φ cos δ sin h₀) · 86400 s, with the orbit of noon.
+
+    (e.g. Hartmann, Global Physical Climatology, 2.7); the declination moves during the day, hence 3 % where days are short.
+    """
+    noon = from_seconds(np.array([parse(f"{day}T12:00:00", "standard")]), "standard")
+    declination, _, distance = (x[0] for x in solar.orbit(noon))
+    phi = np.deg2rad(np.clip(LATITUDE, -89.99, 89.99))
+    sunset = np.arccos(np.clip(-np.tan(phi) * np.tan(declination), -1, 1))
+    mean = sunset * np.sin(phi) * np.sin(declination) + np.cos(phi) * np.cos(declination) * np.sin(sunset)
+    expected = solar.SOLAR_CONSTANT * distance / np.pi * mean * 86400
+    for hours in (1, 6, 24):
+        total = over_a_day(day, hours).sum(0)
+        np.testing.assert_allclose(total.mean(1), expected, rtol=0.01, atol=2e5)
+
+
+def test_steps_of_any_length_add_up():
+    fine, coarse = over_a_day("2001-05-13", 3), over_a_day("2001-05-13", 6)
+    np.testing.assert_allclose(fine[0::2] + fine[1::2], coarse, rtol=1e-6, atol=1)
+
+
+def test_against_quadrature_of_the_zenith_angle():
+    """Midpoint rule in 20 s steps of S (d/r)² max(0, cos θ)."""
+    end = np.array([parse("2001-04-17T09:00:00", "standard")])
+    got = solar.insolation(from_seconds(end, "standard"), "standard", 6 * 3600, LATITUDE, LONGITUDE)[0]
+    seconds = end[0] - 6 * 3600 + np.arange(10, 6 * 3600, 20)
+    declination, equation, distance = solar.orbit(from_seconds(seconds, "standard"))
+    hour = (2 * np.pi * (seconds / 86400 % 1) - np.pi + equation)[:, None, None] + np.deg2rad(LONGITUDE)
+    phi = np.deg2rad(LATITUDE)[:, None]
+    tilt = declination[:, None, None]
+    cosine = np.sin(phi) * np.sin(tilt) + np.cos(phi) * np.cos(tilt) * np.cos(hour)
+    expected = (solar.SOLAR_CONSTANT * distance[:, None, None] * np.maximum(cosine, 0)).sum(0) * 20
+    np.testing.assert_allclose(got, expected, rtol=5e-3, atol=5e3)
+
+
+def test_the_orbit_at_its_marks():
+    """Solstices, equinoxes, perihelion: tilt 23.44°, eccentricity 0.0167."""
+    marks = ["2001-06-21T07:38:00", "2001-12-21T19:21:00", "2001-03-20T13:31:00", "2001-09-22T23:04:00"]
+    times = from_seconds(np.array([parse(mark, "standard") for mark in marks]), "standard")
+    declination, _, _ = solar.orbit(times)
+    np.testing.assert_allclose(np.rad2deg(declination), [23.44, -23.44, 0, 0], atol=0.5)
+    near, far = (
+        solar.orbit(from_seconds(np.array([parse(day, "standard")]), "standard"))[2][0]
+        for day in ("2001-01-04T09:00:00", "2001-07-04T14:00:00")
+    )
+    assert np.sqrt(near) == pytest.approx(1 / (1 - 0.0167), rel=5e-4)
+    assert np.sqrt(far) == pytest.approx(1 / (1 + 0.0167), rel=5e-4)
+
+
+def test_noon_follows_the_sun():
+    """Over a step that ends at 12 UTC the subsolar longitude has come from the east."""
+    end = from_seconds(np.array([parse("2001-04-15T12:00:00", "standard")]), "standard")
+    field = solar.insolation(end, "standard", 3600, np.array([0.0]), LONGITUDE)[0, 0]
+    assert LONGITUDE[field.argmax()] == 7.5
+
+
+def test_global_mean_over_a_year_is_a_quarter_of_the_constant():
+    days = np.arange(0, 365, 5) * 86400 + parse("2001-01-01T00:00:00", "standard")
+    latitude = np.linspace(-89, 89, 90)
+    field = solar.insolation(from_seconds(days, "standard"), "standard", 86400, latitude, np.array([0.0, 180.0]))
+    weights = np.cos(np.deg2rad(latitude))
+    mean = (field.mean((0, 2)) * weights).sum() / weights.sum() / 86400
+    assert mean == pytest.approx(solar.SOLAR_CONSTANT / 4, rel=2e-3)

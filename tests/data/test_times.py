@@ -1,0 +1,41 @@
+import cftime
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_like.data import times
+
+CALENDARS = ["standard", "noleap", "360_day", "all_leap"]
+
+
+def axis(calendar):
+    return xr.date_range("1999-12-30T06:00:00", periods=900, freq="13h", calendar=calendar, use_cftime=calendar != "standard").values
+
+
+@pytest.mark.parametrize("calendar", CALENDARS)
+def test_seconds_text_and_times_are_the_same_thing(calendar):
+    values = axis(calendar)
+    assert times.calendar_of(values) == calendar
+    seconds = times.seconds(values)
+    assert set(np.diff(seconds)) == {13 * 3600}
+    assert list(times.from_seconds(seconds, calendar)) == list(values.astype("datetime64[s]") if calendar == "standard" else values)
+    for value, second in zip(values[:50], seconds, strict=False):
+        assert times.parse(times.to_text(value), calendar) == second
+
+
+@pytest.mark.parametrize("calendar", CALENDARS)
+def test_year_fraction_against_the_calendar_itself(calendar):
+    values = axis(calendar)
+    days = {"noleap": 365, "360_day": 360, "all_leap": 366}
+    for value, fraction in zip(values, times.year_fraction(values), strict=True):
+        date = cftime.datetime.strptime(times.to_text(value), "%Y-%m-%dT%H:%M:%S", calendar=calendar)
+        year = days.get(calendar) or (366 if date.year % 4 == 0 and date.year != 1900 else 365)
+        assert fraction == pytest.approx((date.dayofyr - 1 + date.hour / 24) / year, abs=1e-12)
+
+
+def test_a_day_that_the_calendar_does_not_have():
+    assert times.parse("2001-02-30T00:00:00", "360_day")
+    with pytest.raises(ValueError):
+        times.parse("2001-02-30T00:00:00", "noleap")
+    with pytest.raises(ValueError):
+        times.parse("2001-02-30T00:00:00", "standard")
