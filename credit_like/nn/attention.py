@@ -73,6 +73,7 @@ class WindowAttention(nn.Module):
 
     _tp_col = ("qkv",)
     _tp_row = ("out",)
+    _tp_copy = ("bias",)  # the same table for all heads
 
     def __init__(
         self, dim: int, window: int, *, dim_head: int, position_index: str = "exact", spectral_norm: bool = False
@@ -91,54 +92,27 @@ class WindowAttention(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
-        qkv = self.qkv(self.norm(x_BHWC))
         if self.bias is None:
-            attended = qkv.unflatten(-1, (-1, 3, self.dim_head))[..., 2, :].flatten(-2)
-        else:
-            windows = self.partition(qkv)
-            attended = self.merge(kernels.window_attention(windows, self.bias(), self.dim_head), qkv.shape)
-        return x_BHWC + self.out(attended)
-
-    def partition(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, c) to (windows, w^2, c)."""
-        raise NotImplementedError
-
-    def merge(self, x_NLC: Tensor, shape: torch.Size) -> Tensor:
-        """The inverse: (windows, w^2, c) to (B, H, W, c), with B, H, W from `shape`."""
-        raise NotImplementedError
+            v = functional.linear(self.norm(x_BHWC), self.v_rows(self.qkv.effective_weight()))
+            return x_BHWC + self.out(v)
+        bias = self.bias()
+        if type(self.qkv) is Linear and type(self.out) is Linear and kernels.use_fused(x_BHWC):
+            norm = (self.norm.weight, self.norm.bias, self.norm.eps)
+            out = (self.out.effective_weight(), self.out.bias)
+            weight = self.qkv.effective_weight()
+            options = {"window": self.window, "dim_head": self.dim_head, "dilated": self.dilated}
+            return kernels.attention_block(x_BHWC, norm, weight, out, bias, **options)
+        qkv = self.qkv(self.norm(x_BHWC))
+        return x_BHWC + self.out(kernels.window_attention(qkv, bias, self.window, self.dim_head, dilated=self.dilated))
 
 
 class ShortAttention(WindowAttention):
     """Attention among w x w neighbouring points."""
 
-    def partition(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, c) to (B H/w W/w, w^2, c)."""
-        batch, height, width, channels = x_BHWC.shape
-        w = self.window
-        x = x_BHWC.reshape(batch, height // w, w, width // w, w, channels)
-        return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, w * w, channels)
-
-    def merge(self, x_NLC: Tensor, shape: torch.Size) -> Tensor:
-        """(B H/w W/w, w^2, c) to (B, H, W, c)."""
-        batch, height, width = shape[:3]
-        w = self.window
-        x = x_NLC.view(batch, height // w, width // w, w, w, -1)
-        return x.permute(0, 1, 3, 2, 4, 5).reshape(batch, height, width, -1)
+    dilated = False
 
 
 class LongAttention(WindowAttention):
     """Attention among g x g points that lie H/g rows and W/g columns apart; `window` is g."""
 
-    def partition(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, c) to (B H/g W/g, g^2, c)."""
-        batch, height, width, channels = x_BHWC.shape
-        g = self.window
-        x = x_BHWC.reshape(batch, g, height // g, g, width // g, channels)
-        return x.permute(0, 2, 4, 1, 3, 5).reshape(-1, g * g, channels)
-
-    def merge(self, x_NLC: Tensor, shape: torch.Size) -> Tensor:
-        """(B H/g W/g, g^2, c) to (B, H, W, c)."""
-        batch, height, width = shape[:3]
-        g = self.window
-        x = x_NLC.view(batch, height // g, width // g, g, g, -1)
-        return x.permute(0, 3, 1, 4, 2, 5).reshape(batch, height, width, -1)
+    dilated = True

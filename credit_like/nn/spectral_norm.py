@@ -16,7 +16,7 @@ sigma is then a constant in backward, and the correction is made once after back
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -89,6 +89,32 @@ class SpectralNorm(nn.Module):
             self.u.copy_(nn.functional.normalize(torch.mv(matrix, self.v), dim=0, eps=1e-12))
         self.inv_sigma.copy_(1.0 / torch.dot(self.u, torch.mv(matrix, self.v)))
 
+    @classmethod
+    def iterate_all(cls, members: Sequence[Member]) -> None:
+        """`iterate` for many layers; the version for sharded weights sends one message for all."""
+        for spectral, weight in members:
+            spectral.iterate(weight)
+
+    @classmethod
+    def refresh_all(cls, members: Sequence[Member]) -> None:
+        """`refresh` for many layers."""
+        for spectral, weight in members:
+            spectral.refresh(weight)
+
+    @classmethod
+    @torch.no_grad()
+    def correct_all(cls, members: Sequence[Member]) -> None:
+        """Correct the gradients of many layers that were taken at constant sigma."""
+        for spectral, weight in members:
+            if spectral.in_backward or weight.grad is None:
+                continue
+            product = torch.dot(weight.grad.reshape(-1), weight.reshape(-1)) * spectral.inv_sigma
+            outer = torch.outer(spectral.u * product, spectral.v).to(weight.grad.dtype)
+            weight.grad -= from_matrix(outer, weight.shape, spectral.output_dim)
+
+
+Member = tuple[SpectralNorm, Tensor]  # the state and its weight
+
 
 def as_matrix(weight: Tensor, output_dim: int) -> Tensor:
     """The weight as (output, everything else); transposed convolutions have their output in dimension 1."""
@@ -108,10 +134,19 @@ def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def _by_class(model: nn.Module) -> Iterator[tuple[type[SpectralNorm], list[Member]]]:
+    """The normalised layers, those of one class together: a class may work on all of its layers at once."""
+    members: dict[type[SpectralNorm], list[Member]] = {}
+    for _, layer in layers(model):
+        assert isinstance(layer.spectral, SpectralNorm) and isinstance(layer.weight, Tensor)
+        members.setdefault(type(layer.spectral), []).append((layer.spectral, layer.weight))
+    yield from members.items()
+
+
 def before_step(model: nn.Module) -> None:
     """One power iteration of every normalised weight; call it once per optimiser step, before the forwards."""
-    for _, layer in layers(model):
-        layer.spectral.iterate(layer.weight)  # type: ignore[union-attr, operator, arg-type]
+    for kind, members in _by_class(model):
+        kind.iterate_all(members)
 
 
 power_iteration = before_step
@@ -119,21 +154,14 @@ power_iteration = before_step
 
 def refresh(model: nn.Module) -> None:
     """1/sigma of the present weights, with u and v as they are: what evaluation uses."""
-    for _, layer in layers(model):
-        layer.spectral.refresh(layer.weight)  # type: ignore[union-attr, operator, arg-type]
+    for kind, members in _by_class(model):
+        kind.refresh_all(members)
 
 
-@torch.no_grad()
 def correct_gradients(model: nn.Module) -> None:
     """Subtract <g, W>/sigma u v^T from the gradients that were taken at constant sigma (`in_backward` False)."""
-    for _, layer in layers(model):
-        spectral, weight = layer.spectral, layer.weight
-        assert isinstance(spectral, SpectralNorm) and isinstance(weight, Tensor)
-        if spectral.in_backward or weight.grad is None:
-            continue
-        product = torch.dot(weight.grad.reshape(-1), weight.reshape(-1)) * spectral.inv_sigma
-        outer = torch.outer(spectral.u * product, spectral.v).to(weight.grad.dtype)
-        weight.grad -= from_matrix(outer, weight.shape, spectral.output_dim)
+    for kind, members in _by_class(model):
+        kind.correct_all(members)
 
 
 def after_backward(model: nn.Module) -> None:

@@ -1,0 +1,28 @@
+"""Replicated parameters, averaged gradients: the simple alternative to FSDP2."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+
+def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh) -> nn.Module:
+    """Average gradients over the ranks of a 1-D mesh during backward; the model wrapped, or itself where tensor-parallel.
+
+    DistributedDataParallel cannot hold parameters that are split over tensor ranks; those models are replicated by hooks
+    that keep the same contract. A model on one rank or without parameters comes back as it is.
+    """
+    if dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
+        return model
+    if any(isinstance(p, DTensor) for p in model.parameters()):
+        replicate(model, mesh=dp_mesh)
+        return model
+    return DistributedDataParallel(
+        model,
+        process_group=dp_mesh.get_group(),
+        broadcast_buffers=False,  # buffers follow from the weights, which are equal
+        gradient_as_bucket_view=True,
+    )

@@ -1,0 +1,230 @@
+"""FSDP2: parameters, gradients and optimiser state sharded over data ranks (and over domain ranks where there are any)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+from credit_like.nn import spectral_norm
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def _has_fsdp2_shard(module: nn.Module) -> bool:
+    """Whether a module declares, on its class or itself, that it is gathered as a unit."""
+    return getattr(module, "_fsdp2_shard", False) is True
+
+
+def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
+    """Whether a module becomes a unit: with activation checkpointing the wrapper does, never the module inside as well."""
+    if isinstance(module, CheckpointWrapper):
+        return ac_enabled and _has_fsdp2_shard(module._checkpoint_wrapped_module)
+    return not ac_enabled and _has_fsdp2_shard(module)
+
+
+def _apply_activation_checkpointing(model: nn.Module) -> None:
+    """Recompute every `_fsdp2_shard` block in backward (non-reentrant); before sharding."""
+    for parent in list(model.modules()):
+        if isinstance(parent, CheckpointWrapper):
+            continue
+        for name, child in parent.named_children():
+            if _has_fsdp2_shard(child) and not isinstance(child, CheckpointWrapper):
+                setattr(parent, name, checkpoint_wrapper(child))
+
+
+def _units(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules that are gathered one at a time, in the order of their registration, which is that of forward."""
+    ac_enabled = any(isinstance(m, CheckpointWrapper) for m in model.modules())
+    for module in model.modules():
+        if module is not model and _is_shardable(module, ac_enabled):
+            yield module
+
+
+def _trainer(conf: Any) -> dict[str, Any]:
+    """The trainer block of an experiment, given as a mapping or as the schema's sections."""
+    conf = conf.model_dump() if hasattr(conf, "model_dump") else conf
+    trainer = conf.get("trainer", conf)
+    return dict(trainer.model_dump() if hasattr(trainer, "model_dump") else trainer)
+
+
+def _build_mp_policy(conf: Any) -> MixedPrecisionPolicy | None:
+    """What FSDP2 computes and reduces in; None is fp32 throughout.
+
+    None unless `trainer.amp`; and with `model.use_spectral_norm` only an explicit `trainer.fsdp2_mp_policy` opts in.
+    Otherwise bf16 parameters and fp32 reduction. `output_dtype` is for the outermost module (`apply_fsdp2` sees to it).
+    """
+    trainer = _trainer(conf)
+    if not trainer.get("amp", False):
+        return None
+    explicit = trainer.get("fsdp2_mp_policy")
+    model = conf.get("model", {}) if isinstance(conf, dict) else getattr(conf, "model", {})
+    normalised = model.get("use_spectral_norm", False) if isinstance(model, dict) else getattr(model, "use_spectral_norm", False)
+    if explicit is None and normalised:
+        return None
+    explicit = explicit or {}
+    return MixedPrecisionPolicy(
+        param_dtype=_DTYPES[explicit.get("param_dtype", "bfloat16")],
+        reduce_dtype=_DTYPES[explicit.get("reduce_dtype", "float32")],
+        output_dtype=_DTYPES[explicit.get("output_dtype", "float32")],
+    )
+
+
+def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype | None) -> None:
+    """Keep u, v and 1/σ in fp32, or fp64 beside fp64 weights, whatever precision the layers compute in.
+
+    The state is moved outside forward, on the sharded master weights; forward casts 1/σ to the weight it finds.
+    """
+    for _, layer in spectral_norm.layers(model):
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        for name, buffer in layer.spectral.named_buffers():  # type: ignore[union-attr]
+            if buffer.dtype != wide:
+                setattr(layer.spectral, name, buffer.to(wide))
+
+
+def apply_fsdp2(
+    model: nn.Module, dp_mesh: DeviceMesh, conf: Any, ignored_params: set[nn.Parameter] | None = None
+) -> nn.Module:
+    """Shard the model, in place, over a 1-D mesh, or over the second dimension of a 2-D one and replicate over the first.
+
+    Units: every block that says `_fsdp2_shard`, then the rest. Each unit gathers the next one while it computes. Gradients
+    are averaged over the mesh. `conf`: the experiment, or its trainer block: `amp`, `fsdp2_mp_policy`,
+    `fsdp2_reshard_after_forward` (False keeps parameters gathered between forward and backward: shards gradients and
+    optimiser state only), `fsdp2_cpu_offload`. `ignored_params` stay whole. Nothing happens on a mesh of one rank.
+    """
+    if dp_mesh.size() == 1 or not any(True for _ in model.parameters()):
+        return model
+    trainer = _trainer(conf)
+    policy = _build_mp_policy(conf)
+    offload = CPUOffloadPolicy() if trainer.get("fsdp2_cpu_offload", False) else OffloadPolicy()
+    options: dict[str, Any] = {
+        "mesh": dp_mesh,
+        "reshard_after_forward": trainer.get("fsdp2_reshard_after_forward", True),
+        "offload_policy": offload,
+        "ignored_params": ignored_params,
+    }
+    inner, outer = MixedPrecisionPolicy(), MixedPrecisionPolicy()
+    if policy is not None:
+        inner = MixedPrecisionPolicy(param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype)
+        outer = policy
+        _fix_spectral_norm_dtype(model, policy.param_dtype)
+    units = list(_units(model))
+    for unit in units:
+        fully_shard(unit, mp_policy=inner, **options)
+    fully_shard(model, mp_policy=outer, **options)
+    for unit, following in zip(units, units[1:], strict=False):
+        assert isinstance(unit, FSDPModule)
+        assert isinstance(following, FSDPModule)
+        unit.set_modules_to_forward_prefetch([following])
+        following.set_modules_to_backward_prefetch([unit])
+    return model
+
+
+def fsdp2_is_applied(model: nn.Module) -> bool:
+    """Whether the model is sharded by FSDP2; what the configuration says does not matter."""
+    return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def _full() -> StateDictOptions:
+    return StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=dist.is_initialized())
+
+
+def _main() -> bool:
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def fsdp2_state_dict(model: nn.Module) -> dict[str, Any]:
+    """The whole state on the CPU of rank 0, under names that do not depend on the layout; {} elsewhere. Collective."""
+    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return {name: value.clone() for name, value in state.items()} if _main() else {}
+
+
+def fsdp2_load_state_dict(model: nn.Module, state_dict: dict[str, Any]) -> None:
+    """Load what rank 0 holds into all ranks. Collective. Raises RuntimeError for missing or unexpected names."""
+    set_model_state_dict(model, state_dict, options=_full())
+
+
+def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The whole optimiser state, keyed by parameter names, on the CPU of rank 0; {} elsewhere. Collective."""
+    _initialise_state(optimizer)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_optimizer_state_dict(model, optimizer, options=options)
+    return dict(state) if _main() else {}
+
+
+def fsdp2_load_optimizer_state_dict(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> None:
+    """Load what rank 0 holds into all ranks. Collective.
+
+    Parameters that never received a gradient have no state in a plain optimiser; they get zeros.
+    """
+    _initialise_state(optimizer)
+    if _main():
+        state_dict = {**state_dict, "state": _with_zeros(model, optimizer, state_dict["state"])}
+    set_optimizer_state_dict(model, optimizer, state_dict, options=_full())
+
+
+def _initialise_state(optimizer: torch.optim.Optimizer) -> None:
+    """Zero state for every parameter that has none, as if by a step of learning rate zero that decays nothing."""
+    bare = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and not optimizer.state[p]]
+    if not bare:
+        return
+    kept = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
+    rates = [(group, {key: group[key] for key in ("lr", "weight_decay") if key in group}) for group in optimizer.param_groups]
+    for group, _ in rates:
+        for p in group["params"]:
+            p.grad = torch.zeros_like(p) if any(p is q for q in bare) else None
+        group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
+    optimizer.step()
+    for group, values in rates:
+        group.update(values)
+    for p, grad in kept.items():
+        p.grad = grad
+    for p in bare:
+        for value in optimizer.state[p].values():
+            if isinstance(value, Tensor):
+                value.zero_()
+
+
+def _with_zeros(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+    """The saved state, and zeros of the right shape for parameters that it lacks."""
+    from credit_like.parallel.unwrap import canonical_name
+
+    complete = dict(state)
+    for name, parameter in model.named_parameters():
+        own = optimizer.state.get(parameter)
+        if own and canonical_name(name) not in complete:
+            complete[canonical_name(name)] = {
+                key: torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
+                for key, value in own.items()
+            }
+    return complete
+
+
+def optimizer_state_to_ids(state_dict: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """An optimiser state keyed by parameter names as plain `torch.optim` has it, keyed by the parameters' numbers."""
+    number = {name: index for index, name in enumerate(names)}
+    groups = [{**g, "params": [number[name] for name in g["params"]]} for g in state_dict["param_groups"]]
+    return {"state": {number[name]: value for name, value in state_dict["state"].items()}, "param_groups": groups}
+
+
+def optimizer_state_to_names(state_dict: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """The inverse: keyed by names, from the numbers of a plain `torch.optim` state; `names` in the order of the parameters."""
+    groups = [{**g, "params": [names[number] for number in g["params"]]} for g in state_dict["param_groups"]]
+    return {"state": {names[number]: value for number, value in state_dict["state"].items()}, "param_groups": groups}

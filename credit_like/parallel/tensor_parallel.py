@@ -1,0 +1,150 @@
+"""Tensor parallelism: pairs of layers whose hidden features are split over ranks.
+
+x ── copy ──► column layer (some outputs) ── local work ──► row layer (some inputs) ── sum ──► + bias
+
+Forward sums once, after the row layer; backward sums once, where the copies were made. Tensor ranks hold the same samples
+and the same loss.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from credit_like.parallel.collectives import copy_to_region, reduce_from_region
+
+
+def to_local(x: Tensor) -> Tensor:
+    """This rank's part of a sharded parameter, differentiable."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+class _Split(nn.Module):
+    """A linear map or 1 × 1 convolution of which each rank holds some rows or columns."""
+
+    _tp_group: ProcessGroup
+    weight: Tensor
+    bias: Tensor | None
+
+    def effective_weight(self) -> Tensor:
+        """The local part of W, or of W/σ with the σ of the whole matrix."""
+        weight, spectral = to_local(self.weight), getattr(self, "spectral", None)
+        return weight if spectral is None else spectral(weight)
+
+    def _map(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if isinstance(self, nn.Conv2d):
+            return nn.functional.conv2d(x, self.effective_weight(), bias)
+        return nn.functional.linear(x, self.effective_weight(), bias)
+
+
+class Column(_Split):
+    """Each rank computes some of the output features, with their bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All input features to this rank's output features."""
+        bias = None if self.bias is None else to_local(self.bias)
+        return self._map(copy_to_region(x, self._tp_group), bias)
+
+
+class Row(_Split):
+    """Each rank uses some of the input features; the results are summed, and the bias is added once, after the sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This rank's input features to all output features."""
+        y = reduce_from_region(self._map(x, None), self._tp_group)
+        if self.bias is None:
+            return y
+        return y + (self.bias[:, None, None] if isinstance(self, nn.Conv2d) else self.bias)
+
+
+@cache
+def _twin(role: type[_Split], serial: type[nn.Module]) -> type[nn.Module]:
+    """The split version of a layer's class: its parameters, names and initial values stay its own."""
+    return type(f"{role.__name__}{serial.__name__}", (role, serial), {})
+
+
+class _CopyOutput:
+    """A forward hook: what this submodule gives, shared by all ranks, enters work that is split over them."""
+
+    def __init__(self, group: ProcessGroup) -> None:
+        self.group = group
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return copy_to_region(output, self.group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CopyOutput:
+        return self
+
+
+def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> nn.Module:
+    """Split, in place, every block that declares `_tp_col` and `_tp_row`.
+
+    Both are dotted paths (one or several) inside the block, to layers of type nn.Linear or 1 × 1 nn.Conv2d. `_tp_copy` names
+    submodules without input from outside whose output is used by all ranks' parts, such as a position bias. Rows of a fused
+    qkv weight must be ordered by head first. Raises ValueError that names the block for other layers and for heads or
+    features that the degree does not divide, with the degrees that work. Apply it before `apply_fsdp2`.
+    """
+    degree = tp_mesh.size()
+    blocks = [(name, block) for name, block in model.named_modules() if hasattr(block, "_tp_col")]
+    for name, block in blocks:
+        _check(name, block, degree)
+    for _, block in blocks:
+        for path in _paths(block, "_tp_col"):
+            _split(block.get_submodule(path), Column, tp_mesh, 0)
+        for path in _paths(block, "_tp_row"):
+            _split(block.get_submodule(path), Row, tp_mesh, 1)
+        for path in _paths(block, "_tp_copy"):
+            if getattr(block, path, None) is not None:
+                block.get_submodule(path).register_forward_hook(_CopyOutput(tp_mesh.get_group()))
+    return model
+
+
+def _paths(block: nn.Module, attribute: str) -> tuple[str, ...]:
+    value = getattr(block, attribute, ())
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _check(name: str, block: nn.Module, degree: int) -> None:
+    """Raise ValueError where this block cannot be split."""
+    where = f"trainer.parallelism.tensor {degree}: {name or 'the model'} ({type(block).__name__})"
+    counts = {}
+    for path in (*_paths(block, "_tp_col"), *_paths(block, "_tp_row")):
+        layer = block.get_submodule(path)
+        plain_conv = isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and layer.groups == 1
+        if not (isinstance(layer, nn.Linear) or plain_conv):
+            raise ValueError(f"{where}: expected nn.Linear or a 1 × 1 nn.Conv2d at {path}, got {type(layer).__name__}")
+        assert isinstance(layer.weight, Tensor)
+        counts[path] = layer.weight.shape[0 if path in _paths(block, "_tp_col") else 1]
+    heads = _heads(block, counts)
+    for what, count in {**({"heads": heads} if heads else {}), **{f"features of {p}": n for p, n in counts.items()}}.items():
+        if count % degree:
+            works = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
+            raise ValueError(f"{where}: its {count} {what} do not divide by {degree}; degrees that work: {works}")
+
+
+def _heads(block: nn.Module, counts: dict[str, int]) -> int:
+    """The number of heads of an attention block, 0 for any other."""
+    for key in ("heads", "num_heads"):
+        if isinstance(getattr(block, key, None), int):
+            return int(getattr(block, key))
+    dim_head, rows = getattr(block, "dim_head", None), _paths(block, "_tp_row")
+    return counts[rows[0]] // int(dim_head) if dim_head and rows else 0
+
+
+def _split(layer: nn.Module, role: type[_Split], mesh: DeviceMesh, dim: int) -> None:
+    """Keep this rank's part of the weight (and of a column layer's bias)."""
+    layer.__class__ = _twin(role, type(layer))
+    layer._tp_group = mesh.get_group()
+    names = ["weight"] if role is Row or layer.bias is None else ["weight", "bias"]
+    for name in names:
+        parameter = getattr(layer, name)
+        sharded = distribute_tensor(parameter.detach(), mesh, [Shard(dim)], src_data_rank=None)
+        setattr(layer, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+    spectral = getattr(layer, "spectral", None)
+    if spectral is not None:
+        spectral.in_backward = False
