@@ -33,7 +33,7 @@ class Recorder(nn.Module):
 @dataclass
 class FakeStatistics:
     valid: np.ndarray
-    numbers = {"u": (1.0, 2.0, 0.5), "p": (1e3, 10.0, 3.0), "rain": (0.1, 0.2, 0.2), "sst": (280.0, 10.0, 1.0), "z": (500.0, 100.0, 1.0)}
+    numbers = {"u": (1.0, 2.0, 0.5), "p": (1e3, 10.0, 3.0), "rain": (0.125, 0.25, 0.25), "sst": (280.0, 10.0, 1.0), "z": (500.0, 100.0, 1.0)}
 
     def select(self, variables):
         rows = [self.numbers[v.name] for v in variables for _ in v.channels]
@@ -95,7 +95,7 @@ def test_rollout_equals_the_formulas(variables, predict):
             after = frames[-1] + change[:, None, None] * y[:, :2]
         else:
             after = mean[:, None, None] + std[:, None, None] * y[:, :2]
-        rain = 0.1 + 0.2 * y[:, 2:]
+        rain = 0.125 + 0.25 * y[:, 2:]
         np.testing.assert_allclose(predictions[lead], np.concatenate([after, rain], 1), rtol=1e-12)
         older = stepper.model.seen[lead][:, :2, 0].numpy()
         np.testing.assert_allclose(older, (frames[-2] - mean[:, None, None]) / std[:, None, None], rtol=1e-12)
@@ -112,7 +112,7 @@ def test_gradients_flow_through_the_whole_rollout(variables):
         *_, before = stepper.rollout(state, s.forcing, 2)
     (one_step,) = torch.autograd.grad(stepper.outputs(stepper(before, s.forcing[:, :, 2:])).sum(), stepper.model.weight)
     assert not torch.allclose(through, one_step, rtol=1e-3)
-    eps = 1e-6
+    eps = 1e-4
     with torch.no_grad():
         direction = torch.randn(stepper.model.weight.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
         sums = []
@@ -133,7 +133,7 @@ def test_points_without_data_hold_the_mean_and_come_back_as_nan(variables):
     for after in stepper.rollout(stepper.initial(s.prognostic, s.index), s.forcing, 3):
         out = stepper.outputs(after)
         assert bool(out.isfinite().all())
-        np.testing.assert_array_equal(out[:, :, 1, 2].detach().numpy(), np.tile([1.0, 1e3, float(np.float32(0.1))], (2, 1)))
+        np.testing.assert_array_equal(out[:, :, 1, 2].detach().numpy(), np.tile([1.0, 1e3, 0.125], (2, 1)))
         assert bool(stepper.masked(out)[..., 1, 2].isnan().all())
         assert int(stepper.masked(out).isnan().sum()) == 6
     assert all(bool(x[:, :2, :, 1, 2].abs().max() == 0) for x in stepper.model.seen)

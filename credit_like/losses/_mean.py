@@ -48,14 +48,14 @@ class AreaLoss(nn.Module):
         row_weights = grid.latitude_weights() if config.latitude_weights else np.ones(grid.height)
         self.area = AreaMean(torch.from_numpy(row_weights)[:, None] * mask, rows)
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None], persistent=False)
-        self.register_buffer(
-            "channel_weights", torch.tensor(weights, dtype=torch.float32) / float(np.sum(weights)), persistent=False
-        )
+        self.register_buffer("channel_weights", torch.tensor(weights, dtype=torch.float32), persistent=False)
+        self.total_weight = float(np.sum(weights))
         self.register_buffer("valid", mask[:, rows], persistent=False)
 
     def forward(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """This rank's part of the loss, in physical units in, a number out; fp32 at least."""
-        return (self.per_channel(prediction_BCHW, target_BCHW) * self.channel_weights).sum(-1).mean()
+        weighted = self.per_channel(prediction_BCHW, target_BCHW) * self.channel_weights
+        return weighted.sum(-1).mean() / self.total_weight
 
     def per_channel(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """(B, C): this rank's part of the area mean of each channel."""

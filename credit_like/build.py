@@ -1,0 +1,230 @@
+"""The only place where rooms are wired together; each function reads in the order the data flow."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from credit_like import registry
+from credit_like.checkpoint.manager import CheckpointManager
+from credit_like.checkpoint.shards import named_pieces
+from credit_like.data.loader import Loader
+from credit_like.data.statistics import Statistics, fit_statistics
+from credit_like.data.store import FieldStore, open_store
+from credit_like.data.windows import Windows
+from credit_like.inference.forecast import write_forecasts
+from credit_like.losses._mean import AreaLoss
+from credit_like.nn import spectral_norm
+from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
+from credit_like.parallel.runtime import Runtime
+from credit_like.schema.data import Periods
+from credit_like.schema.experiment import Experiment
+from credit_like.stepper import Stepper
+from credit_like.training.trainer import Trainer
+from credit_like.variables import Variables
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Parts:
+    """What training and forecasts have in common, for one process."""
+
+    experiment: Experiment
+    runtime: Runtime
+    variables: Variables
+    store: FieldStore
+    statistics: Statistics
+    stepper: Stepper
+    rows: slice
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU of this process if there is one.
+
+    Raises ValueError where CUDA is asked for and absent.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("trainer.device: expected a CUDA device, got none; change to auto or cpu")
+    return torch.device(name)
+
+
+def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
+    """The experiment's model on whatever device is current; meta for its shape alone."""
+    model: nn.Module = registry.module("model", experiment.model.type).build(
+        experiment.model,
+        in_channels=variables.in_channels,
+        out_channels=variables.out_channels,
+        frames=experiment.data.history_len,
+        height=height,
+        width=width,
+    )
+    return model
+
+
+def assemble(experiment: Experiment, runtime: Runtime) -> Parts:
+    """Variables → store → model (meta) → parallel → weights → statistics → stepper."""
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    with torch.device("meta"):
+        model = build_model(experiment, variables, store.grid.height, store.grid.width)
+    model = parallelise(model, experiment.trainer, runtime)
+    model = materialise(model, runtime, experiment.seed)
+    rows = get_domain_rows(model, store.grid.height)
+    statistics = load_statistics(experiment, store, variables, runtime)
+    physics = [
+        registry.module("physics", config.type).build(
+            config, variables, store, statistics, rows=rows, reduce=runtime.sum_over_domain
+        )
+        for config in experiment.physics
+    ]
+    static = store.static(rows)
+    stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows).to(runtime.device)
+    return Parts(experiment, runtime, variables, store, statistics, stepper, rows)
+
+
+def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
+    """The statistics file; fitted once, by the main process, where the experiment names none and none was made yet."""
+    path = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
+    if runtime.is_main and not path.exists():
+        if experiment.data.statistics:
+            raise ValueError(f"data.statistics: expected a file, got nothing at {path}; run `credit-like preprocess` first")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fit_statistics(store, variables, experiment.data).save(path)
+    runtime.barrier()
+    return Statistics.load(path, store)
+
+
+def build_loader(parts: Parts, periods: Periods, shuffle: bool, batches: int = 0) -> Loader:
+    """Windows of these periods that have all their data → micro-batches of this rank."""
+    data, trainer, runtime = parts.experiment.data, parts.experiment.trainer, parts.runtime
+    windows = Windows(
+        parts.store,
+        parts.variables,
+        periods,
+        history_len=data.history_len,
+        forecast_len=data.forecast_len,
+        missing_times=parts.statistics.missing_times,
+        rows=parts.rows,
+        mask=parts.statistics.mask(parts.variables.outputs),
+    )
+    return Loader(
+        windows,
+        seed=parts.experiment.seed,
+        micro_batch_size=trainer.micro_batch_size,
+        global_batch_size=trainer.global_batch_size,
+        dp_rank=runtime.dp_rank,
+        dp_size=runtime.dp_size,
+        num_workers=trainer.loader.num_workers,
+        prefetch_factor=trainer.loader.prefetch_factor,
+        shuffle=shuffle,
+        batches_per_epoch=batches,
+        pin_memory=runtime.device.type == "cuda",
+    )
+
+
+def build_trainer(parts: Parts) -> Trainer:
+    """Loss → loaders → trainer."""
+    experiment, trainer = parts.experiment, parts.experiment.trainer
+    loss = AreaLoss(experiment.loss, parts.variables, parts.statistics, parts.store.grid, parts.rows)
+    return Trainer(
+        experiment,
+        parts.stepper,
+        loss.to(parts.runtime.device),
+        train_loader=build_loader(parts, experiment.data.train, True, trainer.batches_per_epoch),
+        valid_loader=build_loader(parts, experiment.data.valid, False, trainer.valid_batches),
+        runtime=parts.runtime,
+        variables=parts.variables,
+        store=parts.store,
+        statistics=parts.statistics,
+        rows=parts.rows,
+    )
+
+
+def load_weights(parts: Parts) -> str:
+    """The newest checkpoint's weights into the model, averaged ones where asked for and there; returns its name.
+
+    Raises ValueError where the run has no checkpoint.
+    """
+    save_loc = Path(parts.experiment.save_loc)
+    checkpoint = CheckpointManager(save_loc / "checkpoints", runtime=parts.runtime).latest()
+    if checkpoint is None:
+        raise ValueError(f"expected a checkpoint in {save_loc / 'checkpoints'}, got none; run `credit-like train` first")
+    average = set(checkpoint.names("ema/")) if parts.experiment.inference.weights == "ema" else set()
+    pieces = named_pieces(parts.stepper.model)
+    checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
+    spectral_norm.refresh(parts.stepper.model)
+    return f"step-{checkpoint.step}"
+
+
+# ---- what commands call; each returns the exit status ------------------------------------------------------------------
+
+
+def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> int:
+    """Train to the end, or continue where the run stands; 0 finished or to be continued, 1 failed."""
+    save_loc = Path(experiment.save_loc)
+    with closing(start(experiment)) as runtime:
+        if fresh and runtime.is_main:
+            _clear(save_loc, force)
+        runtime.barrier()
+        parts = assemble(experiment, runtime)
+        if runtime.is_main:
+            store_experiment(experiment)
+        outcome = build_trainer(parts).fit()
+        return int(outcome.state == "failed")
+
+
+def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
+    """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n parts."""
+    with closing(start(experiment)) as runtime:
+        parts = assemble(experiment, runtime)
+        checkpoint = load_weights(parts)
+        part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
+        outcome = write_forecasts(
+            experiment, parts.stepper, parts.store, parts.variables, parts.statistics, checkpoint, part=part, rows=parts.rows
+        )
+        log.info("%d forecasts computed; %s", outcome.computed, outcome.path)
+        return 0
+
+
+def preprocess(experiment: Experiment) -> int:
+    """Fit the statistics, and say what is missing."""
+    with closing(start(experiment)) as runtime:
+        variables = Variables(experiment.data)
+        load_statistics(experiment, open_store(experiment.data, variables), variables, runtime)
+        return 0
+
+
+def start(experiment: Experiment) -> Runtime:
+    """Join the other processes, and log to the terminal from the first of them."""
+    trainer = experiment.trainer
+    device = pick_device(trainer.device)
+    runtime = Runtime.start(trainer.parallelism, device, trainer.timeout)
+    logging.basicConfig(level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    return runtime
+
+
+def store_experiment(experiment: Experiment) -> None:
+    """The resolved experiment beside what it makes."""
+    import yaml
+
+    path = Path(experiment.save_loc) / "experiment.yml"
+    draft = path.with_name(f".{path.name}")
+    draft.write_text(yaml.safe_dump(experiment.to_dict(), sort_keys=False, allow_unicode=True))
+    draft.replace(path)
+
+
+def _clear(save_loc: Path, force: bool) -> None:
+    """Raises ValueError for a folder that has something in it, unless forced to remove it."""
+    if save_loc.exists() and any(save_loc.iterdir()):
+        if not force:
+            raise ValueError(f"expected an empty folder for --fresh, got {save_loc} with files in it; add --force to remove them")
+        shutil.rmtree(save_loc)

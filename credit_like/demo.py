@@ -1,0 +1,77 @@
+"""The main job on embedded data, stage by stage, each with the command that does it alone."""
+
+from __future__ import annotations
+
+import time
+from importlib import resources
+from pathlib import Path
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from credit_like import build
+from credit_like.check import checked_experiment
+from credit_like.schema.experiment import Experiment
+
+
+def run(save_loc: Path) -> int:
+    """Make data, fit statistics, train, roll out, score, plot; returns the exit status.
+
+    A demo that was interrupted continues where it was, like any run.
+    """
+    console = Console()
+    file = experiment_file(save_loc)
+    began = time.monotonic()
+
+    def say(what: str, command: str) -> None:
+        console.rule(f"[bold]{what}")
+        console.print(f"[dim]{time.monotonic() - began:5.0f} s   alone: credit-like {command} {file}[/dim]", highlight=False)
+
+    say("Data: integrate two-layer shallow-water weather on the sphere (once), and check the experiment", "check")
+    experiment: Experiment = checked_experiment(file)[0]
+    say("Statistics of the training period", "preprocess")
+    stages = [
+        (None, build.preprocess),
+        (("Training a small WXFormer", "train"), build.train),
+        (("Forecasts of the test period", "rollout"), build.rollout),
+        (("Scores beside persistence and climatology", "evaluate"), build.evaluate),
+        (("Curves and maps", "plot"), build.plot),
+    ]
+    for announced, stage in stages:
+        if announced:
+            say(*announced)
+        if status := stage(experiment):
+            return status
+    report = write_report(experiment, time.monotonic() - began)
+    console.rule("[bold]Report")
+    console.print(Markdown(report.read_text()))
+    console.print(f"Written to {report}", highlight=False)
+    return 0
+
+
+def experiment_file(save_loc: Path) -> Path:
+    """The demonstration's experiment as a file of its own in `save_loc`, to read and to change."""
+    text = resources.files("credit_like").joinpath("demo.yml").read_text()
+    file = save_loc / "demo.yml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text.replace("save_loc: runs/demo", f"save_loc: {save_loc}"))
+    return file
+
+
+def write_report(experiment: Experiment, seconds: float) -> Path:
+    """A page of Markdown that says what was run, how it scored, and where the figures are."""
+    from credit_like.evaluation.scorecard import summary_lines
+
+    save_loc = Path(experiment.save_loc)
+    lines = [
+        f"# {experiment.name}",
+        "",
+        f"Trained, forecast and scored in {seconds / 60:.1f} minutes; everything is in `{save_loc}`.",
+        "",
+        *summary_lines(save_loc),
+        "",
+        *(f"- `{figure.relative_to(save_loc)}`" for figure in sorted(save_loc.rglob("*.png"))),
+    ]
+    path = save_loc / "report.md"
+    path.write_text("\n".join(lines) + "\n")
+    return path
