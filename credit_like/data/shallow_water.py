@@ -47,7 +47,7 @@ GRAVITY = 9.80616  # m s-2
 ROTATION = 7.292e-5  # s-1
 DAY = 86400.0  # s
 LONGEST_STEP = 5400.0  # s, stable at T21 with the winds that the climate makes
-DIFFUSION_TIME = 0.25 * DAY
+DIFFUSION_TIME = 1.0 * DAY
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ def _apply(operator: Real, x: Complex) -> Complex:
 class Climate:
     """What drives the flow; every number is a choice of this dataset."""
 
-    jet_speed: float = 45.0  # m s-1, of the upper layer over the lower one
+    jet_speed: float = 42.0  # m s-1, of the upper layer over the lower one
     jet_latitude: float = 46.0  # degrees
-    jet_width: float = 15.0  # degrees
-    thickness_time: float = 15 * DAY
-    friction_time: float = 4 * DAY
+    jet_width: float = 12.0  # degrees
+    thickness_time: float = 10 * DAY
+    friction_time: float = 3 * DAY
     saturation: float = 30.0  # kg m-2, at the equator
     saturation_width: float = 60.0  # degrees
     saturation_thickness: float = 4000.0  # m
@@ -201,13 +201,13 @@ class Climate:
 
 # longitude, latitude, half-width east-west, half-width north-south (degrees), height (m)
 MOUNTAINS = (
-    (88, 34, 18, 9, 1800),
-    (250, 44, 9, 16, 1200),
-    (292, -24, 7, 20, 1200),
-    (25, -8, 12, 18, 600),
-    (318, 74, 14, 8, 1250),
-    (80, -84, 120, 11, 1550),
-    (134, -26, 13, 9, 350),
+    (88, 34, 18, 9, 2000),
+    (250, 44, 9, 16, 1500),
+    (292, -24, 7, 20, 1500),
+    (25, -8, 12, 18, 800),
+    (318, 74, 14, 8, 1500),
+    (80, -84, 120, 11, 2000),
+    (134, -26, 13, 9, 500),
 )
 
 
@@ -232,8 +232,8 @@ class ShallowWater:
         self,
         sphere: Sphere,
         step: float,
-        thickness: tuple[float, ...] = (8500.0, 4300.0),
-        density: tuple[float, ...] = (0.83, 1.0),
+        thickness: tuple[float, ...] = (8000.0, 4300.0),
+        density: tuple[float, ...] = (0.87, 1.0),
         ground: Real | None = None,
         climate: Climate | None = None,
         diffusion_time: float = np.inf,

@@ -103,7 +103,7 @@ def test_mass_is_conserved_to_rounding(sphere: Sphere) -> None:
 
 def invariants(model: ShallowWater, state: Complex) -> tuple[float, float]:
     """Energy, and potential enstrophy of the lower layer, per unit of area and of density."""
-    sphere, rho = model.sphere, np.array([0.83, 1.0])
+    sphere, rho = model.sphere, np.array([0.87, 1.0])
     cosine_J1 = np.cos(sphere.latitude)[:, None]
     u_LJI, v_LJI = np.split(sphere.wind(state[..., model.vorticity], state[..., model.divergence]) / cosine_J1, 2)
     upper_JI, lower_JI = sphere.to_grid(state[..., model.thickness])
@@ -164,5 +164,23 @@ def test_weather_is_stationary_and_soon_forgets(sphere: Sphere) -> None:
     first, second = np.split(v_TLJI, 2)
     assert first.var(axis=0).mean() == pytest.approx(second.var(axis=0).mean(), rel=0.25)
     spread = np.sqrt(v_TLJI.var(axis=0).mean())
-    assert np.sqrt(np.mean((v_TLJI[1:] - v_TLJI[:-1]) ** 2)) < 0.25 * spread
+    # sqrt(0.2): a lag correlation above 0.9; 1: below 0.5.
+    assert np.sqrt(np.mean((v_TLJI[1:] - v_TLJI[:-1]) ** 2)) < np.sqrt(0.2) * spread
     assert np.sqrt(np.mean((v_TLJI[20:] - v_TLJI[:-20]) ** 2)) > spread
+
+
+@pytest.mark.slow
+def test_a_small_disturbance_grows_as_in_weather(sphere: Sphere) -> None:
+    """Chaos: a change of one part in 10^5 of the storms is small after a day and grows thirtyfold in the next 29."""
+    model = ShallowWater(sphere, 5400.0, ground=mountains(sphere), climate=Climate(), diffusion_time=86400.0)
+    truth = run(model, model.disturbed_jets(0), 50)
+    twin = truth.copy()
+    twin[..., model.vorticity] *= 1 + 1e-5
+    errors = []
+    for days in (1, 29):
+        truth, twin = run(model, truth, days), run(model, twin, days)
+        errors.append(
+            np.linalg.norm((twin - truth)[..., model.vorticity]) / np.linalg.norm(truth[..., model.vorticity])
+        )
+    assert errors[0] < 1e-4
+    assert errors[1] > 30 * errors[0]
