@@ -35,7 +35,9 @@ class Plan:
     chain: Chain = 1
     array: int = 1
     shares: int = 1
-    """Parts of a rollout's initial times, one per process of all jobs together."""
+    """Parts of a rollout's initial times, one per group of processes of all jobs together."""
+    group: int = 1
+    """Processes that work on one initial time: tensor × domain of the model."""
     layout: Layout | None = None
     samples_per_step: int | None = None
     initial_times: int | None = None
@@ -85,7 +87,8 @@ class Plan:
         if self.mode != "rollout":
             return "1"
         shares = count(self.shares, "share") + " of the initial times"
-        return f"{self.array} side by side, {shares}" if self.array > 1 else f"1, {shares}"
+        each = f", {count(self.group, 'process')} each" if self.group > 1 else ""
+        return f"{self.array} side by side, {shares}{each}" if self.array > 1 else f"1, {shares}{each}"
 
     @property
     def each(self) -> str:
@@ -168,9 +171,15 @@ def plan_jobs(
             "samples_per_step": experiment.trainer.global_batch_size,
         }
     elif mode == "rollout":
-        times = initial_times(experiment)
-        shares = min(request.world, times)
-        details |= {"array": -(-shares // request.processes), "shares": shares, "initial_times": times}
+        times, group = initial_times(experiment), experiment.trainer.parallelism.model_ranks
+        if request.processes % group:
+            raise ValueError(
+                f"expected a multiple of tensor × domain = {group} processes on a node, got {request.processes}, "
+                "change pbs.rollout.ngpus or --ngpus"
+            )
+        shares = min(request.world // group, times)
+        jobs = -(-shares // (request.processes // group))
+        details |= {"array": jobs, "shares": shares, "group": group, "initial_times": times}
         request = one_node(request)
     elif request.nodes > 1:
         raise ValueError(f"expected 1 node for {mode}, got {request.nodes}, change pbs.{mode}.nodes or --nodes")

@@ -17,6 +17,9 @@ from credit_like.launch.plan import Plan, count
 from credit_like.launch.resources import seconds
 from credit_like.schema.launch import SiteSection, placeholders
 
+_PORT = ("digits=${job%%[!0-9]*}", "port=$((20000 + 10#${digits:-$$} % 20000))")
+"""Bash: a port that follows from the job's number, so that two jobs on a node do not meet."""
+
 
 def render(plan: Plan, site: SiteSection) -> dict[str, str]:
     """The script of a plan, by file name."""
@@ -65,7 +68,7 @@ def _constants(plan: Plan) -> list[str]:
         constants |= {"script": plan.script, "nodes": r.nodes, "per_node": r.processes, "walltime": seconds(r.walltime)}
         constants |= {"stop_before": seconds(r.stop_before)}
     if plan.mode == "rollout":
-        constants |= {"per_node": r.processes, "shares": plan.shares}
+        constants |= {"per_node": r.processes // plan.group, "shares": plan.shares}
     return [f"{name}={shlex.quote(str(value))}" for name, value in constants.items()]
 
 
@@ -131,8 +134,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
                 "fi",
             ]
         ),
-        "digits=${job%%[!0-9]*}",
-        "port=$((20000 + 10#${digits:-$$} % 20000))",
+        *_PORT,
         "deadline=$((started + walltime - stop_before))",
         "stop=$save_loc/jobs/stop.$job",
         'rm -f "$stop"',
@@ -208,14 +210,25 @@ def _single(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
 
 
 def _rollout(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
-    """One process per GPU, each with its own share of the initial times, counted over all jobs."""
+    """Per node as many groups of GPUs as fit, each with its own share of the initial times, counted over all jobs.
+
+    A group is one process, or as many as the model is cut into.
+    """
     begin, end = _begin_and_end(plan, site)
+    devices, command = [], '"$python" -m credit_like.cli rollout'
+    if plan.group > 1:
+        command = (
+            f'"$python" -m torch.distributed.run --nnodes=1 --nproc-per-node={plan.group} \\\n'
+            '        --master-addr=127.0.0.1 --master-port="$((port + share))" -m credit_like.cli rollout'
+        )
+        devices = [*_PORT]
     if plan.resources.gpus:
         numbers = ",".join(map(str, range(plan.resources.gpus)))
-        devices = [f'IFS=, read -ra devices <<< "${{CUDA_VISIBLE_DEVICES:-{numbers}}}"']
-        command = 'CUDA_VISIBLE_DEVICES=${devices[k]:?} "$python"'
-    else:
-        devices, command = [], '"$python"'
+        devices += [f'IFS=, read -ra devices <<< "${{CUDA_VISIBLE_DEVICES:-{numbers}}}"']
+        mine = (
+            "${devices[k]:?}" if plan.group == 1 else f'$(IFS=,; echo "${{devices[*]:k * {plan.group}:{plan.group}}}")'
+        )
+        command = f"CUDA_VISIBLE_DEVICES={mine} {command}"
     index = scheduler.of(site).index
     yield [*begin, f"index={index}", *devices]
     yield [
@@ -223,7 +236,7 @@ def _rollout(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
         "for (( k = 0; k < per_node; k++ )); do",
         "    share=$((index * per_node + k + 1))",
         "    (( share <= shares )) || break",
-        f'    {command} -m credit_like.cli rollout "$experiment" --share "$share/$shares" &',
+        f'    {command} "$experiment" --share "$share/$shares" &',
         "    pids+=($!)",
         "done",
         "status=0",

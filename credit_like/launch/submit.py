@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import os
 import shutil
 import subprocess
 import sys
@@ -176,9 +175,6 @@ def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:
             raise ValueError(
                 f"expected {package} in the environment of {plan.python}, got none, activate the right one"
             )
-    parent = next(folder for folder in (plan.save_loc, *plan.save_loc.parents) if folder.exists())
-    if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise ValueError(f"expected a save_loc that can be written, got {plan.save_loc} below {parent}, change it")
 
 
 def _queue(plan: Plan, dialect: Scheduler, site: SiteSection) -> tuple[str, ...]:

@@ -73,4 +73,7 @@ def golden_plans() -> dict[str, tuple[Plan, SiteSection]]:
             chain = "auto" if mode == "train" and profile(site).submit_from_jobs else 1
             plan = plan_jobs(experiment(site), mode, chain=chain, python="/opt/env/bin/python", workdir=WORKDIR)
             plans[f"{site}-{mode}.sh"] = plan, profile(site)
+    cut = experiment("derecho", trainer={"parallelism": {"domain": 2}})
+    plan = plan_jobs(cut, "rollout", python="/opt/env/bin/python", workdir=WORKDIR)
+    plans["derecho-rollout-domain.sh"] = plan, profile("derecho")
     return plans

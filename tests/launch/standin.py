@@ -1,8 +1,9 @@
-"""A stand-in for PBS on this machine: `qsub`, `qstat`, `qdel`, `mpiexec` and `pbsdsh` on the PATH, and a server that runs jobs.
+"""A stand-in for PBS on this machine: `qsub`, `qstat`, `qdel`, `mpiexec`, `pbsdsh`, and a server that runs jobs.
 
 As PBS does, it copies the script at submission, runs it in the home folder with the PBS variables, waits for `afterany`
-dependencies, runs an array's jobs side by side, sends SIGTERM to all processes of a job at its walltime and SIGKILL some
-seconds later. The environment of the submitting shell does not reach a job. Two "nodes" are two names of this machine.
+dependencies, runs an array's jobs side by side, sends SIGTERM to all processes of a job at its walltime and SIGKILL
+some seconds later. The environment of the submitting shell does not reach a job. Two "nodes" are two names of this
+machine.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ if name == "qsub":
     if array and int(array[1]) == 0:
         fail("illegal -J value", 2)
     number = 1 + max([int(re.match(r"\d+", job)[0]) for job in known] + [0])
-    job = {{"id": "%d%s.standin" % (number, "[]" if array else ""), "text": text, "after": after, "variables": variables,
-           "array": int(array[1]) + 1 if array else 0, "state": "H" if after else "Q", "code": None, "path": files[0]}}
+    job = {{"id": "%d%s.standin" % (number, "[]" if array else ""), "text": text, "after": after,
+           "variables": variables, "array": int(array[1]) + 1 if array else 0,
+           "state": "H" if after else "Q", "code": None, "path": files[0]}}
     save(job)
     print(job["id"])
 elif name == "qstat":
@@ -101,9 +103,9 @@ elif name in ("mpiexec", "pbsdsh"):
     if name == "pbsdsh":  # one process on the node of that line; of the environment only what PBS itself knows
         keep = {{key: value for key, value in os.environ.items() if key.startswith("PBS_") or key == "HOME"}}
         sys.exit(subprocess.call(arguments, env={{**keep, "PATH": "/usr/bin:/bin"}}))
-    running = [subprocess.Popen(arguments, env={{**os.environ, "PMI_RANK": str(i), "PMI_SIZE": str(count)}}) for i in range(count)]
-    codes = [process.wait() for process in running]
-    sys.exit(max(codes))
+    size = {{"PMI_SIZE": str(count)}}
+    running = [subprocess.Popen(arguments, env={{**os.environ, **size, "PMI_RANK": str(i)}}) for i in range(count)]
+    sys.exit(max([process.wait() for process in running]))
 """
 
 
@@ -179,8 +181,9 @@ class StandIn:
         running = {}
         for i, member in enumerate(members):
             env = {
-                "HOME": str(self.home), "USER": "standin", "PATH": self.path, "PBS_JOBID": member, "PBS_NODEFILE": str(self.nodefile),
-                "PBS_O_WORKDIR": os.getcwd(), "PBS_ENVIRONMENT": "PBS_BATCH", "PBS_ARRAY_INDEX": str(i), **job["variables"],
+                "HOME": str(self.home), "USER": "standin", "PATH": self.path, "PBS_ENVIRONMENT": "PBS_BATCH",
+                "PBS_JOBID": member, "PBS_NODEFILE": str(self.nodefile), "PBS_O_WORKDIR": os.getcwd(),
+                "PBS_ARRAY_INDEX": str(i), **job["variables"],
             }  # fmt: skip
             if not job["array"]:
                 del env["PBS_ARRAY_INDEX"]

@@ -26,9 +26,10 @@ def python(folder: Path, real_agent: bool = False) -> str:
     swap = {"credit_like.cli": "stub_trainer"} | ({} if real_agent else {"torch.distributed.run": "stub_agent"})
     cases = "\n".join(f"    {old}) words+=({new}) ;;" for old, new in swap.items())
     root = Path(__file__).parents[2]
+    loop = f'for word in "$@"; do case $word in\n{cases}\n    *) words+=("$word") ;;\nesac; done'
     wrapper.write_text(
-        f"#!/bin/bash\nexport PYTHONPATH={STUB}:{root} OMP_NUM_THREADS=1\nwords=()\n"
-        f'for word in "$@"; do case $word in\n{cases}\n    *) words+=("$word") ;;\nesac; done\nexec {sys.executable} "${{words[@]}}"\n'
+        f"#!/bin/bash\nexport PYTHONPATH={STUB}:{root} OMP_NUM_THREADS=1\nwords=()\n{loop}\n"
+        f'exec {sys.executable} "${{words[@]}}"\n'
     )
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
     return str(wrapper)
@@ -160,10 +161,10 @@ def test_walltime_neither_breaks_the_chain_nor_repeats_work(tmp_path, pbs, site,
 
 @pytest.mark.slow
 def test_killed_jobs_go_on_from_the_last_checkpoint(tmp_path, pbs):
-    file = write_experiment(tmp_path, steps=80, seconds=0.1, STUB_FAULT="deaf", STUB_SAVE_EVERY="10")
+    file = write_experiment(tmp_path, steps=140, seconds=0.1, STUB_FAULT="deaf", STUB_SAVE_EVERY="10")
     submit(file, options=Options(walltime=parse_duration("6s")), chain="auto", python=python(tmp_path))
     jobs = pbs.wait()
-    assert run_folder_says(tmp_path / "run") == ("finished", 80, uninterrupted(80)), pbs.outputs
+    assert run_folder_says(tmp_path / "run") == ("finished", 140, uninterrupted(140)), pbs.outputs
     assert pbs.killed
     assert len(jobs) >= 2
 

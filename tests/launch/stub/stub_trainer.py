@@ -1,7 +1,8 @@
-"""A trainer in little: it counts, saves, heeds SIGTERM and SIGUSR1, and writes `status.json`, as the contract of a run folder says.
+"""A trainer in little: it counts, saves, heeds SIGTERM and SIGUSR1, and writes `status.json`, as the trainer does.
 
-The weight after step n is a chain of hashes, so that a step left out or done twice shows. Behaviour comes from the environment:
-STUB_STEPS, STUB_SECONDS per step, STUB_SAVE_EVERY, and STUB_FAULT: `deaf` to signals, `fail` or `crash` at step STUB_FAULT_STEP.
+The weight after step n is a chain of hashes, so that a step left out or done twice shows. Behaviour comes from the
+environment: STUB_STEPS, STUB_SECONDS per step, STUB_SAVE_EVERY, and STUB_FAULT: `deaf` to signals, `fail` or `crash` at
+step STUB_FAULT_STEP.
 """
 
 from __future__ import annotations

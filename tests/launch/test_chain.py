@@ -1,0 +1,81 @@
+"""When the next job of a chain starts, and when the chain stops."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from credit_like.launch import chain
+from credit_like.launch.chain import decide
+
+SUBMITTED = {"event": "submitted", "mode": "train", "ids": ["1", "2"]}
+
+
+def began(job, checkpoint):
+    return {"event": "begin", "mode": "train", "job": job, "checkpoint": checkpoint}
+
+
+def ended(job, code):
+    return {"event": "end", "mode": "train", "job": job, "code": code}
+
+
+@pytest.mark.parametrize(
+    ("state", "checkpoint", "events", "verdict"),
+    [
+        (None, -1, [SUBMITTED], "run"),  # the first of all
+        (None, -1, [], "run"),  # a script submitted by hand
+        ("continue", 40, [SUBMITTED, began("1", -1), ended("1", 0)], "run"),
+        ("running", 40, [SUBMITTED, began("1", -1)], "run"),  # killed, but it got somewhere
+        ("running", -1, [SUBMITTED, began("1", -1)], "stop"),  # killed before its first checkpoint
+        ("running", 40, [SUBMITTED, began("1", 40), ended("1", 137)], "stop"),
+        ("continue", 40, [SUBMITTED, began("1", 40), ended("1", 0)], "stop"),  # a walltime too short for one step
+        ("running", 40, [SUBMITTED, began("2", 40)], "run"),  # the same job, started again by the scheduler
+        ("failed", 40, [SUBMITTED, began("1", 20), ended("1", 1)], "stop"),
+        ("failed", 40, [SUBMITTED, began("1", 20), ended("1", 1), SUBMITTED], "run"),  # submitted again
+        ("failed", 40, [SUBMITTED, began("1", 20), SUBMITTED | {"mode": "rollout"}], "stop"),
+        ("finished", 40, [SUBMITTED], "finished"),
+        ("finished", 40, [SUBMITTED, began("1", 20), ended("1", 0)], "finished"),
+    ],
+)
+def test_decision(state, checkpoint, events, verdict):
+    status = {} if state is None else {"state": state, "step": checkpoint, "reason": "loss is nan"}
+    decision = decide(status, checkpoint, events, "2")
+    assert decision.verdict == verdict
+    assert bool(decision.reason) == (verdict != "run")
+
+
+def test_next_job_is_submitted_once(tmp_path):
+    command = ["bash", "-c", f"echo x >> {tmp_path}/calls; echo 7.server"]
+    assert [chain.extend(tmp_path, "train", "6", command) for _ in range(2)] == [0, 0]
+    assert (tmp_path / "calls").read_text() == "x\n"
+    assert chain.history(tmp_path)[-1]["next"] == "7.server"
+
+
+def test_refused_successor_is_said_and_does_not_stop_the_job(tmp_path, capsys):
+    assert chain.extend(tmp_path, "train", "6", ["bash", "-c", "echo no >&2; exit 3"]) == 1
+    assert "refused the next job, submit again after this one: no" in capsys.readouterr().out
+    assert chain.history(tmp_path) == []
+
+
+def test_newest_checkpoint_counts_only_whole_ones(tmp_path):
+    assert chain.newest_checkpoint(tmp_path) == -1
+    for name in ("step-9", "step-10", ".step-11.tmp", "step-12.damaged"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert chain.newest_checkpoint(tmp_path) == 10
+
+
+def test_history_passes_over_a_line_cut_short(tmp_path):
+    chain.record(tmp_path, "begin", mode="train", job="1", checkpoint=-1)
+    with (tmp_path / "jobs" / "history.jsonl").open("a") as out:
+        out.write('{"event": "en\n')
+    assert [event["event"] for event in chain.history(tmp_path)] == ["begin"]
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "exit_status"),
+    [("finished", 0, 0), ("continue", 143, 0), ("failed", 0, 1), ("running", 0, 1), ("running", 9, 9)],
+)
+def test_exit_status_of_a_job(tmp_path, state, code, exit_status):
+    (tmp_path / "status.json").write_text(json.dumps({"state": state, "step": 3, "reason": "disk full"}))
+    assert chain.main(["end", str(tmp_path), "train", "1", str(code)]) == exit_status

@@ -1,0 +1,234 @@
+"""What a user may get wrong about a machine: one message each, and nothing written or submitted."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from credit_like.launch.plan import initial_times, plan_jobs
+from credit_like.launch.resources import Options, options
+from credit_like.launch.submit import chain_of, mode_of, submit
+from credit_like.schema.errors import ExperimentError
+from credit_like.schema.launch import SiteSection
+from tests.launch.cases import experiment
+from tests.launch.standin import StandIn
+from tests.launch.test_chain_standin import python, write_experiment
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "pbs", "asked", "message"),
+    [
+        ("derecho", "train", {"account": None}, {}, "expected an account for derecho, got none"),
+        ("derecho", "train", {}, {"queue": "mian"}, "did you mean 'main'"),
+        ("derecho", "train", {}, {"walltime": dt.timedelta(hours=13)}, "at most 12:00:00 in queue main .*got 13:00:00"),
+        ("derecho", "train", {}, {"ngpus": 8}, "at most 4 GPUs on a gpu node of derecho, got 8"),
+        (
+            "derecho",
+            "train",
+            {},
+            {"queue": "develop", "nodes": 3, "walltime": dt.timedelta(hours=1)},
+            "1 to 2 nodes .*got 3",
+        ),
+        ("derecho", "train", {"processes": 8}, {}, "one process per GPU, got pbs.processes 8 for 4"),
+        ("derecho", "train", {}, {"nodes": 3}, "multiple of .*= 1 × 12 = 12, got 64"),
+        ("derecho", "train", {"memory_gb": 900}, {}, "at most 480 GB .*got 900"),
+        ("derecho", "train", {"fields": {"prioriti": "economy"}}, {}, "did you mean 'priority'"),
+        ("derecho", "evaluate", {}, {"nodes": 2}, "expected 1 node for evaluate, got 2"),
+        ("derecho", "rollout", {}, {"ngpus": 3}, None),
+        ("polaris", "train", {}, {"nodes": 4}, "10 to 496 nodes in queue prod of polaris, got 4"),
+        ("gadi", "train", {"fields": {}}, {}, "expected pbs.fields.storage for gadi, got none.*gdata/xy12"),
+        (
+            "gadi",
+            "train",
+            {},
+            {"queue": "normal"},
+            "expected nodes with GPUs for ngpus 4, got none in queue normal of gadi",
+        ),
+        ("generic-slurm", "train", {}, {"ngpus": 0}, None),
+        ("local", "train", {"cpus": 64}, {}, None),
+    ],
+)
+def test_each_rule_of_a_site_has_its_message(site, mode, pbs, asked, message):
+    given = experiment(site, pbs=pbs)
+    if message is None:
+        assert plan_jobs(given, mode, Options(**asked)).resources.world
+    else:
+        with pytest.raises(ValueError, match=message):
+            plan_jobs(given, mode, Options(**asked))
+
+
+def test_chain_needs_a_training_and_a_site_that_allows_it():
+    with pytest.raises(ValueError, match="jobs at polaris may not submit others"):
+        plan_jobs(experiment("polaris"), "train", chain="auto")
+    with pytest.raises(ValueError, match="--chain with --mode train only, got --mode rollout"):
+        plan_jobs(experiment("derecho"), "rollout", chain=2)
+    with pytest.raises(ValueError, match="without blanks"):
+        plan_jobs(experiment("derecho", save_loc="/scratch/my runs"), "train")
+
+
+def test_words_of_the_command_line():
+    assert options(walltime="01:30:00", nodes=2) == Options(nodes=2, walltime=dt.timedelta(minutes=90))
+    assert (chain_of("auto"), chain_of("3"), mode_of("rollout")) == ("auto", 3, "rollout")
+    for wrong in ("0", "-1", "some", "1.5"):
+        with pytest.raises(ValueError, match="expected --chain auto or a number"):
+            chain_of(wrong)
+    with pytest.raises(ValueError, match="did you mean 'rollout'"):
+        mode_of("rolout")
+    with pytest.raises(ValueError, match="expected a duration"):
+        options(walltime="soon")
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("derecko", "did you mean 'derecho'"),
+        ({"directives": ["-A {acount}"]}, "did you mean 'account'"),
+        ({"directives": ["-A {account"]}, "braces in pairs"),
+        ({"queues": {"main": {"nodes": ["gpu"]}}}, r"kinds of node of local \(this\) in queue main, got 'gpu'"),
+        ({"environment": {"NOT-A-NAME": "1"}}, "environment"),
+        ({"lancher": "srun"}, "lancher"),
+    ],
+)
+def test_a_profile_that_is_wrong_is_refused(section, message):
+    with pytest.raises(ValidationError, match=message):
+        SiteSection.model_validate(section)
+
+
+def test_a_profile_in_the_current_folder_goes_first(tmp_path, monkeypatch):
+    (tmp_path / "config" / "site").mkdir(parents=True)
+    (tmp_path / "config" / "site" / "mine.yml").write_text("site: {name: mine, scheduler: slurm}\n")
+    monkeypatch.chdir(tmp_path)
+    assert SiteSection.model_validate("mine").scheduler == "slurm"
+    (tmp_path / "config" / "site" / "mine.yml").write_text("[]\n")
+    with pytest.raises(ValidationError, match="mapping under `site:`"):
+        SiteSection.model_validate("mine")
+
+
+def test_initial_times_are_counted():
+    def with_init(init):
+        return initial_times(experiment("local", inference={"init": init} if init else {}))
+
+    assert with_init(None) == 31  # August, once a day
+    assert with_init("2000-08-01") == 1
+    assert with_init(["2000-08-01", "2000-08-02"]) == 2
+    assert with_init(["2000-08-01", "2000-08-02", "12h"]) == 3
+    assert with_init(["2000-02-28", "2000-02-30", "1d"]) == 2  # a day of another calendar
+
+
+def _everything(folder: Path) -> dict[str, bytes | None]:
+    found = {str(path): path.read_bytes() if path.is_file() else None for path in sorted(folder.rglob("*"))}
+    return {path: content for path, content in found.items() if "/spool" not in path}
+
+
+@pytest.fixture
+def pbs(tmp_path, monkeypatch):
+    standin = StandIn(tmp_path / "pbs")  # takes jobs, runs none
+    monkeypatch.setenv("PATH", standin.path)
+    return standin
+
+
+def test_dry_run_writes_nothing(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    before = _everything(tmp_path)
+    plan = submit(file, chain=3, dry_run=True)
+    assert plan.ids == ()
+    assert plan.scripts["train.sh"].startswith("#!/bin/bash\n#PBS -N train-era5-1deg\n")
+    assert ("jobs", "3 in a chain (afterany)") in plan.describe()
+    assert ("layout", "data 4 × tensor 1 × domain 1") in plan.describe()
+    assert ("samples per step", "4, 1 micro-batches each") in plan.describe()
+    assert _everything(tmp_path) == before
+    assert pbs.jobs() == {}
+
+
+def _no_qsub(tmp_path, pbs, monkeypatch):
+    (pbs.bin / "qsub").unlink()
+
+
+def _refused_at_once(tmp_path, pbs, monkeypatch):
+    (pbs.spool / "refuse").write_text("0")
+
+
+def _second_refused(tmp_path, pbs, monkeypatch):
+    (pbs.spool / "refuse").write_text("1")
+
+
+def _finished(tmp_path, pbs, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "status.json").write_text('{"state": "finished", "step": 7, "reason": null}')
+
+
+def _unwritable(tmp_path, pbs, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, how: False)  # root may write anywhere
+
+
+def _file_in_the_way(tmp_path, pbs, monkeypatch):
+    (tmp_path / "run").write_text("")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [
+        (_no_qsub, "expected qsub on the PATH .*got none, do this on a login node"),
+        (_refused_at_once, "expected qsub to take the job, got exit status 38: qsub: Job violates"),
+        (_second_refused, "Job violates.*; the jobs before it are cancelled"),
+        (_finished, "finished at step 7, change save_loc"),
+        (_unwritable, "save_loc: expected a folder that may be written to"),
+        (_file_in_the_way, "save_loc: expected a folder, got .* is a file"),
+    ],
+)
+def test_what_stops_a_submission_changes_nothing(tmp_path, pbs, monkeypatch, prepare, message):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    prepare(tmp_path, pbs, monkeypatch)
+    before = _everything(tmp_path)
+    with pytest.raises(ValueError, match=message) as caught:
+        submit(file, chain=3)
+    assert "\n" not in str(caught.value)
+    assert _everything(tmp_path) == before
+    assert all(job["state"] == "F" for job in pbs.jobs().values())  # taken back
+
+
+def test_a_refusal_leaves_the_files_of_an_earlier_submission(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    submit(file)
+    before = _everything(tmp_path)
+    (pbs.spool / "refuse").write_text("1")
+    with pytest.raises(ValueError, match="Job violates"):
+        submit(file, options=Options(walltime=dt.timedelta(hours=2)), force=True)
+    assert _everything(tmp_path) == before
+
+
+def test_jobs_still_in_the_queue_are_not_doubled(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    first = submit(file)
+    with pytest.raises(ValueError, match=rf"no job of this run in the queue, got {first.ids[0]} \(queued\)"):
+        submit(file)
+    assert len(pbs.jobs()) == 1
+    forced = submit(file, force=True)
+    assert any(first.ids[0] in note for note in forced.notes)
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [("rollout", "expected a checkpoint in .*got none"), ("evaluate", "expected forecasts in .*got none")],
+)
+def test_work_on_what_is_not_there_yet_needs_a_job_to_wait_for(tmp_path, pbs, mode, message):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    with pytest.raises(ValueError, match=message):
+        submit(file, mode)
+    training = submit(file, python=python(tmp_path))
+    waiting = submit(file, mode, after=training.ids)
+    assert pbs.jobs()[waiting.ids[0]]["after"] == list(training.ids)
+
+
+def test_the_experiments_own_errors_come_before_anything_is_submitted(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    with pytest.raises(ExperimentError, match=r"trainer.epochs: expected"):
+        submit(file, overrides=["trainer.epochs=none"])
+    with pytest.raises(ExperimentError, match="did you mean 'derecho'"):
+        submit(file, site="derrecho")
+    assert pbs.jobs() == {}
+    assert not (tmp_path / "run").exists()
