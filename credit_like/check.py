@@ -116,6 +116,7 @@ def _inspect(experiment: Experiment, world_size: int | None) -> tuple[list[Findi
     findings += _time_findings(store)
     findings += _content_findings(store)
     findings += _statistics_findings(store)
+    findings += _launch_findings(experiment)
     return findings, store
 
 
@@ -286,6 +287,23 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
                 channels = np.array(store.variables.channel_names(wanted))[wrong]
                 good = "finite" if what == "mean" else "finite and positive"
                 yield where, f"expected {good} {what}, got {values[wrong][0]} for {', '.join(channels)}, make them anew"
+
+
+def _launch_findings(experiment: Experiment) -> Iterator[Finding]:
+    """What the experiment asks of its machine, against the machine's rules."""
+    from credit_like.launch.resources import resources
+    from credit_like.schema.launch import MODES, Request, SiteSection
+
+    pbs = experiment.pbs
+    if pbs is None:
+        return
+    for mode in MODES:
+        if mode != "train" and getattr(pbs, mode) == Request():
+            continue
+        try:
+            resources(pbs, experiment.site or SiteSection(), mode)
+        except ValueError as error:
+            yield ("pbs",) if mode == "train" else ("pbs", mode), _one_line(error)
 
 
 def _one_line(error: BaseException | str) -> str:

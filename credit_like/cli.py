@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -34,40 +35,57 @@ Set = Annotated[
 ]
 
 
-def main() -> None:
-    """Run the command line; a ValueError is a message for the user, anything else keeps its traceback."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line.
+
+    A ValueError that this package raises is a message for the user. Any other exception is a mistake of the program and
+    keeps its traceback; CREDIT_LIKE_TRACEBACK=1 shows those of messages too.
+    """
     try:
-        app()
+        app(arguments, prog_name="credit-like")
     except ValueError as error:
-        if os.environ.get("CREDIT_LIKE_TRACEBACK"):
+        if os.environ.get("CREDIT_LIKE_TRACEBACK") or not _is_ours(error):
             raise
         _refuse(str(error))
 
 
-def _refuse(*messages: str) -> NoReturn:
+def _is_ours(error: BaseException) -> bool:
+    """Whether a function of this package raised it, and not one of a library that we called wrongly."""
+    trace = error.__traceback__
+    while trace and trace.tb_next:
+        trace = trace.tb_next
+    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("credit_like.")
+
+
+def _refuse(message: str) -> NoReturn:
     """End with exit status 2; of the processes of a launch, only the first speaks."""
-    if all(os.environ.get(rank, "0") == "0" for rank in ("RANK", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")):
-        for message in messages:
-            typer.echo(message, err=True)
+    from credit_like.parallel.environment import read_environment
+
+    if read_environment().rank == 0:
+        typer.echo(message, err=True)
     sys.exit(2)
 
 
 def _experiment(file: Path, overrides: list[str] | None, world_size: int | None = None) -> Experiment:
-    """The loaded and checked experiment; every problem on stderr and exit status 2 otherwise."""
+    """The loaded and checked experiment; raises ExperimentError with every problem.
+
+    The layout is checked for `world_size`, or the processes of the launch, or what the experiment asks of its machine.
+    """
     from credit_like.check import checked_experiment
     from credit_like.parallel.environment import read_environment
 
-    return checked_experiment(file, overrides or (), world_size or read_environment().world)[0]
+    launched = read_environment().world
+    return checked_experiment(file, overrides or (), world_size or (launched if launched > 1 else None))[0]
 
 
 @app.command()
 def demo(
     save_loc: Annotated[Path, typer.Option(help="Where the demonstration keeps its run.")] = Path("runs/demo"),
 ) -> None:
-    """Make data, train, forecast and score, all on embedded data: nothing to download or configure."""
-    from credit_like import build
+    """Make data, train, forecast and score: nothing to download."""
+    from credit_like import demo as demonstration
 
-    sys.exit(build.demo(save_loc))
+    sys.exit(demonstration.run(save_loc))
 
 
 @app.command()
@@ -77,7 +95,7 @@ def check(
     world_size: Annotated[int | None, typer.Option(min=1, help="Check the layout for this many processes.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check an experiment and its data, and say what would run; needs no torch and writes nothing."""
+    """Check an experiment and its data, and say what would run."""
     from credit_like.check import checked_experiment, describe, print_table
 
     experiment, store, world = checked_experiment(file, set_ or (), world_size)
@@ -90,7 +108,7 @@ def check(
 
 @app.command()
 def schema() -> None:
-    """Print the JSON Schema of experiment files, for completion in editors."""
+    """Print the JSON Schema of experiment files, for editors."""
     from credit_like.schema.json_schema import experiment_schema
 
     _print_json(experiment_schema())
@@ -98,7 +116,7 @@ def schema() -> None:
 
 @app.command()
 def preprocess(file: File, set_: Set = None) -> None:
-    """Fit the statistics of the training period and report what is missing."""
+    """Fit the statistics of the training period."""
     experiment = _experiment(file, set_)
     from credit_like import build
 
@@ -117,24 +135,38 @@ def train(
     """Train, or continue where the run in `save_loc` stopped."""
     if force and not fresh:
         raise ValueError("expected --force together with --fresh, got it alone, add --fresh or leave it out")
-    experiment = _experiment(file, set_)
+    from credit_like.parallel.environment import read_environment
+
+    experiment = _experiment(file, set_, read_environment().world)
     from credit_like import build
 
     sys.exit(build.train(experiment, fresh=fresh, force=force))
 
 
 @app.command()
-def rollout(file: File, set_: Set = None) -> None:
-    """Forecast from the initial times of `inference.init` with the newest checkpoint."""
+def rollout(
+    file: File,
+    set_: Set = None,
+    share: Annotated[str, typer.Option(metavar="I/N", help="The I-th of N parts of the initial times.")] = "1/1",
+) -> None:
+    """Forecast from `inference.init` with the newest checkpoint."""
+    part, of = _share(share)
     experiment = _experiment(file, set_)
     from credit_like import build
 
-    sys.exit(build.rollout(experiment))
+    sys.exit(build.rollout(experiment, share=(part - 1, of)))
+
+
+def _share(text: str) -> tuple[int, int]:
+    part, slash, of = text.partition("/")
+    if not (slash and part.isdigit() and of.isdigit() and 1 <= int(part) <= int(of)):
+        raise ValueError(f"--share: expected I/N with I from 1 to N, such as 2/4, got {text!r}")
+    return int(part), int(of)
 
 
 @app.command()
 def evaluate(file: File, set_: Set = None) -> None:
-    """Score the forecasts against the truth, beside persistence and climatology."""
+    """Score forecasts beside persistence and climatology."""
     experiment = _experiment(file, set_)
     from credit_like import build
 
@@ -143,7 +175,7 @@ def evaluate(file: File, set_: Set = None) -> None:
 
 @app.command()
 def plot(file: File, set_: Set = None) -> None:
-    """Draw score curves and maps of truth, forecast and error."""
+    """Draw score curves and maps."""
     experiment = _experiment(file, set_)
     from credit_like import build
 
@@ -155,18 +187,18 @@ def submit(
     file: File,
     set_: Set = None,
     mode: Annotated[str, typer.Option(help="preprocess, train, rollout or evaluate.")] = "train",
-    site: Annotated[str | None, typer.Option(help="A profile of config/site instead of the file's site.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes; for a rollout, jobs of one node each.")] = None,
+    site: Annotated[str | None, typer.Option(help="The machine: a name in config/site or a file.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, instead of the experiment's.")] = None,
     ngpus: Annotated[int | None, typer.Option(min=0, help="GPUs per node.")] = None,
-    walltime: Annotated[str | None, typer.Option(help="Time of one job, such as 12:00:00.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Queue, partition or QOS.")] = None,
-    account: Annotated[str | None, typer.Option(help="Account or project to charge.")] = None,
-    chain: Annotated[str, typer.Option(help="Jobs in a row, each continuing the one before, or auto.")] = "1",
-    after: Annotated[list[str] | None, typer.Option(help="A job to wait for; may be repeated.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Submit although outputs or queued jobs exist.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and script; write nothing.")] = False,
+    walltime: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of a job.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Queue, or QOS on Slurm.")] = None,
+    account: Annotated[str | None, typer.Option(help="Account to charge.")] = None,
+    chain: Annotated[str, typer.Option(metavar="N|auto", help="Jobs in a row; auto = until finished.")] = "1",
+    after: Annotated[list[str] | None, typer.Option(metavar="JOB", help="Wait for a job; may be repeated.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script and submit nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Submit though outputs or queued jobs exist.")] = False,
 ) -> None:
-    """Submit work to the batch system of `site`, or run it here, job by job, with `site: local`."""
+    """Submit work to the batch system of `site`."""
     from credit_like.check import checked_experiment
     from credit_like.launch.resources import options
     from credit_like.launch.show import print_plan
@@ -176,7 +208,7 @@ def submit(
     plan = submit_jobs(
         file,
         mode_of(mode),
-        options(nodes=nodes, ngpus=ngpus, walltime=walltime, queue=queue, account=account),
+        options(walltime, nodes=nodes, ngpus=ngpus, queue=queue, account=account),
         chain=chain_of(chain),
         after=after or (),
         overrides=set_ or (),
@@ -197,11 +229,20 @@ def status(save_loc: SaveLoc) -> None:
 
 
 @app.command()
-def checkpoints(save_loc: SaveLoc) -> None:
+def checkpoints(
+    save_loc: SaveLoc,
+    verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare checksums.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    prune: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep the newest N and the best.")
+    ] = None,
+) -> None:
     """List the checkpoints of a run, and which are whole."""
-    from credit_like.checkpoint.commands import list_checkpoints
+    from credit_like.checkpoint import commands
 
-    sys.exit(list_checkpoints(save_loc))
+    if prune is not None:
+        sys.exit(commands.prune_checkpoints(save_loc, prune))
+    sys.exit(commands.list_checkpoints(save_loc, verify=verify, json=json))
 
 
 @app.command()
@@ -210,7 +251,7 @@ def export(
     output: Annotated[Path, typer.Option("-o", "--output", help="The safetensors file to write.")],
     raw: Annotated[bool, typer.Option("--raw", help="The trained weights instead of their moving average.")] = False,
 ) -> None:
-    """Write a run's full fp32 weights to one file, whatever the layout that trained them."""
+    """Write a run's weights to one file, whatever its layout."""
     from credit_like.checkpoint.commands import export as export_weights
 
     sys.exit(export_weights(save_loc, output, raw=raw))
@@ -221,10 +262,10 @@ def import_credit(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", show_default=False, help="CREDIT's checkpoint file.")
     ],
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", show_default=False, help="CREDIT's YAML file.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")],
+    config: Annotated[Path | None, typer.Option(help="CREDIT's YAML file, where the checkpoint lacks it.")] = None,
 ) -> None:
-    """Convert the weights and the model section of NCAR's CREDIT."""
+    """Convert weights and model section of NCAR's CREDIT."""
     from credit_like.checkpoint.commands import import_credit as convert
 
     sys.exit(convert(checkpoint, config, output))
@@ -236,7 +277,7 @@ def plan(
     set_: Set = None,
     world_size: Annotated[int | None, typer.Option(min=1, help="Processes to plan for.")] = None,
 ) -> None:
-    """Estimate memory and time per step of the layouts that fit."""
+    """Estimate memory and time of the layouts that fit."""
     experiment = _experiment(file, set_, world_size)
     from credit_like import build
 

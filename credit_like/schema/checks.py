@@ -138,10 +138,7 @@ def _variable_findings(data: DataSection) -> Iterator[Finding]:
         if on_levels and not (spec.levels or data.levels):
             yield path, f"expected data.levels (or levels of {spec.name!r} alone), got none, add them"
         if not on_levels and len(spec.levels or ()) > 1:
-            yield (
-                path,
-                f"expected at most one level of the file at the surface, got {len(spec.levels)}, move {spec.name!r} to {role}.level",
-            )
+            yield path, f"expected at most one level of a field at the surface, got several, move it to {role}.level"
         if on_levels and spec.compute:
             yield path, f"expected {spec.compute} at the surface, got it on levels, move {where} to {role}.surface"
         if spec.compute and role in OUTPUT_ROLES:
@@ -185,7 +182,7 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
             yield ("inference", "ensemble", "amplitude", name), message
     metrics = registry.names("metric")
     for i, name in enumerate(experiment.evaluation.metrics):
-        if name.replace("_", "-") not in metrics:
+        if name not in metrics:
             yield ("evaluation", "metrics", i), registry.unknown("metric", name) + ", change it"
 
 

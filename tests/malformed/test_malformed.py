@@ -1,7 +1,7 @@
 """Every file of this folder is wrong, and is answered with all that is wrong with it and nothing else.
 
-A file says itself what it expects: `#! a && b` at the end of a line asks for a message `<file>:<line>: …` that holds all of
-the parts; `#!! a && b` for a message anywhere. Each message belongs to one such comment.
+A file says what it expects: `#! a && b` at the end of a line asks for a message `<file>:<line>: …` that holds all
+of the parts; `#!! a && b` for a message anywhere. Each message belongs to one such comment.
 """
 
 import os

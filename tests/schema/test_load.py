@@ -24,7 +24,7 @@ model: {type: persistence}
 """
 
 
-@pytest.fixture()
+@pytest.fixture
 def write(tmp_path):
     def _write(text, name="experiment.yml"):
         path = tmp_path / name
@@ -52,7 +52,7 @@ def test_sections_arrive_as_written_and_defaults_are_filled_in(write):
 
 
 def test_yaml_traps_are_read_as_people_mean_them(write):
-    """YAML 1.1 would read 1e-3 as text, 12:00:00 as 43200, on and n as booleans, 010 as eight and a date as an object."""
+    """YAML 1.1 would read 1e-3 as text, 12:00:00 as 43200, on and yes as true, 010 as eight, a date as an object."""
     text = TEXT.replace("surface: [t2m,", "surface: [n, on, yes, t2m,") + (
         "trainer:\n  optimizer: {type: adamw, learning_rate: 1e-3, weight_decay: 1.0e-2}\n  epochs: 010\n"
         "pbs: {walltime: 12:00:00}\nloss: {type: mse, variable_weights: {on: 2, n: 1.5}}\n"
