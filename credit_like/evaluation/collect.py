@@ -1,0 +1,141 @@
+"""Statistics per time, put together into one data set of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from credit_like.data.aliases import find
+from credit_like.evaluation.bootstrap import bounds, finished
+from credit_like.variables import Variable
+
+Array = NDArray[np.float64]
+# Vectors whose squared error is the sum of those of their components.
+_VECTORS = {
+    "wind_vector": ("u_component_of_wind", "v_component_of_wind"),
+    "10m_wind_vector": ("10m_u_component_of_wind", "10m_v_component_of_wind"),
+}
+
+
+class Collected:
+    """Statistics (I, L, K, R) of every variable, source and metric; those with a further dimension as a sum over time."""
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        metrics: Mapping[str, ModuleType],
+        inits: int,
+        leads: Sequence[int],
+        regions: Sequence[str],
+    ) -> None:
+        self.sources, self.metrics, self.regions, self.leads = list(sources), metrics, list(regions), list(leads)
+        self.inits = inits
+        self.levels: dict[str, tuple[float, ...]] = {}
+        self._scalar: dict[tuple[str, str, str, str], Array] = {}
+        self._sum: dict[tuple[str, str, str, str], Array] = {}
+        self._count: dict[tuple[str, str, str, str], Array] = {}
+
+    def add(
+        self,
+        variable: Variable,
+        levels: Sequence[int],
+        init: int,
+        first_lead: int,
+        part: Mapping[tuple[str, str, str], Array],
+    ) -> None:
+        """Take in what one block gave: (source, metric, statistic) → (leads, K, R[, extra])."""
+        self.levels.setdefault(variable.name, tuple(variable.levels[i] for i in levels) if variable.levels else ())
+        for (source, metric, statistic), values in part.items():
+            key = (variable.name, source, metric, statistic)
+            shape = (len(self.leads), *values.shape[1:])
+            where = slice(first_lead, first_lead + len(values))
+            if self.metrics[metric].EXTRA is None:
+                self._scalar.setdefault(key, np.full((self.inits, *shape), np.nan))[init, where] = values
+            else:
+                valid = np.isfinite(values)
+                self._sum.setdefault(key, np.zeros(shape))[where] += np.where(valid, values, 0)
+                self._count.setdefault(key, np.zeros(shape))[where] += valid
+
+    def dataset(self, samples: int, seed: int) -> xr.Dataset:
+        """(source, metric, region, lead_time[, level]) per variable; with `samples` > 0 also bounds of each metric."""
+        self._add_vectors()
+        names = [name for name, module in self.metrics.items() if module.EXTRA is None]
+        labels = [label for name in names for label in ((name, f"{name}_low", f"{name}_high") if samples else (name,))]
+        lead_time = np.array(self.leads, "timedelta64[s]").astype("timedelta64[ns]")
+        coords = {"source": self.sources, "metric": labels, "region": self.regions, "lead_time": lead_time}
+        if everywhere := sorted({level for levels in self.levels.values() for level in levels}):
+            coords["level"] = everywhere
+        result = xr.Dataset(coords=coords, attrs={"Conventions": "CF-1.11", "title": "forecast scores"})
+        result["initial_times"] = ((), self.inits, {"long_name": "number of initial times"})
+        for variable, levels in self.levels.items():
+            scores = np.stack([self._scores(variable, source, names, samples, seed) for source in self.sources])
+            result[variable] = self._labelled(scores, levels, ("source", "metric", "region", "lead_time"), everywhere)
+            for name, module in self.metrics.items():
+                if module.EXTRA is not None and (found := self._extra(variable, name)) is not None:
+                    dims = ("source", "region", "lead_time")
+                    array = self._labelled(found, levels, dims, everywhere, module.EXTRA)
+                    result[f"{variable}_{name.replace('-', '_')}"] = array
+        return result
+
+    def _scores(self, variable: str, source: str, names: Sequence[str], samples: int, seed: int) -> Array:
+        """(metric, R, L, K)."""
+        shape = (len(self.leads), max(1, len(self.levels[variable])), len(self.regions))
+        result = []
+        for name in names:
+            found = {key[3]: values for key, values in self._scalar.items() if key[:3] == (variable, source, name)}
+            finish = self.metrics[name].finish
+            result.append(finished(found, finish) if found else np.full(shape, np.nan))
+            if samples:
+                result.extend(bounds(found, finish, samples, seed) if found else [np.full(shape, np.nan)] * 2)
+        return np.moveaxis(np.stack(result), 3, 1)
+
+    def _extra(self, variable: str, metric: str) -> Array | None:
+        """(source, R, L, K, extra); None where no source has it."""
+        found = {}
+        for source in self.sources:
+            keys = [key for key in self._sum if key[:3] == (variable, source, metric)]
+            means = {
+                key[3]: np.divide(
+                    self._sum[key],
+                    self._count[key],
+                    out=np.full_like(self._sum[key], np.nan),
+                    where=self._count[key] > 0,
+                )
+                for key in keys
+            }
+            if means:
+                found[source] = np.moveaxis(self.metrics[metric].finish(means), 2, 0)
+        if not found:
+            return None
+        empty = np.full_like(next(iter(found.values())), np.nan)
+        return np.stack([found.get(source, empty) for source in self.sources])
+
+    def _labelled(
+        self,
+        values: Array,
+        levels: Sequence[float],
+        dims: tuple[str, ...],
+        everywhere: Sequence[float],
+        extra: str | None = None,
+    ) -> xr.DataArray:
+        """`values` (…, K[, extra]) as an array over the levels of all variables, or without `level` at the surface."""
+        last = (extra,) if extra else ()
+        if not levels:
+            return xr.DataArray(values[..., 0, :] if extra else values[..., 0], dims=(*dims, *last))
+        array = xr.DataArray(values, dims=(*dims, "level", *last), coords={"level": list(levels)})
+        return array.reindex(level=list(everywhere))
+
+    def _add_vectors(self) -> None:
+        """Squared errors of wind vectors, where both components are there on the same levels."""
+        for vector, components in _VECTORS.items():
+            found = [find(component, self.levels) for component in components]
+            u, v = found
+            if u is None or v is None or self.levels[u] != self.levels[v]:
+                continue
+            self.levels[vector] = self.levels[u]
+            for key in [key for key in self._scalar if key[0] == u and key[2] in ("mse", "rmse")]:
+                self._scalar[vector, *key[1:]] = self._scalar[key] + self._scalar[v, *key[1:]]

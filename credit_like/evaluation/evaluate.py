@@ -1,0 +1,231 @@
+"""Scores of forecasts, streamed over initial times and blocks of leads.
+
+One block holds a few fields: truth, climatology and every source of forecasts for one variable from one initial time at as
+many leads as fit into 64 MiB. Blocks are dask tasks, so that a local pool or a cluster works on several at a time; only
+statistics per time, level and region are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import dask
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+
+from credit_like import registry
+from credit_like.data import times as calendar
+from credit_like.data.store import FieldStore
+from credit_like.evaluation.climatology import Climatology, fit_climatology
+from credit_like.evaluation.collect import Collected
+from credit_like.evaluation.fields import Fields, Regions
+from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
+from credit_like.evaluation.results import is_results, read_results
+from credit_like.evaluation.sources import ClimatologyForecast, ForecastFiles, Persistence, Scored, Truth, open_forecast
+from credit_like.schema.experiment import Experiment
+from credit_like.variables import Variable, Variables
+
+_LOG = logging.getLogger(__name__)
+_BLOCK_BYTES = 64 * 2**20
+_AT_ONCE = 64  # blocks handed to dask together
+MODEL, PERSISTENCE, CLIMATOLOGY = "model", "persistence", "climatology"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One variable from one initial time at some leads."""
+
+    init: int
+    variable: Variable
+    levels: tuple[int, ...]
+    first_lead: int
+    leads: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Everything that a block is scored with."""
+
+    truth: Truth
+    sources: Mapping[str, Scored]
+    climatology: Climatology
+    regions: Regions
+    metrics: Mapping[str, ModuleType]
+    thresholds: Mapping[str, tuple[Any, Any]]
+    dry: Mapping[str, float]
+
+    def score(self, block: Block, inits: Sequence[int]) -> dict[tuple[str, str, str], NDArray[np.float64]]:
+        """(source, metric, statistic) → (leads, levels, regions[, extra])."""
+        store, init = self.truth.store, inits[block.init]
+        valid = init + np.array(block.leads, np.int64)
+        truth = self.truth.at(valid, block.variable, block.levels)
+        times = calendar.from_seconds(valid, store.calendar)
+        mean = self.climatology.at(block.variable.name, times, block.levels).astype(np.float64)
+        result = {}
+        for name, source in self.sources.items():
+            forecast = source.fields(init, block.leads, block.variable, block.levels)
+            if forecast is None:
+                continue
+            rain = self.thresholds.get(block.variable.name), self.dry.get(block.variable.name, np.nan)
+            fields = Fields(forecast, truth, mean, self.regions, store.grid, *rain)
+            for metric, module in self.metrics.items():
+                if _applies(module, fields):
+                    for statistic, values in module.per_time(fields).items():
+                        result[name, metric, statistic] = values
+        return result
+
+
+def _applies(metric: ModuleType, fields: Fields) -> bool:
+    has = {"climatology"}
+    if len(fields.forecast) > 1:
+        has.add("members")
+    if fields.thresholds is not None:
+        has.add("precipitation")
+    return bool(metric.NEEDS <= has)
+
+
+def evaluate(
+    experiment: Experiment,
+    forecasts: Path | str | xr.Dataset,
+    truth: FieldStore,
+    training: FieldStore,
+    variables: Variables,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> xr.Dataset:
+    """Score forecasts against the truth, with persistence, climatology and the configured baselines beside them.
+
+    `training` is the store that the climatology is made from (`truth` may be another source). Returns one data set in the
+    layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with `provenance`
+    (source), the number of initial times, and, where the section asks for them, bounds of 95 % from bootstrapping the
+    initial times as metrics `<name>_low` and `<name>_high`.
+    Raises ValueError for forecasts, baselines or metrics that do not fit the truth.
+    """
+    section = experiment.evaluation
+    metrics = {name: registry.module("metric", name) for name in section.metrics}
+    model = _files(forecasts, truth, "the forecasts")
+    if model.calendar != truth.calendar:
+        raise ValueError(f"expected forecasts in the truth's calendar {truth.calendar}, got {model.calendar}")
+    scored = [variable for variable in variables.outputs if model.levels_of(variable)]
+    if not scored:
+        known = ", ".join(variable.name for variable in variables.outputs)
+        raise ValueError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")
+    others, published = _baselines(section.baselines, truth)
+    inits = _common(model, others)
+    leads = [int(lead) for lead in model.leads if lead > 0]
+    truths = Truth(truth)
+    valid = np.unique(np.add.outer(inits, leads))
+    if not truths.positions(valid)[0].any():
+        raise ValueError(
+            f"expected truth at valid times of the forecasts, got none between {_text(valid[0], truth)} and "
+            f"{_text(valid[-1], truth)}; change evaluation.truth or inference.init"
+        )
+    period = training.period(section.climatology_period or experiment.data.train)
+    wanted = calendar.from_seconds(valid, truth.calendar)
+    climatology = fit_climatology(training, scored, period, wanted, section.climatology_window_days)
+    sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: Persistence(truths), **others}
+    sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
+    regions = Regions(truth.grid, section.regions)
+    rainy = [variable for variable in scored if is_precipitation(variable, training)]
+    _check_metrics(metrics, model, [variable.name for variable in rainy])
+    wet = any("precipitation" in module.NEEDS for module in metrics.values())
+    thresholds = {variable.name: seeps_thresholds(training, variable, period) for variable in rainy if wet}
+    dry = {variable.name: dry_limit(variable, training) for variable in rainy}
+    scorer = Scorer(truths, sources, climatology, regions, metrics, thresholds, dry)
+    collected = Collected(list(sources), metrics, len(inits), leads, regions.names)
+    blocks = list(_blocks(scored, model, inits, leads, truth))
+    for done, block, part in _run(scorer, blocks, inits):
+        collected.add(block.variable, block.levels, block.init, block.first_lead, part)
+        if progress is not None:
+            progress(done, len(blocks))
+    result = collected.dataset(section.bootstrap, experiment.seed)
+    provenance = [source.provenance for source in sources.values()]
+    result = result.assign_coords(provenance=("source", provenance))
+    result.attrs["experiment"] = experiment.name
+    for name, path in published.items():
+        result = xr.concat([result, read_results(path, name, result)], "source", join="exact", combine_attrs="override")
+    return result
+
+
+def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:
+    """A forecast data set, or one opened from a path, on the truth's grid."""
+    if isinstance(forecasts, xr.Dataset):
+        dataset, where = forecasts, what
+    else:
+        dataset, where = open_forecast(forecasts), str(forecasts)
+    made = ", ".join(str(dataset.attrs[key]) for key in ("title", "source") if key in dataset.attrs)
+    return ForecastFiles(dataset, truth.grid, f"{where}: {made}" if made else where)
+
+
+def _baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:
+    """Forecasts to score beside the model, and files of published results."""
+    forecasts, published = {}, {}
+    for name, path in paths.items():
+        if name in (MODEL, PERSISTENCE, CLIMATOLOGY):
+            raise ValueError(
+                f"evaluation.baselines: expected another name than {name}, which is always there, got it, change it"
+            )
+        try:
+            if is_results(Path(path)):
+                published[name] = Path(path)
+            else:
+                forecasts[name] = _files(path, truth, name)
+        except ValueError as error:
+            raise ValueError(f"evaluation.baselines.{name}: {error}") from error
+    return forecasts, published
+
+
+def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[int]:
+    """Initial times (seconds) that all have: scores over different times could not be compared."""
+    common = sorted(set(model.init.tolist()).intersection(*(other.init.tolist() for other in others.values())))
+    if not common:
+        raise ValueError(
+            f"evaluation.baselines: expected initial times in common with the forecasts, got none; change {', '.join(others)}"
+        )
+    if len(common) < len(model.init):
+        _LOG.warning("%d of %d initial times are scored: the baselines lack the others", len(common), len(model.init))
+    return common
+
+
+def _check_metrics(metrics: Mapping[str, ModuleType], model: ForecastFiles, rainy: Sequence[str]) -> None:
+    for name, module in metrics.items():
+        if "members" in module.NEEDS and model.members < 2:
+            raise ValueError(
+                f"evaluation.metrics: expected an ensemble for {name}, got one member; remove it or set "
+                "inference.ensemble.members"
+            )
+        if "precipitation" in module.NEEDS and not rainy:
+            raise ValueError(f"evaluation.metrics: expected forecasts of precipitation for {name}, got none, remove it")
+
+
+def _blocks(
+    scored: Sequence[Variable], model: ForecastFiles, inits: Sequence[int], leads: Sequence[int], truth: FieldStore
+) -> Iterator[Block]:
+    for variable in scored:
+        levels = tuple(model.levels_of(variable))
+        lead_bytes = 8 * model.members * len(levels) * truth.grid.height * truth.grid.width
+        at_once = max(1, _BLOCK_BYTES // lead_bytes)
+        for init in range(len(inits)):
+            for first in range(0, len(leads), at_once):
+                yield Block(init, variable, levels, first, tuple(leads[first : first + at_once]))
+
+
+def _run(
+    scorer: Scorer, blocks: Sequence[Block], inits: Sequence[int]
+) -> Iterator[tuple[int, Block, dict[tuple[str, str, str], NDArray[np.float64]]]]:
+    """(blocks done, block, its statistics), on whatever dask scheduler is active."""
+    for start in range(0, len(blocks), _AT_ONCE):
+        some = blocks[start : start + _AT_ONCE]
+        parts = dask.compute(*(dask.delayed(scorer.score, pure=False)(block, inits) for block in some))
+        for i, (block, part) in enumerate(zip(some, parts, strict=True)):
+            yield start + i + 1, block, part
+
+
+def _text(second: int, truth: FieldStore) -> str:
+    return calendar.to_text(calendar.from_seconds(np.array([second]), truth.calendar)[0])

@@ -1,0 +1,108 @@
+"""What metrics see: forecast, truth and climatology of one variable, and weighted means over regions.
+
+Axes: M members, L leads, K levels (1 at the surface), H latitude rows, W longitudes, R regions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.grid import Grid
+from credit_like.schema.inference import Box
+
+Array = NDArray[np.float64]
+
+# The regions of WeatherBench2 that every global forecast has, ends included.
+REGIONS: dict[str, tuple[float, float]] = {
+    "global": (-90, 90),
+    "tropics": (-20, 20),
+    "northern-hemisphere": (20, 90),
+    "southern-hemisphere": (-90, -20),
+}
+
+
+class Regions:
+    """Area-weighted means over `global` (the whole grid), the belts of WeatherBench2 and the user's boxes.
+
+    Weights are the cell areas of `Grid.latitude_weights`; a point belongs to a region if its centre does. Regions
+    without a point of the grid are left out. `names` in order; `weights` (R, H, W).
+    """
+
+    def __init__(self, grid: Grid, boxes: Mapping[str, Box]) -> None:
+        latitude, longitude = grid.latitude[:, None], grid.longitude[None] % 360
+        inside = {name: (latitude >= south) & (latitude <= north) for name, (south, north) in REGIONS.items()}
+        inside["global"] = np.ones_like(latitude, bool)
+        for name, box in boxes.items():
+            west, width = box.west % 360, box.east - box.west
+            eastward = (longitude - west) % 360 <= (width if width == 360 else width % 360)
+            inside[name] = (latitude >= box.south) & (latitude <= box.north) & eastward
+            if not inside[name].any():
+                raise ValueError(
+                    f"evaluation.regions.{name}: expected a box with points of the grid, got none inside {box.south:g} to "
+                    f"{box.north:g} N and {box.west:g} to {box.east:g} E, change its edges or remove it"
+                )
+        shape = (grid.height, grid.width)
+        masks = {name: np.broadcast_to(mask, shape) for name, mask in inside.items() if mask.any()}
+        self.names = list(masks)
+        self.weights = grid.latitude_weights()[:, None] * np.stack(list(masks.values()))
+        self._flat = self.weights.reshape(len(masks), -1).T
+
+    def mean(self, x: Array) -> Array:
+        """(…, H, W) to (…, R): weighted means over the points that have data, NaN where a region has none."""
+        flat = x.reshape(*x.shape[:-2], -1)
+        valid = np.isfinite(flat)
+        if valid.all():
+            return np.asarray(flat @ self._flat / self._flat.sum(0))
+        total = np.where(valid, flat, 0) @ self._flat
+        weight = valid @ self._flat
+        return np.asarray(np.divide(total, weight, out=np.full_like(total, np.nan), where=weight > 0))
+
+
+@dataclass
+class Fields:
+    """One variable of one forecast at several leads.
+
+    `forecast` (M, L, K, H, W), `truth` and `climatology` (L, K, H, W). A point counts where all members and the truth have
+    data: everywhere else all of them are NaN, so that every part of a score is taken over the same points.
+    """
+
+    forecast: Array
+    truth: Array
+    climatology: Array | None
+    regions: Regions
+    grid: Grid
+    thresholds: tuple[Array, Array] | None = None
+    """Of precipitation: (dry probability, threshold of heavy rain), each (H, W)."""
+    dry_limit: float = np.nan
+    """Of precipitation: what is dry, in its units."""
+    valid: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.valid = np.isfinite(self.truth) & np.isfinite(self.forecast).all(0)
+        if not self.valid.all():
+            self.forecast = np.where(self.valid, self.forecast, np.nan)
+            self.truth = np.where(self.valid, self.truth, np.nan)
+
+    @cached_property
+    def ensemble_mean(self) -> Array:
+        """(L, K, H, W); the forecast itself where there is one member."""
+        return np.asarray(self.forecast.mean(0))
+
+    @property
+    def error(self) -> Array:
+        """(L, K, H, W): ensemble mean minus truth."""
+        return self.ensemble_mean - self.truth
+
+    def anomaly(self, x: Array) -> Array:
+        """x minus the climatology of the valid time."""
+        assert self.climatology is not None, "metrics that need a climatology say so"
+        return x - self.climatology
+
+    def mean(self, x: Array) -> Array:
+        """(…, H, W) to (…, R)."""
+        return self.regions.mean(x)

@@ -1,0 +1,35 @@
+"""Anomaly correlation, uncentred, per time; then averaged over time.
+
+⟨f′o′⟩ / sqrt(⟨f′²⟩⟨o′²⟩) with f′ = f − climatology of the valid time; NaN where an anomaly is zero everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset({"climatology"})
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["acc"] = "acc"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    forecast, truth = fields.anomaly(fields.ensemble_mean), fields.anomaly(fields.truth)
+    size = np.sqrt(fields.mean(forecast**2) * fields.mean(truth**2))
+    product = fields.mean(forecast * truth)
+    return {"acc": np.divide(product, size, out=np.full_like(product, np.nan), where=size > 0)}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return means["acc"]

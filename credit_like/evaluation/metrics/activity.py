@@ -1,0 +1,32 @@
+"""Activity: how much weather a forecast holds, which smoothing loses.
+
+sqrt of the mean over the area of f′², f′ = f − climatology of the valid time; per time, then averaged over time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset({"climatology"})
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["activity"] = "activity"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    return {"activity": np.sqrt(fields.mean(fields.anomaly(fields.ensemble_mean) ** 2))}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return means["activity"]

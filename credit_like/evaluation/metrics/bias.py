@@ -1,0 +1,30 @@
+"""Mean error.
+
+mean over the area of f − o.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset()
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["bias"] = "bias"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    return {"bias": fields.mean(fields.error)}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return means["bias"]

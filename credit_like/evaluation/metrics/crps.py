@@ -1,0 +1,34 @@
+"""Continuous ranked probability score of the ensemble as it is.
+
+skill − spread / 2 with skill = mean_m |X_m − Y| and spread = mean_mn |X_m − X_n|; with one member, the absolute error.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.evaluation.metrics._ensemble import fair_spread, skill
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset()
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["crps"] = "crps"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    members = len(fields.forecast)
+    # The fair spread averages over pairs of different members, this one over all pairs.
+    spread = (members - 1) / members * fair_spread(fields) if members > 1 else 0.0
+    return {"crps": fields.mean(skill(fields) - spread / 2)}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return means["crps"]

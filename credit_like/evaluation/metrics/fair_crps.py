@@ -1,0 +1,31 @@
+"""Fair continuous ranked probability score: what the CRPS of endless members of this kind would be.
+
+skill − spread / 2 with skill = mean_m |X_m − Y| and the fair spread 2 · mean_m[(2 rank_m − M − 1) X_m] / (M − 1).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.evaluation.metrics._ensemble import fair_spread, skill
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset({"members"})
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["fair-crps"] = "fair-crps"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    return {"fair-crps": fields.mean(skill(fields) - fair_spread(fields) / 2)}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return means["fair-crps"]

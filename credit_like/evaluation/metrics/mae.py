@@ -1,0 +1,32 @@
+"""Mean absolute error.
+
+mean over the area of |f − o|.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset()
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["mae"] = "mae"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    return {"mae": fields.mean(np.abs(fields.error))}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return means["mae"]

@@ -1,0 +1,30 @@
+"""Mean squared error of the forecast (of the ensemble mean where there are members).
+
+mean over the area of (f − o)².
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset()
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["mse"] = "mse"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    return {"mse": fields.mean(fields.error**2)}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return means["mse"]

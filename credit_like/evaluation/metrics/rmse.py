@@ -1,0 +1,32 @@
+"""Root mean squared error: the root is taken after the mean over initial times.
+
+sqrt(mean over time of mean over area of (f − o)²).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset()
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["rmse"] = "rmse"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    return {"mse": fields.mean(fields.error**2)}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return np.sqrt(means["mse"])

@@ -1,0 +1,55 @@
+"""Zonal energy spectrum of the forecast, averaged over the area of the rows.
+
+F = rfft(x) / N along longitude; S_0 = C |F_0|², S_k = 2 C |F_k|² with C the circumference times cos φ, as in WeatherBench2.
+Rows with missing points do not count; of several members, the mean of their spectra.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.grid import Grid
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset()
+EXTRA: str | None = "zonal_wavenumber"
+
+
+EARTH_RADIUS = 6.371e6
+"""m; WeatherBench2's."""
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["spectrum"] = "spectrum"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    return {"spectrum": mean_over_rows(zonal_energy(fields.forecast, fields.grid), fields).mean(0)}
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    return means["spectrum"]
+
+
+def zonal_energy(x: Array, grid: Grid) -> Array:
+    """(…, H, W) to (…, H, W // 2 + 1): energy per zonal wavenumber and row, in units of x² m."""
+    power = np.abs(np.fft.rfft(x, axis=-1) / grid.width) ** 2
+    power[..., 1:] *= 2
+    circumference = 2 * np.pi * EARTH_RADIUS * np.cos(np.deg2rad(grid.latitude))
+    return np.asarray(circumference[:, None] * power)
+
+
+def mean_over_rows(energy: Array, fields: Fields) -> Array:
+    """(…, H, wavenumber) to (…, R, wavenumber): weighted mean over the rows of each region that have all their data."""
+    weights = fields.regions.weights.sum(-1)  # (R, H)
+    whole = np.isfinite(energy[..., 0])
+    total = np.einsum("rh,...hk->...rk", weights, np.where(whole[..., None], energy, 0))
+    weight = (whole @ weights.T)[..., None]
+    return np.divide(total, weight, out=np.full_like(total, np.nan), where=weight > 0)

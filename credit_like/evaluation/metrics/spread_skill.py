@@ -1,0 +1,39 @@
+"""Spread-skill ratio: 1 for a reliable ensemble of any size.
+
+sqrt(mean ensemble variance) / sqrt(mean debiased squared error of the ensemble mean), both averaged over time and area
+first. The variance takes ddof = 1, and the squared error loses what M members leave of the noise: (X̄ − Y)² − var / M.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from credit_like.evaluation.fields import Array, Fields
+from credit_like.schema.base import Section
+
+NEEDS: frozenset[str] = frozenset({"members"})
+EXTRA: str | None = None
+
+
+class Config(Section):
+    """Nothing to choose."""
+
+    type: Literal["spread-skill"] = "spread-skill"
+
+
+def per_time(fields: Fields) -> dict[str, Array]:
+    """Per lead, level and region."""
+    variance = fields.forecast.var(0, ddof=1)
+    return {
+        "variance": fields.mean(variance),
+        "debiased_mse": fields.mean(fields.error**2 - variance / len(fields.forecast)),
+    }
+
+
+def finish(means: dict[str, Array]) -> Array:
+    """Of the mean over initial times."""
+    error = means["debiased_mse"]
+    ratio = np.divide(means["variance"], error, out=np.full_like(error, np.nan), where=error > 0)
+    return np.sqrt(ratio)

@@ -1,0 +1,85 @@
+"""Scores in files: one netCDF per source of forecasts, in the layout of WeatherBench2's results."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from credit_like.data.aliases import find
+
+
+def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
+    """Write `<source>.nc` for every source of forecasts: (metric, region, lead_time[, level]) per variable."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for source in results["source"].values:
+        path = folder / f"{source}.nc"
+        part = path.with_suffix(".nc.part")
+        one = results.sel(source=source)
+        one.attrs["provenance"] = str(one["provenance"].values)
+        one = one.drop_vars(["source", "provenance"])
+        one["lead_time"].encoding = {"units": "hours", "dtype": "float64"}
+        one.to_netcdf(part)
+        os.replace(part, path)
+        paths.append(path)
+    return paths
+
+
+def load_results(folder: Path) -> xr.Dataset:
+    """What `save_results` wrote, as one data set with dimension `source`: the model first.
+
+    Raises ValueError where there is nothing.
+    """
+    paths = sorted(folder.glob("*.nc"), key=lambda path: (path.stem != "model", path.stem))
+    if not paths:
+        raise ValueError(f"expected scores in {folder}, got none; run `credit-like evaluate` first")
+    parts = []
+    for path in paths:
+        one = xr.load_dataset(path, decode_timedelta=True)
+        parts.append(one.assign_coords(source=path.stem, provenance=str(one.attrs.pop("provenance", path))))
+    joined = xr.concat(
+        parts, "source", data_vars="all", coords="different", compat="equals", join="outer", combine_attrs="override"
+    )
+    return joined.assign(initial_times=parts[0]["initial_times"])
+
+
+def is_results(path: Path) -> bool:
+    """Whether a file holds scores rather than forecasts."""
+    if path.suffix != ".nc" or not path.is_file():
+        return False
+    with xr.open_dataset(path, decode_timedelta=True) as dataset:
+        return "metric" in dataset.dims
+
+
+def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
+    """Scores from elsewhere under our variable names, at the metrics, regions, leads and levels of `like`.
+
+    Raises ValueError where they have no variable in common.
+    """
+    theirs = xr.load_dataset(path, decode_timedelta=True)
+    theirs = theirs.rename({old: "lead_time" for old in ("prediction_timedelta",) if old in theirs.dims})
+    if "region" not in theirs.dims:
+        theirs = theirs.expand_dims(region=["global"])
+    wanted = [str(variable) for variable in like.data_vars if "metric" in like[variable].dims]
+    found = {ours: other for ours in wanted if (other := find(ours, map(str, theirs.data_vars))) is not None}
+    if not found:
+        raise ValueError(
+            f"evaluation.baselines.{name}: expected scores of some of {', '.join(wanted)}, got "
+            f"{', '.join(map(str, theirs.data_vars))} in {path}"
+        )
+    result = xr.full_like(like.isel(source=[0]), np.nan).assign_coords(
+        source=[name], provenance=("source", [f"{path}: {theirs.attrs.get('provenance', 'results file')}"])
+    )
+    result["initial_times"] = like["initial_times"]
+    for ours, there in found.items():
+        mine = like[ours].isel(source=0, drop=True)
+        array = theirs[there].reindex({dim: mine[dim] for dim in mine.dims if dim in theirs[there].dims})
+        if "level" in mine.dims and "level" not in array.dims:
+            continue
+        result[ours] = (
+            array.transpose(*mine.dims).expand_dims(source=[name]).assign_coords(provenance=result["provenance"])
+        )
+    return result

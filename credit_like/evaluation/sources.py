@@ -1,0 +1,220 @@
+"""What can be scored: forecast files, persistence, climatology.
+
+Axes: M members, L leads, K levels (1 at the surface), H latitude rows, W longitudes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import xarray as xr
+from dask.utils import SerializableLock
+from numpy.typing import NDArray
+
+from credit_like.data import times as calendar
+from credit_like.data.aliases import find
+from credit_like.data.store import FieldStore
+from credit_like.evaluation.climatology import Climatology
+from credit_like.grid import Grid
+from credit_like.variables import Variable
+
+_CF = {"forecast_reference_time": "time", "forecast_period": "prediction_timedelta"}
+_OTHER_NAMES = {"init_time": "time", "lead_time": "prediction_timedelta", "lat": "latitude", "lon": "longitude"}
+_FORECAST_DIMS = ("time", "prediction_timedelta", "latitude", "longitude")
+Array = NDArray[np.float64]
+
+
+class Scored(Protocol):
+    """A source of forecasts."""
+
+    @property
+    def provenance(self) -> str:
+        """Where they come from."""
+
+    def fields(self, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]) -> Array | None:
+        """(M, L, K, H, W) from `init` (seconds) at `leads` (seconds); NaN where there is none, None without the variable.
+
+        `levels` are positions among the variable's own.
+        """
+
+
+@dataclass
+class Truth:
+    """Analyses at valid times, read by one thread at a time: the libraries behind a store do not all allow more."""
+
+    store: FieldStore
+    _lock: SerializableLock = field(default_factory=SerializableLock, repr=False)
+
+    def at(self, seconds: NDArray[np.int64], variable: Variable, levels: Sequence[int]) -> Array:
+        """(T, K, H, W), NaN at times that the store does not have."""
+        there, position = self.positions(seconds)
+        shape = (len(seconds), len(levels), self.store.grid.height, self.store.grid.width)
+        result = np.full(shape, np.nan)
+        if there.any():
+            with self._lock:
+                result[there] = self.store.read([variable], position[there])[:, list(levels)]
+        return result
+
+    def positions(self, seconds: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """(whether the store has these times, where)."""
+        position = np.minimum(np.searchsorted(self.store.seconds, seconds), len(self.store.seconds) - 1)
+        return self.store.seconds[position] == seconds, position
+
+
+@dataclass
+class Persistence:
+    """The truth at the initial time, at every lead."""
+
+    truth: Truth
+    provenance: str = "the truth at the initial time"
+
+    def fields(self, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]) -> Array | None:
+        now = self.truth.at(np.array([init]), variable, levels)
+        return np.repeat(now[None], len(leads), axis=1)
+
+
+@dataclass
+class ClimatologyForecast:
+    """The climatology of the valid time."""
+
+    climatology: Climatology
+    calendar: str
+
+    @property
+    def provenance(self) -> str:
+        return self.climatology.provenance
+
+    def fields(self, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]) -> Array | None:
+        times = calendar.from_seconds(init + np.asarray(leads, np.int64), self.calendar)
+        return self.climatology.at(variable.name, times, levels)[None].astype(np.float64)
+
+
+class ForecastFiles:
+    """A forecast data set in WeatherBench2 layout on the truth's grid; names are matched through the alias table.
+
+    Raises ValueError where it is no forecast, or is on another grid.
+    """
+
+    def __init__(self, dataset: xr.Dataset, grid: Grid, provenance: str) -> None:
+        self.provenance = provenance
+        self.dataset = dataset
+        self.init: NDArray[np.int64] = calendar.seconds(_plain(dataset["time"].values))
+        self.leads: NDArray[np.int64] = dataset["prediction_timedelta"].values.astype("timedelta64[s]").astype(np.int64)
+        self.calendar = calendar.calendar_of(_plain(dataset["time"].values))
+        self.members = dataset.sizes.get("number", 1)
+        self._rows = _match(dataset["latitude"].values, grid.latitude, "latitude", provenance)
+        self._columns = _match(dataset["longitude"].values % 360, grid.longitude % 360, "longitude", provenance)
+        self._init_at = {int(second): i for i, second in enumerate(self.init)}
+        self._lead_at = {int(second): i for i, second in enumerate(self.leads)}
+        self._lock = SerializableLock()
+
+    def name_of(self, variable: Variable) -> str | None:
+        """The data set's name of a variable; None where it does not have it."""
+        return find(variable.name, map(str, self.dataset.data_vars))
+
+    def levels_of(self, variable: Variable) -> list[int]:
+        """Positions, among the variable's own levels, of those that the files have."""
+        name = self.name_of(variable)
+        if name is None:
+            return []
+        if not variable.levels:
+            return [0]
+        there = set(self.dataset[_level_dim(self.dataset[name])].values.tolist())
+        return [i for i, level in enumerate(variable.levels) if level in there]
+
+    def fields(self, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]) -> Array | None:
+        name = self.name_of(variable)
+        if name is None:
+            return None
+        shape = (self.members, len(leads), len(levels), len(self._rows), len(self._columns))
+        result = np.full(shape, np.nan)
+        at = [(i, self._lead_at[lead]) for i, lead in enumerate(leads) if lead in self._lead_at]
+        own = self.levels_of(variable)
+        of_level = [(i, own.index(level)) for i, level in enumerate(levels) if level in own]
+        if init not in self._init_at or not at or not of_level:
+            return result
+        to_lead, from_lead = map(list, zip(*at, strict=True))
+        to_level = [i for i, _ in of_level]
+        array = self.dataset[name].isel(time=self._init_at[init], prediction_timedelta=from_lead)
+        if variable.levels:
+            array = array.sel({_level_dim(array): [variable.levels[levels[i]] for i in to_level]})
+        else:
+            array = array.expand_dims("level")
+        if "number" not in array.dims:
+            array = array.expand_dims("number")
+        dims = ("number", "prediction_timedelta", _level_dim(array), "latitude", "longitude")
+        with self._lock:
+            values = array.transpose(*dims).values
+        values = values[..., self._rows, :][..., self._columns].astype(np.float64)
+        result[np.ix_(range(self.members), to_lead, to_level)] = values
+        return result
+
+
+def open_forecast(path: Path | str) -> xr.Dataset:
+    """Forecasts of a zarr store, a netCDF file or a folder of netCDF files, lazily, under WeatherBench2's dimension names.
+
+    Raises ValueError where there is nothing, or not a forecast.
+    """
+    where = Path(path)
+    if where.is_dir() and not (where / "zarr.json").exists() and not (where / ".zgroup").exists():
+        files = sorted(where.glob("*.nc"))
+        if not files:
+            unfinished = (
+                " (only unfinished files; run `credit-like rollout` again)" if any(where.glob("*.part")) else ""
+            )
+            raise ValueError(
+                f"expected forecasts in {where}, got no netCDF files{unfinished}; run `credit-like rollout` first"
+            )
+        parts = [_canonical(xr.open_dataset(file, chunks={}, decode_timedelta=True), file) for file in files]
+        dataset = xr.concat(parts, "time", data_vars="minimal", coords="minimal", compat="override", join="exact")
+        return dataset.sortby("time")
+    if not where.exists() and "://" not in str(path):
+        part = Path(f"{path}.part")
+        left = f", but an unfinished {part.name}; run `credit-like rollout` again" if part.exists() else ""
+        raise ValueError(
+            f"expected forecasts at {path}, got nothing there{left or '; run `credit-like rollout` first'}"
+        )
+    if where.suffix == ".nc":
+        return _canonical(xr.open_dataset(where, chunks={}, decode_timedelta=True), where)
+    consolidated = None if "://" in str(path) else _is_consolidated(where)
+    return _canonical(xr.open_zarr(path, consolidated=consolidated, decode_timedelta=True), where)
+
+
+def _is_consolidated(path: Path) -> bool:
+    return (path / ".zmetadata").exists() or (
+        (path / "zarr.json").exists() and "consolidated_metadata" in (path / "zarr.json").read_text()
+    )
+
+
+def _canonical(dataset: xr.Dataset, path: Path) -> xr.Dataset:
+    if _CF.keys() <= set(dataset.dims):
+        dataset = dataset.drop_vars("time", errors="ignore").rename(_CF)
+    dataset = dataset.rename({old: new for old, new in _OTHER_NAMES.items() if old in dataset.dims})
+    if absent := [name for name in _FORECAST_DIMS if name not in dataset.dims]:
+        raise ValueError(
+            f"expected forecasts with dimensions {', '.join(_FORECAST_DIMS)} in {path}, got none of {', '.join(absent)}"
+        )
+    return dataset
+
+
+def _level_dim(array: xr.DataArray) -> str:
+    return next(str(dim) for dim in array.dims if str(dim).startswith("level"))
+
+
+def _plain(times: NDArray[Any]) -> NDArray[Any]:
+    return times.astype("datetime64[s]") if times.dtype.kind == "M" else times
+
+
+def _match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, what: str) -> list[int]:
+    """Where the wanted coordinates are among those there, to a thousandth of a degree."""
+    order = [int(np.argmin(np.abs(there - value))) for value in wanted]
+    if len(there) != len(wanted) or np.abs(there[order] - wanted).max() > 1e-3:
+        raise ValueError(
+            f"expected forecasts on the truth's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got {len(there)} from "
+            f"{there[0]:g} to {there[-1]:g} in {what}; regrid them first"
+        )
+    return order
