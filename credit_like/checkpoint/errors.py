@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class DamagedCheckpoint(Exception):
+class DamagedCheckpoint(ValueError):
     """A file of a checkpoint is missing, cut short or altered; the message names it."""
 
 

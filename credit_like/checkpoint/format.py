@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +65,11 @@ class Piece:
         return self.offset, tuple(self.local.shape)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write contiguous host tensors as one safetensors file, flushed; its size and SHA-256, computed on the way."""
-    import os
-
-    header: dict[str, Any] = {}
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Write host tensors as one safetensors file, flushed; its size and SHA-256, computed on the way."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for key, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()

@@ -117,7 +117,8 @@ class Runtime:
         """The largest value of any rank, on all ranks."""
         if self.world == 1:
             return value
-        x = torch.tensor(value, dtype=torch.int64, device=self.device)
+        # On the host, over gloo: asked at every step boundary, it must not wait for the device.
+        x = torch.tensor(value, dtype=torch.int64)
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
 

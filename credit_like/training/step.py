@@ -50,8 +50,8 @@ class TrainStep:
     """Takes the micro-batches of one optimiser step.
 
     The loss is averaged over rollout steps and micro-batches, with the gradient taken through the whole rollout. A loss
-    or gradient norm that is not finite is so on all ranks alike, because both are reduced over them; it turns the update
-    into nothing on the device, without asking the host: the optimisers take `skip` as a tensor.
+    or gradient norm that is not finite is so on all ranks alike, because both are reduced over them; it turns the
+    update into nothing on the device, without asking the host: the optimisers take `skip` as a tensor.
     """
 
     def __init__(

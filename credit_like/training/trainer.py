@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+import yaml
+
 import credit_like
 from credit_like import registry
-from credit_like.checkpoint.errors import Locked
-from credit_like.checkpoint.files import to_json
+from credit_like.checkpoint.errors import Locked, SaveFailed
+from credit_like.checkpoint.files import replace_file, to_json
 from credit_like.checkpoint.format import Piece
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
@@ -108,9 +110,13 @@ class Trainer:
     def fit(self) -> Outcome:
         """Train to the end, or until something asks to stop; with a checkpoint in either case.
 
-        Raises Locked where another process trains in the same folder; any other error leaves `failed` in status.json
-        and the checkpoints before it as they are.
+        Raises Locked where another process trains in the same folder or it cannot be written; any other error leaves
+        `failed` in status.json and the checkpoints before it as they are.
         """
+        if not self.parameters:
+            raise ValueError(
+                f"model.type: expected a model to train, got {self.experiment.model.type}, which has no weights"
+            )
         with ExitStack() as stack:
             self._lock(stack)
             limit = seconds_left() if self.runtime.is_main else None
@@ -120,13 +126,16 @@ class Trainer:
                 monitor = Monitor(self.folder, self.total_steps)
                 stack.callback(monitor.close)
             try:
-                outcome = Run(self, stop, monitor).go()
+                outcome = self._go(stop, monitor)
             except BaseException as error:
                 if monitor is not None:
-                    monitor.status("failed", self.progress.step, f"{type(error).__name__}: {error}")
+                    # The first cause is what matters, also where the disk is what failed.
+                    with suppress(OSError):
+                        monitor.status("failed", self.progress.step, f"{type(error).__name__}: {error}")
                 raise
             if monitor is not None:
-                monitor.status(outcome.state, outcome.step, outcome.reason)
+                with suppress(OSError) if outcome.state == "failed" else nullcontext():
+                    monitor.status(outcome.state, outcome.step, outcome.reason)
                 log.info(
                     "%s at step %d of %d%s",
                     outcome.state,
@@ -136,15 +145,31 @@ class Trainer:
                 )
             return outcome
 
+    def _go(self, stop: StopRequest, monitor: Monitor | None) -> Outcome:
+        try:
+            return Run(self, stop, monitor).go()
+        except SaveFailed as error:
+            # All ranks have it: one clear line, and the checkpoints before it are whole.
+            log.error("%s; the checkpoints before it are untouched", error)
+            return Outcome("failed", self.progress.step, str(error))
+
     def _lock(self, stack: ExitStack) -> None:
         """The main process holds the folder for all; the refusal reaches all."""
         refused = None
         if self.runtime.is_main:
-            self.folder.mkdir(parents=True, exist_ok=True)
             try:
+                self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(RunLock(self.folder, _LOCK_PATIENCE))
+                replace_file(
+                    self.folder / "experiment.yml",
+                    yaml.safe_dump(self.experiment.to_dict(), sort_keys=False, allow_unicode=True).encode(),
+                )
             except Locked as error:
                 refused = str(error)
+            except OSError as error:
+                refused = (
+                    f"save_loc: expected a folder that can be written, got {self.folder}: {error}; change save_loc"
+                )
         refused = self.runtime.broadcast(refused)
         if refused:
             raise Locked(refused)

@@ -35,7 +35,7 @@ class Validator:
 
     @torch.no_grad()
     def __call__(self, samples: Iterable[Sample], stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """`valid_loss`, and `rmse`, `acc` per channel at the first lead; `rmse_last`, `acc_last` at the last of several.
+        """`valid_loss`; `rmse`, `acc` per channel at the first lead, `rmse_last`, `acc_last` at the last of several.
 
         None where `stop` said, between two batches, to give up.
         """

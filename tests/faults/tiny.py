@@ -1,4 +1,4 @@
-"""A training small enough to be killed a hundred times: real trainer, step, loss, saves; a small model on made-up fields."""
+"""A training small enough to be killed a hundred times: the real trainer with a small model on made-up fields."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ HEIGHT, WIDTH, TIMES = 6, 8, 48
 class Model(nn.Module):
     """A convolution, a non-linearity with dropout, a matrix per point."""
 
-    def __init__(self, in_channels: int, out_channels: int, width: int = 8) -> None:
+    def __init__(self, in_channels: int, out_channels: int, width: int = 8, dropout: float = 0.1) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, width, 3, padding=1)
-        self.dropout = nn.Dropout(0.1)
+        self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, out_channels)
         self.never = nn.Parameter(torch.ones(3))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
@@ -78,7 +78,9 @@ class Store:
 class Loader:
     """Micro-batches of one replica: global batch by global batch, each split over the replicas."""
 
-    def __init__(self, store: Store, experiment: Experiment, runtime: Runtime, first: int, last: int, shuffle: bool) -> None:
+    def __init__(
+        self, store: Store, experiment: Experiment, runtime: Runtime, first: int, last: int, shuffle: bool
+    ) -> None:
         self.store, self.first, self.last, self.shuffle = store, first, last, shuffle
         self.leads, self.seed = experiment.data.forecast_len, experiment.seed
         self.micro, self.batch = experiment.trainer.micro_batch_size, experiment.trainer.global_batch_size
@@ -142,13 +144,21 @@ def experiment(save_loc: Path, **trainer) -> Experiment:
     )
 
 
-def trainer(save_loc: Path, runtime: Runtime | None = None, poison=frozenset(), width: int = 8, wrap=None, **section) -> Trainer:
+def trainer(
+    save_loc: Path,
+    runtime: Runtime | None = None,
+    poison=frozenset(),
+    width: int = 8,
+    dropout: float = 0.1,
+    wrap=None,
+    **section,
+) -> Trainer:
     """A trainer of the tiny model; `wrap` shards or wraps the model."""
     runtime = runtime or Runtime()
     e = experiment(save_loc, **section)
     variables, statistics, store = Variables(e.data), Statistics(), Store(frozenset(poison))
     torch.manual_seed(0)
-    model = Model(variables.in_channels, variables.out_channels, width)
+    model = Model(variables.in_channels, variables.out_channels, width, dropout)
     model = wrap(model) if wrap else model
     stepper = Stepper(model, variables, statistics, np.zeros((0, HEIGHT, WIDTH), np.float32), "increment")
     return Trainer(

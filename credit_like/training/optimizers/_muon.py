@@ -21,12 +21,12 @@ _ITERATIONS = 5
 class Muon:
     """m ← μm + (1 − μ)g; p ← (1 − ηλ)p − 0.2 η √max(rows, columns) · orthogonal((1 − μ)g + μm).
 
-    Jordan et al., Muon: an optimizer for hidden layers, 2024; the factor gives updates AdamW's typical size (Liu et al.,
-    arXiv:2502.16982). For matrices: two dimensions, or a kernel of one point. Everything else goes to AdamW.
+    Jordan et al., Muon: an optimizer for hidden layers, 2024; the factor gives updates AdamW's typical size (Liu et
+    al., arXiv:2502.16982). For matrices: two dimensions, or a kernel of one point. Everything else goes to AdamW.
 
-    The momentum is sharded as its parameter. Each rank gathers the whole update, makes it orthogonal and applies its part,
-    so a sharded step is the step of one process. Kept in the parameter's precision: in bfloat16 the rounding of a gathered
-    value would grow to 1e-2 of the update, and runs in two layouts would part.
+    The momentum is sharded as its parameter. Each rank gathers the whole update, makes it orthogonal and applies its
+    part, so a sharded step is the step of one process. Kept in the parameter's precision: in bfloat16 the rounding of
+    a gathered value would grow to 1e-2 of the update, and runs in two layouts would part.
     """
 
     def __init__(self, config: Config, parameters: Mapping[str, Tensor]) -> None:

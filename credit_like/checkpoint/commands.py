@@ -1,0 +1,173 @@
+"""`credit-like checkpoints list | verify | prune | diff`, `export`, `import-credit`: data, then their display."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.lock import RunLock
+from credit_like.checkpoint.manager import Checkpoint, prune, steps
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint of a run; `damage` says what is wrong with it, and is empty where nothing was found."""
+
+    step: int
+    epoch: int | None = None
+    score: float | None = None
+    best: bool = False
+    bytes: int | None = None
+    saved: str = ""
+    layout: str = ""
+    damage: str = ""
+
+
+def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
+    """The checkpoints of a run, oldest first; with `verify` every byte is read.
+
+    Raises ValueError where there is no run.
+    """
+    folder = _folder(save_loc)
+    opened: dict[int, Checkpoint | str] = {}
+    for step in steps(folder):
+        try:
+            checkpoint = Checkpoint.open(folder / f"step-{step}")
+            if verify:
+                checkpoint.verify()
+            opened[step] = checkpoint
+        except (DamagedCheckpoint, ValueError) as error:
+            opened[step] = str(error)
+    scores = {s: c.score for s, c in opened.items() if isinstance(c, Checkpoint) and c.score is not None}
+    best = min(scores, key=lambda step: (scores[step], -step)) if scores else None
+    return [_entry(step, found, step == best) for step, found in opened.items()]
+
+
+def _entry(step: int, found: Checkpoint | str, best: bool) -> Entry:
+    if isinstance(found, str):
+        return Entry(step, damage=found)
+    layout = ", ".join(f"{key} {value}" for key, value in found.meta["layout"].items())
+    saved = dt.datetime.fromtimestamp((found.folder / "manifest.json").stat().st_mtime).isoformat(" ", "seconds")
+    return Entry(step, found.meta["progress"]["epoch"], found.score, best, found.bytes, saved, layout)
+
+
+def differences(first: Path, second: Path) -> list[tuple[str, str, str]]:
+    """What differs between two checkpoint folders: (what, in the first, in the second).
+
+    Keys of the experiment and the layout; tensors that only one has, or of other shapes; for the rest the largest
+    absolute difference. Raises DamagedCheckpoint.
+    """
+    a, b = Checkpoint.open(first), Checkpoint.open(second)
+    a.verify()
+    b.verify()
+    rows = [
+        (key, repr(x), repr(y))
+        for part in ("experiment", "layout", "progress", "version")
+        for key, x, y in _leaves(part, a.meta[part], b.meta[part])
+    ]
+    for name in sorted(set(a.names()) | set(b.names())):
+        shapes = [repr(c.manifest["tensors"][name]["shape"]) if name in c.names() else "absent" for c in (a, b)]
+        if shapes[0] != shapes[1]:
+            rows.append((name, shapes[0], shapes[1]))
+            continue
+        x, y = a.read(name).double(), b.read(name).double()
+        if x.numel() and not bool((x == y).all()):
+            largest = f"differs by up to {float((x - y).abs().max()):.3g}"
+            rows.append((name, f"norm {float(x.norm()):.6g}", f"norm {float(y.norm()):.6g}, {largest}"))
+    return rows
+
+
+def _leaves(at: str, x: Any, y: Any) -> list[tuple[str, Any, Any]]:
+    if isinstance(x, dict) and isinstance(y, dict):
+        keys = sorted(set(x) | set(y))
+        return [row for key in keys for row in _leaves(f"{at}.{key}", x.get(key), y.get(key))]
+    return [] if x == y else [(at, x, y)]
+
+
+def _folder(save_loc: Path) -> Path:
+    folder = save_loc / "checkpoints"
+    if not folder.is_dir():
+        raise ValueError(f"expected the folder of a run, got {save_loc} without `checkpoints`; change SAVE_LOC")
+    return folder
+
+
+# ---- what the command line calls; each returns the exit status -----------------------------------------------------
+
+
+def list_checkpoints(save_loc: Path, verify: bool = False, json: bool = False) -> int:
+    """Print the checkpoints of a run; 1 if one of them is damaged."""
+    found = entries(save_loc, verify)
+    if json:
+        Console(soft_wrap=True).print_json(data=[asdict(entry) for entry in found])
+    else:
+        _print(found, verify)
+    return int(any(entry.damage for entry in found))
+
+
+def verify_checkpoints(save_loc: Path, json: bool = False) -> int:
+    """Read every byte of a run's checkpoints; 1 if one of them is damaged."""
+    return list_checkpoints(save_loc, verify=True, json=json)
+
+
+def prune_checkpoints(save_loc: Path, keep: int) -> int:
+    """Remove all but the `keep` newest intact checkpoints and the best one.
+
+    Raises Locked while the run is being trained.
+    """
+    folder = _folder(save_loc)
+    with RunLock(save_loc):
+        removed = prune(folder, keep)
+    names = ", ".join(f"step-{step}" for step in removed) or "nothing"
+    Console(soft_wrap=True).print(f"removed {names}", highlight=False)
+    return 0
+
+
+def diff_checkpoints(first: Path, second: Path) -> int:
+    """Print what differs between two checkpoint folders; 1 if anything does."""
+    rows = differences(first, second)
+    table = Table(box=None, pad_edge=False)
+    for title in ("", str(first), str(second)):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(soft_wrap=True).print(table if rows else "no difference", highlight=False)
+    return int(bool(rows))
+
+
+def export(save_loc: Path, output: Path, raw: bool = False) -> int:
+    """Write the newest intact checkpoint's weights to one file."""
+    from credit_like.checkpoint.export import export as write
+
+    written = write(save_loc, output, "raw" if raw else "ema")
+    Console(soft_wrap=True).print(f"{written} and {written.with_suffix('.md')}", highlight=False)
+    return 0
+
+
+def import_credit(checkpoint: Path, config: Path | None, output: Path) -> int:
+    """Convert CREDIT's weights and model section into the folder `output`."""
+    from credit_like.checkpoint.credit import import_credit as convert
+
+    output.mkdir(parents=True, exist_ok=True)
+    written = convert(checkpoint, config, output / "model.safetensors")
+    Console(soft_wrap=True).print(str(written), highlight=False)
+    return 0
+
+
+def _print(found: Sequence[Entry], verified: bool) -> None:
+    table = Table("step", "epoch", "score", "MiB", "saved", "layout", "state", box=None, pad_edge=False)
+    for entry in found:
+        if entry.damage:
+            table.add_row(str(entry.step), "", "", "", "", "", f"damaged: {entry.damage}")
+            continue
+        score = "" if entry.score is None else f"{entry.score:.6g}{' best' if entry.best else ''}"
+        size = f"{(entry.bytes or 0) / 2**20:.1f}"
+        state = "intact" if verified else "not read"
+        table.add_row(str(entry.step), str(entry.epoch), score, size, entry.saved, entry.layout, state)
+    Console(soft_wrap=True).print(table if found else "no checkpoint")

@@ -1,0 +1,210 @@
+"""A run's weights as one safetensors file that needs neither the trainer nor its layout.
+
+Tensors: fp32, whole, under the model's own names. Metadata, each a JSON text:
+    model           config, in_channels, out_channels, frames, height, width: what builds the module
+    experiment      the resolved experiment
+    normalisation   per role: channel names in order, mean, std, change_std
+    grid            latitude, longitude
+    checkpoint      step, weights (ema | raw), validation score, format version, code version
+Beside the file lies a model card, `<stem>.md`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from credit_like import registry
+from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.files import replace_file
+from credit_like.checkpoint.format import write_tensors
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
+from credit_like.nn import spectral_norm
+
+
+@dataclass(frozen=True)
+class Export:
+    """An exported (or imported) model: its weights, and what was said about it."""
+
+    path: Path
+    metadata: dict[str, Any]
+    weights: dict[str, Tensor]
+
+    def build(self) -> nn.Module:
+        """The model on the host in evaluation mode."""
+        described = dict(self.metadata["model"])
+        plugin = registry.module("model", described["config"]["type"])
+        model: nn.Module = plugin.build(plugin.Config.model_validate(described.pop("config")), **described)
+        model.load_state_dict(self.weights)
+        spectral_norm.refresh(model)
+        return model.eval()
+
+
+def find(save_loc: Path, step: int | None = None) -> Checkpoint:
+    """The newest intact checkpoint of a run, or of a folder that is one itself, or the one of `step`.
+
+    Raises ValueError where there is none, DamagedCheckpoint where the one asked for is damaged.
+    """
+    if (save_loc / "manifest.json").is_file():
+        checkpoint = Checkpoint.open(save_loc)
+        checkpoint.verify()
+        return checkpoint
+    folder = save_loc / "checkpoints"
+    if step is not None:
+        if step not in steps(folder):
+            raise ValueError(f"expected one of the steps {steps(folder)} in {folder}, got {step}")
+        checkpoint = Checkpoint.open(folder / f"step-{step}")
+        checkpoint.verify()
+        return checkpoint
+    newest = CheckpointManager(folder).latest()
+    if newest is None:
+        raise ValueError(f"expected an intact checkpoint in {folder}, got none; train first")
+    return newest
+
+
+def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tensor]:
+    """Parameters and buffers by their canonical names, floating ones in fp32; averages (`ema`) where there are any."""
+    averaged = {name.removeprefix("ema/") for name in checkpoint.names("ema/")} if weights == "ema" else set()
+    result = {}
+    for full_name in checkpoint.names("model/"):
+        name = full_name.removeprefix("model/")
+        tensor = checkpoint.read(f"ema/{name}" if name in averaged else full_name)
+        result[name] = tensor.float() if tensor.is_floating_point() else tensor
+    return result
+
+
+def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = None) -> Path:
+    """Write the weights of a run's newest intact checkpoint (or of `step`) to `out`, and the card beside it.
+
+    Raises ValueError where there is no checkpoint or `out` is not a .safetensors name.
+    """
+    out = Path(out)
+    if out.suffix != ".safetensors":
+        raise ValueError(f"expected an output file that ends in .safetensors, got {out}; change its name")
+    checkpoint = find(Path(save_loc), step)
+    if weights == "ema" and not checkpoint.names("ema/"):
+        weights = "raw"
+    tensors = full_weights(checkpoint, weights)
+    metadata = describe(checkpoint, weights)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    beside = out.with_name(f".{out.name}.tmp")
+    write_tensors(beside, tensors, {key: json.dumps(value) for key, value in metadata.items()})
+    beside.replace(out)
+    replace_file(out.with_suffix(".md"), card(out, metadata, tensors).encode())
+    return out
+
+
+def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
+    """The metadata of an export."""
+    meta = checkpoint.meta
+    experiment, channels, grid = meta["experiment"], meta["normalisation"], meta["grid"]
+    count = {role: len(channels[role]["channels"]) for role in channels}
+    return {
+        "model": {
+            "config": experiment["model"],
+            "in_channels": count["prognostic"] + count["static"] + count["dynamic_forcing"],
+            "out_channels": count["prognostic"] + count["diagnostic"],
+            "frames": experiment["data"].get("history_len", 1),
+            "height": len(grid["latitude"]),
+            "width": len(grid["longitude"]),
+        },
+        "experiment": experiment,
+        "normalisation": channels,
+        "grid": grid,
+        "checkpoint": {
+            "step": checkpoint.step,
+            "weights": weights,
+            "score": checkpoint.score,
+            "format": checkpoint.manifest["format"],
+            "version": meta["version"],
+        },
+    }
+
+
+def load_export(path: str | Path) -> Export:
+    """Read a file that `export` or `import-credit` wrote.
+
+    Raises DamagedCheckpoint for a file that is not whole, ValueError for a safetensors file of something else.
+    """
+    path = Path(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise DamagedCheckpoint(f"{path} is not readable: {error}") from error
+    if "model" not in metadata:
+        raise ValueError(
+            f"{path}: expected metadata `model`, got {sorted(metadata)}; write it with `credit-like export`"
+        )
+    return Export(path, {key: json.loads(value) for key, value in metadata.items() if key != "format"}, weights)
+
+
+def card(out: Path, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    """The model card, in Markdown: what the model is, was trained on, and how to use the file."""
+    experiment, model, checkpoint = metadata["experiment"], metadata["model"], metadata["checkpoint"]
+    data, latitude = experiment["data"], metadata["grid"]["latitude"]
+    points = f"{model['height']}, {model['width']}"
+    parameters = sum(tensor.numel() for tensor in tensors.values() if tensor.is_floating_point())
+    score = "not known" if checkpoint["score"] is None else f"{checkpoint['score']:.6g}"
+    averages = (
+        "moving average of the trained weights" if checkpoint["weights"] == "ema" else "trained weights as they are"
+    )
+    periods = {
+        name: ", ".join(f"{p['start']} to {p['end']}" for p in data[name]) for name in ("train", "valid", "test")
+    }
+    lines = [
+        f"# {experiment['name']}",
+        "",
+        f"A `{model['config']['type']}` that steps the atmosphere forward by {data['timestep']}.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| numbers in the file | {parameters:,} (fp32) |",
+        f"| weights | {averages}, optimiser step {checkpoint['step']} |",
+        f"| validation loss | {score} |",
+        f"| grid | {model['height']} x {model['width']}, latitude {latitude[0]:g} to {latitude[-1]:g} |",
+        f"| frames of history | {model['frames']} |",
+        f"| trained on | {periods['train']} |",
+        f"| validated on | {periods['valid']} |",
+        f"| kept for tests | {periods['test']} |",
+        f"| written by | credit-like {checkpoint['version']} |",
+        "",
+        "## Channels",
+        "",
+        "| role | channel | mean | std | std of the change per step |",
+        "|---|---|---|---|---|",
+    ]
+    for role, about in metadata["normalisation"].items():
+        for name, *numbers in zip(*(about[k] for k in ("channels", "mean", "std", "change_std")), strict=True):
+            texts = ["" if number is None else f"{number:.6g}" for number in numbers]
+            lines.append(f"| {role} | {name} | {' | '.join(texts)} |")
+    lines += [
+        "",
+        "Input channels: prognostic, static, dynamic forcing, in this order, each (x - mean) / std. Output channels:",
+        "prognostic, diagnostic. With `predict: increment` a prognostic output is the change over a step in units of",
+        "its standard deviation; with `predict: state`, and for diagnostics, it is (x - mean) / std.",
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from credit_like.checkpoint.export import load_export",
+        f'model = load_export("{out.name}").build()',
+        f"# a torch module: (B, {model['in_channels']}, {model['frames']}, {points})",
+        f"# -> (B, {model['out_channels']}, 1, {points})",
+        "```",
+        "",
+        "The tensors and the JSON metadata can be read by any safetensors reader.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def identity(checkpoint: Checkpoint) -> str:
+    """A short name of what a checkpoint holds, for the attributes of forecasts."""
+    return f"{checkpoint.meta['experiment']['name']} step {checkpoint.step} {checkpoint.meta['experiment_sha256'][:12]}"

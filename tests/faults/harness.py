@@ -1,0 +1,196 @@
+"""Run the tiny training in real processes, end them at random instants, and see whether anything was lost."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch.utils import tensorboard  # noqa: F401  (loaded once here, not in every fork)
+
+from credit_like.checkpoint.manager import Checkpoint, steps
+from tests.faults import tiny
+
+
+@dataclass
+class Counts:
+    """What happened to a run."""
+
+    kills: int = 0
+    in_save: int = 0
+    starts: int = 0
+    outcomes: list = field(default_factory=list)
+
+
+def shard(runtime):
+    """FSDP2 over the replicas, with the whole model's remainder as one unit."""
+    from torch.distributed.fsdp import fully_shard
+
+    def wrap(model):
+        mesh = runtime.submeshes["dp"]
+        for part in (model.conv, model.head):
+            fully_shard(part, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    return wrap
+
+
+def replicate(runtime):
+    from torch.nn.parallel import DistributedDataParallel
+
+    return lambda model: DistributedDataParallel(model, find_unused_parameters=True)
+
+
+def _train(rank, world, port, save_loc, section):
+    """One rank, to its end."""
+    import datetime as dt
+
+    from credit_like.parallel.runtime import Runtime
+    from credit_like.schema.trainer import Parallelism
+
+    runtime, wrap = Runtime(), None
+    section = dict(section)
+    if world > 1:
+        kind = section.setdefault("parallelism", {"data": "ddp"})["data"]
+        runtime = Runtime.start(Parallelism(data=kind), torch.device("cpu"), dt.timedelta(seconds=20))
+        wrap = {"ddp": replicate, "fsdp2": shard}[kind](runtime)
+    outcome = tiny.trainer(Path(save_loc), runtime, wrap=wrap, **section).fit()
+    if world > 1:
+        runtime.close()
+    return outcome.exit_status
+
+
+def _child(rank, world, port, save_loc, section, body):
+    with Path(save_loc).with_suffix(f".{rank}.out").open("ab", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, force=True, stream=sys.stderr)
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    torch.set_num_threads(1)
+    status = 1
+    try:
+        status = body(rank, world, port, save_loc, section)
+    except BaseException:  # noqa: BLE001 (the last thing a rank does is to say why)
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+class Job:
+    """The processes of one start of a run."""
+
+    def __init__(self, save_loc: Path, section: dict, world: int = 1, body: Callable = _train) -> None:
+        port = 0
+        if world > 1:
+            import torch.distributed as dist
+
+            self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            port = self.store.port
+        context = multiprocessing.get_context("fork")
+        self.processes = [
+            context.Process(target=_child, args=(rank, world, port, str(save_loc), section, body))
+            for rank in range(world)
+        ]
+        for process in self.processes:
+            process.start()
+
+    def signal(self, number: int, rank: int | None = None) -> None:
+        for process in self.processes if rank is None else [self.processes[rank]]:
+            os.kill(process.pid, number)
+
+    def wait(self, seconds: float) -> bool:
+        """Whether all ended in time."""
+        deadline = time.monotonic() + seconds
+        for process in self.processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        return all(process.exitcode is not None for process in self.processes)
+
+    def end(self, grace: float = 0.0) -> list[int]:
+        """Exit codes; what still runs after `grace` seconds is killed, as a launcher would."""
+        self.wait(grace)
+        for process in self.processes:
+            if process.exitcode is None:
+                process.kill()
+            process.join()
+        return [process.exitcode for process in self.processes]
+
+
+def reference(save_loc: Path, section: dict, world: int = 1) -> None:
+    """The run that nothing interrupts."""
+    job = Job(save_loc, section, world)
+    assert job.wait(120), Path(save_loc).with_suffix(".0.out").read_text()
+    assert job.end() == [0] * world, Path(save_loc).with_suffix(".0.out").read_text()
+
+
+def torment(
+    save_loc: Path, section: dict, world: int, rng: random.Random, kills: int, within: float, one: bool = False
+) -> Counts:
+    """Kill the run at random instants up to `kills` times, then let it finish. `one`: only one rank."""
+    counts = Counts()
+    while True:
+        job = Job(save_loc, section, world)
+        counts.starts += 1
+        if counts.kills >= kills:
+            assert job.wait(180), "the last start did not end"
+            codes = job.end()
+            assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
+            return counts
+        if job.wait(rng.uniform(0, within)):
+            codes = job.end()
+            assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
+            return counts
+        job.signal(signal.SIGKILL, rng.randrange(world) if one else None)
+        counts.kills += 1
+        counts.in_save += any((save_loc / "checkpoints").glob(".step-*"))
+        job.end(grace=5.0)
+
+
+def tensors(save_loc: Path) -> dict[str, torch.Tensor]:
+    """Everything in the newest checkpoint, by name."""
+    checkpoint = Checkpoint.open(save_loc / "checkpoints" / f"step-{steps(save_loc / 'checkpoints')[-1]}")
+    checkpoint.verify()
+    return {name: checkpoint.read(name) for name in checkpoint.names()}
+
+
+def rows(save_loc: Path) -> list[dict]:
+    return [json.loads(line) for line in (save_loc / "log.jsonl").read_text().splitlines()]
+
+
+_TIMING = {"samples_per_second", "data_wait", "memory_mib", "seconds"}
+
+
+def assert_same(run: Path, other: Path) -> None:
+    """Bitwise the same tensors, the same log apart from timings, nothing temporary left."""
+    a, b = tensors(run), tensors(other)
+    assert a.keys() == b.keys()
+    for name in a:
+        assert a[name].dtype == b[name].dtype, name
+        assert torch.equal(
+            a[name].view(torch.uint8) if a[name].ndim else a[name],
+            b[name].view(torch.uint8) if b[name].ndim else b[name],
+        ), name
+    ours, theirs = ([{k: v for k, v in row.items() if k not in _TIMING} for row in rows(x)] for x in (run, other))
+    assert ours == theirs
+    for folder in (run, other):
+        hidden = [path for path in folder.rglob(".*") if path.name != ".lock"]
+        assert not hidden, hidden
+        status = json.loads((folder / "status.json").read_text())
+        assert status["state"] == "finished"
