@@ -238,7 +238,7 @@ class ChunkedArray(BackendArray):
         codecs = self.layout.codecs
         for i, codec in enumerate(reversed(codecs)):
             if codec == "crc32c":
-                if google_crc32c.value(bytes(data[:-4])) != struct.unpack("<I", data[-4:])[0]:
+                if len(data) < 4 or google_crc32c.value(bytes(data[:-4])) != struct.unpack("<I", data[-4:])[0]:
                     raise ValueError(
                         f"checksum of chunk {chunk} of {self.layout.folder} does not hold: the file is damaged"
                     )

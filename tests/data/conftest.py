@@ -88,7 +88,8 @@ def stored(tmp_path):
     def make(ds: xr.Dataset | None = None, **changes: Any):
         ds = make_dataset() if ds is None else ds
         path = tmp_path / "store.zarr"
-        ds.to_zarr(path, encoding={name: {"chunks": (1, *v.shape[1:])} for name, v in ds.items() if "time" in v.dims})
+        encoding = {name: {"chunks": (1, *v.shape[1:])} for name, v in ds.items() if "time" in v.dims}
+        ds.to_zarr(path, encoding=encoding, consolidated=False)
         data = make_data(path, **changes)
         variables = Variables(data)
         return ds, data, variables, open_store(data, variables)

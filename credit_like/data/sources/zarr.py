@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import xarray as xr
 import zarr
@@ -27,7 +27,11 @@ def open_dataset(config: Config, variables: Sequence[Variable] | None = None) ->
 
     def open_one(path: str) -> xr.Dataset:
         options = dict(config.storage_options) if is_url(path) else None
-        dataset = xr.open_zarr(path, chunks=None, decode_cf=False, storage_options=options)
+        opening: dict[str, Any] = {"chunks": None, "decode_cf": False, "storage_options": options}
+        try:
+            dataset = xr.open_zarr(path, consolidated=True, **opening)
+        except (KeyError, ValueError):  # a store without consolidated metadata, or none at all
+            dataset = xr.open_zarr(path, consolidated=False, **opening)
         return dataset if is_url(path) or not Path(path).is_dir() else _direct(dataset, Path(path))
 
     return open_files(config, open_one, "a zarr store")

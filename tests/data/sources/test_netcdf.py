@@ -1,0 +1,57 @@
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_like.data.sources import netcdf as source
+
+
+def config(path, **more):
+    return source.Config(path=str(path), **more)
+
+
+@pytest.mark.parametrize("version", ["NETCDF4", "NETCDF3_CLASSIC"])
+def test_yearly_files_packed_each_in_its_own_way(tmp_path, dataset, version):
+    ds = dataset(start="2001-12-28")
+    ds["t"] = ds["t"].where(ds["t"] > 240)
+    for year, part in ds.groupby("time.year"):
+        packing = {"dtype": "int16", "scale_factor": 0.01, "add_offset": 240.0 + year - 2000, "_FillValue": -32767}
+        part.to_netcdf(tmp_path / f"a_{year}.nc", engine="netcdf4", format=version, encoding={"t": packing})
+    got = source.open_dataset(config(tmp_path / "a_%Y.nc"))
+    assert not got["t"].variable._in_memory
+    np.testing.assert_allclose(got["t"].values, ds["t"].values, atol=0.0051)
+    np.testing.assert_array_equal(got["sp"].values, ds["sp"].values)
+
+
+def test_a_variable_that_holds_the_start_and_a_missing_value(tmp_path):
+    with netCDF4.Dataset(tmp_path / "a.cdf", "w", format="NETCDF3_CLASSIC") as file:
+        for name, size in (("timestep", 3), ("lat", 4), ("lon", 5), ("timelen", 20)):
+            file.createDimension(name, size)
+        file.createVariable("timestep", "i4", ("timestep",))[:] = [0, 6, 12]
+        file.createVariable("lat", "f4", ("lat",))[:] = [20, 30, 40, 50]
+        file.createVariable("lon", "f4", ("lon",))[:] = np.arange(-140, -90, 10)
+        start = file.createVariable("reftime", "S1", ("timelen",))
+        start[:] = np.array(list("1996 01 05 00:00".ljust(20, "\0")), "S1")
+        values = file.createVariable("t", "f4", ("timestep", "lat", "lon"))
+        values.missing_value = np.float32(-9999)
+        field = np.arange(60, dtype="f4").reshape(3, 4, 5)
+        field[1] = -9999
+        values[:] = field
+    got = source.open_dataset(config(tmp_path / "a.cdf", time_units="hours since reftime"))
+    assert list(got.time.values.astype(str)) == ["1996-01-05T00:00:00", "1996-01-05T06:00:00", "1996-01-05T12:00:00"]
+    assert got["t"].dims == ("time", "latitude", "longitude")
+    assert np.isnan(got["t"].values).sum() == 20
+    with pytest.raises(ValueError, match=r"time units such as .*a.cdf, got None; set data.source.time_units"):
+        source.open_dataset(config(tmp_path / "a.cdf"))
+
+
+def test_not_netcdf(tmp_path):
+    (tmp_path / "a.nc").write_text("text")
+    with pytest.raises(ValueError, match=r"expected a netCDF file, got .*a.nc, which does not open"):
+        source.open_dataset(config(tmp_path / "a.nc"))
+
+
+def test_a_static_file(tmp_path, dataset):
+    ds = dataset()[["orography"]]
+    ds.to_netcdf(tmp_path / "static.nc")
+    xr.testing.assert_equal(source.open_dataset(config(tmp_path / "static.nc")).load(), ds)

@@ -1,0 +1,158 @@
+"""Zarr stores as users have them; tests of what all sources of files share are here too."""
+
+import functools
+import http.server
+import threading
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_like.data.sources import zarr as source
+
+
+def config(path, **more):
+    return source.Config(path=path if isinstance(path, tuple) else str(path), **more)
+
+
+def test_lazy_and_canonical(tmp_path, dataset):
+    ds = dataset()
+    ds.rename(latitude="lat", longitude="lon", time="valid_time", level="isobaricInhPa").to_zarr(
+        tmp_path / "a.zarr", consolidated=False
+    )
+    got = source.open_dataset(config(tmp_path / "a.zarr"))
+    assert not any(variable._in_memory for variable in (got[n].variable for n in got.data_vars))
+    xr.testing.assert_equal(got.load(), ds.assign_coords(time=ds.time.astype("datetime64[s]")))
+
+
+def test_dimensions_by_standard_name_axis_and_configuration(tmp_path, dataset):
+    ds = dataset().rename(latitude="rlat", longitude="rlon", level="zlev")
+    ds["rlat"].attrs["units"] = "degrees_north"
+    ds["rlon"].attrs["axis"] = "X"
+    ds.to_zarr(tmp_path / "a.zarr", consolidated=False)
+    got = source.open_dataset(config(tmp_path / "a.zarr", dims={"level": "zlev"}))
+    assert got["u"].dims == ("time", "level", "latitude", "longitude")
+    with pytest.raises(ValueError, match="level dimension 'zlevel'.*zlev"):
+        source.open_dataset(config(tmp_path / "a.zarr", dims={"level": "zlevel"}))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("how", ["glob", "template", "list"])
+def test_many_files_are_one_lazy_dataset(tmp_path, dataset, how, packed):
+    ds = dataset(steps=40, start="2001-12-28")
+    encoding = {}
+    for year, part in ds.groupby("time.year"):
+        if packed:  # every file its own scale, as packed archives have it
+            encoding = {
+                "t": {
+                    "dtype": "int16",
+                    "scale_factor": 0.001 * (year - 1990),
+                    "add_offset": 250.0,
+                    "_FillValue": -32768,
+                }
+            }
+        part.to_zarr(tmp_path / f"era_{year}.zarr", encoding=encoding, consolidated=False)
+    path = {
+        "glob": tmp_path / "era_*.zarr",
+        "template": tmp_path / "era_%Y.zarr",
+        "list": tuple(str(tmp_path / f"era_{year}.zarr") for year in (2002, 2001)),
+    }[how]
+    got = source.open_dataset(config(path))
+    assert not got["t"].variable._in_memory
+    np.testing.assert_array_equal(got.time.values, ds.time.values.astype("datetime64[s]"))
+    np.testing.assert_allclose(got["t"].values, ds["t"].values, atol=0.01 if packed else 0)
+    for times in (slice(14, 19), [3, 15, 16, 30], 16):
+        np.testing.assert_allclose(
+            got["u"].isel(time=times, level=[2, 0], latitude=slice(1, 4)).values,
+            ds["u"].isel(time=times, level=[2, 0], latitude=slice(1, 4)).values,
+        )
+
+
+def test_files_of_different_variables_merge(tmp_path, dataset):
+    ds = dataset()
+    for name in ("u", "t", "sp"):
+        ds[[name]].isel(time=slice(0, 20)).to_zarr(tmp_path / f"{name}_1.zarr", consolidated=False)
+        ds[[name]].isel(time=slice(20, None)).to_zarr(tmp_path / f"{name}_2.zarr", consolidated=False)
+    got = source.open_dataset(config(tmp_path / "*.zarr"))
+    for name in ("u", "t", "sp"):
+        np.testing.assert_array_equal(got[name].values, ds[name].values)
+
+
+def test_overlap_and_unequal_coordinates_are_errors(tmp_path, dataset):
+    ds = dataset()
+    ds.isel(time=slice(0, 21)).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    ds.isel(time=slice(20, None)).to_zarr(tmp_path / "b.zarr", consolidated=False)
+    with pytest.raises(ValueError, match=r"2001-01-06T00:00:00 in .*b.zarr a second time"):
+        source.open_dataset(config(tmp_path / "?.zarr"))
+    ds.isel(time=slice(21, None), latitude=slice(0, 5)).to_zarr(tmp_path / "c.zarr", consolidated=False)
+    with pytest.raises(ValueError, match=r"same latitude in all files, got another in .*c.zarr"):
+        source.open_dataset(config(tmp_path / "[ac].zarr"))
+
+
+def test_nothing_there(tmp_path, dataset):
+    dataset().to_zarr(tmp_path / "era5_2001.zarr", consolidated=False)
+    with pytest.raises(ValueError, match="era5_2001.zarr"):
+        source.open_dataset(config(tmp_path / "era_2001.zarr"))
+    with pytest.raises(ValueError, match="files that match"):
+        source.open_dataset(config(tmp_path / "era_%Y.zarr"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.zarr").write_text("x")
+    for name in ("empty", "text.zarr"):
+        with pytest.raises(ValueError, match="expected a zarr store, got .* does not open"):
+            source.open_dataset(config(tmp_path / name))
+
+
+@pytest.mark.parametrize("calendar", ["noleap", "360_day"])
+def test_calendars(tmp_path, dataset, calendar):
+    ds = dataset(start="2000-02-27", calendar=calendar)
+    ds.to_zarr(tmp_path / "a.zarr", consolidated=False)
+    got = source.open_dataset(config(tmp_path / "a.zarr"))
+    assert list(got.time.values) == list(ds.time.values)
+    ds.isel(time=slice(0, 9)).to_zarr(tmp_path / "b1.zarr", consolidated=False)
+    ds.isel(time=slice(9, None)).to_zarr(tmp_path / "b2.zarr", consolidated=False)
+    got = source.open_dataset(config(tmp_path / "b?.zarr"))
+    assert list(got.time.values) == list(ds.time.values)
+    np.testing.assert_array_equal(got["t"].values, ds["t"].values)
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.parametrize(("west", "east"), [(30, 150), (300, 60), (-60, 60), (350, 10), (0, 360)])
+def test_region(tmp_path, dataset, west, east, ascending):
+    ds = dataset(width=36, ascending=ascending)
+    ds.to_zarr(tmp_path / "a.zarr", consolidated=False)
+    got = source.open_dataset(
+        config(tmp_path / "a.zarr", region={"south": -40, "north": 60, "west": west, "east": east})
+    )
+    latitude = [lat for lat in ds.latitude.values if -40 <= lat <= 60]
+    assert list(got.latitude.values) == latitude
+    inside = [lon for lon in ds.longitude.values if (lon - west) % 360 <= ((east - west) % 360 or 360)]
+    assert sorted(got.longitude.values % 360) == sorted(inside)
+    assert np.all(np.diff(got.longitude.values) == 10)
+    expected = ds["t"].sel(latitude=latitude, longitude=got.longitude.values % 360)
+    np.testing.assert_array_equal(got["t"].values, expected.values)
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture()
+def served(tmp_path):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_store_behind_a_url_in_weatherbench_layout(tmp_path, served, dataset, version):
+    """Longitude before latitude, long names, latitude ascending."""
+    ds = dataset(ascending=True, steps=6).rename(u="u_component_of_wind", t="temperature")
+    ds = ds.transpose("time", "level", "longitude", "latitude")
+    ds.to_zarr(tmp_path / "wb.zarr", zarr_format=version, consolidated=version == 2)
+    got = source.open_dataset(config(f"{served}/wb.zarr"))
+    np.testing.assert_array_equal(got["temperature"].values, ds["temperature"].values)
