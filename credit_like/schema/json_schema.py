@@ -22,6 +22,8 @@ def experiment_schema() -> dict[str, Any]:
         "description": "Files merged in before this one, relative to it.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     }
+    metrics = filled["$defs"]["EvaluationSection"]["properties"]["metrics"]
+    metrics["items"] = {"enum": registry.names("metric")}
     filled["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     # A file may leave to its includes what is required of the whole.
     filled.pop("required", None)
@@ -52,6 +54,6 @@ def _fill(node: Any) -> Any:
         kind = node["x-plugin"]
         return {
             **{key: value for key, value in node.items() if key not in ("x-plugin", "type")},
-            "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)],
+            "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)] or [False],
         }
     return {key: _fill(value) for key, value in node.items()}

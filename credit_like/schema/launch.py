@@ -57,6 +57,8 @@ class SiteField(Section):
 class SiteSection(Section):
     """A batch system and its rules; one file per machine in `config/site/`, `site: NAME` reads it."""
 
+    shorthands = ({"type": "string"},)
+
     name: str = Field(default="local", pattern=r"^[A-Za-z0-9._-]+$")
     scheduler: Literal["pbs", "slurm", "local"] = "local"
     account_required: bool = False

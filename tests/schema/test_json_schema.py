@@ -1,0 +1,85 @@
+"""The JSON Schema describes what the loader accepts."""
+
+from pathlib import Path
+
+import pytest
+
+from credit_like import registry
+from credit_like.schema.json_schema import experiment_schema
+
+jsonschema = pytest.importorskip("jsonschema")
+ROOT = Path(__file__).parents[2]
+
+WHOLE = {
+    "include": ["a.yml"],
+    "name": "x",
+    "save_loc": "runs/x",
+    "data": {
+        "source": {"type": "netcdf", "path": "x.nc"},
+        "timestep": "6h",
+        "levels": [500, 850],
+        "prognostic": {"level": ["U", {"name": "V", "var": "v"}], "surface": ["t2m"]},
+        "train": [["2000-01-01", "2000-01-31"], ["2001-01-01", "2001-01-31"]],
+        "valid": ["2002-01-01", "2002-01-31"],
+        "test": {"start": "2003-01-01", "end": "2003-01-31"},
+    },
+    "model": {"type": "wxformer", "dim": [8, 16, 32, 64]},
+    "trainer": {"checkpoint": {"every": 500, "async": False}, "grad_max_norm": None},
+    "inference": {"init": ["2003-01-01", "2003-01-31", "12h"], "lead": 40, "output": {"format": "zarr"}},
+    "pbs": {"walltime": "12:00:00"},
+}
+
+
+@pytest.fixture(scope="module")
+def validator():
+    schema = experiment_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def changed(**sections):
+    return {**WHOLE, **sections}
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        WHOLE,
+        changed(data={**WHOLE["data"], "source": [{"type": "netcdf", "path": "a"}, {"type": "zarr", "path": ["b", "c"]}]}),
+        changed(inference={"init": "2003-01-01", "lead": "10d", "output": {"type": "netcdf"}}),
+        changed(site="derecho"),
+    ],
+)
+def test_what_loads_is_valid(validator, experiment):
+    assert not [error.message for error in validator.iter_errors(experiment)]
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        changed(trainr={}),
+        changed(trainer={"epocs": 1}),
+        changed(trainer={"epochs": "many"}),
+        changed(model={"type": "wxfromer"}),
+        changed(model={"type": "wxformer", "dimm": 3}),
+        changed(model={"dim": [8, 16, 32, 64]}),
+        changed(data={**WHOLE["data"], "train": ["2000-01-01"]}),
+        changed(data={**WHOLE["data"], "prognostic": {"level": [{"nam": "U"}]}}),
+        changed(inference={"output": {"format": "grib"}}),
+    ],
+)
+def test_what_does_not_load_is_invalid(validator, experiment):
+    assert list(validator.iter_errors(experiment))
+
+
+def test_every_plugin_has_its_keys_in_it():
+    definitions = experiment_schema()["$defs"]
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            if hasattr(registry.module(kind, name), "Config"):
+                assert definitions[f"{kind}.{name}"]["properties"]["type"]["const"] == name
+
+
+def test_keys_are_described_for_editors():
+    definitions = experiment_schema()["$defs"]
+    assert "Autoregressive steps" in definitions["DataSection"]["properties"]["forecast_len"]["description"]
