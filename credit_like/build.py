@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+import yaml
+from rich.console import Console
+from torch import Tensor, nn
 
 from credit_like import registry
 from credit_like.checkpoint.manager import CheckpointManager
@@ -18,10 +20,16 @@ from credit_like.data.loader import Loader
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
 from credit_like.data.windows import Windows
-from credit_like.inference.forecast import write_forecasts
+from credit_like.evaluation.evaluate import evaluate as score
+from credit_like.evaluation.plots import plot_maps, plot_scores
+from credit_like.evaluation.results import load_results, save_results
+from credit_like.evaluation.scorecard import scorecard
+from credit_like.inference.forecast import forecast_path, write_forecasts
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
+from credit_like.parallel.domain.manager import get_domain_manager
+from credit_like.parallel.domain.spatial import gather_spatial
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
@@ -96,7 +104,9 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     path = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
     if runtime.is_main and not path.exists():
         if experiment.data.statistics:
-            raise ValueError(f"data.statistics: expected a file, got nothing at {path}; run `credit-like preprocess` first")
+            raise ValueError(
+                f"data.statistics: expected a file, got nothing at {path}; run `credit-like preprocess` first"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         fit_statistics(store, variables, experiment.data).save(path)
     runtime.barrier()
@@ -157,7 +167,9 @@ def load_weights(parts: Parts) -> str:
     save_loc = Path(parts.experiment.save_loc)
     checkpoint = CheckpointManager(save_loc / "checkpoints", runtime=parts.runtime).latest()
     if checkpoint is None:
-        raise ValueError(f"expected a checkpoint in {save_loc / 'checkpoints'}, got none; run `credit-like train` first")
+        raise ValueError(
+            f"expected a checkpoint in {save_loc / 'checkpoints'}, got none; run `credit-like train` first"
+        )
     average = set(checkpoint.names("ema/")) if parts.experiment.inference.weights == "ema" else set()
     pieces = named_pieces(parts.stepper.model)
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
@@ -187,9 +199,24 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
     with closing(start(experiment)) as runtime:
         parts = assemble(experiment, runtime)
         checkpoint = load_weights(parts)
+        model = parts.stepper.model
+
+        def gather(fields_BCHW: Tensor) -> Tensor | None:
+            """The whole field on the one rank of those that share a sample which writes it."""
+            whole = gather_spatial(fields_BCHW, get_domain_manager(model))
+            return whole if runtime.tensor_rank == runtime.domain_rank == 0 else None
+
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
         outcome = write_forecasts(
-            experiment, parts.stepper, parts.store, parts.variables, parts.statistics, checkpoint, part=part, rows=parts.rows
+            experiment,
+            parts.stepper,
+            parts.store,
+            parts.variables,
+            parts.statistics,
+            checkpoint,
+            part=part,
+            rows=parts.rows,
+            gather=gather if runtime.tensor_size * runtime.domain_size > 1 else None,
         )
         log.info("%d forecasts computed; %s", outcome.computed, outcome.path)
         return 0
@@ -203,19 +230,54 @@ def preprocess(experiment: Experiment) -> int:
         return 0
 
 
+def evaluate(experiment: Experiment) -> int:
+    """Score the forecasts beside persistence, climatology and other baselines: files, and a table on the terminal."""
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    results = score(experiment, forecast_path(experiment), _truth(experiment, store, variables), store, variables)
+    save_results(results, evaluation_folder(experiment))
+    Console().print(scorecard(results))
+    return 0
+
+
+def plot(experiment: Experiment) -> int:
+    """Draw score curves, and maps of truth, forecast and error."""
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    folder = evaluation_folder(experiment)
+    units = {variable.name: store.attrs(variable).get("units", "") for variable in variables.outputs}
+    figures = plot_scores(load_results(folder), folder, units)
+    figures += plot_maps(forecast_path(experiment), _truth(experiment, store, variables), variables, folder)
+    for figure in figures:
+        log.info("%s", figure)
+    return 0
+
+
+def evaluation_folder(experiment: Experiment) -> Path:
+    """Where scores and figures go."""
+    return Path(experiment.save_loc) / "evaluation"
+
+
+def _truth(experiment: Experiment, store: FieldStore, variables: Variables) -> FieldStore:
+    """The experiment's own data, unless `evaluation.truth` says otherwise."""
+    if experiment.evaluation.truth is None:
+        return store
+    return open_store(experiment.data.model_copy(update={"source": experiment.evaluation.truth}), variables)
+
+
 def start(experiment: Experiment) -> Runtime:
     """Join the other processes, and log to the terminal from the first of them."""
     trainer = experiment.trainer
     device = pick_device(trainer.device)
     runtime = Runtime.start(trainer.parallelism, device, trainer.timeout)
-    logging.basicConfig(level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    logging.basicConfig(
+        level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
+    )
     return runtime
 
 
 def store_experiment(experiment: Experiment) -> None:
     """The resolved experiment beside what it makes."""
-    import yaml
-
     path = Path(experiment.save_loc) / "experiment.yml"
     draft = path.with_name(f".{path.name}")
     draft.write_text(yaml.safe_dump(experiment.to_dict(), sort_keys=False, allow_unicode=True))
@@ -226,5 +288,7 @@ def _clear(save_loc: Path, force: bool) -> None:
     """Raises ValueError for a folder that has something in it, unless forced to remove it."""
     if save_loc.exists() and any(save_loc.iterdir()):
         if not force:
-            raise ValueError(f"expected an empty folder for --fresh, got {save_loc} with files in it; add --force to remove them")
+            raise ValueError(
+                f"expected an empty folder for --fresh, got {save_loc} with files in it; add --force to remove them"
+            )
         shutil.rmtree(save_loc)

@@ -6,11 +6,14 @@ import time
 from importlib import resources
 from pathlib import Path
 
+import xarray as xr
 from rich.console import Console
 from rich.markdown import Markdown
 
 from credit_like import build
 from credit_like.check import checked_experiment
+from credit_like.evaluation.results import load_results
+from credit_like.evaluation.scorecard import channels, lead_text
 from credit_like.schema.experiment import Experiment
 
 
@@ -25,7 +28,9 @@ def run(save_loc: Path) -> int:
 
     def say(what: str, command: str) -> None:
         console.rule(f"[bold]{what}")
-        console.print(f"[dim]{time.monotonic() - began:5.0f} s   alone: credit-like {command} {file}[/dim]", highlight=False)
+        console.print(
+            f"[dim]{time.monotonic() - began:5.0f} s   alone: credit-like {command} {file}[/dim]", highlight=False
+        )
 
     say("Data: integrate two-layer shallow-water weather on the sphere (once), and check the experiment", "check")
     experiment: Experiment = checked_experiment(file)[0]
@@ -60,18 +65,35 @@ def experiment_file(save_loc: Path) -> Path:
 
 def write_report(experiment: Experiment, seconds: float) -> Path:
     """A page of Markdown that says what was run, how it scored, and where the figures are."""
-    from credit_like.evaluation.scorecard import summary_lines
-
     save_loc = Path(experiment.save_loc)
+    results = load_results(build.evaluation_folder(experiment))
     lines = [
         f"# {experiment.name}",
         "",
         f"Trained, forecast and scored in {seconds / 60:.1f} minutes; everything is in `{save_loc}`.",
+        "RMSE of the model as a fraction of persistence's and climatology's; below 1 it is the better forecast.",
         "",
-        *summary_lines(save_loc),
+        *_ratios(results),
         "",
         *(f"- `{figure.relative_to(save_loc)}`" for figure in sorted(save_loc.rglob("*.png"))),
     ]
     path = save_loc / "report.md"
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def _ratios(results: xr.Dataset) -> list[str]:
+    """A Markdown table: one row per variable and level, RMSE ratios at the first, a middle and the last lead."""
+    leads = results["lead_time"].values
+    chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
+    header = [f"{against} {lead_text(lead)}" for against in ("persistence", "climatology") for lead in chosen]
+    rows = ["| variable | " + " | ".join(header) + " |", "|" + "---|" * (len(header) + 1)]
+    for name, scores in channels(results):
+        rmse = scores.sel(metric="rmse")
+        cells = [
+            f"{float(rmse.sel(source='model', lead_time=lead) / rmse.sel(source=against, lead_time=lead)):.2f}"
+            for against in ("persistence", "climatology")
+            for lead in chosen
+        ]
+        rows.append(f"| {name} | " + " | ".join(cells) + " |")
+    return rows

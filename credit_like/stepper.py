@@ -24,7 +24,7 @@ class Stepper(nn.Module):
     """Normalise, concatenate, run the model, denormalise, apply physics.
 
     The model sees (B, C_in, T, H, W) in the channel order of `Variables` and gives (B, C_out, 1, H, W). With
-    `predict: increment` its prognostic outputs are the change over one step in units of that change's standard deviation:
+    `predict: increment` its prognostic outputs are the change over one step in units of its standard deviation,
     x(t + dt) = x(t) + change_std · y. With `predict: state`, x(t + dt) = mean + std · y. Diagnostics always follow the
     second form. Points without data hold the channel's mean inside a `State`; `masked` turns them back into NaN.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -22,7 +23,10 @@ class Recorder(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(out_channels, in_channels, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 0.1)
+        self.weight = nn.Parameter(
+            torch.randn(out_channels, in_channels, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+            * 0.1
+        )
         self.seen: list[torch.Tensor] = []
 
     def forward(self, x):
@@ -33,7 +37,13 @@ class Recorder(nn.Module):
 @dataclass
 class FakeStatistics:
     valid: np.ndarray
-    numbers = {"u": (1.0, 2.0, 0.5), "p": (1e3, 10.0, 3.0), "rain": (0.125, 0.25, 0.25), "sst": (280.0, 10.0, 1.0), "z": (500.0, 100.0, 1.0)}
+    numbers: ClassVar = {
+        "u": (1.0, 2.0, 0.5),
+        "p": (1e3, 10.0, 3.0),
+        "rain": (0.125, 0.25, 0.25),
+        "sst": (280.0, 10.0, 1.0),
+        "z": (500.0, 100.0, 1.0),
+    }
 
     def select(self, variables):
         rows = [self.numbers[v.name] for v in variables for _ in v.channels]
@@ -114,7 +124,9 @@ def test_gradients_flow_through_the_whole_rollout(variables):
     assert not torch.allclose(through, one_step, rtol=1e-3)
     eps = 1e-4
     with torch.no_grad():
-        direction = torch.randn(stepper.model.weight.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+        direction = torch.randn(
+            stepper.model.weight.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5)
+        )
         sums = []
         for sign in (1, -1):
             stepper.model.weight += sign * eps * direction

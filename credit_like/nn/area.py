@@ -24,7 +24,9 @@ class AreaMean(nn.Module):
 
     weights: Tensor
 
-    def __init__(self, weights: Tensor, rows: slice = slice(None), reduce: Callable[[Tensor], Tensor] = identity) -> None:
+    def __init__(
+        self, weights: Tensor, rows: slice = slice(None), reduce: Callable[[Tensor], Tensor] = identity
+    ) -> None:
         super().__init__()
         weights = weights.double()
         total = weights.sum((-2, -1), keepdim=True)

@@ -108,7 +108,10 @@ def test_parts_of_row_bands_add_up_to_the_whole(variables, grid):
     x, y = torch.randn(2, 3, 4, HEIGHT, WIDTH, dtype=torch.float64)
     whole = AreaLoss(config, variables, FakeStatistics(valid), grid).double()(x, y)
     bands = [slice(0, 1), slice(1, 4), slice(4, 6)]
-    parts = [AreaLoss(config, variables, FakeStatistics(valid), grid, band).double()(x[..., band, :], y[..., band, :]) for band in bands]
+    parts = [
+        AreaLoss(config, variables, FakeStatistics(valid), grid, band).double()(x[..., band, :], y[..., band, :])
+        for band in bands
+    ]
     assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-13)
 
 
