@@ -97,6 +97,23 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype | None) 
                 setattr(layer.spectral, name, buffer.to(wide))
 
 
+class _OwnTensor(torch.autograd.Function):
+    """The identity, without being a view of its input for autograd; nothing is copied."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def _no_view(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    """A forward hook: FSDP2 hangs its backward on a unit's output, which must therefore not be a view (a permutation)."""
+    return _OwnTensor.apply(output) if isinstance(output, Tensor) and output._base is not None else output
+
+
 def apply_fsdp2(
     model: nn.Module, dp_mesh: DeviceMesh, conf: Any, ignored_params: set[nn.Parameter] | None = None
 ) -> nn.Module:
@@ -124,6 +141,8 @@ def apply_fsdp2(
         outer = policy
         _fix_spectral_norm_dtype(model, policy.param_dtype)
     units = list(_units(model))
+    for unit in (*units, model):
+        unit.register_forward_hook(_no_view)
     for unit in units:
         fully_shard(unit, mp_policy=inner, **options)
     fully_shard(model, mp_policy=outer, **options)

@@ -30,11 +30,15 @@ def tiny_config(**changes):
     return wxformer.Config.model_validate(options | changes)
 
 
-def tiny_model(seed=0, dtype=torch.float64, **changes):
-    model = wxformer.build(
+def blank_model(**changes):
+    """The tiny model without values."""
+    return wxformer.build(
         tiny_config(**changes), in_channels=CHANNELS, out_channels=OUT, frames=FRAMES, height=HEIGHT, width=WIDTH
     )
-    return init.initialise(model, seed).to(dtype)
+
+
+def tiny_model(seed=0, dtype=torch.float64, **changes):
+    return init.initialise(blank_model(**changes), seed).to(dtype)
 
 
 def tiny_batch(batch=1, dtype=torch.float64, seed=1):
@@ -61,6 +65,7 @@ def loss_of(y, target, rows=slice(None)):
 def tiny():
     return SimpleNamespace(
         config=tiny_config,
+        blank=blank_model,
         model=tiny_model,
         batch=tiny_batch,
         loss=loss_of,

@@ -1,0 +1,99 @@
+"""The one order in which a model is made parallel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from credit_like.nn import init, spectral_norm
+from credit_like.nn.spectral_norm import SpectralNorm
+from credit_like.parallel.ddp import apply_ddp
+from credit_like.parallel.domain.apply import apply_domain_parallel
+from credit_like.parallel.domain.manager import get_domain_manager
+from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, _units, apply_fsdp2
+from credit_like.parallel.mesh import flat_gradient_mesh, gradient_mesh
+from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.shards import local, slice_like
+from credit_like.parallel.spectral_norm import shard_spectral_norms
+from credit_like.parallel.tensor_parallel import apply_tensor_parallel
+from credit_like.parallel.unwrap import canonical_name
+from credit_like.schema.trainer import TrainerSection
+
+
+def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime) -> nn.Module:
+    """Tensor parallel → domain → activation checkpointing → compile → FSDP2 or DDP.
+
+    The model may be on the meta device; then `materialise` gives it memory and values. Multiply the local loss by
+    `runtime.gradient_scale` before backward: every gradient then is the one of the whole batch. Raises ValueError, on all
+    ranks, where a degree does not fit the model.
+    """
+    if "tp" in runtime.submeshes:
+        apply_tensor_parallel(model, runtime.submeshes["tp"])
+    if "domain" in runtime.submeshes:
+        apply_domain_parallel(model, runtime.submeshes["domain"])
+    if section.activation_checkpoint:
+        _apply_activation_checkpointing(model)
+    if section.compile:
+        for unit in _units(model):
+            unit.compile(dynamic=False)
+    if section.parallelism.data == "fsdp2":
+        mesh = gradient_mesh(runtime.mesh)
+        if mesh is not None:
+            normalised = any(True for _ in spectral_norm.layers(model))
+            apply_fsdp2(model, mesh, {"trainer": section, "model": {"use_spectral_norm": normalised}})
+    shard_spectral_norms(model)
+    if section.parallelism.data != "fsdp2":
+        # `none` has one data rank; its domain ranks still add up their gradients.
+        mesh = flat_gradient_mesh(runtime.mesh)
+        if mesh is not None:
+            return _replicated(model, mesh)
+    return model
+
+
+def _replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Average gradients over the mesh; a model on the meta device waits for `materialise`."""
+    if any(p.is_meta for p in model.parameters()):
+        model._replicate_over = mesh  # type: ignore[assignment]
+        return model
+    return apply_ddp(model, mesh)
+
+
+def materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:
+    """Memory on this rank's device, initial weights, and what had to wait for them. Returns the model to use.
+
+    The weights depend on (seed, parameter name) alone: each rank draws the whole parameter from its own generator, on the
+    CPU, and keeps its part. No communication.
+    """
+    offloaded = any(p.device.type == "cpu" for p in model.parameters()) and runtime.device.type == "cuda"
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        model.to_empty(device="cpu" if offloaded else runtime.device)
+    initialise(model, seed)
+    mesh = model.__dict__.pop("_replicate_over", None)
+    return model if mesh is None else apply_ddp(model, mesh)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, seed: int) -> None:
+    """The values of `credit_like.nn.init.initialise` in a model of any layout."""
+    init.reset_buffers(model)
+    for module, leaf, name, parameter in init.own_parameters(model):
+        name = canonical_name(name)
+        full = init.initial_value(module, leaf, name, tuple(parameter.shape), seed).to(parameter.dtype)
+        local(parameter).copy_(slice_like(full, parameter))
+        spectral = getattr(module, "spectral", None)
+        if leaf == "weight" and isinstance(spectral, SpectralNorm):
+            _start_power_iteration(spectral, full.to(spectral.u.device), f"{name.removesuffix('.weight')}.spectral.u", seed)
+
+
+def _start_power_iteration(spectral: SpectralNorm, full: Tensor, name: str, seed: int) -> None:
+    """u and v from the whole matrix, which every rank has at hand once: the same bits in every layout."""
+    start = torch.randn(spectral.u.shape, generator=init.generator_for(seed, name))
+    spectral.u.copy_(start / start.norm())
+    SpectralNorm.iterate(spectral, full, spectral_norm.WARM_UP)
+
+
+def get_domain_rows(model: nn.Module, height: int) -> slice:
+    """This rank's rows of an image of `height` rows: all of them without domain parallelism."""
+    manager = get_domain_manager(model)
+    return slice(0, height) if manager is None else slice(*manager.own(height))

@@ -1,0 +1,201 @@
+"""Every layout through the real Runtime and `parallelise`: loss, gradients, norm and weights after clipped AdamW steps.
+
+Reference: one process, fp64, the serial model, torch's own gradient clipping, and the same optimiser.
+"""
+
+import pytest
+import torch
+
+from credit_like.nn import spectral_norm
+from credit_like.parallel.apply import materialise, parallelise
+from credit_like.parallel.collectives import clip_grad_norm_
+from credit_like.parallel.domain.manager import get_domain_manager
+from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.shards import local, slice_like
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.schema.trainer import TrainerSection
+from credit_like.training.optimizers._adamw import AdamW
+from credit_like.training.optimizers._muon import Muon
+
+BATCH, SEED, RATE = 2, 11, 1e-2
+ADAMW = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
+
+
+class _Options:
+    def __init__(self, **values):
+        self.__dict__.update(values)
+
+
+def _optimizer(kind, parameters):
+    if kind == "muon":
+        return Muon(_Options(momentum=0.9, nesterov=True, **ADAMW), parameters)
+    return AdamW(_Options(**ADAMW), parameters)
+
+
+def _leads(model, x, leads):
+    """A rollout: the newest frame's first channels are replaced by the prediction; gradients flow through all leads."""
+    for _ in range(leads):
+        y = model(x)
+        newest = torch.cat([y[:, :, 0], x[:, y.shape[1] :, -1]], dim=1)
+        x = torch.stack([x[:, :, -1], newest], dim=2)
+        yield y
+
+
+def _step(model, tiny, x, target, rows, leads, scale):
+    losses = [tiny.loss(y, target, rows) for y in _leads(model, x, leads)]
+    loss = sum(losses) / leads
+    (loss * scale).backward()
+    return loss.detach()
+
+
+def _reference(tiny, changes, steps, leads, accumulate, kind, batch):
+    """Loss and norm of each step, the gradients of the first, the final weights."""
+    with torch.device("meta"):
+        model = tiny.blank(**changes)
+    model = materialise(model.double(), Runtime(), SEED)
+    parameters = dict(model.named_parameters())
+    optimizer = _optimizer(kind, parameters)
+    x, target = tiny.batch(batch * accumulate)
+    losses, norms, first = [], [], None
+    for _ in range(steps):
+        spectral_norm.before_step(model)
+        losses.append(_step(model, tiny, x, target, slice(None), leads, 1.0))
+        spectral_norm.after_backward(model)
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in parameters.values()]))
+        first = first or {n: p.grad.clone() for n, p in parameters.items()}
+        torch.nn.utils.clip_grads_with_norm_(parameters.values(), 0.3, norms[-1])
+        optimizer.step(RATE, torch.zeros(()))
+        for p in parameters.values():
+            p.grad = None
+    weights = {n: p.detach() for n, p in parameters.items()}
+    return torch.stack(losses), torch.stack(norms), first, weights
+
+
+def _compare(got, expected):
+    """(flat relative error, worst parameter's error and name), from local shards alone."""
+    pairs = {n: (local(t).detach(), slice_like(expected[n], t)) for n, t in got.items()}
+    everything = torch.stack([e.norm() for e in expected.values()]).norm()
+    worst = max(
+        (float((a - b).norm() / max(float(expected[n].norm()), 1e-4 * float(everything))), n) for n, (a, b) in pairs.items()
+    )
+    flat = torch.stack([(a - b).norm() for a, b in pairs.values()]).norm() / everything
+    return float(flat), worst
+
+
+def _layout(rank, tiny, section, changes, steps, leads, accumulate, kind, batch, reference):
+    runtime = Runtime.start(section.parallelism, torch.device("cpu"))
+    losses, norms, gradients, weights = reference
+    with torch.device("meta"):
+        model = tiny.blank(**changes).double()
+    model = materialise(parallelise(model, section, runtime), runtime, SEED)
+    manager = get_domain_manager(model)
+    rows = slice(None) if manager is None else manager.rows
+    parameters = {canonical_name(n): p for n, p in get_raw_model(model).named_parameters()}
+    assert list(parameters) == list(weights)
+    optimizer = _optimizer(kind, parameters)
+    x, target = tiny.batch(batch * accumulate)
+    share = batch // runtime.dp_size
+    result = {"loss": 0.0, "norm": 0.0}
+    for step in range(steps):
+        spectral_norm.before_step(model)
+        total = torch.zeros((), dtype=x.dtype)
+        for part in range(accumulate):
+            start = part * batch + runtime.dp_rank * share
+            mine = slice(start, start + share)
+            sync = part == accumulate - 1
+            for module in model.modules():
+                if hasattr(module, "set_requires_gradient_sync"):
+                    module.set_requires_gradient_sync(sync, recurse=False)
+            scale = runtime.gradient_scale / accumulate
+            if not sync and hasattr(model, "no_sync"):
+                with model.no_sync():
+                    loss = _step(model, tiny, x[mine][..., rows, :], target[mine], rows, leads, scale)
+            else:
+                loss = _step(model, tiny, x[mine][..., rows, :], target[mine], rows, leads, scale)
+            total += loss / accumulate
+        spectral_norm.after_backward(model)
+        if step == 0:
+            result["flat"], result["worst"] = _compare({n: p.grad for n, p in parameters.items()}, gradients)
+        norm = clip_grad_norm_(parameters.values(), 0.3)
+        total = runtime.sum_over_data(total)
+        result["loss"] = max(result["loss"], float((total - losses[step]).abs() / losses[step]))
+        result["norm"] = max(result["norm"], float((norm - norms[step]).abs() / norms[step]))
+        optimizer.step(RATE, torch.zeros(()))
+        for p in parameters.values():
+            p.grad = None
+    result["weights"] = _compare(parameters, weights)[0]
+    return result
+
+
+def check(run_ranks, tiny, layout, data="fsdp2", steps=2, leads=1, accumulate=1, kind="adamw", changes=None, **options):
+    dp, tensor, domain = layout
+    changes = changes or {}
+    parallelism = {"data": data, "tensor": tensor, "domain": domain, "replicate": options.pop("replicate", 1)}
+    section = TrainerSection.model_validate({"parallelism": parallelism, **options})
+    batch = max(BATCH, dp)
+    reference = _reference(tiny, changes, steps, leads, accumulate, kind, batch)
+    arguments = (tiny, section, changes, steps, leads, accumulate, kind, batch, reference)
+    for result in run_ranks(dp * tensor * domain, _layout, *arguments, timeout=280):
+        assert result["flat"] < 1e-12, result
+        assert result["worst"][0] < 1e-10, result
+        assert result["loss"] < 1e-12, result
+        assert result["norm"] < 1e-12, result
+        assert result["weights"] < 1e-9, result  # AdamW divides by the root of small second moments
+
+
+# (dp, tensor, domain)
+LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]
+TRANSPOSE = {"upsample": "transpose", "position_index": "credit", "interp": True}
+
+
+@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 2, 2)], ids=str)
+def test_layouts(run_ranks, tiny, layout):
+    check(run_ranks, tiny, layout)
+
+
+@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 1, 3)], ids=str)
+def test_ddp(run_ranks, tiny, layout):
+    check(run_ranks, tiny, layout, data="ddp", changes=TRANSPOSE)
+
+
+def test_domain_alone(run_ranks, tiny):
+    check(run_ranks, tiny, (1, 1, 2), data="none")
+
+
+def test_checkpointing_accumulation_rollout_and_muon(run_ranks, tiny):
+    check(run_ranks, tiny, (1, 2, 2), leads=2, accumulate=2, kind="muon", activation_checkpoint=True)
+
+
+SLOW = [
+    ({"leads": 3}, {}),
+    ({"accumulate": 2, "activation_checkpoint": True}, TRANSPOSE),
+    ({"kind": "muon"}, {}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("data", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_layout(run_ranks, tiny, layout, data):
+    check(run_ranks, tiny, layout, data=data, steps=5, changes=TRANSPOSE if data == "ddp" else {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2)], ids=str)
+@pytest.mark.parametrize(("options", "changes"), SLOW, ids=["rollout", "accumulate", "muon"])
+def test_every_way_to_train(run_ranks, tiny, layout, options, changes):
+    check(run_ranks, tiny, layout, changes=changes, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ((4, 1, 1), {"replicate": 2}),
+        ((2, 2, 2), {"replicate": 2}),
+        ((2, 1, 1), {"fsdp2_reshard_after_forward": False, "leads": 2}),
+    ],
+    ids=["hybrid", "hybrid-3d", "shard-grad-op"],
+)
+def test_sharding_strategies(run_ranks, tiny, layout, options):
+    check(run_ranks, tiny, layout, **options)
