@@ -376,14 +376,18 @@ def print_table(description: dict[str, Any]) -> None:
         "grid": f"{grid['height']} × {grid['width']}{' global' if grid['global'] else ' regional'}, "
         f"latitude {north[0]:g} to {north[1]:g}, longitude {west[0]:g} to {west[1]:g}",
         "times": f"{times['count']} from {times['first']} to {times['last']}, stepped by {times['timestep']}",
-        "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items()),
-        "layout": f"{at['world']} processes = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",
+        "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items())
+        + " (before windows with missing fields are left out)",
+        "layout": f"{at['world']} process{'es' * (at['world'] > 1)} = data {at['data']} × tensor {at['tensor']} × domain "
+        f"{at['domain']}",
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",
         "steps": f"{at['steps_per_epoch']} per epoch, {at['steps']} in all",
         "save_loc": description["save_loc"],
     }
-    table = Table(title=f"{description['name']}: nothing wrong found", show_header=False, title_justify="left")
+    table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
         table.add_row(key, value)
-    Console().print(table)
+    console = Console()
+    console.print(f"[bold]{description['name']}[/bold]: nothing wrong found", highlight=False)
+    console.print(table)

@@ -45,7 +45,7 @@ def changed(**sections):
     "experiment",
     [
         WHOLE,
-        changed(data={**WHOLE["data"], "source": [{"type": "netcdf", "path": "a"}, {"type": "zarr", "path": ["b", "c"]}]}),
+        changed(data={**WHOLE["data"], "source": [{"type": "netcdf", "path": "a"}, {"type": "zarr", "path": ["b"]}]}),
         changed(inference={"init": "2003-01-01", "lead": "10d", "output": {"type": "netcdf"}}),
         changed(site="derecho"),
     ],
