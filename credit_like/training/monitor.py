@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ class Monitor:
         """One optimiser step."""
         self.rows.write(row)
         step = row["step"]
-        for key in ("loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait"):
-            self._tensorboard.add_scalar(f"train/{key}", row[key], step)
+        keys = ("loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait")
+        self._curves({f"train/{key}": row[key] for key in keys}, step)
         text = (
             f"loss {row['loss']:.4g}  {row['samples_per_second']:.3g} samples/s  "
             f"data wait {100 * row['data_wait']:.0f}%  {row['memory_mib']:.0f} MiB"
@@ -122,11 +123,26 @@ class Monitor:
     def validation(self, row: Mapping[str, Any]) -> None:
         """One validation."""
         self.rows.write(row)
-        self._tensorboard.add_scalar("valid/loss", row["valid_loss"], row["step"])
-        for score in ("rmse", "acc"):
-            for name, value in row[score].items():
-                self._tensorboard.add_scalar(f"{score}/{name}", value, row["step"])
+        scores = {f"{score}/{name}": value for score in ("rmse", "acc") for name, value in row[score].items()}
+        self._curves({"valid/loss": row["valid_loss"], **scores}, row["step"])
         log.info("step %d  validation loss %.5g", row["step"], row["valid_loss"])
+
+    def _curves(self, values: Mapping[str, float], step: int) -> None:
+        """To TensorBoard; where its files cannot be written the run goes on without."""
+        if self._tensorboard is None:
+            return
+        try:
+            for name, value in values.items():
+                self._tensorboard.add_scalar(name, value, step)
+        except OSError as error:
+            log.warning("no TensorBoard from step %d on: %s", step, error)
+            self._close_tensorboard()
+
+    def _close_tensorboard(self) -> None:
+        if self._tensorboard is not None:
+            with suppress(OSError):
+                self._tensorboard.close()
+            self._tensorboard = None
 
     def status(self, state: str, step: int, reason: str = "") -> None:
         """Replace status.json."""
@@ -136,8 +152,7 @@ class Monitor:
         """Stop drawing and close the files."""
         if self._progress is not None:
             self._progress.stop()
-        if self._tensorboard is not None:
-            self._tensorboard.close()
+        self._close_tensorboard()
         self.rows.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -151,7 +152,8 @@ class Run:
         """Between two steps: validate, save, or give the reason to stop; the same on all ranks."""
         t, progress = self.t, self.t.progress
         if progress.skipped >= t.experiment.trainer.max_skipped:
-            return f"skipped {progress.skipped} steps in a row for a loss or gradient that is not finite"
+            skipped, progress.skipped = progress.skipped, 0  # the next start tries again
+            return f"skipped {skipped} steps in a row for a loss or gradient that is not finite"
         self._poll()
         wish = t.runtime.agree(self._wish())
         if wish == _STOP:
@@ -210,14 +212,15 @@ class Run:
 
     def _blame(self, step: int, report: Report, channels: list[float]) -> None:
         """Say which variable and which times made a step impossible, on every rank that saw it."""
-        names = Variables.channel_names(self.t.variables.outputs)
-        bad = [
-            f"{what} {name}"
-            for (what, name), x in zip(
-                [(what, name) for what in ("target", "prediction of") for name in names], channels, strict=True
-            )
-            if x - x != 0
+        variables = self.t.variables
+        outputs = Variables.channel_names(variables.outputs)
+        names = [
+            *(f"input {name}" for name in Variables.channel_names(variables.role("prognostic"))),
+            *(f"forcing {name}" for name in Variables.channel_names(variables.role("dynamic_forcing"))),
+            *(f"target {name}" for name in outputs),
+            *(f"prediction of {name}" for name in outputs),
         ]
+        bad = [name for name, x in zip(names, channels, strict=True) if not math.isfinite(x)]
         if not bad and not self.t.runtime.is_main:
             return
         times = self.t.store.times

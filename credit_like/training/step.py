@@ -102,10 +102,11 @@ class TrainStep:
         return self._report(torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()]), index)
 
     def forward(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        """This rank's part of the loss, and for every channel (output channels of the target, then of the prediction) a
-        number that is finite if the channel is."""
+        """This rank's part of the loss, and a number per channel that is finite if the channel is: input, forcing,
+        target, prediction."""
         total: Tensor | None = None
-        blame: Tensor | None = None
+        outcome: Tensor | None = None
+        inputs = self._inputs(sample)
         states = self.stepper.predict_sample(sample)
         for _ in range(sample.leads):
             with torch.autocast(sample.prognostic.device.type, torch.bfloat16, enabled=self.amp):
@@ -113,10 +114,17 @@ class TrainStep:
             loss = self.loss(prediction, target)
             total = loss if total is None else total + loss
             channels = torch.cat([self._sums(target), self._sums(prediction.detach())])
-            blame = channels if blame is None else blame + channels
+            outcome = channels if outcome is None else outcome + channels
         assert total is not None
-        assert blame is not None
-        return total / sample.leads, blame
+        assert outcome is not None
+        return total / sample.leads, torch.cat([inputs, outcome])
+
+    def _inputs(self, sample: Sample) -> Tensor:
+        """As `_sums`, of prognostic and forcing channels; what a forcing lacks is filled by the stepper."""
+        n = sample.prognostic.shape[1]
+        prognostic = torch.where(self.loss.valid[:n, None], sample.prognostic, 0)
+        forcing = torch.where(sample.forcing.isnan(), 0, sample.forcing)
+        return torch.cat([x.sum((0, 2, 3, 4), dtype=torch.float32) for x in (prognostic, forcing)])
 
     def _sums(self, x_BCHW: Tensor) -> Tensor:
         """(C,): sums over the points that have data; not finite if one of them is not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ class Model(nn.Module):
         if self.training:
             self.calls += 1
         x = self.dropout(torch.tanh(self.conv(x[:, :, -1])))
-        return self.head(x.movedim(1, -1)).movedim(-1, 1)[:, :, None]
+        return self.head(x.movedim(1, -1)).movedim(-1, 1)[:, :, None].clone()
 
 
 @dataclass
@@ -151,6 +152,7 @@ def trainer(
     width: int = 8,
     dropout: float = 0.1,
     wrap=None,
+    stop_at=None,
     **section,
 ) -> Trainer:
     """A trainer of the tiny model; `wrap` shards or wraps the model."""
@@ -161,7 +163,7 @@ def trainer(
     model = Model(variables.in_channels, variables.out_channels, width, dropout)
     model = wrap(model) if wrap else model
     stepper = Stepper(model, variables, statistics, np.zeros((0, HEIGHT, WIDTH), np.float32), "increment")
-    return Trainer(
+    made = Trainer(
         e,
         stepper,
         AreaLoss(e.loss, variables, statistics, store.grid),
@@ -172,6 +174,21 @@ def trainer(
         store,
         statistics,
     )
+    if stop_at is not None:
+        stop_after_step(made, stop_at)
+    return made
+
+
+def stop_after_step(made: Trainer, number: int) -> None:
+    """Ask for a stop, as the batch system would, during optimiser step `number`."""
+    inner = made.train_step
+
+    def step(micro_batches, count, learning_rate, step):
+        if step == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return inner(micro_batches, count, learning_rate, step)
+
+    made.train_step = step
 
 
 if __name__ == "__main__":

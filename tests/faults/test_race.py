@@ -1,0 +1,77 @@
+"""Two trainings in one folder: one of them is refused, and the lock does not outlive its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from credit_like.checkpoint.errors import Locked
+from credit_like.checkpoint.lock import RunLock
+from credit_like.training import trainer as trainer_module
+from tests.faults import harness, tiny
+from tests.faults.test_signals import SECTION, wait_for_rows
+
+
+def test_the_second_training_is_refused_and_the_first_unharmed(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.02")
+    monkeypatch.setattr(trainer_module, "_LOCK_PATIENCE", 0.2)
+    harness.reference(tmp_path / "whole", SECTION)
+    run = tmp_path / "run"
+    first = harness.Job(run, SECTION)
+    wait_for_rows(run, 2)
+    with pytest.raises(Locked, match=f"is in use by .*{first.processes[0].pid}"):
+        tiny.trainer(run, **SECTION).fit()
+    assert first.wait(60)
+    assert first.end() == [0]
+    harness.assert_same(run, tmp_path / "whole")
+
+
+def test_many_at_once_one_trains(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.02")
+    monkeypatch.setattr(trainer_module, "_LOCK_PATIENCE", 0.0)
+    harness.reference(tmp_path / "whole", SECTION)
+    jobs = [harness.Job(tmp_path / "run", SECTION) for _ in range(4)]
+    codes = sorted(code for job in jobs if job.wait(60) for code in job.end())
+    # A late one may come when the first has finished, and find nothing to do.
+    assert codes[0] == 0
+    assert set(codes) <= {0, 1}
+    harness.assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_the_lock_of_a_killed_owner_is_free_though_its_workers_live(tmp_path) -> None:
+    """A loader's worker is a fork that outlives a killed trainer for seconds; it must not keep the folder."""
+
+    def own(rank, world, port, save_loc, section):
+        lock = RunLock(tmp_path)
+        lock.__enter__()
+        if os.fork() == 0:
+            (tmp_path / "worker").write_text(str(os.getpid()))
+            time.sleep(60)
+            os._exit(0)
+        time.sleep(60)
+        return 0
+
+    job = harness.Job(tmp_path / "run", {}, body=own)
+    while not ((tmp_path / "worker").exists() and (tmp_path / "worker").read_text()):
+        time.sleep(0.01)
+    with pytest.raises(Locked):
+        RunLock(tmp_path).__enter__()
+    job.signal(signal.SIGKILL)
+    job.end()
+    worker = int((tmp_path / "worker").read_text())
+    try:
+        os.kill(worker, 0)
+        with RunLock(tmp_path, patience=2.0):
+            pass
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_the_same_process_cannot_lock_twice(tmp_path) -> None:
+    with RunLock(tmp_path), pytest.raises(Locked, match="this very process"):
+        RunLock(tmp_path).__enter__()
+    with RunLock(tmp_path):
+        pass

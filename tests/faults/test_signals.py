@@ -1,0 +1,108 @@
+"""A stop asked for by signals or time: at a step boundary, with a checkpoint, exit status 0, and nothing lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import time
+
+import pytest
+
+from tests.faults import harness
+
+SECTION = {"epochs": 2, "checkpoint": {"every": 4}, "parallelism": {"data": "none"}}
+
+
+def status(folder) -> dict:
+    return json.loads((folder / "status.json").read_text())
+
+
+def wait_for_rows(folder, count: int) -> None:
+    deadline = time.monotonic() + 60
+    path = folder / "log.jsonl"
+    while not (path.exists() and len(path.read_bytes().splitlines()) >= count):
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def stopped(folder, section, world, rows, storm) -> None:
+    """Start, wait for `rows` log lines, send the storm; the run must end by itself with 0."""
+    job = harness.Job(folder, section, world)
+    wait_for_rows(folder, rows)
+    storm(job)
+    assert job.wait(60)
+    assert job.end() == [0] * world
+
+
+def once(job) -> None:
+    job.signal(signal.SIGTERM, 0)
+
+
+def both(job) -> None:
+    job.signal(signal.SIGTERM)
+    job.signal(signal.SIGUSR1)
+
+
+def storm(job) -> None:
+    rng = random.Random(0)
+    while not job.wait(0):
+        for process in job.processes:
+            if process.is_alive():
+                with contextlib.suppress(ProcessLookupError):
+                    job.signal(rng.choice([signal.SIGTERM, signal.SIGUSR1]), job.processes.index(process))
+        time.sleep(0.0005)
+
+
+@pytest.mark.parametrize(("world", "how"), [(1, once), (1, both), (1, storm), (2, once), (2, storm)])
+def test_signals_end_the_run_to_be_continued(tmp_path, world, how, monkeypatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.01")
+    section = {**SECTION, "parallelism": {"data": "none" if world == 1 else "ddp"}}
+    harness.reference(tmp_path / "whole", section, world)
+    run = tmp_path / "stopped"
+    # A storm also hits the interpreter's end, after the handlers are gone; nothing may be half-written even then.
+    if how is storm:
+        job = harness.Job(run, section, world)
+        wait_for_rows(run, 5)
+        how(job)
+        job.end()
+    else:
+        stopped(run, section, world, 5, how)
+    assert status(run)["state"] == "continue"
+    assert "SIG" in status(run)["reason"] or "another process" in status(run)["reason"]
+    assert status(run)["step"] < 18
+    harness.reference(run, section, world)
+    harness.assert_same(run, tmp_path / "whole")
+
+
+def test_stop_after_is_a_time(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.02")
+    section = {**SECTION, "stop_after": "0.4s"}
+    job = harness.Job(tmp_path / "run", section)
+    assert job.wait(60)
+    assert job.end() == [0]
+    found = status(tmp_path / "run")
+    assert found["state"] == "continue"
+    assert "stop_after" in found["reason"]
+    assert 0 < found["step"] < 18
+
+
+def test_a_stop_during_validation_validates_after_the_restart(tmp_path, monkeypatch) -> None:
+    """The validation that was given up is made up for, once, from the same weights."""
+    monkeypatch.setenv("PAUSE", "0.01")
+    harness.reference(tmp_path / "whole", SECTION)
+    run = tmp_path / "run"
+    harness.reference(run, {**SECTION, "stop_at": 9})
+    assert status(run) == {"state": "continue", "step": 9, "reason": "signal SIGTERM"}
+    assert not [row for row in harness.rows(run) if "valid_loss" in row]
+    harness.reference(run, SECTION)
+    harness.assert_same(run, tmp_path / "whole")
+
+
+def test_a_finished_run_has_nothing_to_do(tmp_path) -> None:
+    harness.reference(tmp_path / "run", SECTION)
+    before = (tmp_path / "run" / "log.jsonl").read_bytes()
+    harness.reference(tmp_path / "run", SECTION)
+    assert (tmp_path / "run" / "log.jsonl").read_bytes() == before
+    assert status(tmp_path / "run")["state"] == "finished"
