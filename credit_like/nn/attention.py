@@ -93,8 +93,7 @@ class WindowAttention(nn.Module):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
         if self.bias is None:
-            v = functional.linear(self.norm(x_BHWC), self.v_rows(self.qkv.effective_weight()))
-            return x_BHWC + self.out(v)
+            return x_BHWC + self.out(self._values(self.norm(x_BHWC)))
         bias = self.bias()
         if type(self.qkv) is Linear and type(self.out) is Linear and kernels.use_fused(x_BHWC):
             norm = (self.norm.weight, self.norm.bias, self.norm.eps)
@@ -104,6 +103,13 @@ class WindowAttention(nn.Module):
             return kernels.attention_block(x_BHWC, norm, weight, out, bias, **options)
         qkv = self.qkv(self.norm(x_BHWC))
         return x_BHWC + self.out(kernels.window_attention(qkv, bias, self.window, self.dim_head, dilated=self.dilated))
+
+    def _values(self, normed_BHWC: Tensor) -> Tensor:
+        """v alone: (B, H, W, C) to (B, H, W, h d)."""
+        if type(self.qkv) is Linear:
+            weight = self.qkv.effective_weight().unflatten(0, (-1, 3, self.dim_head))[:, 2].flatten(0, 1)
+            return nn.functional.linear(normed_BHWC, weight)
+        return self.qkv(normed_BHWC).unflatten(-1, (-1, 3, self.dim_head))[..., 2, :].flatten(-2)
 
 
 class ShortAttention(WindowAttention):

@@ -23,4 +23,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
+        if type(self.expand) is Linear and type(self.contract) is Linear and kernels.use_fused(x_BHWC):
+            norm = (self.norm.weight, self.norm.bias, self.norm.eps)
+            expand = (self.expand.effective_weight(), self.expand.bias)
+            contract = (self.contract.effective_weight(), self.contract.bias)
+            return kernels.feed_forward_block(x_BHWC, norm, expand, contract)
         return x_BHWC + self.contract(nn.functional.gelu(self.expand(self.norm(x_BHWC))))

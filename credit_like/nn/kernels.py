@@ -2,35 +2,67 @@
 
 A layer on the whole image and its twin on a band of rows call the same function; the twin brings its halo rows and asks
 for no zero rows there. Tensors are (B, H, W, C) unless a name says otherwise; strides in memory are free.
+
+Which way a function takes is decided here, by `fused` (device, dtype) and `by_fourier` (shape): everywhere the plain operations,
+on the CPU in fp32 and fp64 the functions of `fused.py` and `fourier.py`, which do the same sums in fewer passes over memory.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-Pair = tuple[int, int]
+from credit_like.nn import fourier, fused
+from credit_like.nn.fused import Pair, channels_first, channels_last
+
+__all__ = [
+    "channels_first",
+    "channels_last",
+    "conv3x3",
+    "conv_transpose",
+    "cross_embed",
+    "feed_forward",
+    "pixel_shuffle",
+    "window_attention",
+]
+
+FOURIER_FROM = 16  # kernels at least this wide are candidates for the Fourier transform
+DIRECT_SLOWDOWN = 4.0  # how much slower per operation the direct convolution with wide kernels is than matrix products
 
 
-def channels_first(x_BHWC: Tensor) -> Tensor:
-    """(B, H, W, C) seen as (B, C, H, W)."""
-    return x_BHWC.permute(0, 3, 1, 2)
+def use_fused(x: Tensor) -> bool:
+    """Whether the CPU's own functions apply: fp32 or fp64, no autocast, not being traced by the compiler."""
+    return (
+        x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
 
 
-def channels_last(x_BCHW: Tensor) -> Tensor:
-    """(B, C, H, W) seen as (B, H, W, C)."""
-    return x_BCHW.permute(0, 2, 3, 1)
+def by_fourier(rows: int, columns: int, kernel: int, stride: int, channels: int, outputs: int) -> bool:
+    """Whether a strided convolution with this many outputs is cheaper through the Fourier transform."""
+    if kernel < FOURIER_FROM or kernel < 2 * stride:
+        return False
+    taps, inputs = -(-kernel // stride), stride * stride * channels
+    tile = fourier.tile_size(rows, columns, taps, inputs, outputs)
+    direct = 2.0 * rows * columns * kernel * kernel * channels * outputs
+    return fourier.cost(rows, columns, taps, inputs, outputs, tile) < DIRECT_SLOWDOWN * direct
 
 
 def conv3x3(
     x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, *, pad_rows: Pair = (1, 1), pad_cols: Pair = (1, 1)
 ) -> Tensor:
     """A 3 x 3 convolution, stride 1, after adding zero rows (before, after) and columns; weight (out, in, 3, 3)."""
-    x_BCHW = channels_first(x_BHWC)
-    if pad_rows[0] == pad_rows[1] and pad_cols[0] == pad_cols[1]:
-        return channels_last(functional.conv2d(x_BCHW, weight, bias, padding=(pad_rows[0], pad_cols[0])))
-    return channels_last(functional.conv2d(functional.pad(x_BCHW, (*pad_cols, *pad_rows)), weight, bias))
+    if use_fused(x_BHWC):
+        return fused.conv(x_BHWC, weight, bias, 1, pad_rows, pad_cols)
+    padded = functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows)) if pad_rows != (1, 1) or pad_cols != (1, 1) else None
+    if padded is None:
+        return channels_last(functional.conv2d(channels_first(x_BHWC), weight, bias, padding=1))
+    return channels_last(functional.conv2d(channels_first(padded), weight, bias))
 
 
 def conv_transpose(
@@ -58,21 +90,40 @@ def cross_embed(
     """Convolutions of one stride and several kernels over one image, concatenated along channels.
 
     pad_rows, pad_cols: zero rows (columns) before and after, counted for the widest kernel K (the last). With v the image
-    so padded, output i of a kernel k is sum_j v[i stride + o_k + j] w[j], o_k = floor((K - s)/2) - floor((k - s)/2); there are
-    (rows of v - K) // stride + 1 of them.
+    so padded, output i of a kernel k is sum_j v[i s + o_k + j] w[j], o_k = floor((K - s)/2) - floor((k - s)/2); there are
+    (rows of v - K) // s + 1 of them.
     """
     widest = weights[-1].shape[-1]
-    height = (x_BHWC.shape[1] + sum(pad_rows) - widest) // stride + 1
-    width = (x_BHWC.shape[2] + sum(pad_cols) - widest) // stride + 1
-    x_BCHW = channels_first(x_BHWC)
+    rows = (x_BHWC.shape[1] + sum(pad_rows) - widest) // stride + 1
+    columns = (x_BHWC.shape[2] + sum(pad_cols) - widest) // stride + 1
+    shifts = [(widest - stride) // 2 - (weight.shape[-1] - stride) // 2 for weight in weights]
+    quick = use_fused(x_BHWC)
+    if quick:
+        x_BHWC = x_BHWC.contiguous()
+    channels = x_BHWC.shape[-1]
+    wide = [
+        i
+        for i, weight in enumerate(weights)
+        if quick and by_fourier(rows, columns, weight.shape[-1], stride, channels, weight.shape[0])
+    ]
     branches = []
-    for weight, bias in zip(weights, biases, strict=True):
+    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        if i in wide:
+            continue
         kernel = weight.shape[-1]
-        shift = (widest - stride) // 2 - (kernel - stride) // 2
-        rows = _pads(x_BHWC.shape[1], pad_rows[0] - shift, height, kernel, stride)
-        cols = _pads(x_BHWC.shape[2], pad_cols[0] - shift, width, kernel, stride)
-        branches.append(functional.conv2d(functional.pad(x_BCHW, (*cols, *rows)), weight, bias, stride=stride))
-    return channels_last(torch.cat(branches, dim=1))
+        row_pads = _pads(x_BHWC.shape[1], pad_rows[0] - shifts[i], rows, kernel, stride)
+        column_pads = _pads(x_BHWC.shape[2], pad_cols[0] - shifts[i], columns, kernel, stride)
+        if quick:
+            branches.append(fused.conv(x_BHWC, weight, bias, stride, row_pads, column_pads))
+        else:
+            padded = functional.pad(channels_first(x_BHWC), (*column_pads, *row_pads))
+            branches.append(channels_last(functional.conv2d(padded, weight, bias, stride=stride)))
+    if wide:  # the widest kernels come last
+        taps = -(-widest // stride)
+        frame = fourier.frame([weights[i] for i in wide], [shifts[i] for i in wide], taps, stride)
+        phases = fourier.phases(x_BHWC, stride, rows + taps - 1, columns + taps - 1, (pad_rows[0], pad_cols[0]))
+        branches.append(fourier.correlate(phases, frame) + torch.cat([biases[i] for i in wide]))
+    return torch.cat(branches, dim=-1) if len(branches) > 1 else branches[0]
 
 
 def _pads(size: int, before: int, outputs: int, kernel: int, stride: int) -> Pair:
@@ -80,12 +131,37 @@ def _pads(size: int, before: int, outputs: int, kernel: int, stride: int) -> Pai
     return before, (outputs - 1) * stride + kernel - size - before
 
 
-def window_attention(qkv_NLC: Tensor, bias_LL: Tensor, dim_head: int) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v in each window and head; (N, L, h 3 d) to (N, L, h d)."""
-    windows, length, _ = qkv_NLC.shape
-    q, k, v = qkv_NLC.view(windows, length, -1, 3, dim_head).permute(3, 0, 2, 1, 4)
+def window_attention(qkv_BHWC: Tensor, bias_LL: Tensor, window: int, dim_head: int, *, dilated: bool) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias) v in each window and head; (B, H, W, h 3 d) to (B, H, W, h d).
+
+    A window is w x w neighbouring points, or with `dilated` the w x w points that lie H/w rows and W/w columns apart.
+    """
+    shape = fused.window_shape(qkv_BHWC.shape, window, dim_head, dilated)
+    q, k, v = fused.split_windows(qkv_BHWC, shape, dilated)
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias_LL.to(q.dtype))
-    return attended.transpose(1, 2).flatten(2)
+    return fused.join_windows(attended, shape, dilated)
+
+
+def attention_block(
+    x_BHWC: Tensor,
+    norm: tuple[Tensor, Tensor, float],
+    qkv: Tensor,
+    out: tuple[Tensor, Tensor],
+    bias_LL: Tensor,
+    window: int,
+    dim_head: int,
+    *,
+    dilated: bool,
+) -> Tensor:
+    """x + out(window_attention(qkv(norm(x)))) with backward from x, its statistics and q, k, v alone; see `use_fused`."""
+    return fused.attention_block(x_BHWC, norm, qkv, out, bias_LL, window, dim_head, dilated)
+
+
+def feed_forward_block(
+    x_BHWC: Tensor, norm: tuple[Tensor, Tensor, float], expand: tuple[Tensor, Tensor], contract: tuple[Tensor, Tensor]
+) -> Tensor:
+    """x + contract(GELU(expand(norm(x)))) with backward from x, its statistics and the expanded values; see `use_fused`."""
+    return fused.feed_forward_block(x_BHWC, norm, expand, contract)
 
 
 def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:

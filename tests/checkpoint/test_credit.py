@@ -14,7 +14,9 @@ from credit_like.nn.init import initialise
 
 RECORDINGS = os.environ.get("CREDIT_LIKE_PARITY", "")
 CASES = ["pixelshuffle", "transpose"]
-needs_recordings = pytest.mark.skipif(not Path(RECORDINGS, "pixelshuffle_io.pt").exists(), reason="CREDIT_LIKE_PARITY unset")
+needs_recordings = pytest.mark.skipif(
+    not Path(RECORDINGS, "pixelshuffle_io.pt").exists(), reason="CREDIT_LIKE_PARITY unset"
+)
 ARGUMENTS = {
     "image_height": 32,
     "image_width": 64,
@@ -61,8 +63,9 @@ def test_recorded_outputs_and_gradients_are_reproduced(case):
             continue
         ((our_name, expected),) = ours.items()
         got = parameters[our_name].grad
-        # Sums over all points that cancel (position biases) lose digits in fp32, in the recording as in ours.
-        assert (got - expected).norm() <= 1e-5 * max(expected.norm(), 1e-3 * largest), our_name
+        # Position biases sum terms over all windows that nearly cancel: in the recording too such a gradient is up to
+        # 3e-5 of itself away from the same function in fp64, so small ones are held to a share of the largest.
+        assert (got - expected).norm() <= 1e-5 * max(expected.norm(), 4e-3 * largest), our_name
 
 
 @needs_recordings
@@ -84,7 +87,11 @@ def credit_state(config, arguments, *, old_keys, spectral=True, seed=0):
         for layer in range(config.depth[stage]):
             for at, reach in ((0, "short"), (2, "long")):
                 ours, theirs = f"stages.{stage}.layers.{layer}.{reach}", f"layers.{stage}.1.layers.{layer}.{at}"
-                inverse |= {f"{ours}.norm": f"{theirs}.norm", f"{ours}.qkv": f"{theirs}.to_qkv", f"{ours}.out": f"{theirs}.to_out"}
+                inverse |= {
+                    f"{ours}.norm": f"{theirs}.norm",
+                    f"{ours}.qkv": f"{theirs}.to_qkv",
+                    f"{ours}.out": f"{theirs}.to_out",
+                }
                 inverse |= {f"{ours}.bias.linears.{i}": f"{theirs}.dpb.layers.{3 * i}" for i in range(4)}
                 inverse |= {f"{ours}.bias.norms.{i}": f"{theirs}.dpb.layers.{3 * i + 1}" for i in range(3)}
                 ff = f"layers.{stage}.1.layers.{layer}.{at + 1}.layers"
@@ -154,7 +161,9 @@ def test_weights_of_another_shape_or_missing_are_listed(tmp_path):
     _, state = credit_state(converted.config, converted, old_keys=False)
     torch.save({"model_state_dict": state}, tmp_path / "checkpoint.pt")
     wrong = {**ARGUMENTS, "levels": 4, "depth": [1, 1, 2, 1]}
-    with pytest.raises(ValueError, match=r"(?s)stages\.2\.layers\.1\.short\.norm\.weight: not in the checkpoint.*expected \("):
+    with pytest.raises(
+        ValueError, match=r"(?s)stages\.2\.layers\.1\.short\.norm\.weight: not in the checkpoint.*expected \("
+    ):
         credit.load_credit_model(tmp_path / "checkpoint.pt", wrong)
     with pytest.raises(ValueError, match="use_spectral_norm: expected True"):
         credit.load_credit_model(tmp_path / "checkpoint.pt", {**ARGUMENTS, "use_spectral_norm": False})

@@ -1,0 +1,243 @@
+"""Strided convolutions with wide kernels through the discrete Fourier transform of overlapping tiles (overlap-save).
+
+A kernel of K x K taps and stride s is split into its s^2 phases: a correlation with stride 1 and n x n taps, n = ceil(K/s), of an
+image with s^2 C channels. The phase image is cut into tiles of T x T points that overlap by n - 1, and for each tile
+
+    y = IDFT( DFT(x) conj(DFT(w)) ),  of which the first m x m points, m = T - n + 1, are the correlation.
+
+The products are matrix products over channels, one per frequency. The transforms are matrix products too (with the cosine and sine
+matrices): tiles are short, and so neither strided reads nor reordering is needed; only frequencies 0..T/2 of the first axis are
+kept, the others being conjugates. Both gradients follow from the same identities:
+
+    dw = IDFT( DFT(x) conj(DFT(g)) ) on the n x n taps,  dx = IDFT( DFT(g) DFT(w) ), overlapping tiles added.
+
+Legend: B batch, P Q rows and columns of the phase image, D = s^2 C channels, O outputs, F = T/2 + 1, R = 2 (real, imaginary part).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TILES = (16, 24, 32, 40, 48, 56, 64)
+MOST_BYTES = 64 * 2**20  # of transformed tiles held at a time
+
+
+def tile_size(rows: int, columns: int, taps: int, channels: int, outputs: int) -> int:
+    """The tile with the least arithmetic for rows x columns outputs."""
+    candidates = [t for t in TILES if t > taps] or [2 * taps + 2 * (taps % 2)]
+    return min(candidates, key=lambda t: cost(rows, columns, taps, channels, outputs, t))
+
+
+def cost(rows: int, columns: int, taps: int, channels: int, outputs: int, tile: int) -> float:
+    """Multiplications and additions of a forward: transforms of the image, of the weights, products per frequency."""
+    step, half = tile - taps + 1, tile // 2 + 1
+    tiles = math.ceil(rows / step) * math.ceil(columns / step)
+    image = tiles * channels * (4 * half * tile * step + 8 * half * tile * tile)
+    weights = channels * outputs * (4 * half * taps * taps + 8 * half * tile * taps)
+    return image + weights + tiles * 8 * half * tile * channels * outputs
+
+
+@functools.lru_cache(maxsize=64)
+def _waves(tile: int, points: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin of 2 pi k i / T, (T, points): the real and minus the imaginary part of the transform."""
+    k, i = torch.arange(tile, dtype=torch.int64), torch.arange(points, dtype=torch.int64)
+    angle = (torch.outer(k, i) % tile).double() * (2 * math.pi / tile)
+    return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
+
+
+def _half_waves(tile: int, points: int, like: Tensor) -> Tensor:
+    """(F, R, points) for the axis of which half the frequencies are kept: cos, -sin."""
+    cos, sin = _waves(tile, points, like.dtype, like.device)
+    half = tile // 2 + 1
+    return torch.stack([cos[:half], -sin[:half]], dim=1)
+
+
+def _transform(x_PQD: Tensor, tile: int, out_RFTD: Tensor) -> None:
+    """The transform of one tile of at most T x T points (zeros beyond) into (R, F, T, D)."""
+    rows, columns, _ = x_PQD.shape
+    half = tile // 2 + 1
+    first = _half_waves(tile, rows, x_PQD).flatten(0, 1) @ x_PQD.reshape(rows, -1)
+    _second_axis(first.view(half, 2, columns, -1), tile, out_RFTD)
+
+
+def _second_axis(z_FRQD: Tensor, tile: int, out_RFTD: Tensor) -> None:
+    """The complex transform along Q, for each frequency of the first axis: (cos - i sin)(re + i im)."""
+    half, _, columns, _ = z_FRQD.shape
+    cos, sin = _waves(tile, columns, z_FRQD.dtype, z_FRQD.device)
+    cos, sin = cos.expand(half, -1, -1), sin.expand(half, -1, -1)
+    real, imaginary = z_FRQD[:, 0], z_FRQD[:, 1]
+    torch.bmm(cos, real, out=out_RFTD[0])
+    out_RFTD[0].baddbmm_(sin, imaginary)
+    torch.bmm(cos, imaginary, out=out_RFTD[1])
+    out_RFTD[1].baddbmm_(sin, real, alpha=-1)
+
+
+def _inverse(y_RFTD: Tensor, rows: int, columns: int) -> Tensor:
+    """The first rows x columns points of the real image whose transform this is: (rows, columns, D)."""
+    _, half, tile, channels = y_RFTD.shape
+    cos, sin = _waves(tile, columns, y_RFTD.dtype, y_RFTD.device)
+    cos, sin = cos.t().expand(half, -1, -1), sin.t().expand(half, -1, -1)
+    z = y_RFTD.new_empty(half, 2, columns, channels)
+    z[:, 0] = torch.bmm(cos, y_RFTD[0]).baddbmm_(sin, y_RFTD[1], alpha=-1)
+    z[:, 1] = torch.bmm(cos, y_RFTD[1]).baddbmm_(sin, y_RFTD[0])
+    # The frequencies left out are conjugates: all but 0 (and T/2, which is its own) count twice.
+    weight = y_RFTD.new_full((half, 1, 1), 2.0 / tile**2)
+    weight[0] = weight[half - 1] = 1.0 / tile**2
+    waves = (_half_waves(tile, rows, y_RFTD) * weight).flatten(0, 1)
+    return (waves.t() @ z.view(2 * half, -1)).view(rows, columns, channels)
+
+
+def phases(x_BHWC: Tensor, stride: int, rows: int, columns: int, before: tuple[int, int]) -> Tensor:
+    """The phase image (B, rows, columns, s^2 C) of an image with `before` zero rows and columns; zeros (or a cut) at the end."""
+    batch, height, width, channels = x_BHWC.shape
+    after = (rows * stride - height - before[0], columns * stride - width - before[1])
+    padded = torch.nn.functional.pad(x_BHWC, (0, 0, before[1], after[1], before[0], after[0]))
+    split = (
+        padded.view(batch, rows, stride, columns, stride, channels)
+        if padded.is_contiguous()
+        else (padded.reshape(batch, rows, stride, columns, stride, channels))
+    )
+    return split.permute(0, 1, 3, 2, 4, 5).reshape(batch, rows, columns, stride * stride * channels)
+
+
+class _TiledCorrelation(torch.autograd.Function):
+    """(B, P, Q, D) and (n, n, D, O) to (B, P - n + 1, Q - n + 1, O)."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -> Tensor:
+        ctx.save_for_backward(x_BPQD, w_nnDO)
+        ctx.tile = tile
+        taps, outputs = w_nnDO.shape[0], w_nnDO.shape[-1]
+        batch, rows, columns = x_BPQD.shape[0], x_BPQD.shape[1] - taps + 1, x_BPQD.shape[2] - taps + 1
+        w_RKDO = _transform_weights(w_nnDO, tile)
+        step = tile - taps + 1
+        y = x_BPQD.new_empty(batch, rows, columns, outputs)
+        for group in _groups(x_BPQD, taps, tile):
+            x_NRKD = _transform_tiles(x_BPQD, group, tile)
+            y_KNO = _multiply(x_NRKD, w_RKDO, conjugate=True)
+            for tile_image, (b, top, left) in zip(_back(y_KNO, tile, step, step), group, strict=True):
+                part = y[b, top : top + step, left : left + step]
+                part.copy_(tile_image[: part.shape[0], : part.shape[1]])
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g_BPQO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+        x_BPQD, w_nnDO = ctx.saved_tensors
+        tile = ctx.tile
+        taps, step = w_nnDO.shape[0], tile - w_nnDO.shape[0] + 1
+        half = tile // 2 + 1
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx, w_RKDO = torch.zeros_like(x_BPQD), _transform_weights(w_nnDO, tile)
+        if ctx.needs_input_grad[1]:
+            w_KDRO = x_BPQD.new_zeros(half * tile, x_BPQD.shape[-1], 2 * w_nnDO.shape[-1])
+        for group in _groups(x_BPQD, taps, tile):
+            g_NRKO = _transform_tiles(g_BPQO, group, tile, size=step)
+            if dx is not None:
+                for image, (b, top, left) in zip(
+                    _back(_multiply(g_NRKO, w_RKDO.transpose(-1, -2), conjugate=False), tile, tile, tile),
+                    group,
+                    strict=True,
+                ):
+                    part = dx[b, top : top + tile, left : left + tile]
+                    part += image[: part.shape[0], : part.shape[1]]
+            if ctx.needs_input_grad[1]:
+                x_KDN = _rows(_transform_tiles(x_BPQD, group, tile)).transpose(1, 2)
+                real, imaginary = g_NRKO[:, 0], g_NRKO[:, 1]
+                pairs = torch.stack([torch.stack([real, imaginary], 1), torch.stack([-imaginary, real], 1)], dim=3)
+                w_KDRO.baddbmm_(x_KDN, _rows(pairs.flatten(3)))
+        if ctx.needs_input_grad[1]:
+            w = w_KDRO.view(half, tile, -1, 2, w_nnDO.shape[-1]).permute(3, 0, 1, 2, 4).reshape(2, half, tile, -1)
+            dw = _inverse(w, taps, taps).view(w_nnDO.shape)
+        return dx, dw, None
+
+
+def _transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
+    """(n, n, D, O) to (R, F T, D, O)."""
+    taps, _, channels, outputs = w_nnDO.shape
+    out = w_nnDO.new_empty(2, tile // 2 + 1, tile, channels * outputs)
+    _transform(w_nnDO.reshape(taps, taps, -1), tile, out)
+    return out.view(2, -1, channels, outputs)
+
+
+Tile = tuple[int, int, int]  # batch item, first row, first column
+
+
+def _groups(x_BPQD: Tensor, taps: int, tile: int) -> list[list[Tile]]:
+    """All tiles, in groups whose transforms fit in `MOST_BYTES`."""
+    batch, rows, columns, channels = x_BPQD.shape
+    step = tile - taps + 1
+    tiles = [
+        (b, top, left)
+        for b in range(batch)
+        for top in range(0, rows - taps + 1, step)
+        for left in range(0, columns - taps + 1, step)
+    ]
+    size = 2 * (tile // 2 + 1) * tile * channels * x_BPQD.element_size()
+    count = max(1, MOST_BYTES // size)
+    return [tiles[i : i + count] for i in range(0, len(tiles), count)]
+
+
+def _transform_tiles(x_BPQD: Tensor, group: list[Tile], tile: int, size: int | None = None) -> Tensor:
+    """The transforms (N, R, F T, D) of the tiles of a group, each of `size` (default T) points squared."""
+    size = size or tile
+    channels, half = x_BPQD.shape[-1], tile // 2 + 1
+    out = x_BPQD.new_empty(len(group), 2, half, tile, channels)
+    strips: dict[tuple[int, int], Tensor] = {}
+    for i, (b, top, left) in enumerate(group):
+        if (b, top) not in strips:  # the first axis is common to all tiles of a strip of rows
+            rows = x_BPQD[b, top : top + size]
+            waves = _half_waves(tile, rows.shape[0], rows).flatten(0, 1)
+            strips = {(b, top): (waves @ rows.reshape(rows.shape[0], -1)).view(half, 2, -1, channels)}
+        _second_axis(strips[b, top][:, :, left : left + size], tile, out[i])
+    return out.view(len(group), 2, half * tile, channels)
+
+
+def _rows(x_NRKD: Tensor) -> Tensor:
+    """(K, N R, D): for each frequency a matrix with a row per tile and part; a view."""
+    return x_NRKD.flatten(0, 1).transpose(0, 1)
+
+
+def _multiply(x_NRKD: Tensor, w_RKDO: Tensor, *, conjugate: bool) -> Tensor:
+    """x w or x conj(w) for each frequency: (K, N, R, O)."""
+    rows = _rows(x_NRKD)
+    tiles = x_NRKD.shape[0]
+    y = torch.bmm(rows, w_RKDO[0]).unflatten(1, (tiles, 2))
+    other = torch.bmm(rows, w_RKDO[1]).unflatten(1, (tiles, 2))
+    sign = 1 if conjugate else -1
+    y[:, :, 0].add_(other[:, :, 1], alpha=sign)
+    y[:, :, 1].sub_(other[:, :, 0], alpha=sign)
+    return y
+
+
+def _back(y_KNRO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
+    """The first rows x columns points of each tile: (N, rows, columns, O)."""
+    _, tiles, _, outputs = y_KNRO.shape
+    y = y_KNRO.permute(2, 0, 1, 3).reshape(2, tile // 2 + 1, tile, tiles * outputs)
+    return _inverse(y, rows, columns).view(rows, columns, tiles, outputs).permute(2, 0, 1, 3)
+
+
+def correlate(x_BPQD: Tensor, w_nnDO: Tensor, tile: int | None = None) -> Tensor:
+    """The valid correlation with stride 1: (B, P, Q, D), (n, n, D, O) to (B, P - n + 1, Q - n + 1, O)."""
+    taps, _, channels, outputs = w_nnDO.shape
+    if tile is None:
+        tile = tile_size(x_BPQD.shape[1] - taps + 1, x_BPQD.shape[2] - taps + 1, taps, channels, outputs)
+    y: Tensor = _TiledCorrelation.apply(x_BPQD, w_nnDO, tile)
+    return y
+
+
+def frame(weights: list[Tensor], shifts: list[int], taps: int, stride: int) -> Tensor:
+    """Kernels (O, C, k, k), each `shift` points into a common frame of n s points, as (n, n, s^2 C, O)."""
+    size, channels = taps * stride, weights[0].shape[1]
+    framed = []
+    for weight, shift in zip(weights, shifts, strict=True):
+        after = size - shift - weight.shape[-1]
+        framed.append(torch.nn.functional.pad(weight, (shift, after, shift, after)))
+    w = torch.cat(framed).view(-1, channels, taps, stride, taps, stride)
+    return w.permute(2, 4, 3, 5, 1, 0).reshape(taps, taps, stride * stride * channels, -1)

@@ -1,0 +1,318 @@
+"""Layers as single functions for the CPU: channels last, few passes over memory, backward from as little as it needs.
+
+Each equals its plain composition to rounding. What is cheap to make again from what is kept (normalised values, attention
+probabilities, activations) is made again in backward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from credit_like.nn import fourier
+
+Pair = tuple[int, int]
+aten = torch.ops.aten
+
+
+def channels_first(x_BHWC: Tensor) -> Tensor:
+    """(B, H, W, C) seen as (B, C, H, W)."""
+    return x_BHWC.permute(0, 3, 1, 2)
+
+
+def channels_last(x_BCHW: Tensor) -> Tensor:
+    """(B, C, H, W) seen as (B, H, W, C)."""
+    return x_BCHW.permute(0, 2, 3, 1)
+
+
+class _Conv(torch.autograd.Function):
+    """A convolution in channels-last order, whose weight gradient is a matrix product per tap.
+
+    The library's own weight gradient runs at half the speed of its forward in this order, and much less with few channels.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair
+    ) -> Tensor:
+        x_BHWC = x_BHWC.contiguous()
+        ctx.save_for_backward(x_BHWC, weight)
+        ctx.stride, ctx.pads = stride, (pad_rows, pad_cols)
+        padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
+        return channels_last(
+            aten.convolution(padded, weight, bias, (stride, stride), padding, (1, 1), False, (0, 0), 1)
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_BHWO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:  # type: ignore[override]
+        x_BHWC, weight = ctx.saved_tensors
+        g_BHWO = g_BHWO.contiguous()
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = _input_gradient(g_BHWO, x_BHWC, weight, ctx.stride, *ctx.pads)
+        if ctx.needs_input_grad[1]:
+            dw = _weight_gradient(g_BHWO, x_BHWC, weight, ctx.stride, *ctx.pads)
+        if ctx.needs_input_grad[2]:
+            db = g_BHWO.sum((0, 1, 2))
+        return dx, dw, db, None, None, None
+
+
+def _zero_pad(x_BHWC: Tensor, pad_rows: Pair, pad_cols: Pair) -> tuple[Tensor, Pair]:
+    """(B, C, H, W) and the symmetric padding that is left to the convolution."""
+    if min(*pad_rows, *pad_cols) >= 0 and pad_rows[0] == pad_rows[1] and pad_cols[0] == pad_cols[1]:
+        return channels_first(x_BHWC), (pad_rows[0], pad_cols[0])
+    return channels_first(functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows))), (0, 0)
+
+
+def _input_gradient(
+    g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
+) -> Tensor:
+    padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
+    dx_BCHW = aten.convolution_backward(
+        channels_first(g_BHWO),
+        padded,
+        weight,
+        None,
+        (stride, stride),
+        padding,
+        (1, 1),
+        False,
+        (0, 0),
+        1,
+        (True, False, False),
+    )[0]
+    dx = channels_last(dx_BCHW)
+    if dx.shape != x_BHWC.shape:  # the zero rows and columns were explicit: take them off
+        dx = functional.pad(dx, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1]))
+    return dx.contiguous()
+
+
+def _weight_gradient(
+    g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
+) -> Tensor:
+    """dw[a, b] = sum over outputs of x[s i + a, s j + b] g[i, j], one matrix product for each tap of each phase.
+
+    With the rows of the phase image laid end to end and g widened by zero columns to the same length of row, a tap is one
+    contiguous range of points.
+    """
+    batch, rows, columns, outputs = g_BHWO.shape
+    kernel, channels = weight.shape[-1], x_BHWC.shape[-1]
+    taps = -(-kernel // stride)
+    wide = columns + taps - 1
+    x = fourier.phases(x_BHWC, stride, rows + taps - 1, wide, (pad_rows[0], pad_cols[0])).flatten(1, 2)
+    length = (rows - 1) * wide + columns
+    g = functional.pad(g_BHWO, (0, 0, 0, taps - 1)).flatten(1, 2)[:, :length]
+    dw = x.new_empty(taps, taps, outputs, x.shape[-1])
+    for a in range(taps):
+        for b in range(taps):
+            start = a * wide + b
+            torch.mm(g[0].t(), x[0, start : start + length], out=dw[a, b])
+            for item in range(1, batch):
+                dw[a, b].addmm_(g[item].t(), x[item, start : start + length])
+    if stride == 1:
+        return dw.permute(2, 3, 0, 1).contiguous()
+    dw = dw.view(taps, taps, outputs, stride, stride, channels).permute(2, 5, 0, 3, 1, 4)
+    return dw.reshape(outputs, channels, taps * stride, taps * stride)[..., :kernel, :kernel].contiguous()
+
+
+def conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
+    """A convolution after adding zero rows (before, after) and columns; negative numbers crop. weight (out, in, k, k)."""
+    y: Tensor = _Conv.apply(x_BHWC, weight, bias, stride, pad_rows, pad_cols)
+    return y
+
+
+Shape = tuple[int, int, int, int, int, int, int]  # B, four sizes of rows and columns, heads, channels of a head
+
+
+def window_shape(shape: torch.Size, window: int, dim_head: int, dilated: bool) -> Shape:
+    """(B, H, W, h 3 d) seen as (B, rows, rows, columns, columns, h, d): windows x tokens, or `dilated` tokens x windows."""
+    batch, height, width, channels = shape
+    down, right = height // window, width // window
+    rows, columns = ((window, down), (window, right)) if dilated else ((down, window), (right, window))
+    return (batch, *rows, *columns, channels // (3 * dim_head), dim_head)
+
+
+def split_windows(qkv_BHWC: Tensor, shape: Shape, dilated: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v, each (windows, heads, tokens, d)."""
+    *image, heads, dim_head = shape
+    qkv = qkv_BHWC.reshape(*image, heads, 3, dim_head)
+    order = (6, 0, 2, 4, 5, 1, 3, 7) if dilated else (6, 0, 1, 3, 5, 2, 4, 7)
+    qkv = qkv.permute(order)
+    tokens = qkv.shape[5] * qkv.shape[6]
+    q, k, v = qkv.reshape(3, -1, heads, tokens, dim_head).contiguous().unbind(0)
+    return q, k, v
+
+
+def join_windows(y_NhLd: Tensor, shape: Shape, dilated: bool) -> Tensor:
+    """The inverse for one of them: (windows, heads, tokens, d) to (B, H, W, h d)."""
+    batch, r0, r1, c0, c1, heads, dim_head = shape
+    order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
+    sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)
+    return y_NhLd.reshape(sizes).permute(order).reshape(batch, r0 * r1, c0 * c1, heads * dim_head)
+
+
+def _join_qkv(dq: Tensor, dk: Tensor, dv: Tensor, shape: Shape, dilated: bool) -> Tensor:
+    """(windows, heads, tokens, d) of q, k, v to (B, H, W, h 3 d)."""
+    batch, r0, r1, c0, c1, heads, dim_head = shape
+    out = dq.new_empty(batch, r0, r1, c0, c1, heads, 3, dim_head)
+    sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)
+    order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
+    for i, part in enumerate((dq, dk, dv)):
+        out[..., i, :] = part.view(sizes).permute(order)
+    return out.view(batch, r0 * r1, c0 * c1, -1)
+
+
+def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias): (windows x heads, tokens, tokens)."""
+    windows, heads, tokens, dim_head = q.shape
+    scores = torch.baddbmm(
+        bias_LL.expand(windows * heads, tokens, tokens),
+        q.reshape(-1, tokens, dim_head),
+        k.reshape(-1, tokens, dim_head).transpose(1, 2),
+        alpha=dim_head**-0.5,
+    )
+    return torch.softmax(scores, dim=-1)
+
+
+class _AttentionBlock(torch.autograd.Function):
+    """x + out(attention(qkv(norm(x)))); keeps x, its mean and deviation, and q, k, v."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        g: Tensor,
+        b: Tensor,
+        w_qkv: Tensor,
+        w_out: Tensor,
+        b_out: Tensor,
+        bias_LL: Tensor,
+        eps: float,
+        window: int,
+        dim_head: int,
+        dilated: bool,
+    ) -> Tensor:
+        x = x.contiguous()
+        normed, mean, rstd = aten.native_layer_norm(x, g.shape, g, b, eps)
+        qkv = functional.linear(normed, w_qkv)
+        del normed
+        shape = window_shape(qkv.shape, window, dim_head, dilated)
+        q, k, v = split_windows(qkv, shape, dilated)
+        p = _probabilities(q, k, bias_LL)
+        attended = torch.bmm(p, v.reshape(p.shape[0], -1, dim_head)).view(v.shape)
+        y = functional.linear(join_windows(attended, shape, dilated), w_out, b_out)
+        ctx.save_for_backward(x, g, b, w_qkv, w_out, bias_LL, mean, rstd, qkv)
+        ctx.options = (eps, shape, dilated)
+        return y.add_(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, g, b, w_qkv, w_out, bias_LL, mean, rstd, qkv = ctx.saved_tensors
+        eps, shape, dilated = ctx.options
+        dy = dy.contiguous()
+        q, k, v = split_windows(qkv, shape, dilated)
+        windows, heads, tokens, dim_head = q.shape
+        flat = (windows * heads, tokens, dim_head)
+        p = _probabilities(q, k, bias_LL)
+        attended = join_windows(torch.bmm(p, v.reshape(flat)).view(v.shape), shape, dilated)
+        dw_out = _matrix_gradient(dy, attended)
+        db_out = dy.sum((0, 1, 2))
+        d_attended = (dy.view(-1, dy.shape[-1]) @ w_out).view(attended.shape)
+        del attended
+        d_attended = _split_one(d_attended, shape, dilated).reshape(flat)
+        dv = torch.bmm(p.transpose(1, 2), d_attended)
+        dp = torch.bmm(d_attended, v.reshape(flat).transpose(1, 2))
+        ds = aten._softmax_backward_data(dp, p, -1, p.dtype)
+        del dp, p, d_attended
+        d_bias = ds.sum(0)
+        dq = torch.bmm(ds, k.reshape(flat)).mul_(dim_head**-0.5)
+        dk = torch.bmm(ds.transpose(1, 2), q.reshape(flat)).mul_(dim_head**-0.5)
+        dqkv = _join_qkv(dq, dk, dv, shape, dilated)
+        normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
+        dw_qkv = _matrix_gradient(dqkv, normed)
+        d_normed = (dqkv.view(-1, dqkv.shape[-1]) @ w_qkv).view(x.shape)
+        dx, dg, db = aten.native_layer_norm_backward(d_normed, x, g.shape, mean, rstd, g, b, (True, True, True))
+        return dx.add_(dy), dg, db, dw_qkv, dw_out, db_out, d_bias, None, None, None, None
+
+
+def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
+    """(B, H, W, h d) to (windows, heads, tokens, d)."""
+    *image, heads, dim_head = shape
+    order = (0, 2, 4, 5, 1, 3, 6) if dilated else (0, 1, 3, 5, 2, 4, 6)
+    x = x_BHWC.view(*image, heads, dim_head).permute(order)
+    return x.reshape(-1, heads, x.shape[4] * x.shape[5], dim_head)
+
+
+def _matrix_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """The gradient of W in y = x W^T."""
+    return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+def attention_block(
+    x_BHWC: Tensor,
+    norm: tuple[Tensor, Tensor, float],
+    w_qkv: Tensor,
+    out: tuple[Tensor, Tensor],
+    bias_LL: Tensor,
+    window: int,
+    dim_head: int,
+    dilated: bool,
+) -> Tensor:
+    """See `kernels.attention_block`."""
+    g, b, eps = norm
+    y: Tensor = _AttentionBlock.apply(x_BHWC, g, b, w_qkv, *out, bias_LL, eps, window, dim_head, dilated)
+    return y
+
+
+class _FeedForwardBlock(torch.autograd.Function):
+    """x + contract(GELU(expand(norm(x)))); keeps x, its mean and deviation, and the expanded values."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        g: Tensor,
+        b: Tensor,
+        w_up: Tensor,
+        b_up: Tensor,
+        w_down: Tensor,
+        b_down: Tensor,
+        eps: float,
+    ) -> Tensor:
+        x = x.contiguous()
+        normed, mean, rstd = aten.native_layer_norm(x, g.shape, g, b, eps)
+        expanded = functional.linear(normed, w_up, b_up)
+        ctx.save_for_backward(x, g, b, w_up, w_down, mean, rstd, expanded)
+        ctx.eps = eps
+        return functional.linear(functional.gelu(expanded), w_down, b_down).add_(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, g, b, w_up, w_down, mean, rstd, expanded = ctx.saved_tensors
+        dy = dy.contiguous()
+        dw_down = _matrix_gradient(dy, functional.gelu(expanded))
+        db_down = dy.sum((0, 1, 2))
+        d_expanded = (dy.view(-1, dy.shape[-1]) @ w_down).view(expanded.shape)
+        d_expanded = aten.gelu_backward(d_expanded, expanded)
+        normed = aten.native_layer_norm(x, g.shape, g, b, ctx.eps)[0]
+        dw_up = _matrix_gradient(d_expanded, normed)
+        db_up = d_expanded.sum((0, 1, 2))
+        d_normed = (d_expanded.view(-1, d_expanded.shape[-1]) @ w_up).view(x.shape)
+        dx, dg, db = aten.native_layer_norm_backward(d_normed, x, g.shape, mean, rstd, g, b, (True, True, True))
+        return dx.add_(dy), dg, db, dw_up, db_up, dw_down, db_down, None
+
+
+def feed_forward_block(
+    x_BHWC: Tensor, norm: tuple[Tensor, Tensor, float], expand: tuple[Tensor, Tensor], contract: tuple[Tensor, Tensor]
+) -> Tensor:
+    """See `kernels.feed_forward_block`."""
+    g, b, eps = norm
+    y: Tensor = _FeedForwardBlock.apply(x_BHWC, g, b, *expand, *contract, eps)
+    return y
