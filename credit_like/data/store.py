@@ -254,10 +254,19 @@ class FieldStore:
                 return self._load_once(place, run, rows)
             except _READ_ERRORS as error:
                 if attempt == _TRIES:
-                    raise ReadError(self._story(variable, place, run, error)) from error
+                    raise ReadError(self._story(variable, place, self._culprit(place, run, rows), error)) from error
                 clock.sleep(_PAUSE * attempt)
                 self._datasets.pop(place.source, None)
         raise AssertionError("unreachable")
+
+    def _culprit(self, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
+        """The first of several times that cannot be read by itself; the first of all where each of them can."""
+        for position in run:
+            try:
+                self._load_once(place, np.array([position]), rows)
+            except _READ_ERRORS:
+                return np.array([position])
+        return run
 
     def _load_once(self, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
         stored = self._dataset(place.source).variables[place.var]

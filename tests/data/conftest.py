@@ -70,19 +70,19 @@ def make_data(path: Any, **changes: Any) -> DataSection:
     return DataSection.model_validate({**section, **changes})
 
 
-@pytest.fixture()
+@pytest.fixture(scope="session")
 def dataset():
     return make_dataset
 
 
-@pytest.fixture()
+@pytest.fixture(scope="session")
 def data_section():
     return make_data
 
 
-@pytest.fixture()
+@pytest.fixture
 def stored(tmp_path):
-    """stored(**section changes): (dataset, data section, variables, open store) of a zarr store with one chunk a time."""
+    """stored(dataset, **section changes): dataset, data section, variables and open store, one chunk a time."""
     from credit_like.data.store import open_store
 
     def make(ds: xr.Dataset | None = None, **changes: Any):

@@ -5,7 +5,8 @@ import shutil
 import numpy as np
 import pytest
 import zarr
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from xarray.core import indexing
 
 from credit_like.data.chunks import ChunkedArray, layout_of
@@ -116,7 +117,7 @@ def test_a_cut_shard_is_an_error(tmp_path, keep):
     array, _ = build(tmp_path / "a.zarr", "blosc", shards=(4, 3, 8, 7))
     shard = tmp_path / "a.zarr" / "x" / "c" / "0" / "0" / "0" / "0"
     shard.write_bytes(shard.read_bytes()[:keep])
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match=r"cut off"):
         reader(tmp_path / "a.zarr", array).box([(0, 1), (0, 1), (0, 1), (0, 1)])
 
 
@@ -125,5 +126,5 @@ def test_a_store_that_is_gone_is_an_error_and_not_a_field_of_fill_values(tmp_pat
     array, _ = build(tmp_path / "a.zarr", shards=shards)
     chunked = reader(tmp_path / "a.zarr", array)
     shutil.rmtree(tmp_path / "a.zarr")
-    with pytest.raises(FileNotFoundError, match="is gone"):
+    with pytest.raises(FileNotFoundError, match=r"is gone"):
         chunked.box([(0, 1), (0, 1), (0, 1), (0, 1)])

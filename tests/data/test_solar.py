@@ -9,14 +9,14 @@ LONGITUDE = np.arange(0, 360, 7.5)
 
 
 def over_a_day(day, step_hours):
-    end = np.array([parse(f"{day}T00:00:00", "standard")]) + np.arange(step_hours, 25, step_hours) * 3600
+    end = parse(f"{day}T00:00:00", "standard") + np.arange(step_hours, 25, step_hours) * 3600
     times = from_seconds(end, "standard")
     return solar.insolation(times, "standard", step_hours * 3600, LATITUDE, LONGITUDE).astype(np.float64)
 
 
 @pytest.mark.parametrize("day", ["2001-01-04", "2001-03-20", "2001-06-21", "2001-11-09"])
 def test_the_day_adds_up_to_the_closed_form(day):
-    """Daily insolation = S (d/r)² / π · (h₀ sin φ sin δ + cos φ cos δ sin h₀) · 86400 s, with the orbit of noon.
+    """Daily insolation = S (d/r)² / π · (h₀ sin φ sin δ + cos φ cos δ sin h₀) · 86400 s, orbit of noon.
 
     (e.g. Hartmann, Global Physical Climatology, 2.7); the declination moves during the day, hence 3 % where days are short.
     """

@@ -9,7 +9,9 @@ CALENDARS = ["standard", "noleap", "360_day", "all_leap"]
 
 
 def axis(calendar):
-    return xr.date_range("1999-12-30T06:00:00", periods=900, freq="13h", calendar=calendar, use_cftime=calendar != "standard").values
+    return xr.date_range(
+        "1999-12-30T06:00:00", periods=900, freq="13h", calendar=calendar, use_cftime=calendar != "standard"
+    ).values
 
 
 @pytest.mark.parametrize("calendar", CALENDARS)
@@ -18,7 +20,9 @@ def test_seconds_text_and_times_are_the_same_thing(calendar):
     assert times.calendar_of(values) == calendar
     seconds = times.seconds(values)
     assert set(np.diff(seconds)) == {13 * 3600}
-    assert list(times.from_seconds(seconds, calendar)) == list(values.astype("datetime64[s]") if calendar == "standard" else values)
+    assert list(times.from_seconds(seconds, calendar)) == list(
+        values.astype("datetime64[s]") if calendar == "standard" else values
+    )
     for value, second in zip(values[:50], seconds, strict=False):
         assert times.parse(times.to_text(value), calendar) == second
 

@@ -35,5 +35,5 @@ def test_known_conversions(source, target, value, expected):
 
 @pytest.mark.parametrize(("source", "target"), [("K", "Pa"), ("m", "m s-1"), ("furlong", "m"), ("K", "Kelvins?")])
 def test_what_does_not_convert_says_so(source, target):
-    with pytest.raises(ValueError, match="expected units"):
+    with pytest.raises(ValueError, match=r"expected units"):
         conversion(source, target)

@@ -32,7 +32,7 @@ def test_dimensions_by_standard_name_axis_and_configuration(tmp_path, dataset):
     ds.to_zarr(tmp_path / "a.zarr", consolidated=False)
     got = source.open_dataset(config(tmp_path / "a.zarr", dims={"level": "zlev"}))
     assert got["u"].dims == ("time", "level", "latitude", "longitude")
-    with pytest.raises(ValueError, match="level dimension 'zlevel'.*zlev"):
+    with pytest.raises(ValueError, match=r"level dimension 'zlevel'.*zlev"):
         source.open_dataset(config(tmp_path / "a.zarr", dims={"level": "zlevel"}))
 
 
@@ -91,14 +91,14 @@ def test_overlap_and_unequal_coordinates_are_errors(tmp_path, dataset):
 
 def test_nothing_there(tmp_path, dataset):
     dataset().to_zarr(tmp_path / "era5_2001.zarr", consolidated=False)
-    with pytest.raises(ValueError, match="era5_2001.zarr"):
+    with pytest.raises(ValueError, match=r"era5_2001.zarr"):
         source.open_dataset(config(tmp_path / "era_2001.zarr"))
-    with pytest.raises(ValueError, match="files that match"):
+    with pytest.raises(ValueError, match=r"files that match"):
         source.open_dataset(config(tmp_path / "era_%Y.zarr"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.zarr").write_text("x")
     for name in ("empty", "text.zarr"):
-        with pytest.raises(ValueError, match="expected a zarr store, got .* does not open"):
+        with pytest.raises(ValueError, match=r"expected a zarr store, got .* does not open"):
             source.open_dataset(config(tmp_path / name))
 
 
@@ -137,7 +137,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture()
+@pytest.fixture
 def served(tmp_path):
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path)))
     thread = threading.Thread(target=server.serve_forever)

@@ -1,0 +1,283 @@
+"""What the store reads, against plain xarray indexing of the same files."""
+
+import os
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from credit_like.data.store import ReadError, StoreError, open_store
+from credit_like.variables import Variables
+
+
+def naive(ds, variables, times, rows=slice(None)):
+    """(T, C, H, W) by xarray."""
+    fields = []
+    for variable in variables:
+        field = ds[variable.name].isel(latitude=rows)
+        if "time" in field.dims:
+            field = field.isel(time=list(times))
+        else:
+            field = field.expand_dims(time=len(times))
+        if variable.levels:
+            field = field.sel(level=list(variable.levels))
+        else:
+            field = field.expand_dims("level", 1)
+        fields.append(field.transpose("time", "level", "latitude", "longitude").values)
+    return np.concatenate(fields, 1)
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory, dataset, data_section):
+    """The same data in many layouts, each opened."""
+    folder = tmp_path_factory.mktemp("layouts")
+    result = []
+    for name, ascending, calendar, order in (
+        ("plain", False, "standard", ("time", "level", "latitude", "longitude")),
+        ("flipped", True, "noleap", ("time", "level", "longitude", "latitude")),
+        ("odd", False, "360_day", ("level", "latitude", "time", "longitude")),
+    ):
+        ds = dataset(ascending=ascending, calendar=calendar)
+        stored = ds.transpose(*order)
+        for kind, chunks in (("zarr", (1, 2)), ("zarr", (7, 4)), ("netcdf", None)):
+            path = folder / f"{name}-{chunks}.{kind}"
+            if kind == "netcdf":
+                stored.to_netcdf(path)
+            else:
+                sizes = {"time": chunks[0], "level": chunks[1], "latitude": 4, "longitude": 12}
+                encoding = {n: {"chunks": [min(sizes[d], v.sizes[d]) for d in v.dims]} for n, v in stored.items()}
+                stored.to_zarr(path, encoding=encoding, consolidated=False)
+            data = data_section(path, source={"type": kind, "path": str(path)}, levels=[850, 100, 1000])
+            variables = Variables(data)
+            result.append((ds, variables, open_store(data, variables)))
+    return result
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_reads_are_those_of_xarray(layouts, data):
+    ds, variables, store = data.draw(st.sampled_from(layouts))
+    stored = [v for v in variables if not v.spec.compute]
+    some = data.draw(st.lists(st.sampled_from(stored), min_size=1, max_size=4, unique=True))
+    times = data.draw(st.lists(st.integers(0, 39), min_size=1, max_size=6))
+    first, last = sorted((data.draw(st.integers(0, 8)), data.draw(st.integers(1, 9))))
+    rows = slice(first, max(last, first + 1))
+    got = store.read(some, times, rows)
+    assert got.dtype == np.float32
+    np.testing.assert_array_equal(got, naive(ds, some, times, rows))
+    into = np.empty_like(got)
+    store.read(some, times, rows, out=list(into))
+    np.testing.assert_array_equal(into, got)
+
+
+def test_statics_grid_times_and_index(stored):
+    ds, data, variables, store = stored()
+    np.testing.assert_array_equal(store.static(slice(2, 5)), naive(ds, variables.role("static"), [0], slice(2, 5))[0])
+    np.testing.assert_array_equal(store.grid.latitude, ds.latitude)
+    assert store.index("2001-01-02T06:00:00") == 5
+    with pytest.raises(ValueError, match=r"2001-01-02T06:00:00 and 2001-01-02T12:00:00"):
+        store.index("2001-01-02T07:00:00")
+    with pytest.raises(ValueError, match=r"2001-01-10T18:00:00"):
+        store.index("2002-01-01T00:00:00")
+    assert list(store.period(data.valid)) == list(range(24, 32))
+
+
+def test_a_copy_in_another_process_and_after_pickling_reads_the_same(stored):
+    _, _, variables, store = stored()
+    before = store.read(variables.outputs, [3, 4])
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(store)).read(variables.outputs, [3, 4]), before)
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        same = np.array_equal(store.read(variables.outputs, [3, 4]), before)
+        os.write(send, b"1" if same else b"0")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(receive, 1) == b"1"
+
+
+def test_two_files_that_call_their_variable_the_same(tmp_path, dataset, data_section):
+    ds = dataset()
+    for name, factor in (("low", 1), ("high", 2)):
+        (ds[["sp"]] * factor).rename(sp="u").to_netcdf(tmp_path / f"{name}.nc")
+    surface = [{"name": name, "var": "u", "path": str(tmp_path / f"{name}.nc")} for name in ("low", "high")]
+    data = data_section(
+        "",
+        source={"type": "netcdf"},
+        prognostic={"surface": surface},
+        diagnostic={},
+        dynamic_forcing={},
+        static={},
+    )
+    variables = Variables(data)
+    got = open_store(data, variables).read(variables.outputs, [1, 7])
+    np.testing.assert_array_equal(got[:, 0], ds["sp"].values[[1, 7]])
+    np.testing.assert_array_equal(got[:, 1], ds["sp"].values[[1, 7]] * 2)
+
+
+def test_sources_merge_on_their_common_times(tmp_path, dataset, data_section):
+    ds = dataset()
+    ds.drop_vars(["sst", "rain"]).isel(time=slice(0, 35)).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    ds[["sst", "rain"]].isel(time=slice(4, None)).to_netcdf(tmp_path / "b.nc")
+    sources = [{"type": "zarr", "path": str(tmp_path / "a.zarr")}, {"type": "netcdf", "path": str(tmp_path / "b.nc")}]
+    data = data_section("", source=sources)
+    variables = Variables(data)
+    store = open_store(data, variables)
+    assert len(store) == 31
+    assert store.start == "2001-01-02T00:00:00"
+    np.testing.assert_array_equal(store.read(variables.outputs, [0, 30]), naive(ds, variables.outputs, [4, 34]))
+
+
+def test_units_are_converted_and_told(stored, dataset):
+    ds = dataset()
+    ds["t"].attrs["units"] = "degC"
+    _, _, variables, store = stored(ds, prognostic={"level": ["u", {"name": "t", "units": "K"}]})
+    got = store.read([variables["t"]], [3])
+    np.testing.assert_allclose(got, naive(ds, [variables["t"]], [3]) + np.float64(273.15), rtol=1e-7)
+    assert store.attrs(variables["t"])["units"] == "K"
+
+
+def test_units_that_do_not_convert(stored, dataset):
+    ds = dataset()
+    ds["sp"].attrs["units"] = "Pa"
+    with pytest.raises(StoreError, match=r"data.prognostic.surface.0: expected units that 'Pa' converts to, got 'K'"):
+        stored(ds, prognostic={"surface": [{"name": "sp", "units": "K"}]})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"levels": [500, 925]},
+            r"data.prognostic.level.0: expected levels of u in .* \(100, 500, 850, 1000\), got 925; .* 850",
+        ),
+        ({"prognostic": {"surface": ["spp"]}}, r"data.prognostic.surface.0: .*, got 'spp'; did you mean 'sp'\?"),
+        ({"prognostic": {"surface": ["u"]}}, r"without levels, got 4; move it to `level`"),
+        ({"prognostic": {"level": ["sp"]}}, r"sp of .* on levels, got dimensions"),
+        ({"static": {"surface": ["sst"]}, "dynamic_forcing": {}}, "expected a static field, got 40 times of sst"),
+        ({"prognostic": {"surface": ["orography"]}, "static": {}}, "move it to static"),
+        ({"timestep": "4h"}, "data.timestep: expected a multiple of 6 h, the spacing of the times in .*, got 4 h"),
+    ],
+)
+def test_what_does_not_fit_is_told_with_what_does(stored, changes, message):
+    with pytest.raises(StoreError, match=message):
+        stored(**changes)
+
+
+def test_all_problems_come_together(stored):
+    with pytest.raises(StoreError) as caught:
+        stored(levels=[501], diagnostic={"surface": ["rian"]})
+    places = [".".join(map(str, place)) for place, _ in caught.value.problems]
+    assert places == ["data.prognostic.level.0", "data.prognostic.level.1", "data.diagnostic.surface.0"]
+
+
+def test_one_level_at_the_surfaces_place(stored):
+    ds, _, variables, store = stored(
+        prognostic={"surface": ["sp", {"name": "u500", "var": "u", "levels": [500]}]},
+    )
+    np.testing.assert_array_equal(store.read([variables["u500"]], [9])[0, 0], ds["u"].sel(level=500).values[9])
+
+
+def test_aliases(stored, dataset):
+    ds = dataset().rename(t="temperature", sp="surface_pressure", rain="total_precipitation")
+    _, _, variables, store = stored(ds, diagnostic={"surface": ["tp"]}, prognostic={"level": ["T"], "surface": ["SP"]})
+    np.testing.assert_array_equal(store.read([variables["tp"]], [2])[0, 0], ds["total_precipitation"].values[2])
+
+
+def test_sub_sampling_keeps_one_step_one_position(stored, dataset):
+    ds = dataset(steps=50, hours=3, start="2001-01-01T03:00:00")
+    _, _, variables, store = stored(ds)
+    assert set(np.diff(store.seconds)) == {6 * 3600}
+    assert store.start == "2001-01-01T06:00:00"
+    np.testing.assert_array_equal(store.read(variables.outputs, [0, 4]), naive(ds, variables.outputs, [1, 9]))
+
+
+def test_sub_sampling_off_the_hours(stored, dataset):
+    _, _, _, store = stored(dataset(steps=20, hours=12, start="2001-01-01T05:00:00"), timestep="1d")
+    assert store.start == "2001-01-01T05:00:00"
+    assert len(store) == 10
+
+
+def test_forcing_as_a_forecast_knows_it(stored):
+    forcing = {"surface": [{"name": "sst", "fill": "persist"}, {"name": "sun", "compute": "solar"}]}
+    ds, _, variables, store = stored(dynamic_forcing=forcing)
+    got = store.forcing(range(36, 46), now=38)
+    np.testing.assert_array_equal(got[:3, 0], ds["sst"].values[36:39])
+    assert all(np.array_equal(field, got[2, 0]) for field in got[3:, 0])
+    later = store.time_seconds([39, 45])
+    assert later[1] - later[0] == 36 * 3600
+    day = store.read([variables["sun"]], range(36, 46))[:, 0]
+    np.testing.assert_array_equal(got[:, 1], day)
+    np.testing.assert_allclose(day[:4].sum(0), day[4:8].sum(0), rtol=0.05, atol=1e6)
+    with pytest.raises(IndexError, match=r"fill: persist"):
+        store.read([variables["sp"]], [40])
+
+
+def test_a_climatology_repeats(tmp_path, dataset, data_section):
+    ds = dataset()
+    ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
+    year = xr.Dataset(
+        {"sst": (("time", "latitude", "longitude"), np.arange(365.0)[:, None, None] + np.zeros((365, 9, 12)))},
+        {"time": xr.date_range("1900-01-01", periods=365), "latitude": ds.latitude, "longitude": ds.longitude},
+    )
+    year.to_zarr(tmp_path / "year.zarr", consolidated=False)
+    forcing = {"surface": [{"name": "sst", "path": str(tmp_path / "year.zarr"), "fill": "cyclic"}]}
+    data = data_section(tmp_path / "a.zarr", dynamic_forcing=forcing)
+    variables = Variables(data)
+    store = open_store(data, variables)
+    assert len(store) == 40
+    got = store.read([variables["sst"]], [0, 1, 4, 12, 39, 39 + 4 * 356])[:, 0, 0, 0]
+    np.testing.assert_array_equal(got, [0, 0, 1, 3, 10, 1])  # nearest day; 366 days after the 10th
+
+
+def test_a_store_that_disappears_is_one_clear_error(stored, tmp_path):
+    _, _, variables, store = stored()
+    store.read(variables.outputs, [0])
+    shutil.rmtree(tmp_path / "store.zarr")
+    with pytest.raises(ReadError, match=r"cannot read u at 2001-01-01T18:00:00 from .*store.zarr"):
+        store.read(variables.outputs, [3])
+
+
+def test_a_damaged_chunk_names_variable_time_and_store(stored, tmp_path):
+    _, _, variables, store = stored()
+    chunk = tmp_path / "store.zarr" / "rain" / "c" / "5" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:20])
+    with pytest.raises(ReadError, match=r"cannot read rain at 2001-01-02T06:00:00 from .*store.zarr"):
+        store.read(variables.outputs, [5])
+
+
+def test_a_read_that_falters_is_repeated(stored, monkeypatch):
+    ds, _, variables, store = stored()
+    calls = []
+    real = store._load_once
+
+    def falter(*args):
+        calls.append(args)
+        if len(calls) < 3:
+            raise OSError("connection lost")
+        return real(*args)
+
+    monkeypatch.setattr(store, "_load_once", falter)
+    monkeypatch.setattr("credit_like.data.store._PAUSE", 0.0)
+    np.testing.assert_array_equal(store.read([variables["sp"]], [3]), naive(ds, [variables["sp"]], [3]))
+    assert len(calls) == 3
+
+
+def test_times_out_of_order_or_twice(tmp_path, dataset, data_section):
+    ds = dataset()
+    xr.concat([ds, ds.isel(time=[39])], "time", data_vars="minimal").to_zarr(tmp_path / "a.zarr", consolidated=False)
+    data = data_section(tmp_path / "a.zarr")
+    with pytest.raises(StoreError, match=r"got 2001-01-10T18:00:00 twice"):
+        open_store(data, Variables(data))
+
+
+def test_opening_needs_no_torch():
+    import subprocess
+    import sys
+
+    code = "import sys, credit_like.data.store, credit_like.data.statistics; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
