@@ -177,7 +177,7 @@ def load_weights(parts: Parts) -> str:
     return f"step-{checkpoint.step}"
 
 
-# ---- what commands call; each returns the exit status ------------------------------------------------------------------
+# ---- what commands call; each returns the exit status ----------------------------------------------------------------
 
 
 def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> int:

@@ -368,6 +368,7 @@ def print_table(description: dict[str, Any]) -> None:
         return ", ".join(shown) or "none"
 
     grid, times, at = description["grid"], description["times"], description["layout"]
+    processes = "1 process" if at["world"] == 1 else f"{at['world']} processes"
     north, west = grid["latitude"], grid["longitude"]
     rows = {
         "model": description["model"],
@@ -378,8 +379,7 @@ def print_table(description: dict[str, Any]) -> None:
         "times": f"{times['count']} from {times['first']} to {times['last']}, stepped by {times['timestep']}",
         "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items())
         + " (before windows with missing fields are left out)",
-        "layout": f"{at['world']} process{'es' * (at['world'] > 1)} = data {at['data']} × tensor {at['tensor']} × domain "
-        f"{at['domain']}",
+        "layout": f"{processes} = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",
         "steps": f"{at['steps_per_epoch']} per epoch, {at['steps']} in all",

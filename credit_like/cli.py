@@ -233,9 +233,7 @@ def checkpoints(
     save_loc: SaveLoc,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare checksums.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    prune: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Keep the newest N and the best.")
-    ] = None,
+    prune: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N and the best.")] = None,
 ) -> None:
     """List the checkpoints of a run, and which are whole."""
     from credit_like.checkpoint import commands

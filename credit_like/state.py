@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
-from torch import Tensor, device as Device
+from torch import Tensor
+from torch import device as Device
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,9 @@ class Sample(_Batch):
             raise ValueError(f"expected forcing at {frames + leads - 1} times, got {self.forcing.shape[2]}")
         for name, x in (("forcing", self.forcing), ("target", self.target)):
             if (x.shape[0], *x.shape[-2:]) != (batch, rows, columns):
-                raise ValueError(f"expected {name} of {(batch, rows, columns)} samples, rows, columns, got {tuple(x.shape)}")
+                raise ValueError(
+                    f"expected {name} of {(batch, rows, columns)} samples, rows, columns, got {tuple(x.shape)}"
+                )
 
     @property
     def leads(self) -> int:

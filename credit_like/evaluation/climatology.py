@@ -1,9 +1,10 @@
 """Climatology: the mean of the training period by day of year and hour.
 
-As in WeatherBench2, the value of a day is the mean of the training days within half a window around it, at the same hour, with
-weights that fall linearly from 1 on the day itself to 0 at half a window. A day of the year on which the training period has
-no data takes the climatology of the nearest day that has, and an hour that of the nearest hour: a training period shorter than
-a year cannot know more. (A harmonic fit to part of a year is worse out of season than that; it extrapolates noise.)
+As in WeatherBench2, the value of a day is the mean of the training days within half a window around it, at the same
+hour, with weights that fall linearly from 1 on the day itself to 0 at half a window. A day of the year on which the
+training period has no data takes the climatology of the nearest day that has, and an hour that of the nearest hour: a
+training period shorter than a year cannot know more. (A harmonic fit to part of a year is worse out of season than
+that; it extrapolates noise.)
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def fit_climatology(
     """
     if not len(positions):
         raise ValueError(
-            "evaluation.climatology_period: expected a period with data, got none, change it or leave it out for data.train"
+            "evaluation.climatology_period: expected a period with data, got none, change it or leave it out"
         )
     trained = slots_of(store.times[positions])
     seen = sorted(set(trained))

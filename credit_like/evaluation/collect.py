@@ -22,7 +22,7 @@ _VECTORS = {
 
 
 class Collected:
-    """Statistics (I, L, K, R) of every variable, source and metric; those with a further dimension as a sum over time."""
+    """Statistics (I, L, K, R) of every variable, source and metric; those with one more dimension summed over time."""
 
     def __init__(
         self,

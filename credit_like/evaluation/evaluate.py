@@ -1,8 +1,8 @@
 """Scores of forecasts, streamed over initial times and blocks of leads.
 
-One block holds a few fields: truth, climatology and every source of forecasts for one variable from one initial time at as
-many leads as fit into 64 MiB. Blocks are dask tasks, so that a local pool or a cluster works on several at a time; only
-statistics per time, level and region are kept.
+One block holds a few fields: truth, climatology and every source of forecasts for one variable from one initial time
+at as many leads as fit into 64 MiB. Blocks are dask tasks, so that a local pool or a cluster works on several at a
+time; only statistics per time, level and region are kept.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _applies(metric: ModuleType, fields: Fields) -> bool:
         has.add("members")
     if fields.thresholds is not None:
         has.add("precipitation")
-    return bool(metric.NEEDS <= has)
+    return bool(has >= metric.NEEDS)
 
 
 def evaluate(
@@ -101,11 +101,11 @@ def evaluate(
 ) -> xr.Dataset:
     """Score forecasts against the truth, with persistence, climatology and the configured baselines beside them.
 
-    `training` is the store that the climatology is made from (`truth` may be another source). Returns one data set in the
-    layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with `provenance`
-    (source), the number of initial times, and, where the section asks for them, bounds of 95 % from bootstrapping the
-    initial times as metrics `<name>_low` and `<name>_high`.
-    Raises ValueError for forecasts, baselines or metrics that do not fit the truth.
+    `training` is the store that the climatology is made from (`truth` may be another source). Returns one data set in
+    the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
+    `provenance` (source), the number of initial times, and, where the section asks for them, bounds of 95 % from
+    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises ValueError for forecasts,
+    baselines or metrics that do not fit the truth.
     """
     section = experiment.evaluation
     metrics = {name: registry.module("metric", name) for name in section.metrics}
@@ -186,7 +186,8 @@ def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[i
     common = sorted(set(model.init.tolist()).intersection(*(other.init.tolist() for other in others.values())))
     if not common:
         raise ValueError(
-            f"evaluation.baselines: expected initial times in common with the forecasts, got none; change {', '.join(others)}"
+            "evaluation.baselines: expected initial times in common with the forecasts, got none; "
+            f"change {', '.join(others)}"
         )
     if len(common) < len(model.init):
         _LOG.warning("%d of %d initial times are scored: the baselines lack the others", len(common), len(model.init))

@@ -43,8 +43,8 @@ class Regions:
             inside[name] = (latitude >= box.south) & (latitude <= box.north) & eastward
             if not inside[name].any():
                 raise ValueError(
-                    f"evaluation.regions.{name}: expected a box with points of the grid, got none inside {box.south:g} to "
-                    f"{box.north:g} N and {box.west:g} to {box.east:g} E, change its edges or remove it"
+                    f"evaluation.regions.{name}: expected a box with points of the grid, got none inside "
+                    f"{box.south:g} to {box.north:g} N and {box.west:g} to {box.east:g} E, change its edges"
                 )
         shape = (grid.height, grid.width)
         masks = {name: np.broadcast_to(mask, shape) for name, mask in inside.items() if mask.any()}
@@ -67,8 +67,8 @@ class Regions:
 class Fields:
     """One variable of one forecast at several leads.
 
-    `forecast` (M, L, K, H, W), `truth` and `climatology` (L, K, H, W). A point counts where all members and the truth have
-    data: everywhere else all of them are NaN, so that every part of a score is taken over the same points.
+    `forecast` (M, L, K, H, W), `truth` and `climatology` (L, K, H, W). A point counts where all members and the truth
+    have data: everywhere else all of them are NaN, so that every part of a score is taken over the same points.
     """
 
     forecast: Array

@@ -58,8 +58,8 @@ def plot_maps(
 ) -> list[Path]:
     """Forecast, truth and error of every variable (its middle level) from initial time number `init`.
 
-    `leads` are positions among the forecast's leads; the first and the last if not given. Land is outlined where the store
-    has a land-sea mask or orography among its static fields.
+    `leads` are positions among the forecast's leads; the first and the last if not given. Land is outlined where the
+    store has a land-sea mask or orography among its static fields.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts

@@ -34,8 +34,8 @@ def seeps_thresholds(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(dry probability, threshold between light and heavy), each (H, W), over the training period.
 
-    Light rain is two thirds of the wet cases. NaN where it never rained or there are no data. Taken over the whole period
-    at once, not by season: a training period of months has too few wet cases for more.
+    Light rain is two thirds of the wet cases. NaN where it never rained or there are no data. Taken over the whole
+    period at once, not by season: a training period of months has too few wet cases for more.
     """
     grid = store.grid
     limit_of_dry = dry_limit(variable, store)

@@ -36,7 +36,7 @@ class Scored(Protocol):
         """Where they come from."""
 
     def fields(self, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]) -> Array | None:
-        """(M, L, K, H, W) from `init` (seconds) at `leads` (seconds); NaN where there is none, None without the variable.
+        """(M, L, K, H, W) from `init` at `leads` (seconds); NaN where it has none, None without the variable.
 
         `levels` are positions among the variable's own.
         """
@@ -155,7 +155,7 @@ class ForecastFiles:
 
 
 def open_forecast(path: Path | str) -> xr.Dataset:
-    """Forecasts of a zarr store, a netCDF file or a folder of netCDF files, lazily, under WeatherBench2's dimension names.
+    """Forecasts of a zarr store, a netCDF file or a folder of those, lazily, under WeatherBench2's dimension names.
 
     Raises ValueError where there is nothing, or not a forecast.
     """
@@ -214,7 +214,7 @@ def _match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, w
     order = [int(np.argmin(np.abs(there - value))) for value in wanted]
     if len(there) != len(wanted) or np.abs(there[order] - wanted).max() > 1e-3:
         raise ValueError(
-            f"expected forecasts on the truth's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got {len(there)} from "
-            f"{there[0]:g} to {there[-1]:g} in {what}; regrid them first"
+            f"expected forecasts on the truth's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got "
+            f"{len(there)} from {there[0]:g} to {there[-1]:g} in {what}; regrid them first"
         )
     return order

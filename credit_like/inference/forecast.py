@@ -49,8 +49,8 @@ class Plan:
     leads: int
     layout: Layout
     groups: tuple[tuple[int, ...], ...]
-    """Initial times (as positions in `init`) that are computed together. The same groups in every run and on any number of
-    ranks, because the rounding of a batched product may depend on the batch."""
+    """Initial times (as positions in `init`) that are computed together. The same groups in every run and on any number
+    of ranks, because the rounding of a batched product may depend on the batch."""
 
 
 def forecast_folder(experiment: Experiment) -> Path:
@@ -75,12 +75,13 @@ def plan(
     kept = sorted(lead_steps(lead, data.timestep, "inference.output.leads") for lead in section.output.leads)
     if kept and kept[-1] > leads:
         raise ValueError(
-            f"inference.output.leads: expected leads of at most {leads} steps, got {kept[-1]}, change it or inference.lead"
+            f"inference.output.leads: expected leads of at most {leads} steps, got {kept[-1]}, change inference.lead"
         )
+    made_by = f"credit-like {credit_like.__version__}, {experiment.model.type}"
     attrs = {
         "Conventions": "CF-1.11",
         "title": f"forecasts of {experiment.name}",
-        "source": f"credit-like {credit_like.__version__}, {experiment.model.type}, {checkpoint}, {section.weights} weights",
+        "source": f"{made_by}, {checkpoint}, {section.weights} weights",
         "experiment": experiment.name,
         "checkpoint": checkpoint,
     }
@@ -116,11 +117,12 @@ def write_forecasts(
 ) -> Outcome:
     """Compute the experiment's forecasts and write them; only what is not there yet.
 
-    `part` = (this one, of how many): initial times are dealt out to data-parallel ranks or jobs of an array, none of which
-    waits for another; whoever completes the last one gives the files their final names. `checkpoint` names the weights,
-    and is recorded with the resolved experiment. Under domain sharding `rows` are this rank's, and `gather` turns
-    (B, C, rows, W) into the whole field on the rank that writes and None on the others. `progress(done, of)` counts steps.
-    Raises ValueError, before anything is written, for what cannot be done, and RuntimeError where writing fails.
+    `part` = (this one, of how many): initial times are dealt out to data-parallel ranks or jobs of an array, none of
+    which waits for another; whoever completes the last one gives the files their final names. `checkpoint` names the
+    weights, and is recorded with the resolved experiment. Under domain sharding `rows` are this rank's, and `gather`
+    turns (B, C, rows, W) into the whole field on the rank that writes and None on the others. `progress(done, of)`
+    counts steps. Raises ValueError, before anything is written, for what cannot be done, and RuntimeError where
+    writing fails.
     """
     the = plan(experiment, store, variables, checkpoint, sorted(statistics.missing_times))
     members = experiment.inference.ensemble.members
@@ -244,9 +246,8 @@ class _OnHost:
 def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None) -> _OnHost | None:
     """(B, C, H, W) float32 with NaN where there is no data; copied without stopping the device."""
     with torch.inference_mode():
-        fields: Tensor | None = stepper.masked(stepper.outputs(state)).float()
-        if gather is not None:
-            fields = gather(fields)
+        own = stepper.masked(stepper.outputs(state)).float()
+        fields = own if gather is None else gather(own)
         if fields is None:
             return None
         if fields.device.type != "cuda":

@@ -83,7 +83,7 @@ class Layout:
         return (*([len(levels)] if levels else []), self.grid.height, self.grid.width)
 
     def level_dim(self, name: str) -> str | None:
-        """`level`, or `level_<variable>` for a variable whose levels are not those of the first; None at the surface."""
+        """`level`, or `level_<variable>` where a variable's levels are not those of the first; None at the surface."""
         levels = self.chosen[name]
         if not levels:
             return None
@@ -140,7 +140,8 @@ class Layout:
         result[reference].attrs.setdefault("long_name", "initial time")
         for name in {reference, "time"} & set(result.coords):
             whole = bool((calendar.seconds(init) % 3600 == 0).all()) and unit == "hours"
-            # CF's reference date is 1970 in every calendar; whole hours stay integers, so that times survive bit by bit.
+            # CF's reference date is 1970 in every calendar; whole hours stay integers, so that times survive bit by
+            # bit.
             encoding = {"units": f"{'hours' if whole else 'seconds'} since 1970-01-01", "dtype": "int64"}
             result[name].encoding = {**encoding, "calendar": calendar.calendar_of(init)}
         return result

@@ -4,10 +4,10 @@ A field of unit variance and correlation length L is
 
     f(λ, μ) = Σ_n Σ_m σ_n a_nm Y_nm(λ, μ),   a_nm independent standard normal,   σ_n² ∝ exp(−n(n + 1) L² / (2 a²)),
 
-with real orthonormal spherical harmonics Y and a the Earth's radius; Σ_n (2n + 1) σ_n² / 4π = 1 makes the variance one at
-every point (addition theorem), and the covariance at angle γ is Σ_n (2n + 1) σ_n² P_n(cos γ) / 4π, which for L ≪ a is
-exp(−a²γ² / 2L²). The global mean (n = 0) is left out, so that a perturbation adds no mass.
-Source: Weaver and Courtier (2001), Q. J. R. Meteorol. Soc. 127, 1815-1846 (diffusion operators as correlation models).
+with real orthonormal spherical harmonics Y and a the Earth's radius; Σ_n (2n + 1) σ_n² / 4π = 1 makes the variance
+one at every point (addition theorem), and the covariance at angle γ is Σ_n (2n + 1) σ_n² P_n(cos γ) / 4π, which for L
+≪ a is exp(−a²γ² / 2L²). The global mean (n = 0) is left out, so that a perturbation adds no mass. Source: Weaver and
+Courtier (2001), Q. J. R. Meteorol. Soc. 127, 1815-1846 (diffusion operators as correlation models).
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ def rollout(
     """Forecast one batch from the initial positions `init`: yields (lead, State) for leads 1 … `leads`.
 
     Memory does not grow with the lead: one state and the forcing of one more step are held. The next step's forcing is
-    read while this one is computed. States are in physical units, points without data as in `Stepper`. `perturb` changes
-    the newest analysed frame (B, C, H, W), given the initial positions. Nothing records gradients.
+    read while this one is computed. States are in physical units, points without data as in `Stepper`. `perturb`
+    changes the newest analysed frame (B, C, H, W), given the initial positions. Nothing records gradients.
     """
     device = stepper.mean.device
     positions = [[i - back for back in range(history_len - 1, -1, -1)] for i in init]

@@ -35,10 +35,10 @@ def initial_times(
 ) -> list[int]:
     """Positions of the initial times on the store's time axis, ascending.
 
-    Every fourth step of the test period from which the whole forecast lies inside the data, if `inference.init` is not given.
-    Times of a range whose initial fields are missing are left out and counted.
-    Raises ValueError for a time that is not in the data, that lacks its history or a whole initial field, or from which a
-    forecast needs forcing beyond the end of the data.
+    Every fourth step of the test period from which the whole forecast lies inside the data, if `inference.init` is
+    not given. Times of a range whose initial fields are missing are left out and counted. Raises ValueError for a
+    time that is not in the data, that lacks its history or a whole initial field, or from which a forecast needs
+    forcing beyond the end of the data.
     """
     leads = lead_steps(section.lead, data.timestep)
     init, missing = section.init, set(missing_times)
@@ -52,7 +52,8 @@ def initial_times(
                 f"{', '.join(map(calendar.to_text, lacking[:3]))} where whole fields are missing, change to other times"
             )
     else:
-        assert init.start and init.end and init.interval
+        assert init.start is not None
+        assert init.end is not None
         step = lead_steps(init.interval, data.timestep, "inference.init")
         found = range(_index(store, init.start), _index(store, init.end) + 1, step)
         chosen = [i for i in found if not _lacks(i, data, missing)]
@@ -86,8 +87,8 @@ def _default(store: FieldStore, data: DataSection, leads: int, missing: set[int]
     chosen = [i for i in whole[::4] if not _lacks(i, data, missing)]
     if not chosen:
         raise ValueError(
-            f"inference.lead: expected a lead that fits into the data after a time of the test period, got {leads} steps and "
-            f"{len(inside)} test times, change it to a shorter one or set inference.init"
+            f"inference.lead: expected a lead that fits into the data after a time of the test period, got {leads} "
+            f"steps and {len(inside)} test times, change it to a shorter one or set inference.init"
         )
     return chosen
 
@@ -95,8 +96,8 @@ def _default(store: FieldStore, data: DataSection, leads: int, missing: set[int]
 def _check_history(chosen: list[int], store: FieldStore, data: DataSection) -> None:
     if early := [i for i in chosen if i < data.history_len - 1]:
         raise ValueError(
-            f"inference.init: expected {data.history_len} steps of history, got an initial time at the start of the data "
-            f"({calendar.to_text(store.times[early[0]])}), change it to a later one"
+            f"inference.init: expected {data.history_len} steps of history, got an initial time at the start of "
+            f"the data ({calendar.to_text(store.times[early[0]])}), change it to a later one"
         )
 
 
@@ -109,8 +110,8 @@ def _check_forcing(chosen: list[int], store: FieldStore, data: DataSection, lead
     if read and late:
         raise ValueError(
             f"inference.init: expected forcing ({', '.join(read)}) for {leads} steps from "
-            f"{calendar.to_text(store.times[late[0]])}, got data until {calendar.to_text(store.times[last])}, change the initial "
-            "time or inference.lead, or give the forcing `fill: persist`"
+            f"{calendar.to_text(store.times[late[0]])}, got data until {calendar.to_text(store.times[last])}, change "
+            "the initial time or inference.lead, or give the forcing `fill: persist`"
         )
 
 

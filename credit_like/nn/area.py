@@ -16,7 +16,7 @@ def identity(x: Tensor) -> Tensor:
 class AreaMean(nn.Module):
     """Weighted mean over latitude, longitude of the points that have data.
 
-    `weights` (H, W) or (C, H, W): area weight × validity, of all rows of the grid; `rows` are this rank's. Each rank gets
+    `weights` (H, W) or (C, H, W): area weight × validity, of the whole grid; `rows` are this rank's. Each rank gets
     its part of the mean (local sum over the global denominator); `reduce` adds the parts up where the whole is wanted.
 
     NaN policy of WeatherBench2: a point without data leaves the weights and never counts as a zero error.

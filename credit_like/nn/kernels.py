@@ -9,8 +9,6 @@ on the CPU in fp32 and fp64 the functions of `fused.py` and `fourier.py`, which 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional

@@ -83,7 +83,9 @@ def initialise(model: nn.Module, seed: int) -> None:
         local(parameter).copy_(slice_like(full, parameter))
         spectral = getattr(module, "spectral", None)
         if leaf == "weight" and isinstance(spectral, SpectralNorm):
-            _start_power_iteration(spectral, full.to(spectral.u.device), f"{name.removesuffix('.weight')}.spectral.u", seed)
+            _start_power_iteration(
+                spectral, full.to(spectral.u.device), f"{name.removesuffix('.weight')}.spectral.u", seed
+            )
 
 
 def _start_power_iteration(spectral: SpectralNorm, full: Tensor, name: str, seed: int) -> None:

@@ -76,7 +76,7 @@ class _ReduceFromRegion(torch.autograd.Function):
         return grad, None
 
 
-def all_reducesum_over(x: Tensor, group: ProcessGroup) -> Tensor:
+def all_reduce_sum(x: Tensor, group: ProcessGroup) -> Tensor:
     """Differentiable sum over ranks whose losses are parts of one loss (domain)."""
     result: Tensor = _AllReduceSum.apply(x, group)
     return result

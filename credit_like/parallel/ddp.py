@@ -23,6 +23,6 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh) -> nn.Module:
     return DistributedDataParallel(
         model,
         process_group=dp_mesh.get_group(),
-        broadcast_buffers=False,  # buffers follow from the weights, which are equal
+        forward_sync_buffers=False,  # buffers follow from the weights, which are equal
         gradient_as_bucket_view=True,
     )

@@ -72,7 +72,9 @@ def _build_mp_policy(conf: Any) -> MixedPrecisionPolicy | None:
         return None
     explicit = trainer.get("fsdp2_mp_policy")
     model = conf.get("model", {}) if isinstance(conf, dict) else getattr(conf, "model", {})
-    normalised = model.get("use_spectral_norm", False) if isinstance(model, dict) else getattr(model, "use_spectral_norm", False)
+    normalised = (
+        model.get("use_spectral_norm", False) if isinstance(model, dict) else getattr(model, "use_spectral_norm", False)
+    )
     if explicit is None and normalised:
         return None
     explicit = explicit or {}
@@ -201,11 +203,15 @@ def fsdp2_load_optimizer_state_dict(
 
 def _initialise_state(optimizer: torch.optim.Optimizer) -> None:
     """Zero state for every parameter that has none, as if by a step of learning rate zero that decays nothing."""
-    bare = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and not optimizer.state[p]]
+    bare = [
+        p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and not optimizer.state[p]
+    ]
     if not bare:
         return
     kept = {p: p.grad for group in optimizer.param_groups for p in group["params"]}
-    rates = [(group, {key: group[key] for key in ("lr", "weight_decay") if key in group}) for group in optimizer.param_groups]
+    rates = [
+        (group, {key: group[key] for key in ("lr", "weight_decay") if key in group}) for group in optimizer.param_groups
+    ]
     for group, _ in rates:
         for p in group["params"]:
             p.grad = torch.zeros_like(p) if any(p is q for q in bare) else None

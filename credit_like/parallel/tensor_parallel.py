@@ -121,7 +121,10 @@ def _check(name: str, block: nn.Module, degree: int) -> None:
         assert isinstance(layer.weight, Tensor)
         counts[path] = layer.weight.shape[0 if path in _paths(block, "_tp_col") else 1]
     heads = _heads(block, counts)
-    for what, count in {**({"heads": heads} if heads else {}), **{f"features of {p}": n for p, n in counts.items()}}.items():
+    for what, count in {
+        **({"heads": heads} if heads else {}),
+        **{f"features of {p}": n for p, n in counts.items()},
+    }.items():
         if count % degree:
             works = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
             raise ValueError(f"{where}: its {count} {what} do not divide by {degree}; degrees that work: {works}")

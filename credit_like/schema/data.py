@@ -61,6 +61,8 @@ class Period(Section):
 
 def _periods(value: Any) -> Any:
     """One period `[a, b]` or a list of disjoint ones `[[a, b], [c, d]]`; always a tuple of periods inside."""
+    if isinstance(value, dict | Period):
+        return [value]
     if isinstance(value, list | tuple) and value and not isinstance(value[0], list | tuple | dict | Period):
         return [value]
     return value

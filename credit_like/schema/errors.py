@@ -20,6 +20,9 @@ _PERIODS = (("data", "train"), ("data", "valid"), ("data", "test"), ("evaluation
 _KEY = "\0"
 """Stands in a message for the key as the file spells it."""
 
+_PARENT = "\1"
+"""Stands for the key that the key is in."""
+
 
 @dataclass(frozen=True)
 class Place:
@@ -95,7 +98,9 @@ def problems_of(error: ValidationError, model: type[BaseModel], data: Any, locat
     by_place: dict[tuple[Place, str], list[str]] = {}
     for loc, message in _messages(error, model, data, ()):
         place, key = locations.resolve(loc)
-        by_place.setdefault((place, key), []).append(message.replace(_KEY, key or "the file"))
+        by_place.setdefault((place, key), []).append(
+            message.replace(_KEY, key or "the file").replace(_PARENT, key.rpartition(".")[0])
+        )
     return [Problem(place.file, place.line, key, _either(messages)) for (place, key), messages in by_place.items()]
 
 
@@ -110,10 +115,12 @@ def _messages(error: ValidationError, model: type[BaseModel], data: Any, prefix:
     renamed: set[Path] = set()
     missing: list[tuple[Path, str]] = []
     for item in error.errors(include_url=False):
-        path, value = _inside(item["loc"], data)
+        path = _inside(item["loc"], data)
+        if item["type"] in ("extra_forbidden", "missing"):
+            path = (*_inside(item["loc"][:-1], data), item["loc"][-1])
         cause = item.get("ctx", {}).get("error")
         if isinstance(cause, PluginError):
-            result += _messages(cause.error, cause.config, value, (*prefix, *path))
+            result += _messages(cause.error, cause.config, item["input"], (*prefix, *path))
         elif isinstance(cause, UnknownPluginError):
             result.append(((*prefix, *path, "type"), f"{cause}, change {_KEY}"))
         elif item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
@@ -125,7 +132,7 @@ def _messages(error: ValidationError, model: type[BaseModel], data: Any, prefix:
             close = closest(got, known)
             if close:
                 renamed.add((*path[:-1], close))
-            result.append(((*prefix, *path), _unknown_key(got, close, known, (*prefix, *path[:-1]))))
+            result.append(((*prefix, *path), _unknown_key(got, close, known, bool(prefix or path[1:]))))
         elif item["type"] == "missing":
             missing.append((path, f"expected this key, got nothing, add `{path[-1]}: …`"))
         else:
@@ -133,20 +140,19 @@ def _messages(error: ValidationError, model: type[BaseModel], data: Any, prefix:
     return result + [((*prefix, *path), message) for path, message in missing if path not in renamed]
 
 
-def _inside(loc: Iterable[str | int], data: Any) -> tuple[Path, Any]:
-    """A location without pydantic's labels of union members, and the value there."""
+def _inside(loc: Iterable[str | int], data: Any) -> Path:
+    """A location without pydantic's labels of union members, which are text where the data have no keys."""
     path: list[str | int] = []
     value = data
     for part in loc:
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and isinstance(part, str):
             path.append(part)
             value = value.get(part)
-        elif isinstance(value, list | tuple) and isinstance(part, int):
-            path.append(part)
-            value = value[part] if part < len(value) else None
         elif isinstance(part, int):
             path.append(part)
-    return tuple(path), value
+            if isinstance(value, list | tuple):  # a mapping stays: it stands for a list of one
+                value = value[part] if part < len(value) else None
+    return tuple(path)
 
 
 def _keys(section: type[BaseModel]) -> Iterable[str]:
@@ -170,8 +176,8 @@ def _first_section(annotation: Any) -> type[BaseModel] | None:
     return next((found for arg in typing.get_args(annotation) if (found := _first_section(arg))), None)
 
 
-def _unknown_key(got: str, close: str | None, known: list[str], parent: Path) -> str:
-    where = f"a key of {'.'.join(map(str, parent))}" if parent else "a section of an experiment"
+def _unknown_key(got: str, close: str | None, known: list[str], is_nested: bool) -> str:
+    where = f"a key of {_PARENT}" if is_nested else "a section of an experiment"
     if close:
         return f"expected {where}, got {got!r}, change it; did you mean {close!r}?"
     return f"expected {where}, got {got!r}, change it to one of {', '.join(known)} or remove it"

@@ -136,21 +136,16 @@ class Trainer:
             if monitor is not None:
                 with suppress(OSError) if outcome.state == "failed" else nullcontext():
                     monitor.status(outcome.state, outcome.step, outcome.reason)
-                log.info(
-                    "%s at step %d of %d%s",
-                    outcome.state,
-                    outcome.step,
-                    self.total_steps,
-                    f" ({outcome.reason})" if outcome.reason else "",
-                )
+                level = logging.ERROR if outcome.state == "failed" else logging.INFO
+                reason = f" ({outcome.reason})" if outcome.reason else ""
+                log.log(level, "%s at step %d of %d%s", outcome.state, outcome.step, self.total_steps, reason)
             return outcome
 
     def _go(self, stop: StopRequest, monitor: Monitor | None) -> Outcome:
         try:
             return Run(self, stop, monitor).go()
         except SaveFailed as error:
-            # All ranks have it: one clear line, and the checkpoints before it are whole.
-            log.error("%s; the checkpoints before it are untouched", error)
+            # All ranks have it, so all end alike; the checkpoints before it are whole.
             return Outcome("failed", self.progress.step, str(error))
 
     def _lock(self, stack: ExitStack) -> None:

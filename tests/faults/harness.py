@@ -74,6 +74,7 @@ def _child(rank, world, port, save_loc, section, body):
     with Path(save_loc).with_suffix(f".{rank}.out").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
+    sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     logging.basicConfig(level=logging.INFO, force=True, stream=sys.stderr)
     os.environ.update(
         RANK=str(rank),

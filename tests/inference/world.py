@@ -46,14 +46,23 @@ def make_data(path: Path, masked: bool = False, steps: int = STEPS) -> Path:
     four, three = ("time", "level", "latitude", "longitude"), ("time", "latitude", "longitude")
     dataset = xr.Dataset(
         {
-            "u": (four, field(10, 5), {"units": "m s-1", "long_name": "eastward wind", "standard_name": "eastward_wind"}),
+            "u": (
+                four,
+                field(10, 5),
+                {"units": "m s-1", "long_name": "eastward wind", "standard_name": "eastward_wind"},
+            ),
             "temperature": (four, field(5, 280), {"units": "K"}),
             "sp": (three, field(500, 1e5)[:, 0], {"units": "Pa"}),
-            "rain": (three, np.abs(field(1, 0)[:, 1]), {"units": "kg m-2"}),
+            "rain": (three, np.abs(field(1, 0)[:, 1]), {"units": "kg m-2", "standard_name": "precipitation_amount"}),
             "sst": (three, field(2, 290)[:, 0], {"units": "K"}),
             "oro": (("latitude", "longitude"), field(100, 300)[0, 0], {"units": "m"}),
         },
-        {"time": time, "level": ("level", [500.0, 850.0], {"units": "hPa"}), "latitude": latitude, "longitude": longitude},
+        {
+            "time": time,
+            "level": ("level", [500.0, 850.0], {"units": "hPa"}),
+            "latitude": latitude,
+            "longitude": longitude,
+        },
     )
     if masked:
         for name in ("u", "temperature", "sp", "rain"):

@@ -17,9 +17,9 @@ def test_sigma_is_the_largest_singular_value(kind):
         spectral_norm.before_step(layer)
     matrix = layer.weight if kind == "linear" else layer.weight.movedim(1, 0).flatten(1)
     assert torch.linalg.svdvals(matrix)[0].item() == pytest.approx(1 / layer.spectral.inv_sigma.item(), rel=1e-9)
-    assert torch.linalg.matrix_norm(layer.effective_weight().movedim(0 if kind == "linear" else 1, 0).flatten(1), 2).item() == (
-        pytest.approx(1.0, rel=1e-9)
-    )
+    assert torch.linalg.matrix_norm(
+        layer.effective_weight().movedim(0 if kind == "linear" else 1, 0).flatten(1), 2
+    ).item() == (pytest.approx(1.0, rel=1e-9))
 
 
 @pytest.mark.parametrize("in_backward", [True, False])

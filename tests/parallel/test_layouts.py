@@ -76,7 +76,8 @@ def _compare(got, expected):
     pairs = {n: (local(t).detach(), slice_like(expected[n], t)) for n, t in got.items()}
     everything = torch.stack([e.norm() for e in expected.values()]).norm()
     worst = max(
-        (float((a - b).norm() / max(float(expected[n].norm()), 1e-4 * float(everything))), n) for n, (a, b) in pairs.items()
+        (float((a - b).norm() / max(float(expected[n].norm()), 1e-4 * float(everything))), n)
+        for n, (a, b) in pairs.items()
     )
     flat = torch.stack([(a - b).norm() for a, b in pairs.values()]).norm() / everything
     return float(flat), worst

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from credit_like import registry
+from credit_like.schema.experiment import Experiment
 from credit_like.schema.json_schema import experiment_schema
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -52,6 +53,7 @@ def changed(**sections):
 )
 def test_what_loads_is_valid(validator, experiment):
     assert not [error.message for error in validator.iter_errors(experiment)]
+    Experiment.model_validate({key: value for key, value in experiment.items() if key != "include"})
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,8 @@ def test_what_loads_is_valid(validator, experiment):
 )
 def test_what_does_not_load_is_invalid(validator, experiment):
     assert list(validator.iter_errors(experiment))
+    with pytest.raises(ValueError, match="validation error"):
+        Experiment.model_validate({key: value for key, value in experiment.items() if key != "include"})
 
 
 def test_every_plugin_has_its_keys_in_it():

@@ -231,3 +231,58 @@ def test_a_resolved_experiment_loads_back_equal(write, changes):
 def test_any_text_survives_in_a_stored_experiment(write, text):
     experiment = Experiment.model_validate({**load_experiment(write(TEXT)).to_dict(), "save_loc": text})
     assert load_experiment(write(dump_experiment(experiment), "stored.yml")).save_loc == text
+
+
+FULL = (
+    TEXT
+    + """
+loss: {type: huber, variable_weights: {t2m: 2}}
+trainer:
+  parallelism: {data: fsdp2, tensor: 2}
+  optimizer: {type: adamw, learning_rate: 1e-3, betas: [0.9, 0.95]}
+  checkpoint: {every: 30min, async: true}
+inference: {init: [2003-01-01, 2003-01-05, 12h], output: {format: zarr}}
+pbs: {walltime: 12:00:00, ngpus: 4}
+"""
+)
+_pieces = st.sampled_from(
+    [
+        ": ",
+        "- ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "\n",
+        "  ",
+        "#",
+        "&a",
+        "*a",
+        "!!int ",
+        "'",
+        '"',
+        "null",
+        "-1",
+        "x",
+        "$A",
+        "<<: ",
+        "? ",
+        "|",
+    ]
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=150)
+@given(st.lists(st.tuples(st.integers(0, len(FULL)), st.integers(0, 12), _pieces), min_size=1, max_size=3))
+def test_whatever_is_cut_or_put_into_a_file_it_loads_or_is_told_where_it_is_wrong(write, edits):
+    text = FULL
+    for at, cut, piece in edits:
+        text = text[:at] + piece + text[at + cut :]
+    path = write(text)
+    try:
+        load_experiment(path)
+    except ExperimentError as error:
+        for problem in error.problems:
+            assert problem.file == str(path)
+            assert 0 <= problem.line <= text.count("\n") + 1
+            assert problem.message.isprintable()

@@ -2,7 +2,8 @@
 
 A metric has
 
-- `per_time(fields) -> dict of arrays`: statistics of one forecast, each (leads, levels, regions[, extra]), whose mean over
+- `per_time(fields) -> dict of arrays`: statistics of one forecast, each (leads, levels, regions[, extra]), whose mean
+over
   initial times is what the score is made from;
 - `finish(means) -> array`: the score from those means (roots and ratios are taken after all averaging);
 - `NEEDS`: what has to be there for it: `members`, `climatology`, `precipitation`;

@@ -1,7 +1,7 @@
 """SEEPS, the stable equitable error in probability space, of precipitation: 0 perfect, 1 for any constant forecast.
 
-Forecast and truth are put into three categories (dry, light, heavy) by the climate of each place, light being two thirds of
-its wet cases; the error of forecast category i where j was observed is, with the dry probability p,
+Forecast and truth are put into three categories (dry, light, heavy) by the climate of each place, light being two
+thirds of its wet cases; the error of forecast category i where j was observed is, with the dry probability p,
 
     ½ ⎡ 0                1/(1−p)    4/(1−p) ⎤
       ⎢ 1/p              0          3/(1−p) ⎥

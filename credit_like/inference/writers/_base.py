@@ -1,7 +1,7 @@
 """What every writer promises, and the thread that keeps writing out of the way of computing.
 
-A folder of forecasts holds `forecast.json` (what they are made from), `done/<initial time>` (which are complete) and the
-files themselves, which carry `.part` in their names until they are complete.
+A folder of forecasts holds `forecast.json` (what they are made from), `done/<initial time>` (which are complete) and
+the files themselves, which carry `.part` in their names until they are complete.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Fields = NDArray[np.float32]
 class Writer:
     """Writes fields of one initial time, member and lead at a time; leads of a member come in ascending order.
 
-    Positions (`init`, `member`, `lead`) count along the dimensions of `layout`. Safe to use from several processes at once
-    as long as no two write the same initial time.
+    Positions (`init`, `member`, `lead`) count along the dimensions of `layout`. Safe to use from several processes at
+    once as long as no two write the same initial time.
     """
 
     def __init__(self, layout: Layout, folder: Path) -> None:
@@ -139,8 +139,8 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
     if differing := sorted(_differences(json.loads(text), there)):
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
         raise ValueError(
-            f"inference.output.path: expected forecasts of this experiment and checkpoint in {folder}, got some made with "
-            f"another {shown}, change the path or remove the folder"
+            f"inference.output.path: expected forecasts of this experiment and checkpoint in {folder}, got some made "
+            f"with another {shown}, change the path or remove the folder"
         )
 
 

@@ -49,8 +49,8 @@ class NetcdfWriter(Writer):
                 "f4",
                 layout.variable_dims(name),
                 fill_value=np.float32("nan"),
-                compression="zlib" if self.compression else None,
-                complevel=max(1, self.compression),
+                zlib=self.compression > 0,
+                complevel=self.compression,  # type: ignore[arg-type]
                 chunksizes=(*(1,) * len(layout.dims), *layout.field_shape(name)),
             )
             variable.setncatts(layout.attrs_of(name))

@@ -10,7 +10,6 @@ from typing import Any
 
 import dask.array
 import numpy as np
-import xarray as xr
 import zarr
 
 from credit_like.inference.layout import Layout
@@ -18,7 +17,7 @@ from credit_like.inference.writers._base import Fields, Writer, replace_text
 
 
 class ZarrWriter(Writer):
-    """Buffers as many leads as share a chunk and writes them as one region; a chunk never spans initial times or members."""
+    """Buffers the leads that share a chunk and writes them as one region; no chunk spans initial times or members."""
 
     def __init__(self, layout: Layout, folder: Path, chunk_bytes: int) -> None:
         super().__init__(layout, folder)
@@ -26,7 +25,7 @@ class ZarrWriter(Writer):
         self.partial = folder / "forecast.zarr.part"
         self.chunk_bytes = chunk_bytes
         self._buffers: dict[tuple[str, int, int], list[Fields]] = {}
-        self._arrays: dict[str, zarr.Array] = {}
+        self._arrays: dict[str, Any] = {}
 
     def open(self) -> None:
         if self.path.exists() or self.partial.exists():
@@ -77,9 +76,9 @@ class ZarrWriter(Writer):
                 self._array(name)[(*where, slice(lead + 1 - len(buffer), lead + 1))] = np.stack(buffer)
                 del self._buffers[name, init, member]
 
-    def _array(self, name: str) -> zarr.Array:
+    def _array(self, name: str) -> Any:
         if name not in self._arrays:
-            self._arrays[name] = zarr.open_group(self.partial, mode="r+")[name]
+            self._arrays[name] = zarr.open_array(self.partial / name, mode="r+")
         return self._arrays[name]
 
     def finish(self) -> bool:
@@ -98,8 +97,8 @@ class ZarrWriter(Writer):
 def _consolidate(path: Path) -> None:
     """Copy the metadata of all arrays into that of the group, in the form that zarr and xarray look for there.
 
-    So that opening a store takes one read. (zarr's own function for this warns that other programs may not know the form;
-    such programs ignore it.)
+    So that opening a store takes one read. (zarr's own function for this warns that other programs may not know the
+    form; such programs ignore it.)
     """
     group = json.loads((path / "zarr.json").read_text())
     arrays = {file.parent.name: json.loads(file.read_text()) for file in sorted(path.glob("*/zarr.json"))}

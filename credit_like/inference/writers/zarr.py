@@ -21,7 +21,7 @@ class Config(WriterConfig):
 
 
 def open_writer(config: Config, layout: Layout, folder: Path) -> ZarrWriter:
-    """A writer of `folder/forecast.zarr`, which has the name `forecast.zarr.part` until every initial time is complete."""
+    """A writer of `folder/forecast.zarr`, called `forecast.zarr.part` until every initial time is complete."""
     from credit_like.inference.writers._zarr import ZarrWriter
 
     return ZarrWriter(layout, folder, int(config.chunk_mib * 2**20))

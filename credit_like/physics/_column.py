@@ -1,0 +1,114 @@
+"""Channels by what they mean, and the water in a column of air."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field
+
+from credit_like.data.aliases import find
+from credit_like.registry import did_you_mean
+from credit_like.schema.base import Section
+from credit_like.variables import Variable, Variables
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GRAVITY = 9.80665
+"""m s⁻², the standard acceleration."""
+
+
+def channels_of(name: str, variables: Sequence[Variable], key: str) -> slice:
+    """Where a variable, by its own name or an alias, lies among channels. Raises ValueError where it is not there."""
+    slices = Variables.slices(variables)
+    found = find(name, slices)
+    if found is None:
+        raise ValueError(
+            f"{key}: expected one of {', '.join(slices)}, got {name!r}{did_you_mean(name, list(slices))}; "
+            "change it to a variable of that role"
+        )
+    return slices[found]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Column water W in kg m⁻² (times g in Pa), from humidity on levels or from a variable that is it already.
+
+    On hybrid levels the thickness of a layer is Δp = Δa + Δb · p_s with interface coefficients a (Pa) and b; on
+    pressure levels it is fixed (b = 0), from half-way to the level above to half-way to the level below.
+    """
+
+    water: slice
+    delta_a: tuple[float, ...]
+    delta_b: tuple[float, ...]
+
+    def weight(self, x_BCHW: Tensor, pressure_BHW: Tensor) -> Tensor:
+        """g W (B, H, W) in Pa, float64."""
+        return self.fixed(x_BCHW) + self.per_pressure(x_BCHW) * pressure_BHW.double()
+
+    def fixed(self, x_BCHW: Tensor) -> Tensor:
+        """The part of g W that does not depend on surface pressure: Σ q Δa."""
+        return _weighted(x_BCHW[:, self.water], self.delta_a)
+
+    def per_pressure(self, x_BCHW: Tensor) -> Tensor:
+        """What g W gains per Pa of surface pressure: Σ q Δb."""
+        return _weighted(x_BCHW[:, self.water], self.delta_b)
+
+
+class ColumnConfig(Section):
+    """Where the water of a column is found."""
+
+    surface_pressure: str = "surface_pressure"
+    """In Pa."""
+    humidity: str = "specific_humidity"
+    humidity_scale: float = Field(default=1.0, gt=0)
+    """Units of `humidity` per kg/kg: 1000 for g/kg."""
+    column_water: str | None = None
+    """A variable in kg m⁻² to take instead of integrating humidity."""
+    a: tuple[float, ...] = ()
+    """Hybrid levels: coefficients of the interfaces in Pa, from the first level's outer one to the last level's."""
+    b: tuple[float, ...] = ()
+    level_pa: float = Field(default=100.0, gt=0)
+    """Pressure levels: Pa per unit of `levels`."""
+
+
+def make_column(config: ColumnConfig, variables: Variables) -> Column:
+    """From the configuration of a correction. Raises ValueError where coefficients and levels do not fit."""
+    prognostic = variables.role("prognostic")
+    if config.column_water is not None:
+        where = channels_of(config.column_water, prognostic, "physics.column_water")
+        if where.stop - where.start != 1:
+            raise ValueError(
+                f"physics.column_water: expected a variable at the surface, got {config.column_water!r} on levels, "
+                "change it"
+            )
+        return Column(where, (GRAVITY,), (0.0,))
+    where = channels_of(config.humidity, prognostic, "physics.humidity")
+    n, (a, b) = where.stop - where.start, (config.a, config.b)
+    if a or b:
+        if len(a) != n + 1 or len(b) != n + 1:
+            raise ValueError(
+                f"physics.a: expected {n + 1} interface coefficients a and b for {n} levels of {config.humidity}, "
+                f"got {len(a)} and {len(b)}, change their number"
+            )
+        delta_a, delta_b = np.diff(a), np.diff(b)
+    elif n < 2:
+        raise ValueError(
+            f"physics.humidity: expected a variable on at least two levels, got {config.humidity!r} on {n}, "
+            "change it or give column_water"
+        )
+    else:
+        name = find(config.humidity, (variable.name for variable in prognostic))
+        pressure = np.array(variables[str(name)].levels) * config.level_pa
+        edges = np.concatenate([pressure[:1], (pressure[1:] + pressure[:-1]) / 2, pressure[-1:]])
+        delta_a, delta_b = np.abs(np.diff(edges)), np.zeros(n)
+    return Column(
+        where, tuple((delta_a / config.humidity_scale).tolist()), tuple((delta_b / config.humidity_scale).tolist())
+    )
+
+
+def _weighted(x_BCHW: Tensor, weights: Sequence[float]) -> Tensor:
+    return (x_BCHW.double() * x_BCHW.new_tensor(weights).double()[:, None, None]).sum(1)

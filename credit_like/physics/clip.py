@@ -1,0 +1,42 @@
+"""Clipping: a quantity that cannot be negative is set to zero where the model predicts less.
+
+x ← max(x, minimum). It adds a little of the quantity, so put it before the corrections that conserve it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from credit_like.physics._column import channels_of
+from credit_like.schema.base import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from credit_like.data.statistics import Statistics
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variables
+
+
+class Config(Section):
+    """Which predicted variables, and the least value they may take in their own units."""
+
+    type: Literal["clip"] = "clip"
+    variables: tuple[str, ...] = ()
+    minimum: float = 0.0
+
+
+def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
+    """See `credit_like.physics`."""
+    from credit_like.physics._fix import Fix
+
+    where = [channels_of(name, variables.outputs, "physics.variables") for name in config.variables]
+
+    def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+        result = after_BCHW.clone()
+        for channels in where:
+            result[:, channels] = after_BCHW[:, channels].clamp(min=config.minimum)
+        return result
+
+    return Fix(correct, variables, store, statistics, **layout)

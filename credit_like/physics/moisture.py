@@ -1,0 +1,69 @@
+"""Conservation of the global budget of water.
+
+What the air loses falls as rain: ⟨P⟩ = ⟨E⟩ − ⟨W_after − W_before⟩ over one step, with evaporation E, precipitation P
+(both in kg m⁻² over the step) and column water W. Precipitation is multiplied by one number everywhere, so that dry
+places stay dry:
+
+    P ← P · max(0, ⟨E⟩ − ⟨W_after − W_before⟩) / ⟨P⟩
+
+Source: Watt-Meyer et al. (2024), arXiv:2411.11268 (ACE2); Sha et al. (2025), arXiv:2501.05648 (conservation in
+WXFormer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from credit_like.physics._column import GRAVITY, ColumnConfig, channels_of, make_column
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from credit_like.data.statistics import Statistics
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variables
+
+
+class Config(ColumnConfig):
+    """Names of variables, and what their numbers mean."""
+
+    type: Literal["moisture"] = "moisture"
+    precipitation: str = "total_precipitation"
+    evaporation: str = "evaporation"
+    water_scale: float = 1.0
+    """kg m⁻² per unit of precipitation and evaporation: 1000 for metres of water."""
+    evaporation_upward: bool = True
+    """False where evaporation is counted negative, as in ERA5."""
+
+
+def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
+    """See `credit_like.physics`."""
+    from credit_like.physics._fix import Fix
+
+    rain = channels_of(config.precipitation, variables.outputs, "physics.precipitation").start
+    evaporation = channels_of(config.evaporation, variables.outputs, "physics.evaporation").start
+    column = make_column(config, variables)
+    hybrid = any(column.delta_b)
+    pressure = (
+        channels_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure").start
+        if hybrid
+        else 0
+    )
+    to_water = config.water_scale
+    upward = 1.0 if config.evaporation_upward else -1.0
+
+    def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+        water_before, water_after = (
+            mean(column.weight(x, x[:, pressure])) / GRAVITY for x in (before_BCHW, after_BCHW)
+        )
+        gained = upward * to_water * mean(after_BCHW[:, evaporation])
+        falls = (gained - (water_after - water_before)).clamp(min=0)
+        predicted = to_water * mean(after_BCHW[:, rain])
+        # Where nothing falls there is nothing to scale: the budget stays open rather than dividing by zero.
+        factor = (falls / predicted.clamp(min=1e-12)).where(predicted > 1e-12, 1.0)
+        result = after_BCHW.clone()
+        result[:, rain] = (after_BCHW[:, rain] * factor).to(after_BCHW.dtype)
+        return result
+
+    return Fix(correct, variables, store, statistics, **layout)

@@ -1,0 +1,341 @@
+"""Saves and what is found again: damage of every kind, retention, layouts, crashes between any two file operations."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from credit_like.checkpoint import format as format_module
+from credit_like.checkpoint import manager as manager_module
+from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed
+from credit_like.checkpoint.files import digest
+from credit_like.checkpoint.format import MANIFEST, Piece, read_manifest, seal
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, prune, steps
+
+
+def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {
+        "model/weight": torch.randn(5, 3, generator=g),
+        "model/scalar": torch.tensor(seed, dtype=torch.int64),
+        "model/half": torch.randn(4, generator=g).bfloat16(),
+        "model/double": torch.randn(2, 2, 2, generator=g, dtype=torch.float64),
+        "model/flags": torch.tensor([True, False, True]),
+        "model/empty": torch.zeros(0, 3),
+        "random/0/torch": torch.arange(7, dtype=torch.uint8),
+    }
+
+
+def pieces(seed: int = 0) -> dict[str, Piece]:
+    return {name: Piece.whole(x) for name, x in tensors(seed).items()}
+
+
+def saved(folder: Path, *at: int, scores=None, **options) -> CheckpointManager:
+    manager = CheckpointManager(folder, **{"keep": 9, **options})
+    for step in at:
+        manager.save(step, pieces(step), {"note": f"é {step}"}, (scores or {}).get(step))
+    manager.wait()
+    return manager
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_what_is_saved_is_what_is_loaded(tmp_path, asynchronous) -> None:
+    checkpoint = saved(tmp_path, 7, asynchronous=asynchronous).latest()
+    assert checkpoint.step == 7
+    assert checkpoint.meta == {"note": "é 7"}
+    into = {name: Piece.whole(torch.zeros_like(x)) for name, x in tensors(7).items()}
+    checkpoint.load(into, ("model/", "random/"))
+    for name, x in tensors(7).items():
+        assert torch.equal(into[name].local, x), name
+        if x.numel():
+            assert torch.equal(checkpoint.read(name), x)
+            assert checkpoint.read(name).dtype == x.dtype
+
+
+def test_the_file_is_plain_safetensors_with_the_checksum_of_sha256sum(tmp_path) -> None:
+    saved(tmp_path, 7)
+    folder = tmp_path / "step-7"
+    loaded = load_file(folder / "rank-00000.safetensors")
+    assert torch.equal(loaded["model/weight"], tensors(7)["model/weight"])
+    entry = read_manifest(folder)["files"]["rank-00000.safetensors"]
+    assert entry == {
+        "bytes": (folder / "rank-00000.safetensors").stat().st_size,
+        "sha256": digest(folder / "rank-00000.safetensors"),
+    }
+    assert sorted(path.name for path in folder.iterdir()) == ["manifest.json", "rank-00000.safetensors"]
+
+
+def test_later_changes_do_not_reach_a_save_in_flight(tmp_path) -> None:
+    manager = CheckpointManager(tmp_path)
+    live = tensors(1)
+    manager.save(1, {name: Piece.whole(x) for name, x in live.items()}, {})
+    live["model/weight"].zero_()
+    manager.wait()
+    assert torch.equal(manager.latest().read("model/weight"), tensors(1)["model/weight"])
+
+
+# ---- damage ----------------------------------------------------------------------------------------------------------
+
+
+def every_damage(path: Path):
+    """(what, how): each byte flipped, the file cut at each length, lengthened, emptied, gone."""
+    content = path.read_bytes()
+    for at in range(len(content)):
+        flipped = bytearray(content)
+        flipped[at] ^= 1 << (at % 8)
+        yield f"bit {at % 8} of byte {at}", bytes(flipped)
+    for length in range(len(content)):
+        yield f"cut to {length}", content[:length]
+    yield "lengthened", content + b"\0"
+    yield "newline added", content + b"\n"
+    yield "gone", None
+
+
+def small(folder: Path) -> None:
+    manager = CheckpointManager(folder, keep=9)
+    for step in (1, 2):
+        manager.save(step, {"w": Piece.whole(torch.full((3,), float(step)))}, {"n": step})
+    manager.wait()
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "rank-00000.safetensors"])
+def test_no_damaged_byte_goes_unnoticed_and_the_previous_one_is_used(tmp_path, name, caplog) -> None:
+    small(tmp_path)
+    path = tmp_path / "step-2" / name
+    content = path.read_bytes()
+    count = 0
+    for what, damaged in every_damage(path):
+        path.unlink(missing_ok=True)
+        if damaged is not None:
+            path.write_bytes(damaged)
+        caplog.clear()
+        found = CheckpointManager(tmp_path).latest()
+        assert found is not None, what
+        assert found.step == 1, what
+        assert str(path) in caplog.text, what
+        count += 1
+    assert count > 300 if name == MANIFEST else count > 150
+    path.write_bytes(content)
+    assert CheckpointManager(tmp_path).latest().step == 2
+
+
+def test_damage_to_all_is_no_checkpoint_and_each_is_named(tmp_path, caplog) -> None:
+    small(tmp_path)
+    for step in (1, 2):
+        (tmp_path / f"step-{step}" / "rank-00000.safetensors").write_bytes(b"")
+    assert CheckpointManager(tmp_path).latest() is None
+    assert "step-1" in caplog.text
+    assert "step-2" in caplog.text
+
+
+def test_a_folder_or_link_in_place_of_a_file_is_damage(tmp_path) -> None:
+    small(tmp_path)
+    path = tmp_path / "step-2" / "rank-00000.safetensors"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(DamagedCheckpoint, match="rank-00000"):
+        Checkpoint.open(tmp_path / "step-2").verify()
+    path.rmdir()
+    path.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DamagedCheckpoint, match="rank-00000"):
+        Checkpoint.open(tmp_path / "step-2").verify()
+
+
+def test_a_damaged_checkpoint_makes_way_for_the_same_step(tmp_path) -> None:
+    small(tmp_path)
+    (tmp_path / "step-2" / MANIFEST).write_bytes(b"{}")
+    saved(tmp_path, 2)
+    assert CheckpointManager(tmp_path).latest().step == 2
+    assert not list(tmp_path.glob(".*"))
+
+
+# ---- crashes ---------------------------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+def test_a_crash_before_any_file_operation_leaves_the_old_or_the_new(tmp_path, monkeypatch) -> None:
+    """Every call that changes the disk is the last one in turn; afterwards `recover` must leave a clean folder."""
+    operations = [
+        (os, "fsync"),
+        (os, "rename"),
+        (shutil, "rmtree"),
+        (Path, "unlink"),
+        (Path, "mkdir"),
+        (Path, "rename"),
+    ]
+    seen: set[int] = set()
+    for crash_at in range(200):
+        folder = tmp_path / str(crash_at) / "checkpoints"
+        saved(folder, 1, 2, keep=2, asynchronous=False)
+        countdown = [crash_at]
+        with monkeypatch.context() as patch:
+            for owner, name in operations:
+                real = getattr(owner, name)
+
+                def guarded(*args, _real=real, **kwargs):
+                    if countdown[0] == 0:
+                        raise Crash
+                    countdown[0] -= 1
+                    return _real(*args, **kwargs)
+
+                patch.setattr(owner, name, guarded)
+            # In this thread, so that a crash is a crash.
+            patch.setattr(manager_module.threading, "Thread", _Immediately)
+            try:
+                saved(folder, 3, keep=2)
+                crashed = False
+            except Crash:
+                crashed = True
+        manager = CheckpointManager(folder)
+        manager.recover()
+        found = manager.latest()
+        assert found is not None, crash_at
+        assert found.step in (2, 3), crash_at
+        assert torch.equal(found.read("model/weight"), tensors(found.step)["model/weight"])
+        assert not list(folder.glob(".*")), crash_at
+        seen.add(found.step)
+        if not crashed:
+            assert found.step == 3
+            break
+    else:
+        raise AssertionError("the save never ended")
+    assert crash_at > 10
+    assert seen == {2, 3}
+
+
+class _Immediately:
+    """A thread that runs when it is started."""
+
+    def __init__(self, target=None, name=None) -> None:
+        self.target = target
+
+    def start(self) -> None:
+        self.target()
+
+    def join(self) -> None:
+        pass
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_recover_finishes_a_rename_and_removes_the_rest(tmp_path) -> None:
+    saved(tmp_path, 1, 2)
+    (tmp_path / "step-2").rename(tmp_path / ".step-2.tmp")
+    (tmp_path / ".step-3.tmp").mkdir()
+    (tmp_path / ".step-3.tmp" / "rank-00000.safetensors").write_bytes(b"half")
+    (tmp_path / ".trash-step-0").mkdir()
+    CheckpointManager(tmp_path).recover()
+    assert steps(tmp_path) == [1, 2]
+    assert not list(tmp_path.glob(".*"))
+
+
+# ---- failures, retention, versions, shapes ---------------------------------------------------------------------------
+
+
+def test_a_failed_save_says_so_and_leaves_no_trace(tmp_path, monkeypatch) -> None:
+    manager = saved(tmp_path, 1)
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manager_module, "write_tensors", full)
+        manager.save(2, pieces(2), {})
+        with pytest.raises(SaveFailed, match="step 2.*No space left"):
+            manager.wait()
+    assert steps(tmp_path) == [1]
+    assert not list(tmp_path.glob(".*"))
+    manager.save(2, pieces(2), {})
+    manager.wait()
+    assert manager.latest().step == 2
+
+
+def test_a_writing_thread_that_dies_is_a_failed_save(tmp_path, monkeypatch) -> None:
+    manager = CheckpointManager(tmp_path)
+    monkeypatch.setattr(manager_module.threading, "excepthook", lambda args: None)
+
+    def bug(*args):
+        raise KeyError("a mistake in the program")
+
+    monkeypatch.setattr(manager_module, "write_tensors", bug)
+    manager.save(2, pieces(2), {})
+    with pytest.raises(SaveFailed, match="the writing thread died"):
+        manager.wait()
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path) -> None:
+    saved(tmp_path, 1, 2, 3, 4, 5, scores={1: 3.0, 2: 1.0, 3: 2.0}, keep=2)
+    assert steps(tmp_path) == [2, 4, 5]
+    assert prune(tmp_path, 1) == [4]
+    assert steps(tmp_path) == [2, 5]
+
+
+def test_a_damaged_one_does_not_count_among_those_kept(tmp_path) -> None:
+    saved(tmp_path, 1, 2, 3)
+    (tmp_path / "step-3" / MANIFEST).write_bytes(b"")
+    assert prune(tmp_path, 2) == []
+    assert steps(tmp_path) == [1, 2, 3]
+
+
+def test_a_later_format_is_refused_and_an_older_one_migrated(tmp_path, monkeypatch) -> None:
+    saved(tmp_path, 1)
+    path = tmp_path / "step-1" / MANIFEST
+    body = json.loads(path.read_bytes())
+    body.pop("checksum")
+    path.write_bytes(seal({**body, "format": 99}))
+    with pytest.raises(ValueError, match="expected format 1 or older, got 99; use the release that wrote it"):
+        CheckpointManager(tmp_path).latest()
+    old = {**body, "format": 0}
+    old["note"] = old.pop("meta")
+    path.write_bytes(seal(old))
+    with pytest.raises(ValueError, match="cannot bring forward"):
+        Checkpoint.open(tmp_path / "step-1")
+    monkeypatch.setitem(
+        format_module.MIGRATIONS, 0, lambda b: {**{k: v for k, v in b.items() if k != "note"}, "meta": b["note"]}
+    )
+    assert CheckpointManager(tmp_path).latest().meta == {"note": "é 1"}
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path) -> None:
+    checkpoint = saved(tmp_path, 1).latest()
+    with pytest.raises(ValueError, match=r"1 missing from it \(model/new\)"):
+        checkpoint.load({"model/new": Piece.whole(torch.zeros(2))})
+    with pytest.raises(ValueError, match="not in the model"):
+        checkpoint.load({"model/weight": Piece.whole(torch.zeros(5, 3))}, ("model/",))
+    with pytest.raises(ValueError, match=r"model/weight: expected shape \(3, 5\), got \(5, 3\)"):
+        checkpoint.load({"model/weight": Piece.whole(torch.zeros(3, 5))})
+
+
+def test_any_box_of_any_pieces(tmp_path) -> None:
+    """Pieces written as boxes are read back as other boxes."""
+    whole = torch.arange(60.0).reshape(6, 10)
+    rows = [
+        ("w", "F32", f"rank-{i:05d}.safetensors", (6, 10), (a, b), (n, m), "w")
+        for i, (a, b, n, m) in enumerate([(0, 0, 4, 3), (4, 0, 2, 3), (0, 3, 6, 7)])
+    ]
+    tmp_path.joinpath("step-1").mkdir()
+    files = {}
+    for _, _, file, _, (a, b), (n, m), key in rows:
+        part = {key: whole[a : a + n, b : b + m].contiguous()}
+        size, sha = format_module.write_tensors(tmp_path / "step-1" / file, part)
+        files[file] = {"bytes": size, "sha256": sha}
+    body = {"format": 1, "step": 1, "score": None, "meta": {}, "files": files, "tensors": format_module.table(rows)}
+    (tmp_path / "step-1" / MANIFEST).write_bytes(seal(body))
+    checkpoint = CheckpointManager(tmp_path).latest()
+    assert torch.equal(checkpoint.read("w"), whole)
+    for a, b, n, m in [(0, 0, 6, 10), (3, 2, 2, 2), (5, 9, 1, 1), (0, 3, 6, 7), (2, 0, 3, 10)]:
+        into = torch.full((n, m), -1.0)
+        checkpoint.load({"w": Piece(into, (6, 10), (a, b))})
+        assert torch.equal(into, whole[a : a + n, b : b + m])
+    with pytest.raises(ValueError, match="add up"):
+        format_module.table(rows[1:])

@@ -1,0 +1,32 @@
+"""Every notebook runs from top to bottom, and is stored without outputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_outputs_are_stripped(path):
+    cells = nbformat.read(path, as_version=4).cells
+    assert all(not cell.outputs and cell.execution_count is None for cell in cells if cell.cell_type == "code")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+# The kernel's messaging library opens its event loop at import, before any test could ask it not to.
+@pytest.mark.filterwarnings("default::DeprecationWarning", "default::ResourceWarning")
+def test_runs(path, tmp_path):
+    from nbclient import NotebookClient
+
+    client = NotebookClient(nbformat.read(path, as_version=4), timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()

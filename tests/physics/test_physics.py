@@ -1,0 +1,219 @@
+"""Corrections against the budgets that they close, recomputed in NumPy float64."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from credit_like import registry
+from credit_like.grid import Grid
+from credit_like.schema.data import DataSection
+from credit_like.variables import Variables
+
+HEIGHT, WIDTH, G = 8, 12, 9.80665
+A, B = (0.0, 5000.0, 3000.0, 0.0), (0.0, 0.2, 0.6, 1.0)
+
+
+@dataclass
+class Store:
+    grid: Grid
+
+
+class Statistics:
+    def mask(self, variables):
+        return np.ones((sum(map(len, variables)), HEIGHT, WIDTH), bool)
+
+
+@pytest.fixture
+def variables():
+    return Variables(
+        DataSection.model_validate(
+            {
+                "source": {"type": "synthetic"},
+                "timestep": "6h",
+                "levels": [200, 500, 850],
+                "prognostic": {"level": ["Q", "u"], "surface": ["SP", "water"]},
+                "diagnostic": {"surface": ["tp", "evaporation"]},
+                "train": ["2000-01-01", "2000-02-01"],
+                "valid": ["2000-03-01", "2000-03-02"],
+                "test": ["2000-04-01", "2000-04-02"],
+            }
+        )
+    )
+
+
+@pytest.fixture
+def states():
+    """(after, before) with q, u on three levels, p_s, column water, rain, evaporation."""
+    generator = torch.Generator().manual_seed(0)
+
+    def field(channels, mean, spread):
+        return mean + spread * torch.randn(2, channels, HEIGHT, WIDTH, generator=generator)
+
+    def state():
+        return torch.cat([field(3, 5e-3, 2e-3), field(3, 5, 10), field(1, 9.8e4, 2e3), field(1, 25, 5)], 1)
+
+    rain, evaporation = field(1, 0.8, 0.1).abs(), field(1, 0.9, 0.1)
+    return torch.cat([state(), rain, evaporation], 1), state()
+
+
+def build(config, variables):
+    latitude = np.linspace(78.75, -78.75, HEIGHT)
+    store = Store(Grid(latitude, np.arange(WIDTH) * 30.0))
+    module = registry.module("physics", config["type"])
+    return module.build(module.Config(**config), variables, store, Statistics()), store.grid
+
+
+def area_mean(x, grid):
+    weights = np.repeat(grid.latitude_weights()[:, None], WIDTH, 1)
+    return (x.double().numpy() * weights).sum((-2, -1)) / weights.sum()
+
+
+def water_pa(x, hybrid):
+    """g W, written out."""
+    q, ps = x[:, :3].double(), x[:, 6].double()
+    if hybrid:
+        thickness = [A[k + 1] - A[k] + (B[k + 1] - B[k]) * ps for k in range(3)]
+    else:
+        thickness = [15000.0, 32500.0, 17500.0]  # 200-350, 350-675, 675-850 hPa
+    return sum(q[:, k] * thickness[k] for k in range(3))
+
+
+def test_clip_raises_what_is_negative_and_nothing_else(variables, states):
+    after, before = states
+    after[:, 8] -= 0.8
+    fix, _ = build({"type": "clip", "variables": ["total_precipitation", "Q"]}, variables)
+    fixed = fix(after, before)
+    assert (after[:, 8] < 0).any()
+    assert (fixed[:, [0, 1, 2, 8]] >= 0).all()
+    untouched = torch.cat([after[:, 3:8], after[:, 9:]], 1)
+    assert torch.equal(torch.cat([fixed[:, 3:8], fixed[:, 9:]], 1), untouched)
+    assert torch.equal(fixed[:, 8][after[:, 8] >= 0], after[:, 8][after[:, 8] >= 0])
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_mass_of_dry_air_is_what_it_was(variables, states, hybrid):
+    after, before = states
+    config = {"type": "mass", **({"a": A, "b": B} if hybrid else {})}
+    fix, grid = build(config, variables)
+    fixed = fix(after.double(), before.double())
+
+    def dry(x):
+        return area_mean(x[:, 6].double() - water_pa(x, hybrid), grid)
+
+    assert np.abs(dry(after) - dry(before)).min() > 10  # Pa, before the correction
+    np.testing.assert_allclose(dry(fixed), dry(before), rtol=1e-12)
+    change = (fixed - after)[:, 6]
+    assert torch.allclose(change, change[:, :1, :1], atol=1e-9)
+    others = [c for c in range(10) if c != 6]
+    assert torch.equal(fixed[:, others], after.double()[:, others])
+
+
+def test_mass_holds_in_single_precision_to_its_rounding(variables, states):
+    after, before = states
+    fix, grid = build({"type": "mass", "column_water": "water"}, variables)
+    fixed = fix(after, before)
+    assert fixed.dtype == torch.float32
+
+    def dry(x):
+        return area_mean(x[:, 6].double() - G * x[:, 7].double(), grid)
+
+    # One rounding of 1e5 Pa is 4e-3 Pa; the mean over 96 points is smaller.
+    np.testing.assert_allclose(dry(fixed), dry(before), atol=4e-3)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1000.0])
+def test_water_budget_closes(variables, states, scale):
+    after, before = states
+    after = torch.cat([before[:, :8] * 1.0001, after[:, 8:] / scale], 1).double()
+    config = {"type": "moisture", "evaporation_upward": False, "a": A, "b": B, "water_scale": scale}
+    after[:, 9] *= -1
+    fix, grid = build(config, variables)
+    fixed = fix(after, before.double())
+
+    def budget(x):
+        rain, evaporation = scale * area_mean(x[:, 8], grid), -scale * area_mean(x[:, 9], grid)
+        gained = (area_mean(water_pa(x, True), grid) - area_mean(water_pa(before, True), grid)) / G
+        return rain - evaporation + gained
+
+    assert np.abs(budget(after)).min() > 0.01
+    np.testing.assert_allclose(budget(fixed), 0, atol=1e-12)
+    ratio = fixed[:, 8] / after[:, 8]
+    assert torch.allclose(ratio, ratio[:, :1, :1])
+    assert torch.equal(fixed[:, :8], after[:, :8])
+
+
+def test_rain_never_becomes_negative_where_the_air_gained_more_than_evaporated(variables, states):
+    after, before = states
+    after[:, 7] += 50
+    fix, _ = build({"type": "moisture", "column_water": "water"}, variables)
+    assert (fix(after, before)[:, 8] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "config", [{"type": "mass"}, {"type": "moisture", "column_water": "water"}, {"type": "clip", "variables": ["Q"]}]
+)
+def test_gradients_pass(variables, states, config):
+    after, before = states
+    after.requires_grad_()
+    fix, _ = build(config, variables)
+    fix(after, before).square().sum().backward()
+    assert torch.isfinite(after.grad).all()
+    assert (after.grad != 0).any()
+
+
+@pytest.mark.parametrize("config", [{"type": "mass", "a": A, "b": B}, {"type": "moisture", "a": A, "b": B}])
+def test_two_halves_of_the_grid_give_the_whole(variables, states, config):
+    after, before = (x.double() for x in states)
+    whole, grid = build(config, variables)
+    expected = whole(after, before)
+    module = registry.module("physics", config["type"])
+    rows = [slice(0, 3), slice(3, HEIGHT)]
+    barrier, shared = threading.Barrier(2, timeout=20), [torch.empty(0), torch.empty(0)]
+
+    def rank(i):
+        def reduce(x):
+            """What an all-reduce does, between two threads."""
+            shared[i] = x
+            barrier.wait()
+            total = shared[0] + shared[1]
+            barrier.wait()
+            return total
+
+        part = module.build(module.Config(**config), variables, Store(grid), Statistics(), rows=rows[i], reduce=reduce)
+        return part(after[:, :, rows[i]], before[:, :, rows[i]])
+
+    with ThreadPoolExecutor(2) as pool:
+        halves = list(pool.map(rank, range(2)))
+    torch.testing.assert_close(torch.cat(halves, 2), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"type": "mass", "surface_pressure": "spp"},
+            "physics.surface_pressure: expected one of Q, u, SP, water, got 'spp'",
+        ),
+        ({"type": "mass", "a": (0.0, 1.0), "b": (0.0, 1.0)}, "expected 4 interface coefficients"),
+        ({"type": "mass", "column_water": "u"}, "expected a variable at the surface"),
+        ({"type": "mass", "humidity": "SP"}, "on at least two levels"),
+        ({"type": "moisture", "evaporation": "evap"}, "did you mean 'evaporation'"),
+        ({"type": "clip", "variables": ["rainfall"]}, "physics.variables"),
+    ],
+)
+def test_what_does_not_fit_is_said(variables, config, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        build(config, variables)
+
+
+def test_configs_need_no_torch():
+    code = "import sys; from credit_like import registry as r; [r.module('physics', n).Config() for n in r.names('physics')]"
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'torch' not in sys.modules"], check=True)

@@ -1,0 +1,127 @@
+"""Every experiment and every model of the zoo is built on the meta device; the wiring trains, forecasts and scores."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+import yaml
+
+from credit_like import build
+from credit_like.schema.load import load_experiment
+from credit_like.variables import Variables
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = sorted(ROOT.glob("config/*.yml"))
+ZOO = sorted(ROOT.glob("models/*/model.yml"))
+GRIDS = {"demo": (32, 64), "storm96": (33, 36), "gcm-t21": (32, 64), "era5-1deg": (181, 360)}
+
+
+@pytest.fixture(autouse=True)
+def variables_of_the_environment(monkeypatch):
+    for name in ("SCRATCH", "ERA5", "CREDIT_LIKE_DATA"):
+        monkeypatch.setenv(name, os.environ.get(name, "/nowhere"))
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda p: p.stem)
+def test_every_experiment_builds(path):
+    experiment = load_experiment(path)
+    variables = Variables(experiment.data)
+    with torch.device("meta"):
+        model = build.build_model(experiment, variables, *GRIDS[path.stem])
+        x = torch.empty(1, variables.in_channels, experiment.data.history_len, *GRIDS[path.stem])
+        assert model(x).shape == (1, variables.out_channels, 1, *GRIDS[path.stem])
+
+
+def test_there_are_experiments_and_a_zoo():
+    assert len(EXPERIMENTS) >= 4
+    assert len(ZOO) >= 3
+
+
+def test_the_demo_uses_the_tiny_model_of_the_zoo():
+    demo = yaml.safe_load((ROOT / "credit_like" / "demo.yml").read_text())["model"]
+    zoo = yaml.safe_load((ROOT / "models" / "wxformer-tiny" / "model.yml").read_text())["model"]
+    assert demo == zoo
+
+
+TINY = [
+    "data.source.steps=60",
+    "data.train=[2000-01-01, 2000-01-09]",
+    "data.valid=[2000-01-09T06, 2000-01-11]",
+    "data.test=[2000-01-11T06, 2000-01-15T18]",
+    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}",
+    "trainer.epochs=1",
+    "inference={init: [2000-01-11T06, 2000-01-12T06, 12h], lead: 12h, batch_size: 2}",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    save_loc = tmp_path_factory.mktemp("run")
+    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={save_loc}"])
+    assert build.train(experiment) == 0
+    assert build.rollout(experiment) == 0
+    assert build.evaluate(experiment) == 0
+    assert build.plot(experiment) == 0
+    return experiment, save_loc
+
+
+def test_a_run_leaves_what_it_promises(run):
+    _, save_loc = run
+    assert json.loads((save_loc / "status.json").read_text())["state"] == "finished"
+    rows = [json.loads(line) for line in (save_loc / "log.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if "loss" in row] == list(range(1, 5))
+    assert {"loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait", "memory_mib"} <= set(rows[0])
+    assert any("valid_loss" in row for row in rows)
+    for name in (
+        "experiment.yml",
+        "statistics.nc",
+        "evaluation/rmse.png",
+        "evaluation/acc.png",
+        "evaluation/map_u.png",
+    ):
+        assert (save_loc / name).stat().st_size > 0, name
+    again = load_experiment(save_loc / "experiment.yml")
+    assert again == run[0]
+
+
+def test_the_forecast_is_what_the_stepper_gives(run):
+    experiment, save_loc = run
+    forecast = xr.open_zarr(save_loc / "forecasts" / "forecast.zarr", decode_timedelta=True)
+    assert dict(forecast.sizes) | {"level": 2} == {
+        "time": 3, "prediction_timedelta": 2, "level": 2, "latitude": 32, "longitude": 64,
+    }  # fmt: skip
+    runtime = build.start(experiment)
+    parts = build.assemble(experiment, runtime)
+    build.load_weights(parts)
+    when = str(forecast.time.values[1].astype("datetime64[s]"))
+    now = parts.store.index(when)
+    frames = parts.store.read(parts.variables.role("prognostic"), [now])
+    state = parts.stepper.initial(torch.from_numpy(frames).transpose(0, 1)[None], torch.tensor([now]))
+    with torch.no_grad():
+        *_, last = parts.stepper.rollout(state, torch.empty(1, 0, 2, 32, 64), 2)
+    u = last.now[0, Variables.slices(parts.variables.outputs)["u"]].numpy()
+    np.testing.assert_allclose(forecast["u"].isel(time=1, prediction_timedelta=1).values, u, rtol=1e-4, atol=1e-3)
+
+
+def test_a_finished_run_is_not_trained_again(run):
+    experiment, save_loc = run
+    before = (save_loc / "log.jsonl").read_bytes()
+    assert build.train(experiment) == 0
+    assert (save_loc / "log.jsonl").read_bytes() == before
+
+
+def test_fresh_asks_before_it_removes(run):
+    with pytest.raises(ValueError, match="add --force"):
+        build.train(run[0], fresh=True)
+
+
+def test_rollout_without_a_checkpoint_says_what_to_do(tmp_path):
+    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={tmp_path}"])
+    with pytest.raises(ValueError, match="credit-like train"):
+        build.rollout(experiment)
