@@ -269,32 +269,6 @@ def import_credit(
     sys.exit(convert(checkpoint, config, output))
 
 
-@app.command()
-def plan(
-    file: File,
-    set_: Set = None,
-    world_size: Annotated[int | None, typer.Option(min=1, help="Processes to plan for.")] = None,
-) -> None:
-    """Estimate memory and time of the layouts that fit."""
-    experiment = _experiment(file, set_, world_size)
-    from credit_like import build
-
-    sys.exit(build.plan(experiment, world_size))
-
-
-@app.command(name="bench-data")
-def bench_data(
-    file: File,
-    set_: Set = None,
-    batches: Annotated[int, typer.Option(min=1, help="Batches to read.")] = 50,
-) -> None:
-    """Measure how fast training samples can be read."""
-    experiment = _experiment(file, set_)
-    from credit_like import build
-
-    sys.exit(build.bench_data(experiment, batches))
-
-
 def _print_json(data: Any) -> None:
     import json
 

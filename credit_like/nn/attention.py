@@ -71,6 +71,7 @@ class WindowAttention(nn.Module):
     In a window of one token softmax is 1 whatever q and k: only v and the output projection are computed.
     """
 
+    dilated: bool
     _tp_col = ("qkv",)
     _tp_row = ("out",)
     _tp_copy = ("bias",)  # the same table for all heads
@@ -99,8 +100,9 @@ class WindowAttention(nn.Module):
             norm = (self.norm.weight, self.norm.bias, self.norm.eps)
             out = (self.out.effective_weight(), self.out.bias)
             weight = self.qkv.effective_weight()
-            options = {"window": self.window, "dim_head": self.dim_head, "dilated": self.dilated}
-            return kernels.attention_block(x_BHWC, norm, weight, out, bias, **options)
+            return kernels.attention_block(
+                x_BHWC, norm, weight, out, bias, window=self.window, dim_head=self.dim_head, dilated=self.dilated
+            )
         qkv = self.qkv(self.norm(x_BHWC))
         return x_BHWC + self.out(kernels.window_attention(qkv, bias, self.window, self.dim_head, dilated=self.dilated))
 

@@ -22,7 +22,6 @@ __all__ = [
     "conv3x3",
     "conv_transpose",
     "cross_embed",
-    "feed_forward",
     "pixel_shuffle",
     "window_attention",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,7 +108,7 @@ class _OwnTensor(torch.autograd.Function):
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
@@ -148,7 +149,7 @@ def apply_fsdp2(
     for unit in units:
         fully_shard(unit, mp_policy=inner, **options)
     fully_shard(model, mp_policy=outer, **options)
-    for unit, following in zip(units, units[1:], strict=False):
+    for unit, following in itertools.pairwise(units):
         assert isinstance(unit, FSDPModule)
         assert isinstance(following, FSDPModule)
         unit.set_modules_to_forward_prefetch([following])
@@ -171,7 +172,9 @@ def _main() -> bool:
 
 def fsdp2_state_dict(model: nn.Module) -> dict[str, Any]:
     """The whole state on the CPU of rank 0, under names that do not depend on the layout; {} elsewhere. Collective."""
-    state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    state: dict[str, Any] = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
     return {name: value.clone() for name, value in state.items()} if _main() else {}
 
 
@@ -218,7 +221,7 @@ def _initialise_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
     optimizer.step()
     for group, values in rates:
-        group.update(values)
+        group.update({**values})
     for p, grad in kept.items():
         p.grad = grad
     for p in bare:

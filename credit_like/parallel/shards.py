@@ -54,12 +54,3 @@ def whole_of_shards(shard: Tensor, like: Tensor) -> Tensor:
         shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
     return sharded.full_tensor()
-
-
-def whole_of_shards(part: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor of which every rank holds `part`, sharded as `like`, such as a moment of an optimiser. Collective."""
-    if not isinstance(like, DTensor):
-        return part
-    return DTensor.from_local(
-        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    ).full_tensor()

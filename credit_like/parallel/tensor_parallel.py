@@ -141,8 +141,8 @@ def _heads(block: nn.Module, counts: dict[str, int]) -> int:
 
 def _split(layer: nn.Module, role: type[_Split], mesh: DeviceMesh, dim: int) -> None:
     """Keep this rank's part of the weight (and of a column layer's bias)."""
-    layer.__class__ = _twin(role, type(layer))
-    layer._tp_group = mesh.get_group()
+    layer.__class__ = _twin(role, type(layer))  # type: ignore[arg-type]
+    layer.__dict__["_tp_group"] = mesh.get_group()
     names = ["weight"] if role is Row or layer.bias is None else ["weight", "bias"]
     for name in names:
         parameter = getattr(layer, name)

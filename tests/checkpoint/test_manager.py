@@ -181,7 +181,7 @@ def test_a_crash_before_any_file_operation_leaves_the_old_or_the_new(tmp_path, m
             for owner, name in operations:
                 real = getattr(owner, name)
 
-                def guarded(*args, _real=real, **kwargs):
+                def guarded(*args, _real=real, countdown=countdown, **kwargs):
                     if countdown[0] == 0:
                         raise Crash
                     countdown[0] -= 1
@@ -210,6 +210,16 @@ def test_a_crash_before_any_file_operation_leaves_the_old_or_the_new(tmp_path, m
         raise AssertionError("the save never ended")
     assert crash_at > 10
     assert seen == {2, 3}
+
+
+def _counted(real, countdown):
+    def guarded(*args, **kwargs):
+        if countdown[0] == 0:
+            raise Crash
+        countdown[0] -= 1
+        return real(*args, **kwargs)
+
+    return guarded
 
 
 class _Immediately:
@@ -251,7 +261,7 @@ def test_a_failed_save_says_so_and_leaves_no_trace(tmp_path, monkeypatch) -> Non
     with monkeypatch.context() as patch:
         patch.setattr(manager_module, "write_tensors", full)
         manager.save(2, pieces(2), {})
-        with pytest.raises(SaveFailed, match="step 2.*No space left"):
+        with pytest.raises(SaveFailed, match=r"step 2.*No space left"):
             manager.wait()
     assert steps(tmp_path) == [1]
     assert not list(tmp_path.glob(".*"))

@@ -44,13 +44,13 @@ class NetcdfWriter(Writer):
         file = netCDF4.Dataset(self._partial(init), "a")
         file.set_auto_mask(False)
         for name in layout.chosen:
-            variable = file.createVariable(
+            variable = file.createVariable(  # type: ignore[call-overload]
                 name,
                 "f4",
                 layout.variable_dims(name),
                 fill_value=np.float32("nan"),
                 zlib=self.compression > 0,
-                complevel=self.compression,  # type: ignore[arg-type]
+                complevel=self.compression,
                 chunksizes=(*(1,) * len(layout.dims), *layout.field_shape(name)),
             )
             variable.setncatts(layout.attrs_of(name))

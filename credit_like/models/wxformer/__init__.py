@@ -152,11 +152,11 @@ class Config(Section):
             kernels = self.cross_embed_kernel_sizes[stage]
             if not kernels:
                 problems.append(f"cross_embed_kernel_sizes[{stage}]: expected at least one kernel, got none")
-            for kernel in kernels:
-                if kernel < stride:
-                    problems.append(
-                        f"cross_embed_kernel_sizes[{stage}]: expected at least the stride {stride}, got {kernel}"
-                    )
+            problems += [
+                f"cross_embed_kernel_sizes[{stage}]: expected at least the stride {stride}, got {kernel}"
+                for kernel in kernels
+                if kernel < stride
+            ]
             if stage and stride != 2:
                 problems.append(
                     f"cross_embed_strides[{stage}]: expected 2 (the decoder doubles the grid for each of the stages 1 to 3), "
@@ -191,7 +191,7 @@ class Config(Section):
         return [f"{problem}; {cure}" for problem in problems]
 
     def _grid_problems(self, padded: int, axis: str) -> list[str]:
-        problems = []
+        problems: list[str] = []
         size = padded
         for stage, stride in enumerate(self.cross_embed_strides):
             before, size = size, size // stride

@@ -82,7 +82,7 @@ def is_pointwise(module: nn.Module) -> bool:
     if isinstance(module, POINTWISE) or getattr(type(module), "_pointwise", False):
         return True
     if isinstance(module, nn.Conv2d):
-        return set(module.kernel_size) == {1} and set(module.stride) == {1} and set(module.padding) <= {0}  # type: ignore[arg-type]
+        return set(module.kernel_size) == {1} and set(module.stride) == {1} and set(module.padding) <= {0}
     container = isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential | nn.ParameterList)
     own = any(True for _ in module.parameters(recurse=False))
     composite = any(True for _ in module.children()) and not own and not type(module).__module__.startswith("torch.nn")
@@ -161,7 +161,7 @@ def trace_heights(model: nn.Module) -> dict[nn.Module, tuple[int, int, int]]:
             f"{type(model).__name__}: expected attributes in_channels, frames, height and width for domain parallelism; "
             f"it has no {', '.join(missing)}"
         )
-    shape = (1, model.in_channels, model.frames, model.height, model.width)
+    shape = tuple(int(n) for n in (1, *(getattr(model, name) for name in ("in_channels", "frames", "height", "width"))))
     tensors = {
         name: torch.empty(value.shape, dtype=value.dtype, device="meta")
         for name, value in (*model.named_parameters(), *model.named_buffers())
@@ -175,7 +175,7 @@ def trace_heights(model: nn.Module) -> dict[nn.Module, tuple[int, int, int]]:
 
 def domain_levels(model: nn.Module, calls: dict[nn.Module, tuple[int, int, int]]) -> dict[int, Level]:
     """Every height in the model with what its layers ask of the bands there."""
-    found = [Level(int(model.height), why="the image")]  # type: ignore[call-overload]
+    found = [Level(int(model.height), why="the image")]
     for module, (height_in, height_out, _) in calls.items():
         found += [Level(height_in), Level(height_out)]
         found += TWINS[type(module)].levels(module, height_in, height_out)  # type: ignore[arg-type]
@@ -191,7 +191,7 @@ def apply_domain_parallel(model: nn.Module, domain_mesh: DeviceMesh) -> nn.Modul
     """
     check_twins(model)
     calls = trace_heights(model)
-    manager = DomainManager(domain_mesh, domain_levels(model, calls), int(model.height), int(model.width))  # type: ignore[call-overload]
+    manager = DomainManager(domain_mesh, domain_levels(model, calls), int(model.height), int(model.width))
     unused = [name for name, module in model.named_modules() if type(module) in TWINS and module not in calls]
     if unused:
         raise ValueError(

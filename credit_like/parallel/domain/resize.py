@@ -17,8 +17,9 @@ def source_band(band: Band, height_in: int, height_out: int) -> Band:
     """The input rows that output rows [start, stop) lie between; one more where single precision rounds to it."""
     rows = np.arange(*band)
     first, last = height_in, 0
-    for kind in (np.float32, np.float64):
-        position = np.maximum((rows.astype(kind) + kind(0.5)) * (kind(height_in) / kind(height_out)) - kind(0.5), 0)
+    for kind in (np.dtype(np.float32), np.dtype(np.float64)):
+        half, scale = kind.type(0.5), kind.type(height_in) / kind.type(height_out)
+        position = np.maximum((rows.astype(kind) + half) * scale - half, 0)
         first = min(first, int(np.floor(position).min()))
         last = max(last, int(np.floor(position).max()) + 1)
     return first, min(last + 1, height_in)

@@ -65,7 +65,7 @@ def make_plan(have: Sequence[Sequence[int]], want: Sequence[Sequence[int]], rank
     for holder, rows in enumerate(have):
         for index, row in enumerate(rows):
             owner.setdefault(row, (holder, index))
-    travelling = [[_travelling(owner, want[d], s, d) for d in range(len(want))] for s in (rank,)][0]
+    travelling = next([_travelling(owner, want[d], s, d) for d in range(len(want))] for s in (rank,))
     arriving = [_travelling(owner, want[rank], s, rank) for s in range(len(have))]
     places = [{index: n for n, index in enumerate(indices)} for indices in arriving]
     pieces: list[tuple[int, int]] = []
@@ -138,7 +138,7 @@ class _Fetch(torch.autograd.Function):
         return torch.cat([piece.permute(order) for piece in pieces], order.index(dim)).permute(inverse)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         plan, dim = ctx.plan, ctx.dim
         order, inverse = _memory_order(grad)
         own = grad.new_zeros([ctx.shape[d] for d in order]).permute(inverse)
@@ -159,7 +159,8 @@ class _Fetch(torch.autograd.Function):
 
 def _memory_order(x: Tensor) -> tuple[list[int], list[int]]:
     """The permutation that makes the dimensions descend in memory, and its inverse."""
-    order = sorted(range(x.ndim), key=lambda d: (-x.stride(d), d))
+    strides = x.stride()
+    order = sorted(range(x.ndim), key=lambda d: (-strides[d], d))
     return order, [order.index(d) for d in range(x.ndim)]
 
 
