@@ -34,7 +34,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.stepper import Stepper
-from credit_like.training.trainer import Trainer
+from credit_like.training.trainer import Batches, Trainer
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
@@ -79,15 +79,31 @@ def build_model(experiment: Experiment, variables: Variables, height: int, width
 
 
 def assemble(experiment: Experiment, runtime: Runtime) -> Parts:
-    """Variables → store → model (meta) → parallel → weights → statistics → stepper."""
+    """Variables → store → model (meta) → parallel → statistics → weights → stepper."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
+    model = parallel_model(experiment, variables, store, runtime)
+    return furnish(model, experiment, runtime, variables, store, load_statistics(experiment, store, variables, runtime))
+
+
+def parallel_model(experiment: Experiment, variables: Variables, store: FieldStore, runtime: Runtime) -> nn.Module:
+    """The model as this rank has it, without values. Raises ValueError where a degree does not fit the model."""
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
-    model = parallelise(model, experiment.trainer, runtime)
+    return parallelise(model, experiment.trainer, runtime)
+
+
+def furnish(
+    model: nn.Module,
+    experiment: Experiment,
+    runtime: Runtime,
+    variables: Variables,
+    store: FieldStore,
+    statistics: Statistics,
+) -> Parts:
+    """Weights, physics and normalisation for a model that has none yet."""
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
-    statistics = load_statistics(experiment, store, variables, runtime)
     physics = [
         registry.module("physics", config.type).build(
             config, variables, store, statistics, rows=rows, reduce=runtime.sum_over_domain
@@ -141,16 +157,20 @@ def build_loader(parts: Parts, periods: Periods, shuffle: bool, batches: int = 0
     )
 
 
-def build_trainer(parts: Parts) -> Trainer:
-    """Loss → loaders → trainer."""
+def build_trainer(parts: Parts, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
+    """Loss → loaders (of training and validation) → trainer."""
     experiment, trainer = parts.experiment, parts.experiment.trainer
+    train_loader, valid_loader = loaders or (
+        build_loader(parts, experiment.data.train, True, trainer.batches_per_epoch),
+        build_loader(parts, experiment.data.valid, False, trainer.valid_batches),
+    )
     loss = AreaLoss(experiment.loss, parts.variables, parts.statistics, parts.store.grid, parts.rows)
     return Trainer(
         experiment,
         parts.stepper,
         loss.to(parts.runtime.device),
-        train_loader=build_loader(parts, experiment.data.train, True, trainer.batches_per_epoch),
-        valid_loader=build_loader(parts, experiment.data.valid, False, trainer.valid_batches),
+        train_loader=train_loader,
+        valid_loader=valid_loader,
         runtime=parts.runtime,
         variables=parts.variables,
         store=parts.store,

@@ -49,7 +49,7 @@ def set_random_state(state: dict[str, Tensor]) -> None:
 
 def seed_everything(*parts: int) -> None:
     """Seed all of them from these numbers."""
-    (seed,) = np.random.SeedSequence(parts).generate_state(1)
+    (seed,) = np.random.SeedSequence((len(parts), *parts)).generate_state(1)
     torch.manual_seed(int(seed))
     random.seed(int(seed))
     np.random.seed(int(seed))

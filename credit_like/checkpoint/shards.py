@@ -39,7 +39,7 @@ def share_out(pieces: Mapping[str, Piece]) -> list[dict[str, Any]]:
     mine = {
         name: (str(p.local.dtype), p.local.element_size(), p.shape, *p.box)
         for name, p in pieces.items()
-        if p.local.numel()
+        if p.local.numel() or 0 in p.shape
     }
     everyone: list[dict[str, Any]] = [mine]
     if dist.is_initialized() and dist.get_world_size() > 1:

@@ -126,6 +126,11 @@ class FieldStore:
         """units, long_name and standard_name, as far as the files or the experiment give them."""
         return dict(_SOLAR_ATTRS if variable.spec.compute else self._places[variable.name].attrs)
 
+    def source_of(self, variable: Variable) -> tuple[Any, str] | None:
+        """(configuration of the source, name there) of a variable; None for a computed one."""
+        place = self._places.get(variable.name)
+        return (self._sources[place.source].config, place.var) if place else None
+
     def index(self, time: str) -> int:
         """Position of an ISO time on the time axis. Raises ValueError with the nearest times where it is not there."""
         wanted = parse(time, self.calendar)

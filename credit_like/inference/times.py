@@ -55,6 +55,7 @@ def initial_times(
         assert init.start is not None
         assert init.end is not None
         assert init.interval is not None
+        assert init.interval is not None
         step = lead_steps(init.interval, data.timestep, "inference.init")
         found = range(_index(store, init.start), _index(store, init.end) + 1, step)
         chosen = [i for i in found if not _lacks(i, data, missing)]

@@ -127,7 +127,7 @@ class _TiledCorrelation(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_BPQO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g_BPQO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x_BPQD, w_nnDO = ctx.saved_tensors
         tile = ctx.tile
         taps, step = w_nnDO.shape[0], tile - w_nnDO.shape[0] + 1

@@ -49,7 +49,7 @@ class _Conv(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g_BHWO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g_BHWO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x_BHWC, weight = ctx.saved_tensors
         g_BHWO = g_BHWO.contiguous()
         dx = dw = db = None
@@ -212,7 +212,7 @@ class _AttentionBlock(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, g, b, w_qkv, w_out, bias_LL, mean, rstd, qkv = ctx.saved_tensors
         eps, shape, dilated = ctx.options
         dy = dy.contiguous()
@@ -294,7 +294,7 @@ class _FeedForwardBlock(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, g, b, w_up, w_down, mean, rstd, expanded = ctx.saved_tensors
         dy = dy.contiguous()
         dw_down = _matrix_gradient(dy, functional.gelu(expanded))

@@ -69,7 +69,8 @@ def initialise(model: nn.Module, seed: int) -> nn.Module:
     reset_buffers(model)
     for name, layer in spectral_norm.layers(model):
         spectral, weight = layer.spectral, layer.weight
-        assert isinstance(spectral, spectral_norm.SpectralNorm) and isinstance(weight, Tensor)
+        assert isinstance(spectral, spectral_norm.SpectralNorm)
+        assert isinstance(weight, Tensor)
         start = torch.randn(spectral.u.shape, generator=generator_for(seed, f"{name}.spectral.u"))
         spectral.u.copy_(start / start.norm())
         spectral.iterate(weight, spectral_norm.WARM_UP)

@@ -35,7 +35,7 @@ class _Normalised(torch.autograd.Function):
         return weight * inv_sigma.to(weight.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         weight, u, v, inv_sigma = ctx.saved_tensors
         product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
         corrected = as_matrix(grad, ctx.output_dim) * inv_sigma.to(grad.dtype)
@@ -138,7 +138,8 @@ def _by_class(model: nn.Module) -> Iterator[tuple[type[SpectralNorm], list[Membe
     """The normalised layers, those of one class together: a class may work on all of its layers at once."""
     members: dict[type[SpectralNorm], list[Member]] = {}
     for _, layer in layers(model):
-        assert isinstance(layer.spectral, SpectralNorm) and isinstance(layer.weight, Tensor)
+        assert isinstance(layer.spectral, SpectralNorm)
+        assert isinstance(layer.weight, Tensor)
         members.setdefault(type(layer.spectral), []).append((layer.spectral, layer.weight))
     yield from members.items()
 

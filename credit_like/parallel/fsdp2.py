@@ -221,7 +221,8 @@ def _initialise_state(optimizer: torch.optim.Optimizer) -> None:
         group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
     optimizer.step()
     for group, values in rates:
-        group.update({**values})
+        for key, value in values.items():
+            group[key] = value
     for p, grad in kept.items():
         p.grad = grad
     for p in bare:

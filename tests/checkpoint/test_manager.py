@@ -179,15 +179,7 @@ def test_a_crash_before_any_file_operation_leaves_the_old_or_the_new(tmp_path, m
         countdown = [crash_at]
         with monkeypatch.context() as patch:
             for owner, name in operations:
-                real = getattr(owner, name)
-
-                def guarded(*args, _real=real, countdown=countdown, **kwargs):
-                    if countdown[0] == 0:
-                        raise Crash
-                    countdown[0] -= 1
-                    return _real(*args, **kwargs)
-
-                patch.setattr(owner, name, guarded)
+                patch.setattr(owner, name, _counted(getattr(owner, name), countdown))
             # In this thread, so that a crash is a crash.
             patch.setattr(manager_module.threading, "Thread", _Immediately)
             try:

@@ -54,7 +54,7 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
-        return self.long_ff(self.long(self.short_ff(self.short(x_BHWC))))  # type: ignore[no-any-return]
+        return self.long_ff(self.long(self.short_ff(self.short(x_BHWC))))
 
 
 class Stage(nn.Module):
@@ -116,7 +116,7 @@ class WXFormer(nn.Module):
         y = self.up3(torch.cat([y, e1], dim=-1))
         y_BHWC = self.head(torch.cat([y, e0], dim=-1))
         y_BCHW = self.resize(self.unpad(kernels.channels_first(y_BHWC)))
-        return y_BCHW.unsqueeze(2)  # type: ignore[no-any-return]
+        return y_BCHW.unsqueeze(2)
 
     def train(self, mode: bool = True) -> Self:
         """As nn.Module.train; entering evaluation takes sigma from the present weights."""

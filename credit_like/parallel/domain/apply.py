@@ -173,9 +173,17 @@ def trace_heights(model: nn.Module) -> dict[nn.Module, tuple[int, int, int]]:
     return calls
 
 
+def image_size(model: nn.Module) -> tuple[int, int]:
+    """(rows, columns) of the image that the model was built for."""
+    height, width = getattr(model, "height", None), getattr(model, "width", None)
+    assert isinstance(height, int)
+    assert isinstance(width, int)
+    return height, width
+
+
 def domain_levels(model: nn.Module, calls: dict[nn.Module, tuple[int, int, int]]) -> dict[int, Level]:
     """Every height in the model with what its layers ask of the bands there."""
-    found = [Level(int(model.height), why="the image")]
+    found = [Level(image_size(model)[0], why="the image")]
     for module, (height_in, height_out, _) in calls.items():
         found += [Level(height_in), Level(height_out)]
         found += TWINS[type(module)].levels(module, height_in, height_out)  # type: ignore[arg-type]
@@ -191,7 +199,7 @@ def apply_domain_parallel(model: nn.Module, domain_mesh: DeviceMesh) -> nn.Modul
     """
     check_twins(model)
     calls = trace_heights(model)
-    manager = DomainManager(domain_mesh, domain_levels(model, calls), int(model.height), int(model.width))
+    manager = DomainManager(domain_mesh, domain_levels(model, calls), *image_size(model))
     unused = [name for name, module in model.named_modules() if type(module) in TWINS and module not in calls]
     if unused:
         raise ValueError(

@@ -42,7 +42,7 @@ class _GroupNorm(torch.autograd.Function):
         return torch.addcmul(shift_BC[:, None, None], x.to(wide), scale_BC[:, None, None]).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         x, weight, mean_BG, rstd_BG, total = ctx.saved_tensors
         wide, groups = mean_BG.dtype, ctx.groups
         dy, xw = grad.to(wide), x.to(wide)

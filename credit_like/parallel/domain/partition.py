@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ def bands(height: int, unit: int, parts: int) -> list[Band]:
     assert rest == 0, f"{height} rows are not whole units of {unit}"
     each, more = divmod(count, parts)
     starts = [unit * (rank * each + min(rank, more)) for rank in range(parts + 1)]
-    return list(zip(starts, starts[1:], strict=False))
+    return list(itertools.pairwise(starts))
 
 
 def check_degree(levels: dict[int, Level], degree: int) -> None:

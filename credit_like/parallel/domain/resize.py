@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from credit_like.nn import resize
@@ -15,10 +18,11 @@ from credit_like.parallel.domain.twin import Twin
 
 def source_band(band: Band, height_in: int, height_out: int) -> Band:
     """The input rows that output rows [start, stop) lie between; one more where single precision rounds to it."""
-    rows = np.arange(*band)
+    rows: NDArray[Any] = np.arange(*band)
     first, last = height_in, 0
     for kind in (np.dtype(np.float32), np.dtype(np.float64)):
-        half, scale = kind.type(0.5), kind.type(height_in) / kind.type(height_out)
+        half: Any = kind.type(0.5)
+        scale: Any = kind.type(height_in) / kind.type(height_out)
         position = np.maximum((rows.astype(kind) + half) * scale - half, 0)
         first = min(first, int(np.floor(position).min()))
         last = max(last, int(np.floor(position).max()) + 1)

@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import pytest
@@ -43,7 +44,7 @@ def _random_lists(seed, ranks):
     height = rng.randint(ranks, 30)
     cuts = sorted(rng.sample(range(1, height), ranks - 1)) if rng.random() < 0.7 else [0] * (ranks - 1)
     starts = [0, *cuts, height]
-    have = [list(range(a, b)) for a, b in zip(starts, starts[1:], strict=False)]
+    have = [list(range(a, b)) for a, b in itertools.pairwise(starts)]
     want = [[rng.choice([ZERO, *range(height)]) for _ in range(rng.randint(0, 25))] for _ in range(ranks)]
     return height, have, want
 
