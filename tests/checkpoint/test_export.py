@@ -1,0 +1,133 @@
+"""Exports and commands on a run of the tiny model, and of a real one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from credit_like.checkpoint import commands
+from credit_like.checkpoint.errors import DamagedCheckpoint, Locked
+from credit_like.checkpoint.export import Export, export, load_export
+from credit_like.checkpoint.format import write_tensors
+from credit_like.checkpoint.lock import RunLock
+from credit_like.checkpoint.manager import Checkpoint
+from credit_like.models import wxformer
+from credit_like.nn import spectral_norm
+from credit_like.nn.init import initialise
+from tests.faults import tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    tiny.trainer(folder, epochs=1, checkpoint={"every": 3, "keep": 5}).fit()
+    return folder
+
+
+@pytest.mark.parametrize("weights", ["ema", "raw"])
+def test_an_export_is_the_checkpoint_in_one_plain_file(run, tmp_path, weights) -> None:
+    out = export(run, tmp_path / "out" / "model.safetensors", weights)
+    checkpoint = Checkpoint.open(run / "checkpoints" / "step-9")
+    loaded = load_file(out)
+    assert set(loaded) == {name.removeprefix("model/") for name in checkpoint.names("model/")}
+    for name, x in loaded.items():
+        source = f"ema/{name}" if weights == "ema" and f"ema/{name}" in checkpoint.names() else f"model/{name}"
+        assert torch.equal(x, checkpoint.read(source)), name
+    assert not torch.equal(checkpoint.read("ema/conv.weight"), checkpoint.read("model/conv.weight"))
+    found = load_export(out).metadata
+    assert found["checkpoint"]["weights"] == weights
+    assert found["checkpoint"]["step"] == 9
+    assert found["experiment"] == checkpoint.meta["experiment"]
+    assert found["normalisation"]["prognostic"] == {
+        "channels": ["u", "v"],
+        "mean": [0.0, 0.0],
+        "std": [1.0, 1.0],
+        "change_std": [0.5, 0.5],
+    }
+    assert len(found["grid"]["latitude"]) == tiny.HEIGHT
+    card = out.with_suffix(".md").read_text()
+    assert "| prognostic | v | 0 | 1 | 0.5 |" in card
+    assert not list(out.parent.glob(".*"))
+
+
+def test_a_model_comes_back_and_computes_the_same(tmp_path) -> None:
+    """With spectral norm, whose 1/σ is not saved: it is found again from u and v."""
+    config = wxformer.Config(use_spectral_norm=True)
+    shape = {"in_channels": 3, "out_channels": 2, "frames": 1, "height": 32, "width": 64}
+    model = initialise(wxformer.build(config, **shape), 0).eval()
+    spectral_norm.before_step(model)
+    x = torch.randn(1, 3, 1, 32, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(x)
+        write_tensors(
+            tmp_path / "m.safetensors",
+            model.state_dict(),
+            {"model": json.dumps({"config": config.model_dump(mode="json"), **shape})},
+        )
+        again = load_export(tmp_path / "m.safetensors").build()
+        assert isinstance(again, torch.nn.Module)
+        torch.testing.assert_close(again(x), expected, rtol=0, atol=1e-6)
+
+
+def test_what_is_not_an_export_is_refused(run, tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"ends in .safetensors, got .*model.pt"):
+        export(run, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="expected an intact checkpoint"):
+        export(tmp_path, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"expected one of the steps \[3, 6, 9\].* got 4"):
+        export(run, tmp_path / "model.safetensors", step=4)
+    write_tensors(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {"of": "something"})
+    with pytest.raises(ValueError, match="expected metadata `model`"):
+        load_export(tmp_path / "other.safetensors")
+    whole = export(run, tmp_path / "model.safetensors")
+    whole.write_bytes(whole.read_bytes()[:-5])
+    with pytest.raises(DamagedCheckpoint, match=r"model.safetensors is not readable"):
+        load_export(whole)
+    assert isinstance(load_export(export(run, whole)), Export)
+
+
+def test_list_and_verify_name_what_is_damaged(run, tmp_path, capsys) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    assert [entry.step for entry in commands.entries(copy)] == [3, 6, 9]
+    assert [entry.best for entry in commands.entries(copy)] == [False, False, True]
+    assert commands.list_checkpoints(copy) == 0
+    assert commands.verify_checkpoints(copy) == 0
+    path = copy / "checkpoints" / "step-6" / "rank-00000.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    capsys.readouterr()
+    assert commands.list_checkpoints(copy) == 0  # manifests alone
+    capsys.readouterr()
+    assert commands.verify_checkpoints(copy, json=True) == 1
+    told = {entry["step"]: entry["damage"] for entry in json.loads(capsys.readouterr().out)}
+    assert {step for step, damage in told.items() if damage} == {6}
+    assert str(path) in next(entry.damage for entry in commands.entries(copy, verify=True) if entry.step == 6)
+
+
+def test_prune_spares_the_best_and_respects_the_lock(run, tmp_path, capsys) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    with RunLock(copy), pytest.raises(Locked):
+        commands.prune_checkpoints(copy, 1)
+    assert commands.prune_checkpoints(copy, 1) == 0
+    assert "removed step-3, step-6" in capsys.readouterr().out
+    assert [entry.step for entry in commands.entries(copy)] == [9]
+
+
+def test_diff_says_what_differs(run, capsys) -> None:
+    folder = run / "checkpoints"
+    assert commands.differences(folder / "step-3", folder / "step-3") == []
+    assert commands.diff_checkpoints(folder / "step-3", folder / "step-3") == 0
+    rows = {row[0]: row[1:] for row in commands.differences(folder / "step-3", folder / "step-6")}
+    assert rows["progress.step"] == ("3", "6")
+    assert "differs by up to" in rows["model/conv.weight"][1]
+    assert "model/never" not in rows
+    assert commands.diff_checkpoints(folder / "step-3", folder / "step-6") == 1
+    assert "progress.step" in capsys.readouterr().out
