@@ -1,0 +1,76 @@
+"""Random fields against the addition theorem, scipy's harmonics and the covariance they are made for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import eval_legendre, sph_harm_y
+from world import make_experiment, make_parts
+
+from credit_like.grid import Grid
+from credit_like.inference.perturb import EARTH_RADIUS_KM, SphericalRandomField, normalised_legendre, perturbations
+from credit_like.schema.inference import Ensemble
+
+
+def grid(height=24, width=48):
+    latitude = np.linspace(90 - 90 / height, -90 + 90 / height, height)
+    return Grid(latitude, np.arange(width) * 360 / width)
+
+
+def test_legendre_functions_are_those_of_scipy():
+    latitude = np.deg2rad([-80.0, -10.0, 3.0, 55.0, 89.0])
+    ours = normalised_legendre(np.sin(latitude), 40)
+    for n in (0, 1, 2, 7, 40):
+        for m in range(n + 1):
+            theirs = sph_harm_y(n, m, np.pi / 2 - latitude, 0.0).real * (-1) ** m  # scipy has the Condon-Shortley phase
+            np.testing.assert_allclose(ours[n, m], theirs, atol=1e-12)
+
+
+@pytest.mark.parametrize("length", [500.0, 1000.0, 3000.0])
+def test_variance_is_one_at_every_point(length):
+    field = SphericalRandomField(grid(), length)
+    twice = np.where(np.arange(field.top + 1) == 0, 1, 2)
+    variance = np.einsum("n,nmh,m->h", field.scale**2, field.legendre**2, twice)
+    np.testing.assert_allclose(variance, 1, rtol=1e-12)
+
+
+def test_covariance_is_the_sum_over_degrees():
+    field = SphericalRandomField(grid(), 2000.0)
+    rng = np.random.default_rng(0)
+    draws = np.stack([field.draw(rng) for _ in range(3000)])
+    row, shift = 12, 3
+    lat = np.deg2rad(grid().latitude[row])
+    cosine = np.sin(lat) ** 2 + np.cos(lat) ** 2 * np.cos(np.deg2rad(shift * 7.5))
+    n = np.arange(field.top + 1)
+    expected = ((2 * n + 1) * field.scale**2 * eval_legendre(n, cosine)).sum() / (4 * np.pi)
+    sampled = (draws[:, row] * np.roll(draws[:, row], shift, -1)).mean()
+    assert abs(sampled - expected) < 0.03  # 3000 draws of some ten independent places around the row
+    assert abs(expected - np.exp(-((EARTH_RADIUS_KM * np.arccos(cosine) / 2000) ** 2) / 2)) < 0.06
+    assert abs(draws.mean((0, 1, 2))) < 0.01
+
+
+def test_noise_depends_on_seed_member_and_time_alone(data, tmp_path):
+    experiment = make_experiment(data, tmp_path)
+    _, store, variables, statistics = make_parts(experiment)
+    ensemble = Ensemble(members=4, amplitude={"u": 0.5}, seed=3)
+    perturb = perturbations(ensemble, variables, statistics, store.grid)
+    zero = torch.zeros(3, variables.n("prognostic"), store.grid.height, store.grid.width)
+    together = perturb([0, 2, 3])(zero, [5, 5, 9])
+    assert (together[0] == 0).all(), "member 0 is the control"
+    assert torch.equal(perturb([2])(zero[:1], [5])[0], together[1])
+    assert not torch.equal(perturb([2])(zero[:1], [9])[0], together[1])
+    _, _, change = statistics.select(variables.role("prognostic"))
+    u, others = together[1:, :2], together[1:, 2:]
+    assert (others == 0).all()
+    assert 0.3 < float((u.std((-1, -2)) / torch.tensor(0.5 * change[:2])).mean()) < 2
+    whole = perturb([2])(zero[:1], [5])
+    part = perturbations(ensemble, variables, statistics, store.grid, slice(2, 5))([2])(zero[:1, :, 2:5], [5])
+    assert torch.equal(part, whole[:, :, 2:5]), "a rank's rows are those of the whole field"
+
+
+def test_amplitude_of_an_unknown_variable_is_refused(data, tmp_path):
+    experiment = make_experiment(data, tmp_path)
+    _, store, variables, statistics = make_parts(experiment)
+    with pytest.raises(ValueError, match="did you mean 'temperature'"):
+        perturbations(Ensemble(members=2, amplitude={"temperatur": 1}), variables, statistics, store.grid)

@@ -1,0 +1,135 @@
+"""The rollout against stepping by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from world import make_experiment, make_parts
+
+from credit_like.inference.forecast import forecast
+from credit_like.inference.rollout import rollout
+from credit_like.inference.times import initial_times, lead_steps
+
+
+@pytest.fixture
+def parts(data, tmp_path):
+    return make_parts(make_experiment(data, tmp_path))
+
+
+def by_hand(stepper, store, variables, init, leads):
+    prognostic = torch.from_numpy(store.read(variables.role("prognostic"), init))[:, :, None]
+    state = stepper.initial(prognostic, torch.tensor(init))
+    for lead in range(leads):
+        forcing = torch.from_numpy(store.read(variables.role("dynamic_forcing"), [i + lead for i in init]))[:, :, None]
+        with torch.no_grad():
+            state = stepper(state, forcing)
+        yield state
+
+
+def test_rollout_is_the_stepper_in_a_loop(parts):
+    stepper, store, variables, _ = parts
+    init = [5, 11]
+    expected = list(by_hand(stepper, store, variables, init, 6))
+    got = list(rollout(stepper, store, variables, init, 6))
+    assert [lead for lead, _ in got] == [1, 2, 3, 4, 5, 6]
+    for (lead, state), other in zip(got, expected, strict=True):
+        assert torch.equal(state.prognostic, other.prognostic)
+        assert torch.equal(state.diagnostic, other.diagnostic)
+        assert state.index.tolist() == [i + lead for i in init]
+
+
+def test_consumer_is_not_in_inference_mode(parts):
+    stepper, store, variables, _ = parts
+    for _, state in rollout(stepper, store, variables, [3], 2):
+        assert not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled()
+        assert not state.prognostic.requires_grad
+
+
+def test_reads_one_step_of_forcing_ahead_and_no_more(parts, monkeypatch):
+    stepper, store, variables, _ = parts
+    asked = []
+    forcing = type(store).forcing
+    monkeypatch.setattr(type(store), "forcing", lambda self, times, **k: asked.append(max(times)) or forcing(self, times, **k))
+    running = rollout(stepper, store, variables, [4], 12)
+    for lead, _ in itertools.islice(running, 5):
+        # The step to this lead started from lead − 1, and the next one's forcing may have been read.
+        assert max(asked) <= 4 + lead
+    running.close()
+    assert len(asked) <= 6
+
+
+def test_an_abandoned_rollout_ends_its_thread(parts):
+    import threading
+
+    stepper, store, variables, _ = parts
+    next(running := rollout(stepper, store, variables, [4], 30))
+    running.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("forcing")]
+
+
+def test_notebook_forecast_has_times_names_and_the_same_numbers(parts):
+    stepper, store, variables, _ = parts
+    init = ["2000-01-02T00:00:00", "2000-01-03T06:00:00"]
+    positions = [store.index(time) for time in init]
+    datasets = list(forecast(stepper, store, variables, init, 3))
+    for lead, (dataset, state) in enumerate(
+        zip(datasets, by_hand(stepper, store, variables, positions, 3), strict=True), start=1
+    ):
+        assert dataset["time"].values.astype("datetime64[s]").astype(str).tolist() == init
+        assert dataset["prediction_timedelta"].values == np.timedelta64(6 * lead, "h")
+        np.testing.assert_array_equal(dataset["u"].values[:, 0], state.now[:, :2].numpy())
+        np.testing.assert_array_equal(dataset["rain"].values[:, 0], state.diagnostic[:, 0].numpy())
+        assert dataset["u"].attrs["units"] == "m s-1"
+
+
+def times(data, tmp_path, missing=(), **inference):
+    experiment = make_experiment(data, tmp_path, **inference)
+    _, store, _, _ = make_parts(experiment)
+    found = initial_times(experiment.inference, store, experiment.data, missing)
+    return [str(store.times[i])[5:13] for i in found]
+
+
+def test_initial_times_by_default_lie_in_the_test_period_and_leave_room(data, tmp_path):
+    assert times(data, tmp_path, lead="1d") == ["01-09T00", "01-10T00", "01-11T00"]
+    assert times(data, tmp_path, lead="60h") == ["01-09T00", "01-10T00"]
+
+
+def test_initial_times_of_every_form(data, tmp_path):
+    assert times(data, tmp_path, init="2000-01-09T06") == ["01-09T06"]
+    assert times(data, tmp_path, init=["2000-01-09", "2000-01-03"]) == ["01-03T00", "01-09T00"]
+    assert times(data, tmp_path, init=["2000-01-09", "2000-01-10", "12h"]) == ["01-09T00", "01-09T12", "01-10T00"]
+
+
+def test_a_range_leaves_out_times_without_fields(data, tmp_path, caplog):
+    found = times(data, tmp_path, missing=[34], init=["2000-01-09", "2000-01-10", "12h"])
+    assert found == ["01-09T00", "01-10T00"]
+    assert "1 of 3 initial times left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("inference", "missing", "message"),
+    [
+        ({"init": "2001-01-01"}, (), "inference.init: expected a time in the data, got 2001-01-01"),
+        ({"init": "2000-01-09T03"}, (), "the nearest are 2000-01-09T00:00:00 and 2000-01-09T06:00:00"),
+        ({"init": "2000-01-09"}, [32], "whole fields are missing"),
+        ({"init": "2000-01-12", "lead": "2d"}, (), r"expected forcing \(sst\) for 8 steps from 2000-01-12T00:00:00"),
+        ({"lead": "30d"}, (), "got 120 steps and 13 test times"),
+        ({"lead": "7h"}, (), "whole number of steps of 6h"),
+        ({"init": ["2000-01-09", "2000-01-10", "7h"]}, (), "inference.init: expected a whole number of steps"),
+    ],
+)
+def test_initial_times_that_cannot_be(data, tmp_path, inference, missing, message):
+    with pytest.raises(ValueError, match=message):
+        times(data, tmp_path, missing, **inference)
+
+
+@pytest.mark.parametrize("lead", [0, -4])
+def test_lead_of_nothing_is_refused(lead):
+    import datetime as dt
+
+    with pytest.raises(ValueError, match="at least one"):
+        lead_steps(lead, dt.timedelta(hours=6))
