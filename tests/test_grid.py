@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_like.grid import Grid
@@ -22,6 +22,7 @@ def weatherbench2(latitude):
     return weights / np.mean(weights)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 90), st.booleans())
 def test_global_weights_are_weatherbench2s_in_both_orders(height, poles):
     up = uniform(height, 8, poles)
@@ -32,6 +33,7 @@ def test_global_weights_are_weatherbench2s_in_both_orders(height, poles):
     np.testing.assert_allclose(down.latitude_weights(), weatherbench2(up.latitude)[::-1], rtol=1e-12)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 90))
 def test_half_row_weights_are_the_sine_of_half_a_row_times_the_cosine_of_latitude(height):
     """Between φ − δ and φ + δ: sin(φ + δ) − sin(φ − δ) = 2 cos φ sin δ; the sum over the globe is 2."""
@@ -49,6 +51,7 @@ def test_gaussian_grids_are_global():
     np.testing.assert_allclose(grid.latitude_weights()[1:-1], 16 * quadrature[1:-1], rtol=2e-3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(-89, 89), min_size=2, max_size=20, unique_by=lambda x: round(x, 1)), st.booleans())
 def test_weights_are_positive_with_mean_one(latitudes, descending):
     grid = Grid(np.array(sorted(latitudes, reverse=descending)), np.linspace(0, 30, 4))

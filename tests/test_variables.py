@@ -1,7 +1,7 @@
 """The order of channels, which the whole program takes from one place."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_like.schema.data import DataSection
@@ -42,6 +42,7 @@ def test_channels_are_level_variables_with_the_level_fastest_then_the_surface():
 _name = st.text("abcdefgh_", min_size=1, max_size=6)
 
 
+@settings(deadline=None)
 @given(st.data(), st.lists(st.integers(1, 1000), min_size=1, max_size=4, unique=True))
 def test_slices_cut_the_stack_of_channels_into_its_variables(data, levels):
     names = data.draw(st.lists(_name, min_size=1, max_size=12, unique=True))

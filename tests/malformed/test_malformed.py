@@ -126,7 +126,7 @@ def test_each_problem_is_named_with_its_line_and_nothing_is_written(name, folder
 @pytest.mark.parametrize("name", IN_A_PROCESS)
 def test_the_answer_takes_less_than_two_seconds(name, folder):
     best = 10.0
-    for _ in range(3):  # the first may have to compile
+    for _ in range(5):  # the first may have to compile, and a busy machine slows even the processor
         status, lines, seconds = command(HERE / name, folder)
         judge(HERE / name, status, lines)
         best = min(best, seconds)

@@ -3,7 +3,7 @@
 import datetime as dt
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_like.schema.base import Section, format_duration, parse_duration
@@ -14,11 +14,13 @@ positive = st.timedeltas(dt.timedelta(milliseconds=1), dt.timedelta(days=10_000)
 )
 
 
+@settings(deadline=None)
 @given(positive)
 def test_durations_survive_a_round_trip(duration):
     assert parse_duration(format_duration(duration)) == duration
 
 
+@settings(deadline=None)
 @given(st.integers(1, 10_000), st.sampled_from([("s", 1), ("min", 60), ("h", 3600), ("d", 86400)]))
 def test_durations_mean_what_their_units_say(number, unit):
     name, seconds = unit
@@ -26,6 +28,7 @@ def test_durations_mean_what_their_units_say(number, unit):
     assert parse_duration(f" {number} {name} ").total_seconds() == number * seconds
 
 
+@settings(deadline=None)
 @given(st.integers(0, 99), st.integers(0, 59), st.integers(1, 59))
 def test_walltimes_are_hours_minutes_seconds(hours, minutes, seconds):
     expected = dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
@@ -40,6 +43,7 @@ def test_what_is_no_duration_is_refused(text):
         parse_duration(text)
 
 
+@settings(deadline=None)
 @given(st.datetimes(dt.datetime(1000, 1, 1), dt.datetime(9999, 12, 31)).map(lambda t: t.replace(microsecond=0)))
 def test_times_survive_a_round_trip(time):
     text = parse_time(time)
@@ -48,6 +52,7 @@ def test_times_survive_a_round_trip(time):
     assert parse_time(text.replace("T", " ")) == text
 
 
+@settings(deadline=None)
 @given(st.lists(st.datetimes(dt.datetime(1000, 1, 1), dt.datetime(9999, 12, 31)), min_size=2))
 def test_times_sort_as_their_text(times):
     assert [parse_time(time.replace(microsecond=0)) for time in sorted(times)] == sorted(

@@ -1,7 +1,7 @@
 """The arithmetic of layouts, and what sections demand of each other."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_like.schema.checks import layout, layout_findings, section_findings, world_of
@@ -21,6 +21,7 @@ def trainer(tensor=1, domain=1, micro=1, total=1, data="fsdp2", replicate=1):
     )
 
 
+@settings(deadline=None)
 @given(sizes, sizes, sizes, sizes, sizes)
 def test_every_layout_that_multiplies_out_is_accepted_and_divided_back(tensor, domain, data, micro, accumulation):
     world = tensor * domain * data
@@ -28,6 +29,7 @@ def test_every_layout_that_multiplies_out_is_accepted_and_divided_back(tensor, d
     assert (at.world, at.tensor, at.domain, at.data, at.accumulation) == (world, tensor, domain, data, accumulation)
 
 
+@settings(deadline=None)
 @given(sizes, sizes, st.integers(1, 200), sizes, st.integers(1, 200))
 def test_a_layout_is_accepted_only_if_its_parts_make_the_whole(tensor, domain, world, micro, total):
     section = trainer(tensor, domain, micro, total)
@@ -41,6 +43,7 @@ def test_a_layout_is_accepted_only_if_its_parts_make_the_whole(tensor, domain, w
         assert at.data * at.accumulation * micro == total
 
 
+@settings(deadline=None)
 @given(sizes, sizes, st.integers(1, 200))
 def test_the_batch_sizes_that_a_message_offers_are_accepted(micro, data, total):
     for _, message in layout_findings(trainer(micro=micro, total=total), data):
@@ -49,6 +52,7 @@ def test_the_batch_sizes_that_a_message_offers_are_accepted(micro, data, total):
             assert not list(layout_findings(trainer(micro=micro, total=size), data))
 
 
+@settings(deadline=None)
 @given(sizes, sizes, st.integers(1, 200))
 def test_the_world_sizes_that_a_message_offers_are_accepted(tensor, domain, world):
     found = [message for path, message in layout_findings(trainer(tensor, domain), world) if path[-1] == "parallelism"]
