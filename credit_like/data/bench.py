@@ -1,0 +1,221 @@
+"""How fast an experiment's data load, beside the fastest that its files can be read at all, and what takes the time.
+
+The bare loop reads and decodes the very chunks that the samples need with the files' own library (zarr-python, netCDF4), in
+one thread, in several, and in several processes; the best of these is the limit. It assembles nothing.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import itertools
+import multiprocessing
+import pstats
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import netCDF4
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from credit_like import registry
+from credit_like.data.loader import Loader
+from credit_like.data.sources._files import find_files, is_url
+from credit_like.data.times import seconds
+from credit_like.data.windows import Windows
+
+_KINDS = {
+    "disk": ("posix.pread", "posix.read", "io.open", "'read' of", "readall", "posix.stat", "_io.FileIO"),
+    "decompression": ("decode", "decompress"),
+    "copies": ("copyto", "'astype'", "where", "'reduce'", "concatenate", "empty", "share_memory"),
+    "waiting for the library": ("'acquire'", "getitem", "_toindex"),
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """Medians over repeats, all measured in turns in one run."""
+
+    sample_bytes: int
+    samples_per_second: float
+    limit_per_second: float
+    limit_by: str
+    workers: int
+    first_batch_seconds: float
+    shares: dict[str, float]
+    """Of the time to make a sample in one process; sums to 1."""
+
+    @property
+    def share_of_limit(self) -> float:
+        return self.samples_per_second / self.limit_per_second
+
+    @property
+    def limited_by(self) -> str:
+        """What takes most of the time."""
+        return max(self.shares, key=lambda kind: self.shares[kind])
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(what, value) for a table."""
+        megabytes = self.sample_bytes / 1e6
+        shares = ", ".join(f"{kind} {share:.0%}" for kind, share in sorted(self.shares.items(), key=lambda x: -x[1]))
+        return [
+            ("a sample", f"{megabytes:.1f} MB"),
+            (f"loader, {self.workers} workers", _rate(self.samples_per_second, megabytes)),
+            (f"bare loop ({self.limit_by})", _rate(self.limit_per_second, megabytes)),
+            ("share of the bare loop", f"{self.share_of_limit:.0%}"),
+            ("first batch after", f"{self.first_batch_seconds:.2f} s"),
+            ("where the time goes", shares),
+            ("limited by", self.limited_by),
+        ]
+
+
+def _rate(per_second: float, megabytes: float) -> str:
+    return f"{per_second:.1f} samples/s, {per_second * megabytes:.0f} MB/s"
+
+
+def bench_data(windows: Windows, batches: int = 50, num_workers: int = 2, repeats: int = 3) -> Report:
+    """Measure `batches` samples a turn, in the loader's shuffled order, `repeats` turns of loader and bare loop."""
+    batches = min(batches, len(windows))
+    loader = Loader(windows, seed=0, micro_batch_size=1, global_batch_size=1, num_workers=num_workers)
+    began = time.perf_counter()
+    stream = iter(loader.batches(0))
+    first = next(stream)
+    first_batch = time.perf_counter() - began
+    sample_bytes = sum(4 * x.numel() for x in (first.prognostic, first.forcing, first.target))
+    order = [int(index[0]) for index in loader.indices(0)]
+    ways = _ways(windows, num_workers)
+    ours: list[float] = []
+    limits: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(repeats):
+        chosen = [order[(turn * batches + i) % len(order)] for i in range(batches)]
+        ours.append(_throughput(loader, turn + 1, batches))
+        for name, way in ways.items():
+            began = time.perf_counter()
+            way(chosen)
+            limits[name].append(batches / (time.perf_counter() - began))
+    medians = {name: float(np.median(values)) for name, values in limits.items()}
+    best = max(medians, key=lambda name: medians[name])
+    shares = _shares(windows, order[: min(batches, 20)])
+    return Report(sample_bytes, float(np.median(ours)), medians[best], best, num_workers, first_batch, shares)
+
+
+def _throughput(loader: Loader, epoch: int, batches: int) -> float:
+    """Samples per second, without the first few, which fill the pipeline."""
+    warm = min(4, batches // 4)
+    began, count = time.perf_counter(), 0
+    for i, _ in enumerate(itertools.islice(loader.batches(epoch), batches + warm)):
+        if i + 1 == warm:
+            began = time.perf_counter()
+        count = i + 1 - warm
+    return count / (time.perf_counter() - began)
+
+
+def _ways(windows: Windows, processes: int) -> dict[str, Callable[[Sequence[int]], None]]:
+    """Ways of reading without assembling, by name."""
+    tasks = _Tasks(windows)
+    ways: dict[str, Callable[[Sequence[int]], None]] = {"one thread": lambda chosen: tasks.read(chosen)}
+    if not tasks.netcdf:
+        for threads in (2, 4):
+            ways[f"{threads} threads"] = lambda chosen, threads=threads: _in_threads(tasks, chosen, threads)  # type: ignore[misc]
+    if processes > 1:
+        ways[f"{processes} processes"] = lambda chosen: _in_processes(tasks, chosen, processes)
+    return ways
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One variable of one local file: which of a window's times are read from it."""
+
+    path: str
+    var: str
+    seconds: NDArray[np.int64]
+    target_only: bool
+
+
+class _Tasks:
+    """What windows read from local files, through the files' own library; time must be the leading dimension."""
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows = windows
+        self._open: dict[tuple[str, str], Any] = {}
+        self.parts: list[_Part] = []
+        axes: dict[str, NDArray[np.int64]] = {}
+        for role in ("prognostic", "diagnostic", "dynamic_forcing"):
+            for variable in windows.variables.role(role):
+                found = windows.store.source_of(variable)
+                if found is None or not isinstance(getattr(found[0], "path", None), str) or is_url(found[0].path):
+                    continue
+                config, var = found
+                module = registry.module("source", config.type)
+                for path in find_files(config.path, {}):
+                    if path not in axes:
+                        dataset = module.open_dataset(config.model_copy(update={"path": path}), None)
+                        axes[path] = seconds(dataset["time"].values)
+                    self.parts.append(_Part(path, var, axes[path], role == "diagnostic"))
+        if not self.parts:
+            raise ValueError("expected zarr or netCDF files on a local disk to compare with, got none")
+        self.netcdf = any(not Path(part.path).is_dir() for part in self.parts)
+
+    def read(self, chosen: Sequence[int]) -> None:
+        windows = self.windows
+        since = windows.store.seconds
+        for now in windows.starts[list(chosen)]:
+            last = since[now + windows.forecast_len]
+            for part in self.parts:
+                first = since[now + 1] if part.target_only else since[now - windows.history_len + 1]
+                a, b = np.searchsorted(part.seconds, first), np.searchsorted(part.seconds, last, "right")
+                if b > a:
+                    self._array(part)[int(a) : int(b)]
+
+    def _array(self, part: _Part) -> Any:
+        key = (part.path, part.var)
+        if key not in self._open:
+            if Path(part.path).is_dir():
+                self._open[key] = zarr.open_group(part.path, mode="r")[part.var]
+            else:
+                file = netCDF4.Dataset(part.path)
+                file.set_auto_maskandscale(False)
+                self._open[key] = file[part.var]
+        return self._open[key]
+
+    def read_afresh(self, chosen: Sequence[int]) -> None:
+        """With files opened anew, as a process that was forked must."""
+        self._open = {}
+        self.read(chosen)
+
+
+def _in_threads(tasks: _Tasks, chosen: Sequence[int], threads: int) -> None:
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(lambda i: tasks.read([i]), chosen))
+
+
+def _in_processes(tasks: _Tasks, chosen: Sequence[int], processes: int) -> None:
+    context = multiprocessing.get_context("fork")
+    parts = [context.Process(target=tasks.read_afresh, args=(chosen[k::processes],)) for k in range(processes)]
+    for part in parts:
+        part.start()
+    for part in parts:
+        part.join()
+        if part.exitcode:
+            raise RuntimeError(f"a reading process ended with status {part.exitcode}")
+
+
+def _shares(windows: Windows, chosen: Sequence[int]) -> dict[str, float]:
+    """Where the time of making samples goes, from a profile of one process."""
+    windows.batch([chosen[0]])
+    profile = cProfile.Profile()
+    profile.enable()
+    for i in chosen:
+        windows.batch([i])
+    profile.disable()
+    times = dict.fromkeys([*_KINDS, "Python"], 0.0)
+    statistics: dict[tuple[str, int, str], tuple[Any, ...]] = pstats.Stats(profile).stats  # type: ignore[attr-defined]
+    for (_, _, function), numbers in statistics.items():
+        kind = next((k for k, marks in _KINDS.items() if any(mark in function for mark in marks)), "Python")
+        times[kind] += numbers[2]
+    total = sum(times.values()) or 1.0
+    return {kind: spent / total for kind, spent in times.items()}
