@@ -56,6 +56,7 @@ TINY = [
     "data.test=[2000-01-11T06, 2000-01-15T18]",
     "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}",
     "trainer.epochs=1",
+    "trainer.scheduler.warmup_steps=1",
     "inference={init: [2000-01-11T06, 2000-01-12T06, 12h], lead: 12h, batch_size: 2}",
 ]
 
