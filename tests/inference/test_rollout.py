@@ -53,7 +53,9 @@ def test_reads_one_step_of_forcing_ahead_and_no_more(parts, monkeypatch):
     stepper, store, variables, _ = parts
     asked = []
     forcing = type(store).forcing
-    monkeypatch.setattr(type(store), "forcing", lambda self, times, **k: asked.append(max(times)) or forcing(self, times, **k))
+    monkeypatch.setattr(
+        type(store), "forcing", lambda self, times, **k: asked.append(max(times)) or forcing(self, times, **k)
+    )
     running = rollout(stepper, store, variables, [4], 12)
     for lead, _ in itertools.islice(running, 5):
         # The step to this lead started from lead − 1, and the next one's forcing may have been read.

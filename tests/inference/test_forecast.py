@@ -1,0 +1,297 @@
+"""Forecast files: what is in them, and what is left of them when things go wrong."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+import zarr
+from world import make_experiment, make_parts
+
+from credit_like.inference import forecast as forecasts
+from credit_like.inference.forecast import forecast_path, write_forecasts
+from credit_like.inference.rollout import rollout
+
+ENSEMBLE = {"members": 3, "amplitude": {"u": 0.5, "sp": 0.2}}
+
+
+def write(data, save_loc, checkpoint="step-7", part=(0, 1), **inference):
+    experiment = make_experiment(data, save_loc, **inference)
+    outcome = write_forecasts(experiment, *make_parts(experiment), checkpoint, part=part)
+    return experiment, outcome
+
+
+def read(experiment):
+    path = forecast_path(experiment)
+    if path.suffix == ".zarr":
+        return xr.open_zarr(path).load()
+    files = [xr.load_dataset(file) for file in sorted(path.glob("*.nc"))]
+    dims = "forecast_reference_time" if "forecast_reference_time" in files[0].dims else "time"
+    return xr.concat(files, dims, data_vars="all", coords="different", compat="equals", join="exact")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+@pytest.mark.parametrize("flavour", ["weatherbench2", "cf"])
+def test_files_hold_what_the_rollout_gave(data, tmp_path, kind, flavour):
+    experiment, outcome = write(data, tmp_path, output={"type": kind, "flavour": flavour}, batch_size=2)
+    assert outcome.finished
+    assert outcome.computed == 3
+    dataset = read(experiment)
+    reference, period = dataset["u"].dims[:2]
+    assert (reference == "time") == (flavour == "weatherbench2")
+    stepper, store, variables, _ = make_parts(experiment)
+    init = [store.index(f"2000-01-{day:02d}T00:00:00") for day in (9, 10, 11)]
+    assert (
+        dataset[reference].values.astype("datetime64[h]").tolist() == store.times[init].astype("datetime64[h]").tolist()
+    )
+    assert (dataset[period].values == np.arange(1, 5) * np.timedelta64(6, "h")).all()
+    for batch in ([0, 1], [2]):
+        for lead, state in rollout(stepper, store, variables, [init[i] for i in batch], 4):
+            where = {reference: batch, period: lead - 1}
+            np.testing.assert_array_equal(dataset["u"].isel(where).values, state.now[:, :2].numpy())
+            np.testing.assert_array_equal(dataset["temperature"].isel(where).values, state.now[:, 2:4].numpy())
+            np.testing.assert_array_equal(dataset["sp"].isel(where).values, state.now[:, 4].numpy())
+            np.testing.assert_array_equal(dataset["rain"].isel(where).values, state.diagnostic[:, 0].numpy())
+    if flavour == "cf":
+        valid = dataset[reference].values[:, None] + dataset[period].values
+        assert (dataset["time"].values == valid).all()
+    assert dataset["u"].attrs["units"] == "m s-1"
+    assert dataset["u"].attrs["standard_name"] == "eastward_wind"
+    assert dataset["temperature"].attrs["standard_name"] == "air_temperature"
+    assert dataset.attrs["checkpoint"] == "step-7"
+    assert dataset.attrs["Conventions"] == "CF-1.11"
+
+
+def test_both_formats_hold_the_same(data, tmp_path):
+    first, _ = write(data, tmp_path / "a", output={"type": "zarr"}, ensemble=ENSEMBLE)
+    second, _ = write(data, tmp_path / "b", output={"type": "netcdf"}, ensemble=ENSEMBLE)
+    one, other = read(first), read(second)
+    assert one["u"].dims == ("time", "number", "prediction_timedelta", "level", "latitude", "longitude")
+    xr.testing.assert_identical(one, other.drop_encoding())
+    # And through the other format again.
+    one.to_netcdf(tmp_path / "again.nc")
+    xr.testing.assert_identical(xr.load_dataset(tmp_path / "again.nc"), one)
+
+
+def test_variables_levels_and_leads_are_selectable(data, tmp_path):
+    output = {"type": "netcdf", "variables": ["rain", "u"], "levels": [850], "leads": ["12h", 4]}
+    experiment, _ = write(data, tmp_path / "some", output=output)
+    whole, _ = write(data, tmp_path / "all")
+    some = read(experiment)
+    assert set(some.data_vars) == {"rain", "u"}
+    expected = read(whole)[["rain", "u"]].sel(level=[850], prediction_timedelta=some["prediction_timedelta"])
+    xr.testing.assert_equal(some, expected)
+    assert some["prediction_timedelta"].values.tolist() == [12 * 3600 * 10**9, 24 * 3600 * 10**9]
+
+
+def test_points_without_data_have_none(masked_data, tmp_path):
+    experiment, _ = write(masked_data, tmp_path)
+    for name, array in read(experiment).data_vars.items():
+        assert np.isnan(array.values[..., :2, :3]).all(), name
+        assert np.isfinite(array.values[..., 2:, :]).all(), name
+
+
+def test_small_chunks_hold_the_same(data, tmp_path):
+    whole, _ = write(data, tmp_path / "a")
+    split, _ = write(data, tmp_path / "b", output={"type": "zarr", "chunk_mib": 0.0005})
+    xr.testing.assert_identical(read(whole), read(split))
+    array = zarr.open_array(forecast_path(split) / "u", mode="r")
+    assert array.chunks == (1, 1, 1, 8, 16)
+    assert array.shards == (1, 1, 2, 8, 16)
+
+
+def test_members_are_reproducible_and_the_first_is_the_control(data, tmp_path):
+    single, _ = write(data, tmp_path / "a")
+    ensemble, _ = write(data, tmp_path / "b", ensemble=ENSEMBLE)
+    more, _ = write(data, tmp_path / "c", ensemble={**ENSEMBLE, "members": 5}, batch_size=4)
+    one, some, many = read(single), read(ensemble), read(more)
+    xr.testing.assert_allclose(some.sel(number=0, drop=True), one, rtol=1e-6)
+    xr.testing.assert_allclose(many.sel(number=[0, 1, 2]), some, rtol=1e-6)
+    assert float(np.abs(some["u"].sel(number=1) - some["u"].sel(number=2)).max()) > 0.1
+
+
+def test_a_finished_rollout_is_not_repeated(data, tmp_path, monkeypatch):
+    experiment, _ = write(data, tmp_path)
+    before = contents(tmp_path)
+    monkeypatch.setattr(forecasts, "rollout", None)
+    _, outcome = write(data, tmp_path)
+    assert outcome.computed == 0
+    assert outcome.finished
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_what_is_missing_is_computed_and_no_more(data, tmp_path, kind, monkeypatch):
+    experiment, _ = write(data, tmp_path / "whole", output={"type": kind})
+
+    class Cut(Exception):
+        pass
+
+    def cut(*args, **kwargs):
+        if args[3] == [36]:
+            raise Cut
+        return rollout(*args, **kwargs)
+
+    monkeypatch.setattr(forecasts, "rollout", cut)
+    with pytest.raises(Cut):
+        write(data, tmp_path / "cut", output={"type": kind})
+    final = forecast_path(make_experiment(data, tmp_path / "cut", output={"type": kind}))
+    assert not final.exists() or not list(final.glob("*20000110*.nc"))
+    started = []
+    monkeypatch.setattr(forecasts, "rollout", lambda *a, **k: started.append(a[3]) or rollout(*a, **k))
+    _, outcome = write(data, tmp_path / "cut", output={"type": kind})
+    assert started == [[36], [40]]
+    assert outcome.finished
+    assert same(tmp_path / "cut", tmp_path / "whole", kind)
+
+
+def same(one: Path, other: Path, kind: str) -> bool:
+    """Bitwise: every file of the store; of netCDF, whose creation order may show, every number."""
+    if kind == "zarr":
+        a, b = (contents(folder / "forecasts") for folder in (one, other))
+        a.pop("forecast.json"), b.pop("forecast.json")
+        return a == b
+    pairs = zip(sorted(one.rglob("*.nc")), sorted(other.rglob("*.nc")), strict=True)
+    return all(xr.load_dataset(a).identical(xr.load_dataset(b)) for a, b in pairs)
+
+
+def _in_child(data, save_loc, kind, part=(0, 1), pause=0.0):
+    """A process of its own that makes the forecasts, each step of which takes `pause` seconds."""
+
+    def work():
+        torch.set_num_threads(1)
+        experiment = make_experiment(data, save_loc, output={"type": kind}, ensemble=ENSEMBLE, batch_size=2)
+        stepper, *others = make_parts(experiment)
+        stepper.model.register_forward_hook(lambda *_: time.sleep(pause))
+        write_forecasts(experiment, stepper, *others, "step-7", part=part)
+        os._exit(0)
+
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
+    return process
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_killed_ten_times_it_ends_with_the_same_bits(data, tmp_path, kind):
+    whole = _in_child(data, tmp_path / "whole", kind)
+    whole.join(60)
+    assert whole.exitcode == 0
+    chance, kills = random.Random(5), 0
+    # Eighteen batches of steps of 10 ms: most kills fall into computing or writing, some into opening.
+    for _ in range(40):
+        process = _in_child(data, tmp_path / "killed", kind, pause=0.01 if kills < 10 else 0)
+        if kills == 10:
+            process.join(60)
+            break
+        process.join(chance.uniform(0.1, 0.9))
+        if process.exitcode is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            kills += 1
+        else:
+            assert process.exitcode == 0
+            shutil.rmtree(tmp_path / "killed")
+    assert kills == 10
+    assert process.exitcode == 0
+    assert same(tmp_path / "killed", tmp_path / "whole", kind)
+    assert not list((tmp_path / "killed" / "forecasts" / "done").glob("*.part"))
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_two_ranks_write_what_one_does(data, tmp_path, kind):
+    single = _in_child(data, tmp_path / "one", kind)
+    ranks = [_in_child(data, tmp_path / "two", kind, part=(rank, 2), pause=0.002) for rank in range(2)]
+    for process in (single, *ranks):
+        process.join(60)
+        assert process.exitcode == 0
+    assert same(tmp_path / "one", tmp_path / "two", kind)
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    experiment = make_experiment(data, tmp_path, output={"type": kind})
+    with monkeypatch.context() as patch:
+        patch.setattr(zarr.Array, "__setitem__", full)
+        patch.setattr(forecasts, "_WAITING", 1)
+        if kind == "netcdf":
+            patch.setattr(netCDF4, "Dataset", full)
+        with pytest.raises(RuntimeError, match="writing the forecast failed: .*No space left"):
+            write_forecasts(experiment, *make_parts(experiment), "step-7")
+        assert not forecast_path(experiment).exists() or not list(forecast_path(experiment).glob("*.nc"))
+        assert not list((tmp_path / "forecasts").glob("done/*"))
+    assert write_forecasts(experiment, *make_parts(experiment), "step-7").finished
+
+
+def test_the_folder_of_another_experiment_is_refused(data, tmp_path):
+    _, outcome = write(data, tmp_path)
+    before = contents(tmp_path)
+    for change, named in (({"checkpoint": "step-8"}, "checkpoint"), ({"lead": "12h"}, "experiment.inference.lead")):
+        with pytest.raises(ValueError, match=f"inference.output.path: .* got some made with another .*{named}"):
+            write(data, tmp_path, **change)
+    assert contents(tmp_path) == before
+    assert json.loads((tmp_path / "forecasts" / "forecast.json").read_text())["checkpoint"] == "step-7"
+
+
+def test_a_folder_with_other_files_is_refused(data, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "thesis.tex").write_text("")
+    with pytest.raises(ValueError, match="with other files in it"):
+        write(data, tmp_path, output={"type": "zarr", "path": str(tmp_path / "notes")})
+    assert contents(tmp_path) == {"notes/thesis.tex": b""}
+
+
+@pytest.mark.parametrize(
+    ("inference", "message"),
+    [
+        ({"output": {"type": "zarr", "variables": ["temprature"]}}, "did you mean 'temperature'"),
+        ({"output": {"type": "zarr", "levels": [300]}}, "expected some of 500, 850, got 300"),
+        ({"output": {"type": "zarr", "leads": ["2d"]}}, "expected leads of at most 4 steps, got 8"),
+        ({"ensemble": {"members": 2, "amplitude": {"rain": 1.0}}}, "expected prognostic variables"),
+        ({"init": "2010-01-01"}, "inference.init"),
+    ],
+)
+def test_what_cannot_be_done_writes_nothing(data, tmp_path, inference, message):
+    with pytest.raises(ValueError, match=message):
+        write(data, tmp_path, **inference)
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_times_of_other_calendars_come_back(tmp_path, kind):
+    from world import make_data
+
+    with xr.open_dataset(make_data(tmp_path / "standard.nc")) as dataset:
+        times = xr.date_range(
+            "2000-02-28", periods=dataset.sizes["time"], freq="6h", calendar="360_day", use_cftime=True
+        )
+        dataset.load().assign_coords(time=times).drop_encoding().to_netcdf(tmp_path / "calendar.nc")
+    experiment = make_experiment(tmp_path / "calendar.nc", tmp_path / "run", output={"type": kind})
+    periods = {"train": ["2000-02-28", "2000-03-01"], "valid": ["2000-03-02", "2000-03-03"]}
+    data = {
+        **experiment.data.model_dump(),
+        **periods,
+        "test": ["2000-02-29", "2000-03-05"],
+        "source": experiment.data.source,
+    }
+    experiment = experiment.model_copy(update={"data": type(experiment.data).model_validate(data)})
+    write_forecasts(experiment, *make_parts(experiment), "step-7")
+    got = [str(time) for time in read(experiment)["time"].values]
+    assert got[:2] == ["2000-02-29 00:00:00", "2000-02-30 00:00:00"]
