@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import time
 import traceback
 from multiprocessing.connection import Connection, wait
@@ -33,12 +35,12 @@ def _child(rank, world, port, fn, args, pipe: Connection):
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
     torch.set_num_threads(1)
+    faulthandler.register(signal.SIGUSR1, file=os.fdopen(os.dup(2), "w"), all_threads=True)
     try:
-        result = ("ok", fn(rank, *args))
-        pickle.dumps(result)
-    except BaseException as error:  # noqa: BLE001 - whatever a rank dies of is what the test must see
-        result = ("error", f"{type(error).__name__}: {error}", traceback.format_exc())
-    pipe.send(result)
+        answer = pickle.dumps(("ok", fn(rank, *args)))
+    except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to hear of it
+        answer = pickle.dumps(("error", f"{type(error).__name__}: {error}", traceback.format_exc()))
+    pipe.send_bytes(answer)  # bytes: `send` would share tensors with a process that is about to end
     pipe.close()
     os._exit(0)
 
@@ -52,7 +54,7 @@ def _collect(pipes, processes, timeout):
         for rank, pipe in pipes.items():
             if pipe in ready:
                 try:
-                    answers[rank] = pipe.recv()
+                    answers[rank] = pickle.loads(pipe.recv_bytes())
                 except EOFError:
                     answers[rank] = ("error", "died", f"rank {rank} ended without an answer")
                 if answers[rank][0] == "error":
@@ -61,6 +63,9 @@ def _collect(pipes, processes, timeout):
             break
     for rank, process in processes.items():
         if rank not in answers:
+            if process.is_alive():
+                os.kill(process.pid, signal.SIGUSR1)  # where it was, on stderr
+            process.join(0.3)
             process.kill()
             answers[rank] = ("error", "hung", f"rank {rank} was still running and was ended")
         process.join()

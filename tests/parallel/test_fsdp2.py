@@ -1,0 +1,253 @@
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.fsdp import FSDPModule
+
+from credit_like.parallel.apply import materialise, parallelise
+from credit_like.parallel.fsdp2 import (
+    _apply_activation_checkpointing,
+    _build_mp_policy,
+    _fix_spectral_norm_dtype,
+    _has_fsdp2_shard,
+    _is_shardable,
+    apply_fsdp2,
+    fsdp2_is_applied,
+    fsdp2_load_optimizer_state_dict,
+    fsdp2_load_state_dict,
+    fsdp2_optimizer_state_dict,
+    fsdp2_state_dict,
+    optimizer_state_to_ids,
+    optimizer_state_to_names,
+)
+from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.shards import box, copies, local, slice_like, whole, whole_of_shards
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.schema.trainer import Parallelism, TrainerSection
+
+CPU = torch.device("cpu")
+
+
+def test_precision_policy():
+    on = {"trainer": {"amp": True}, "model": {"use_spectral_norm": False}}
+    assert _build_mp_policy({"trainer": {"amp": False}}) is None
+    assert _build_mp_policy({"trainer": {"amp": True}, "model": {"use_spectral_norm": True}}) is None
+    policy = _build_mp_policy(on)
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+    explicit = {"param_dtype": "float16", "reduce_dtype": "bfloat16", "output_dtype": "float32"}
+    both = {"trainer": {"amp": True, "fsdp2_mp_policy": explicit}, "model": {"use_spectral_norm": True}}
+    policy = _build_mp_policy(both)
+    assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+    )
+
+
+def test_units_are_wrappers_or_blocks_never_both(tiny):
+    model = tiny.blank(depth=(1, 2, 1, 1))
+    blocks = [m for m in model.modules() if _has_fsdp2_shard(m)]
+    assert len(blocks) == 4 + 5 + 4
+    assert all(_is_shardable(m, False) and not _is_shardable(m, True) for m in blocks)
+    names = [n for n, _ in model.named_parameters()]
+    _apply_activation_checkpointing(model)
+    wrappers = [m for m in model.modules() if isinstance(m, CheckpointWrapper)]
+    assert len(wrappers) == len(blocks)
+    assert all(_is_shardable(m, True) and not _is_shardable(m, False) for m in wrappers)
+    assert not any(_is_shardable(m, True) for m in blocks)
+    assert [canonical_name(n) for n, _ in model.named_parameters()] == names
+
+
+def test_an_instance_may_declare_itself_a_unit():
+    layer = nn.Linear(2, 2)
+    assert not _has_fsdp2_shard(layer)
+    layer._fsdp2_shard = True
+    assert _has_fsdp2_shard(layer)
+
+
+def test_spectral_state_stays_in_full_precision(tiny):
+    model = tiny.model(dtype=torch.bfloat16)
+    _fix_spectral_norm_dtype(model, torch.bfloat16)
+    buffers = {n: b.dtype for n, b in model.named_buffers() if ".spectral." in n}
+    assert buffers
+    assert set(buffers.values()) == {torch.float32}
+
+
+def test_optimizer_state_by_name_and_by_number():
+    model = nn.Linear(3, 2)
+    names = [n for n, _ in model.named_parameters()]
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    plain = optimizer.state_dict()
+    named = optimizer_state_to_names(plain, names)
+    assert set(named["state"]) == {"weight", "bias"}
+    assert optimizer_state_to_ids(named, names) == plain
+
+
+def _trained(model, tiny, steps=1, dtype=torch.float32, rows=slice(None), share=slice(None), unused=()):
+    """AdamW steps on the tiny batch; parameters named in `unused` get no gradient."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        x, target = tiny.batch(2, dtype)
+        tiny.loss(model(x[share][..., rows, :]), target[share], rows).backward()
+        for name, p in model.named_parameters():
+            if name in unused:
+                p.grad = None
+        optimizer.step()
+    return optimizer
+
+
+def test_state_of_one_process_needs_no_group(tiny):
+    model = tiny.model(dtype=torch.float32)
+    optimizer = _trained(model, tiny)
+    state, moments = fsdp2_state_dict(model), fsdp2_optimizer_state_dict(model, optimizer)
+    assert set(state) == set(model.state_dict())
+    other = tiny.model(seed=5, dtype=torch.float32)
+    fresh = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    fsdp2_load_state_dict(other, state)
+    fsdp2_load_optimizer_state_dict(other, fresh, moments)
+    assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(optimizer.state[p]["exp_avg_sq"], fresh.state[q]["exp_avg_sq"])
+
+
+def _round_trip(rank, tiny, layout, state, moments):
+    """Load whole states into a layout, gather them again; weights at the start do not depend on the layout."""
+    _, tensor, domain = layout
+    section = TrainerSection(
+        parallelism=Parallelism(data="fsdp2", tensor=tensor, domain=domain), activation_checkpoint=True
+    )
+    runtime = Runtime.start(section.parallelism, CPU)
+    with torch.device("meta"):
+        model = tiny.blank()
+    model = materialise(parallelise(model, section, runtime), runtime, 7)
+    start = fsdp2_state_dict(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    before = [local(p).clone() for p in model.parameters()]
+    mine = rank == 0
+    fsdp2_load_optimizer_state_dict(model, optimizer, moments if mine else {})
+    assert all(torch.equal(local(p), b) for p, b in zip(model.parameters(), before, strict=True))
+    fsdp2_load_state_dict(model, state if mine else {})
+    return start, fsdp2_state_dict(model), fsdp2_optimizer_state_dict(model, optimizer)
+
+
+@pytest.mark.parametrize("layout", [(1, 2, 2), pytest.param((2, 1, 1), marks=pytest.mark.slow)], ids=str)
+def test_whole_states_go_into_any_layout_and_back(run_ranks, tiny, layout):
+    with torch.device("meta"):
+        serial = tiny.blank()
+    serial = materialise(serial, Runtime(), 7)
+    initial = {n: t.clone() for n, t in serial.state_dict().items()}
+    never = "stages.0.embed.convs.0.bias"
+    optimizer = _trained(serial, tiny, unused={never})
+    state, moments = fsdp2_state_dict(serial), copy.deepcopy(fsdp2_optimizer_state_dict(serial, optimizer))
+    del moments["state"][never]  # as an optimiser without a step for it would have saved
+    results = run_ranks(layout[0] * layout[1] * layout[2], _round_trip, tiny, layout, state, moments)
+    start, again, again_moments = results[0]
+    assert all(r == ({}, {}, {}) for r in results[1:])
+    assert list(start) == list(initial)
+    assert all(torch.equal(start[n], initial[n]) for n in initial), "initial weights depend on the layout"
+    assert all(torch.equal(again[n], state[n]) for n in state)
+    assert not again_moments["state"][never]["exp_avg"].any()
+    for name, saved in moments["state"].items():
+        for key, value in saved.items():
+            assert torch.equal(torch.as_tensor(again_moments["state"][name][key]), torch.as_tensor(value)), (name, key)
+
+
+class _Block(nn.Module):
+    _fsdp2_shard = True
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.two(torch.relu(self.one(x)))
+
+
+def _options(rank):
+    runtime = Runtime.start(Parallelism(data="fsdp2"), CPU)
+    mesh = runtime.submeshes["dp"]
+    torch.manual_seed(0)
+    model = nn.Sequential(_Block(), _Block())
+    kept = model[0].one.weight
+    apply_fsdp2(model, mesh, {"trainer": {"fsdp2_reshard_after_forward": False}}, ignored_params={kept})
+    assert fsdp2_is_applied(model)
+    assert isinstance(model[0], FSDPModule)
+    assert model[0].one.weight is kept
+    sharded = model[1].one.weight
+    assert (copies(kept), copies(sharded), box(sharded)) == (2, 1, (slice(3 * rank, 3 * rank + 3), slice(0, 6)))
+    full = whole(sharded).detach()
+    assert torch.equal(slice_like(full, sharded), local(sharded))
+    assert torch.equal(whole_of_shards(local(sharded).detach(), sharded), full)
+    one = nn.Linear(2, 2)
+    assert not fsdp2_is_applied(apply_fsdp2(one, runtime.mesh["domain"], {}))  # a mesh of one rank: nothing to do
+    return float(model(torch.ones(1, 6)).detach().sum())
+
+
+def test_options_of_sharding(run_ranks):
+    a, b = run_ranks(2, _options)
+    assert a == b
+
+
+def _half(rank, tiny, layout, reference):
+    """Error of bf16 gradients to the fp32 ones, relative."""
+    data, tensor, domain = layout
+    policy = {"param_dtype": "bfloat16", "reduce_dtype": "float32", "output_dtype": "float32"}
+    section = TrainerSection.model_validate(
+        {"amp": True, "fsdp2_mp_policy": policy, "parallelism": {"data": "fsdp2", "tensor": tensor, "domain": domain}}
+    )
+    runtime = Runtime.start(section.parallelism, CPU)
+    with torch.device("meta"):
+        model = tiny.blank()
+    model = materialise(parallelise(model, section, runtime), runtime, 7)
+    from credit_like.nn import spectral_norm
+    from credit_like.parallel.apply import get_domain_rows
+
+    rows = get_domain_rows(model, tiny.height)
+    spectral_norm.before_step(model)
+    x, target = tiny.batch(2, torch.float32)
+    share = slice(runtime.dp_rank, runtime.dp_rank + 1) if data == 2 else slice(None)
+    y = model(x[share][..., rows, :])
+    assert y.dtype == torch.float32
+    (tiny.loss(y, target[share], rows) * runtime.gradient_scale).backward()
+    spectral_norm.after_backward(model)
+    assert all(local(p.grad).dtype == torch.float32 for p in model.parameters())
+    pairs = [(local(p.grad), slice_like(reference[canonical_name(n)], p.grad)) for n, p in model.named_parameters()]
+    square = torch.stack([(a - b).norm() ** 2 / copies(p) for (a, b), p in zip(pairs, model.parameters(), strict=True)])
+    total = square.sum()
+    torch.distributed.all_reduce(total)
+    return float(total.sqrt() / torch.stack([g.norm() for g in reference.values()]).norm())
+
+
+@pytest.mark.parametrize("layout", [(1, 2, 2), pytest.param((2, 1, 1), marks=pytest.mark.slow)], ids=str)
+def test_bfloat16_with_spectral_norm(run_ranks, tiny, layout):
+    """Not further from fp32 than one process in bfloat16 is, by more than half."""
+    from credit_like.nn import spectral_norm
+
+    with torch.device("meta"):
+        model = tiny.blank()
+    model = materialise(model, Runtime(), 7)
+    spectral_norm.before_step(model)
+    x, target = tiny.batch(2, torch.float32)
+    tiny.loss(model(x), target).backward()
+    reference = {n: p.grad.clone() for n, p in model.named_parameters()}
+    rounded = {n: p.detach().bfloat16().requires_grad_() for n, p in model.named_parameters()}
+    y = torch.func.functional_call(model, rounded, (x.bfloat16(),)).float()
+    tiny.loss(y, target).backward()
+    error = torch.stack([(rounded[n].grad.float() - g).norm() for n, g in reference.items()]).norm()
+    serial = float(error / torch.stack([g.norm() for g in reference.values()]).norm())
+    assert 1e-3 < serial < 0.2
+    errors = run_ranks(layout[0] * layout[1] * layout[2], _half, tiny, layout, reference)
+    assert max(errors) < 1.5 * serial
+
+
+def test_wrappers_come_off(tiny):
+    model = tiny.blank()
+    assert get_raw_model(torch.compile(model, backend="eager")) is model
+    assert (
+        canonical_name("module._orig_mod.stages.0._checkpoint_wrapped_module.embed.weight") == "stages.0.embed.weight"
+    )
