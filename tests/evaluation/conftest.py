@@ -1,0 +1,41 @@
+"""The small world of the forecasts' tests serves those of the scores too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from credit_like.evaluation.fields import Fields, Regions
+from credit_like.grid import Grid
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
+
+HEIGHT, WIDTH, MEMBERS, LEADS, LEVELS = 9, 16, 5, 3, 2
+
+
+@pytest.fixture(scope="session")
+def grid():
+    return Grid(np.linspace(90, -90, HEIGHT), np.arange(WIDTH) * 360 / WIDTH)
+
+
+@pytest.fixture
+def make_fields(grid):
+    """make_fields(members, masked, boxes, …) → Fields of smooth noise about a climatology."""
+
+    def make(members=MEMBERS, masked=False, seed=0, boxes=None, forecast=None, truth=None, thresholds=None):
+        rng = np.random.default_rng(seed)
+        shape = (LEADS, LEVELS, HEIGHT, WIDTH)
+        climatology = 280 + 10 * rng.standard_normal(shape)
+        truth = climatology + 3 * rng.standard_normal(shape) if truth is None else truth
+        if forecast is None:
+            forecast = truth + 0.5 + 2 * rng.standard_normal((members, *shape))
+        if masked:
+            truth = truth.copy()
+            truth[:, :, 2:4, 3:8] = np.nan
+            forecast[:, :, :, 6, 1] = np.nan
+        return Fields(forecast, truth, climatology, Regions(grid, boxes or {}), grid, thresholds, 0.25)
+
+    return make
