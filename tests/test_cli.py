@@ -12,7 +12,7 @@ from credit_like import cli
 
 COMMANDS = [
     "demo", "check", "schema", "preprocess", "train", "rollout", "evaluate", "plot", "submit", "status", "checkpoints",
-    "export", "import-credit", "plan", "bench-data",
+    "export", "import-credit",
 ]  # fmt: skip
 
 
