@@ -90,7 +90,9 @@ class Run:
             self.monitor.open(t.progress.step, t.progress.validated)
             self.monitor.status("running", t.progress.step)
         while t.progress.epoch < t.experiment.trainer.epochs or not t.progress.validated:
-            reason = self._boundary() or self._epoch()
+            reason = self._boundary()
+            if reason is None and t.progress.epoch < t.experiment.trainer.epochs:  # else only a validation was missing
+                reason = self._epoch()
             if reason is not None:
                 self._save(must=True)
                 failed = reason.startswith("skipped")
