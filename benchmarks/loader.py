@@ -61,14 +61,14 @@ def stores(folder: Path, times: int) -> dict[str, Path | str]:
     """Name → path or template."""
     ds = weather(times, 181, 360)
     one = {name: {"chunks": (1, *v.shape[1:])} for name, v in ds.items()}
-    ds.to_zarr(folder / "one.zarr", encoding=one, consolidated=False)
+    ds.to_zarr(folder / "one.zarr", encoding=one, consolidated=False, mode="w")
     banded = {
         name: {"chunks": (1, *v.shape[1:-2], 46, 360), "shards": (4, *v.shape[1:-2], 184, 360)}
         for name, v in ds.items()
     }
     for encoding in banded.values():
         encoding["compressors"] = zarr.codecs.BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle")
-    ds.to_zarr(folder / "banded.zarr", encoding=banded, consolidated=False)
+    ds.to_zarr(folder / "banded.zarr", encoding=banded, consolidated=False, mode="w")
     half = times // 2
     for i, part in enumerate((ds.isel(time=slice(0, half)), ds.isel(time=slice(half, None)))):
         packed = {name: {"zlib": True, "complevel": 1, "chunksizes": (1, *v.shape[1:])} for name, v in part.items()}

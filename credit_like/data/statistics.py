@@ -10,7 +10,8 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,34 +143,43 @@ class Moments:
         with np.errstate(invalid="ignore"):
             return np.sqrt(np.divide(self.squares, self.count))
 
-    def add(self, channel: int, plane: NDArray[np.floating]) -> int:
-        """Take in one plane (…) of a channel; gives the number of points without data."""
-        values = plane.astype(np.float64).ravel()
-        total = values.sum()
-        if not np.isfinite(total):
-            values = values[np.isfinite(values)]
-            total = values.sum()
-        n = values.size
-        if n:
-            mean = total / n
-            values = values - mean
-            share = n / (self.count[channel] + n)
+    def add(self, channel: int, count: int, mean: float, squares: float) -> None:
+        """Take in a part of one channel."""
+        if count:
+            share = count / (self.count[channel] + count)
             apart = mean - self.mean[channel]
-            self.squares[channel] += values @ values + apart**2 * self.count[channel] * share
+            self.squares[channel] += squares + apart**2 * self.count[channel] * share
             self.mean[channel] += apart * share
-            self.count[channel] += n
-        return plane.size - n
+            self.count[channel] += count
+
+
+def moments_of(plane: NDArray[np.floating]) -> tuple[int, float, float]:
+    """Count, mean and sum of squared deviations in float64 of the points with data."""
+    values = plane.astype(np.float64).ravel()
+    total = values.sum()
+    if not np.isfinite(total):
+        values = values[np.isfinite(values)]
+        total = values.sum()
+    if not values.size:
+        return 0, 0.0, 0.0
+    mean = float(total / values.size)
+    values -= mean
+    return values.size, mean, float(values @ values)
 
 
 @dataclass
 class Scan:
-    """What one pass over some times has found; scans of different times merge into the scan of all."""
+    """What a pass over some times has found; scans of different times merge into the scan of all.
+
+    `lacking`: position → (C,) points without data, for the times that have any. `looks`: position → (C, 4) mean, standard
+    deviation, minimum and maximum of the field, if asked for.
+    """
 
     value: Moments
     change: Moments
     valid: NDArray[np.bool_]
     lacking: dict[int, NDArray[np.int64]] = field(default_factory=dict)
-    """Position → number of points without data per channel, for the times that have any."""
+    looks: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     @classmethod
     def zero(cls, channels: int, height: int, width: int) -> Scan:
@@ -181,24 +191,32 @@ class Scan:
             self.change.merge(other.change),
             self.valid | other.valid,
             {**self.lacking, **other.lacking},
+            {**self.looks, **other.looks},
         )
 
-    def add(self, position: int, field_CHW: Fields, before_CHW: Fields | None, training: bool) -> None:
+    def add(
+        self, position: int, field_CHW: Fields, before_CHW: Fields | None, training: bool, look: bool = False
+    ) -> None:
         """Take in the fields of one time, and their change from the time before where that counts too."""
         lacking = np.zeros(len(field_CHW), np.int64)
+        looks = np.full((len(field_CHW), 4), np.nan)
         for channel, plane in enumerate(field_CHW):
-            if training:
-                lacking[channel] = self.value.add(channel, plane)
-                if before_CHW is not None:
-                    self.change.add(channel, plane.astype(np.float64) - before_CHW[channel])
-            else:
-                lacking[channel] = 0 if np.isfinite(plane.sum(dtype=np.float64)) else (~np.isfinite(plane)).sum()
-            if lacking[channel]:
-                self.valid[channel] |= np.isfinite(plane)
-            else:
-                self.valid[channel] = True
+            if training or look:
+                count, mean, squares = moments_of(plane)
+                lacking[channel] = plane.size - count
+                if training:
+                    self.value.add(channel, count, mean, squares)
+                if look and count:
+                    looks[channel] = mean, (squares / count) ** 0.5, np.nanmin(plane), np.nanmax(plane)
+            elif not np.isfinite(plane.sum(dtype=np.float64)):
+                lacking[channel] = (~np.isfinite(plane)).sum()
+            if training and before_CHW is not None:
+                self.change.add(channel, *moments_of(plane.astype(np.float64) - before_CHW[channel]))
+            self.valid[channel] |= np.isfinite(plane) if lacking[channel] else True
         if lacking.any():
             self.lacking[position] = lacking
+        if look:
+            self.looks[position] = looks
 
 
 def blocks(positions: NDArray[np.int64], bytes_per_time: int) -> list[NDArray[np.int64]]:
@@ -210,26 +228,41 @@ def blocks(positions: NDArray[np.int64], bytes_per_time: int) -> list[NDArray[np
     return [run[i : i + size] for run in runs for i in range(0, len(run), size)]
 
 
-def scan(
-    store: FieldStore, variables: Sequence[Variable], positions: NDArray[np.int64], training: NDArray[np.bool_]
-) -> Scan:
-    """One pass over consecutive positions; `training[i]` says whether the i-th counts for the moments.
+Block = tuple[NDArray[np.int64], NDArray[np.bool_]]
+"""Consecutive positions, and which of them count for the moments, with one entry more in front for the time before."""
 
-    The change into the first position is found by reading the time before it, where that follows and counts:
-    `training` then has one entry more, the first, for that time.
+
+def scan(
+    store: FieldStore,
+    variables: Sequence[Variable],
+    parts: Sequence[Block],
+    look: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Scan:
+    """One pass over blocks of times; while one is looked at, the next is read.
+
+    The change into a block's first time is found by reading the time before it, where that follows and counts too.
     """
     result = Scan.zero(sum(map(len, variables)), store.grid.height, store.grid.width)
-    extra = len(training) - len(positions)
-    before: Fields | None = None
-    if extra and training[0] and training[1]:
-        before = store.read(variables, [int(positions[0]) - 1])[0]
-    fields = store.read(variables, positions)
-    for i, position in enumerate(positions):
-        counts = bool(training[i + extra])
-        follows = before is not None and store.seconds[position] - store.seconds[position - 1] == store.step_seconds
-        result.add(int(position), fields[i], before if follows else None, counts)
-        before = fields[i] if counts else None
+    with ThreadPoolExecutor(1, thread_name_prefix="ahead") as ahead:
+        coming = [ahead.submit(_read_block, store, variables, part) for part in parts[:1]]
+        for i, (positions, counts) in enumerate(parts):
+            before, fields = coming.pop().result()
+            coming = [ahead.submit(_read_block, store, variables, part) for part in parts[i + 1 : i + 2]]
+            for k, position in enumerate(positions.tolist()):
+                gap = store.seconds[position] - store.seconds[position - 1] != store.step_seconds
+                result.add(position, fields[k], None if gap else before, bool(counts[k + 1]), look)
+                before = fields[k] if counts[k + 1] else None
+            if progress is not None:
+                progress(len(positions))
     return result
+
+
+def _read_block(store: FieldStore, variables: Sequence[Variable], block: Block) -> tuple[Fields | None, Fields]:
+    positions, counts = block
+    needed = counts[0] and counts[1]
+    before = store.read(variables, [int(positions[0]) - 1])[0] if needed else None
+    return before, store.read(variables, positions)
 
 
 def fit_statistics(
@@ -240,16 +273,34 @@ def fit_statistics(
     Raises ValueError for a predicted channel that is constant or never has data. A constant forcing or static
     channel gets a standard deviation of 1.
     """
-    varying = [*variables.outputs, *variables.role("dynamic_forcing")]
-    positions, training = wanted_times(store, data)
-    total = Scan.zero(sum(map(len, varying)), store.grid.height, store.grid.width)
-    done = 0
-    for block, counts in scan_blocks(store, varying, positions, training):
-        total = total.merge(scan(store, varying, block, counts))
-        done += len(block)
+    parts = scan_blocks(store, varying(variables), *wanted_times(store, data))
+    total, done = sum(len(positions) for positions, _ in parts), 0
+
+    def count(times: int) -> None:
+        nonlocal done
+        done += times
         if progress is not None:
-            progress(done, len(positions))
-    return finish(store, variables, data, total)
+            progress(done, total)
+
+    return finish(store, variables, data, scan(store, varying(variables), parts, progress=count))
+
+
+def varying(variables: Variables) -> list[Variable]:
+    """All variables that have times, in the order of statistics."""
+    return [*variables.outputs, *variables.role("dynamic_forcing")]
+
+
+def scan_blocks(
+    store: FieldStore, variables: Sequence[Variable], positions: NDArray[np.int64], training: NDArray[np.bool_]
+) -> list[Block]:
+    """Blocks of bounded memory that together cover all positions once."""
+    counts = dict(zip(positions.tolist(), training.tolist(), strict=True))
+    bytes_per_time = 4 * sum(map(len, variables)) * store.grid.height * store.grid.width
+    result = []
+    for block in blocks(positions, bytes_per_time):
+        own = [counts[position] for position in block.tolist()]
+        result.append((block, np.array([counts.get(int(block[0]) - 1, False), *own])))
+    return result
 
 
 def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -262,24 +313,12 @@ def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64
     return positions, np.isin(positions, train)
 
 
-def scan_blocks(
-    store: FieldStore, variables: Sequence[Variable], positions: NDArray[np.int64], training: NDArray[np.bool_]
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
-    """Arguments of `scan` that together cover all positions once."""
-    counts = dict(zip(positions.tolist(), training.tolist(), strict=True))
-    bytes_per_time = 4 * sum(map(len, variables)) * store.grid.height * store.grid.width
-    for block in blocks(positions, bytes_per_time):
-        own = [counts[position] for position in block.tolist()]
-        yield block, np.array([counts.get(int(block[0]) - 1, False), *own])
-
-
 def finish(store: FieldStore, variables: Variables, data: DataSection, total: Scan) -> Statistics:
     """Statistics out of the scan of all times."""
-    varying = [*variables.outputs, *variables.role("dynamic_forcing")]
     statics = variables.role("static")
     fixed = Scan.zero(sum(map(len, statics)), store.grid.height, store.grid.width)
     fixed.add(0, store.static(), None, training=True)
-    names = Variables.channel_names([*varying, *statics])
+    names = Variables.channel_names([*varying(variables), *statics])
     mean = np.concatenate([total.value.mean, fixed.value.mean])
     std = np.concatenate([total.value.std, fixed.value.std])
     change_std = np.concatenate([total.change.std, np.full(len(fixed.value.mean), np.nan)])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_like.data import statistics as module
-from credit_like.data.statistics import Moments, Statistics, fit_statistics
+from credit_like.data.statistics import Moments, Statistics, fit_statistics, moments_of
 
 TRAIN = slice(0, 24)
 
@@ -21,7 +21,7 @@ def test_moments_merge_to_those_of_the_whole(parts, mean):
     total = Moments.zero(1)
     for part in parts:
         own = Moments.zero(1)
-        own.add(0, np.array([*part, np.nan]) + mean)
+        own.add(0, *moments_of(np.array([*part, np.nan]) + mean))
         total = total.merge(own)
     values = np.concatenate([np.array(part) for part in parts]) + mean
     assert total.count[0] == len(values)
