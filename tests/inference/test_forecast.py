@@ -11,7 +11,6 @@ import signal
 import time
 from pathlib import Path
 
-import netCDF4
 import numpy as np
 import pytest
 import torch
@@ -22,6 +21,7 @@ from world import make_experiment, make_parts
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import forecast_path, write_forecasts
 from credit_like.inference.rollout import rollout
+from credit_like.inference.writers import _netcdf, _zarr
 
 ENSEMBLE = {"members": 3, "amplitude": {"u": 0.5, "sp": 0.2}}
 
@@ -126,7 +126,7 @@ def test_members_are_reproducible_and_the_first_is_the_control(data, tmp_path):
 
 
 def test_a_finished_rollout_is_not_repeated(data, tmp_path, monkeypatch):
-    experiment, _ = write(data, tmp_path)
+    write(data, tmp_path)
     before = contents(tmp_path)
     monkeypatch.setattr(forecasts, "rollout", None)
     _, outcome = write(data, tmp_path)
@@ -137,7 +137,7 @@ def test_a_finished_rollout_is_not_repeated(data, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_what_is_missing_is_computed_and_no_more(data, tmp_path, kind, monkeypatch):
-    experiment, _ = write(data, tmp_path / "whole", output={"type": kind})
+    write(data, tmp_path / "whole", output={"type": kind})
 
     class Cut(Exception):
         pass
@@ -227,13 +227,15 @@ def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
+    class Full:
+        __setitem__ = Dataset = full
+
     experiment = make_experiment(data, tmp_path, output={"type": kind})
     with monkeypatch.context() as patch:
-        patch.setattr(zarr.Array, "__setitem__", full)
         patch.setattr(forecasts, "_WAITING", 1)
-        if kind == "netcdf":
-            patch.setattr(netCDF4, "Dataset", full)
-        with pytest.raises(RuntimeError, match="writing the forecast failed: .*No space left"):
+        patch.setattr(_zarr.ZarrWriter, "_array", lambda self, name: Full())
+        patch.setattr(_netcdf, "netCDF4", Full())
+        with pytest.raises(RuntimeError, match=r"writing the forecast failed: .*No space left"):
             write_forecasts(experiment, *make_parts(experiment), "step-7")
         assert not forecast_path(experiment).exists() or not list(forecast_path(experiment).glob("*.nc"))
         assert not list((tmp_path / "forecasts").glob("done/*"))
@@ -241,7 +243,7 @@ def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
 
 
 def test_the_folder_of_another_experiment_is_refused(data, tmp_path):
-    _, outcome = write(data, tmp_path)
+    write(data, tmp_path)
     before = contents(tmp_path)
     for change, named in (({"checkpoint": "step-8"}, "checkpoint"), ({"lead": "12h"}, "experiment.inference.lead")):
         with pytest.raises(ValueError, match=f"inference.output.path: .* got some made with another .*{named}"):

@@ -81,8 +81,7 @@ class Background:
         self._raise()
 
     def abandon(self) -> None:
-        """End the thread after what it is doing now; for a run that has failed already."""
-        self._error = self._error or RuntimeError("writing was given up")
+        """Finish what was submitted and say nothing of what fails: another failure is on its way to the user."""
         self._queue.put(None)
         self._thread.join()
 

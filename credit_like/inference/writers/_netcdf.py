@@ -7,9 +7,13 @@ from pathlib import Path
 
 import netCDF4
 import numpy as np
+from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
 
 from credit_like.inference.layout import Layout
 from credit_like.inference.writers._base import Fields, Writer, compact
+
+# The HDF5 library is not thread-safe: files written here and files that xarray reads in other threads take turns.
+_LOCK = NETCDF4_PYTHON_LOCK
 
 
 class NetcdfWriter(Writer):
@@ -31,34 +35,40 @@ class NetcdfWriter(Writer):
         (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
 
     def write(self, init: int, member: int, lead: int, fields: dict[str, Fields]) -> None:
-        file = self._files.get(init) or self._create(init)
+        if init not in self._files:
+            self._create(init)
         where = (0, member, lead) if self.layout.members > 1 else (0, lead)
-        for name, field in fields.items():
-            file[name][where] = field
+        with _LOCK:
+            for name, field in fields.items():
+                self._files[init][name][where] = field
 
-    def _create(self, init: int) -> netCDF4.Dataset:
+    def _create(self, init: int) -> None:
         layout = self.layout
         self.open()
         # Coordinates through xarray, which encodes times; fields through netCDF4, lead by lead.
         layout.coordinates(layout.init[init : init + 1]).to_netcdf(self._partial(init), engine="netcdf4", mode="w")
-        file = netCDF4.Dataset(self._partial(init), "a")
-        file.set_auto_mask(False)
-        for name in layout.chosen:
-            variable = file.createVariable(  # type: ignore[call-overload]
-                name,
-                "f4",
-                layout.variable_dims(name),
-                fill_value=np.float32("nan"),
-                zlib=self.compression > 0,
-                complevel=self.compression,
-                chunksizes=(*(1,) * len(layout.dims), *layout.field_shape(name)),
-            )
-            variable.setncatts(layout.attrs_of(name))
-        self._files[init] = file
-        return file
+        with _LOCK:
+            self._files[init] = netCDF4.Dataset(self._partial(init), "a")
+            self._files[init].set_auto_mask(False)
+            for name in layout.chosen:
+                self._define(self._files[init], name)
+
+    def _define(self, file: netCDF4.Dataset, name: str) -> None:
+        layout = self.layout
+        variable = file.createVariable(  # type: ignore[call-overload]
+            name,
+            "f4",
+            layout.variable_dims(name),
+            fill_value=np.float32("nan"),
+            zlib=self.compression > 0,
+            complevel=self.compression,
+            chunksizes=(*(1,) * len(layout.dims), *layout.field_shape(name)),
+        )
+        variable.setncatts(layout.attrs_of(name))
 
     def complete(self, init: int) -> None:
-        self._files.pop(init).close()
+        with _LOCK:
+            self._files.pop(init).close()
         with self._partial(init).open("rb") as file:
             os.fsync(file.fileno())
         os.replace(self._partial(init), self.path(init))
