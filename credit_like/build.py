@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import yaml
 from rich.console import Console
 from torch import Tensor, nn
 
@@ -33,6 +32,7 @@ from credit_like.parallel.domain.spatial import gather_spatial
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import dump_experiment
 from credit_like.stepper import Stepper
 from credit_like.training.trainer import Batches, Trainer
 from credit_like.variables import Variables
@@ -300,7 +300,7 @@ def store_experiment(experiment: Experiment) -> None:
     """The resolved experiment beside what it makes."""
     path = Path(experiment.save_loc) / "experiment.yml"
     draft = path.with_name(f".{path.name}")
-    draft.write_text(yaml.safe_dump(experiment.to_dict(), sort_keys=False, allow_unicode=True))
+    draft.write_text(dump_experiment(experiment))
     draft.replace(path)
 
 
