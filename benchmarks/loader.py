@@ -109,7 +109,8 @@ def main() -> None:
         f"{time.strftime('%Y-%m-%d')}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores, load "
         f"{os.getloadavg()[0]:.1f} at the start; 181 × 360, 80 channels, a sample = 2 times; files in the page cache; "
         f"medians of {arguments.repeats} turns, loader and bare loop in turn.", "",
-        "| store | loader | bare loop | share | where the time goes |", "|---|---|---|---|---|",
+        "| store | loader | bare loop | share | processor time of a sample: loader, bare loop | where the time goes |",
+        "|---|---|---|---|---|---|",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.folder or Path(temporary)
@@ -119,7 +120,8 @@ def main() -> None:
             rows = dict(report.rows())
             ours, limit = (value for key, value in rows.items() if "loader" in key or "bare loop (" in key)
             lines.append(
-                f"| {name} | {ours} | {limit} ({report.limit_by}) | {report.share_of_limit:.0%} | {rows['where the time goes']} |"
+                f"| {name} | {ours} | {limit} ({report.limit_by}) | {report.share_of_limit:.0%} | "
+                f"{report.cpu_seconds * 1e3:.0f} ms, {report.limit_cpu_seconds * 1e3:.0f} ms | {rows['where the time goes']} |"
             )
             print(lines[-1], flush=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024

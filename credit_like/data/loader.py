@@ -93,6 +93,15 @@ class Loader:
                 )
         return min(n, batches_per_epoch * global_batch_size) if batches_per_epoch else n
 
+    @property
+    def windows_ahead(self) -> int:
+        """Micro-batches that workers may have read before they are asked for."""
+        return self._loader.num_workers * (self._loader.prefetch_factor or 0)
+
+    def close(self) -> None:
+        """End the workers; the next `batches` starts new ones."""
+        self._loader._iterator = None
+
     def __len__(self) -> int:
         """Micro-batches of this rank in an epoch."""
         return -(-self.samples // (self.micro_batch_size * self.dp_size))

@@ -208,7 +208,7 @@ class Scan:
                     self.value.add(channel, count, mean, squares)
                 if look and count:
                     looks[channel] = mean, (squares / count) ** 0.5, np.nanmin(plane), np.nanmax(plane)
-            elif not np.isfinite(plane.sum(dtype=np.float64)):
+            elif not np.isfinite(plane.sum()):
                 lacking[channel] = (~np.isfinite(plane)).sum()
             if training and before_CHW is not None:
                 self.change.add(channel, *moments_of(plane.astype(np.float64) - before_CHW[channel]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -83,7 +84,7 @@ class Windows(Dataset[Sample]):
         for c, channel in enumerate(Variables.channel_names(variables)):
             for t, position in enumerate(times):
                 field = fields_CTHW[c, t]
-                if np.isfinite(field.sum(dtype=np.float64)):
+                if np.isfinite(field.sum()):  # an overflow of float32 here would be looked at below, and pass
                     continue
                 bad = ~np.isfinite(field)
                 if self.has_data is not None:
@@ -97,8 +98,10 @@ class Windows(Dataset[Sample]):
 
 
 def _new(*shape: int) -> torch.Tensor:
-    x = torch.empty(shape, dtype=torch.float32)
-    return x.share_memory_() if get_worker_info() is not None and x.numel() else x
+    if get_worker_info() is None or not math.prod(shape):
+        return torch.empty(shape, dtype=torch.float32)
+    storage = torch.UntypedStorage._new_shared(4 * math.prod(shape))  # `share_memory_` of a tensor would copy it
+    return torch.empty(0, dtype=torch.float32).set_(storage).view(shape)
 
 
 def _starts(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+import math
+
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def local(x: Tensor) -> Tensor:
@@ -21,7 +23,7 @@ def copies(x: Tensor) -> int:
         return world
     mesh = x.device_mesh
     sizes = [mesh.size(dim) for dim, placement in enumerate(x.placements) if not isinstance(placement, Replicate)]
-    return world // int(torch.tensor(sizes, dtype=torch.int64).prod())
+    return world // math.prod(sizes)
 
 
 def box(x: Tensor) -> tuple[slice, ...]:
@@ -32,7 +34,9 @@ def box(x: Tensor) -> tuple[slice, ...]:
     """
     if not isinstance(x, DTensor):
         return tuple(slice(0, size) for size in x.shape)
-    shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
+    # Index arithmetic on small tensors: real ones, also where the parameters are simulated.
+    with _disable_current_modes():
+        shape, offset = compute_local_shape_and_global_offset(x.shape, x.device_mesh, x.placements)
     return tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
 
 

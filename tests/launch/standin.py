@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 HOSTS = ("127.0.0.1", "localhost")
@@ -126,6 +127,8 @@ class StandIn:
             (self.bin / name).write_text(client)
             (self.bin / name).chmod(0o755)
         self.path = f"{self.bin}:/usr/local/bin:/usr/bin:/bin"
+        self.over: Callable[[str], str | None] = lambda job: None
+        """A walltime of a test's own: `TERM` or `KILL` when a job's time is over."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.outputs: dict[str, str] = {}
@@ -200,18 +203,19 @@ class StandIn:
             out.close()
         deadline = time.monotonic() + walltime
         while any(process.poll() is None for process in running.values()):
-            if time.monotonic() > deadline or self._stop.is_set():
-                for member, process in running.items():
-                    if process.poll() is None:
-                        self._end(member, process)
+            late = time.monotonic() > deadline or self._stop.is_set()
+            for member, process in running.items():
+                if (how := "TERM" if late else self.over(member)) and process.poll() is None:
+                    self._end(member, process, self.kill_delay if how == "TERM" else 0.0)
             time.sleep(0.05)
         for member in members:
             self.outputs[member] = (self.spool / f"{member}.OU").read_text(errors="replace")
         self._set(job, state="F", code=max((process.returncode for process in running.values()), key=abs))
 
-    def _end(self, member: str, process: subprocess.Popen) -> None:
-        self._kill(process.pid, signal.SIGTERM)
-        limit = time.monotonic() + self.kill_delay
+    def _end(self, member: str, process: subprocess.Popen, kill_delay: float) -> None:
+        if kill_delay:
+            self._kill(process.pid, signal.SIGTERM)
+        limit = time.monotonic() + kill_delay
         while process.poll() is None and time.monotonic() < limit:
             time.sleep(0.05)
         if process.poll() is None:

@@ -63,6 +63,7 @@ def test_equals_its_fingerprint(name):
     now = fingerprint(name)
     output, expected = now.pop("output"), recorded.pop("output")
     assert now == recorded
+    assert output.pop("grid") == expected.pop("grid")
     assert output == pytest.approx(expected, rel=1e-6)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,14 @@ class Writer:
     def finish(self) -> bool:
         """Give the files their final names if every initial time is complete; whether that is so."""
         return all(map(self.is_complete, range(len(self.layout.init))))
+
+    def sweep(self) -> None:
+        """Remove what killed processes left half made, now that nothing is being made any more."""
+        for leftover in (*self.folder.glob("*.part"), *self.folder.glob("*/*.part")):
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
 
     def _record(self, init: int) -> Path:
         return self.folder / "done" / compact(self.layout.init[init])

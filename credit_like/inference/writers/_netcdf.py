@@ -8,6 +8,7 @@ from pathlib import Path
 import netCDF4
 import numpy as np
 from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
+from xarray.conventions import cf_encoder
 
 from credit_like.inference.layout import Layout
 from credit_like.inference.writers._base import Fields, Writer, compact
@@ -45,13 +46,21 @@ class NetcdfWriter(Writer):
     def _create(self, init: int) -> None:
         layout = self.layout
         self.open()
-        # Coordinates through xarray, which encodes times; fields through netCDF4, lead by lead.
-        layout.coordinates(layout.init[init : init + 1]).to_netcdf(self._partial(init), engine="netcdf4", mode="w")
+        # xarray encodes the coordinates, yet does not write them: its `to_netcdf` holds no lock while it defines.
+        coordinates = layout.coordinates(layout.init[init : init + 1])
+        variables, attributes = cf_encoder(coordinates.variables, coordinates.attrs)
         with _LOCK:
-            self._files[init] = netCDF4.Dataset(self._partial(init), "a")
-            self._files[init].set_auto_mask(False)
+            file = self._files[init] = netCDF4.Dataset(self._partial(init), "w")
+            file.set_auto_mask(False)
+            file.setncatts(attributes)
+            for name, size in coordinates.sizes.items():
+                file.createDimension(str(name), size)
+            for name, variable in variables.items():
+                created = file.createVariable(str(name), variable.dtype, variable.dims)
+                created.setncatts(variable.attrs)
+                created[...] = variable.values
             for name in layout.chosen:
-                self._define(self._files[init], name)
+                self._define(file, name)
 
     def _define(self, file: netCDF4.Dataset, name: str) -> None:
         layout = self.layout
@@ -76,3 +85,9 @@ class NetcdfWriter(Writer):
 
     def is_complete(self, init: int) -> bool:
         return super().is_complete(init) and self.path(init).exists()
+
+    def finish(self) -> bool:
+        complete = super().finish()
+        if complete:
+            self.sweep()
+        return complete

@@ -48,9 +48,9 @@ class ZarrWriter(Writer):
         try:
             os.rename(fresh, self.partial)
         except OSError:
-            if not self.partial.exists():
+            if not (self.partial.exists() or self.path.exists()):
                 raise
-            shutil.rmtree(fresh)  # another process was faster
+            shutil.rmtree(fresh, ignore_errors=True)  # another process was faster
 
     def _chunks(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
         """Chunks of whole fields, then as many levels, then as many leads as fit; all levels of a lead share a file."""
@@ -91,6 +91,7 @@ class ZarrWriter(Writer):
                 os.rename(self.partial, self.path)
             except FileNotFoundError:  # another process was faster
                 assert self.path.exists()
+        self.sweep()
         return True
 
 

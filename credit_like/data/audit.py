@@ -1,0 +1,186 @@
+"""What is odd about the data: gaps, missing points, constant or repeated fields, outliers, units that cannot be meant.
+
+Works on the summaries (mean, standard deviation, minimum, maximum of every field) that a pass over the data leaves, so that
+nothing is read twice.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.data import units
+from credit_like.data.aliases import ALIASES
+from credit_like.data.statistics import Scan, varying
+from credit_like.data.store import FieldStore
+from credit_like.data.times import to_text
+from credit_like.variables import Variables
+
+_OUTLIER = 10.0  # robust z-score: a Gaussian exceeds 6 once in 5e8 fields; slow seasonal changes stay well below 10
+_SHOWN = 5
+_PLAUSIBLE: dict[str, tuple[str, float, float]] = {
+    # name in WeatherBench2: (units, lowest, highest mean of a field on Earth, at any level in use)
+    "temperature": ("K", 150, 330),
+    "2m_temperature": ("K", 180, 320),
+    "sea_surface_temperature": ("K", 268, 310),
+    "u_component_of_wind": ("m s-1", -80, 120),
+    "v_component_of_wind": ("m s-1", -60, 60),
+    "10m_u_component_of_wind": ("m s-1", -30, 30),
+    "10m_v_component_of_wind": ("m s-1", -30, 30),
+    "specific_humidity": ("kg kg-1", 0, 0.03),
+    "geopotential": ("m2 s-2", -5e3, 6e5),
+    "surface_pressure": ("Pa", 5e4, 1.1e5),
+    "mean_sea_level_pressure": ("Pa", 9.3e4, 1.07e5),
+    "total_precipitation": ("m", 0, 0.1),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something odd: which kind, in which channel, how often, and where first."""
+
+    kind: str
+    channel: str
+    count: int
+    detail: str
+
+
+@dataclass
+class Audit:
+    """`findings`, and the summaries they were drawn from: `positions` (T,), `looks` (T, C, 4), `share` (T, C) missing."""
+
+    findings: list[Finding]
+    channels: list[str]
+    times: list[str]
+    looks: NDArray[np.float64]
+    share: NDArray[np.float64]
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """(kind, channel, count, detail) for a table."""
+        return [(f.kind, f.channel, str(f.count), f.detail) for f in self.findings]
+
+    def save(self, folder: Path) -> None:
+        """`audit.csv`, one line per finding, and `audit.png`, a page of plots."""
+        with open(folder / "audit.csv", "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("kind", "channel", "count", "detail"))
+            writer.writerows(self.rows())
+        self.plot(folder / "audit.png")
+
+    def plot(self, path: Path) -> None:
+        """One panel per channel: mean, range and missing share of every field over time."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        columns = min(4, len(self.channels))
+        rows = -(-len(self.channels) // columns)
+        figure = Figure(figsize=(4 * columns, 2.2 * rows + 0.4), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        axis_T = np.arange(len(self.times))
+        for c, (ax, channel) in enumerate(zip(axes, self.channels, strict=False)):
+            mean, _, low, high = self.looks[:, c].T
+            ax.fill_between(axis_T, low, high, color="tab:blue", alpha=0.2, linewidth=0)
+            ax.plot(axis_T, mean, color="tab:blue", linewidth=0.8)
+            ax.set_title(channel, fontsize=8)
+            ax.tick_params(labelsize=6)
+            if self.share[:, c].max() > 0:
+                missing = ax.twinx()
+                missing.plot(axis_T, self.share[:, c], color="tab:red", linewidth=0.8)
+                missing.set_ylim(0, 1)
+                missing.tick_params(labelsize=6, colors="tab:red")
+        for ax in axes[len(self.channels) :]:
+            ax.set_visible(False)
+        figure.suptitle(
+            f"mean, range and (red) missing share by field, {self.times[0]} to {self.times[-1]}", fontsize=9
+        )
+        figure.savefig(path, dpi=100)
+
+
+def audit(store: FieldStore, variables: Variables, whole: Scan) -> Audit:
+    """All findings of a scan with looks, worst kinds first."""
+    channels = Variables.channel_names(varying(variables))
+    positions = np.array(sorted(whole.looks), np.int64)
+    looks = np.stack([whole.looks[int(position)] for position in positions])
+    none = np.zeros(len(channels), np.int64)
+    points = store.grid.height * store.grid.width
+    share = np.stack([whole.lacking.get(int(position), none) for position in positions]) / points
+    times = [to_text(time) for time in store.times[positions]]
+    fixed = (~whole.valid).mean((1, 2))
+    findings = [*_gaps(store), *_units(store, variables, looks)]
+    for c, channel in enumerate(channels):
+        findings += _of_channel(channel, looks[:, c], share[:, c], float(fixed[c]), times)
+    return Audit(findings, channels, times, looks, share)
+
+
+def _gaps(store: FieldStore) -> Iterator[Finding]:
+    steps = np.diff(store.seconds) // store.step_seconds
+    at = np.flatnonzero(steps > 1)
+    if len(at):
+        first = ", ".join(f"{int(steps[i]) - 1} after {to_text(store.times[i])}" for i in at[:_SHOWN])
+        yield Finding("missing times", "all", int((steps[at] - 1).sum()), first)
+
+
+def _of_channel(
+    channel: str, looks: NDArray[np.float64], share: NDArray[np.float64], fixed: float, times: list[str]
+) -> Iterator[Finding]:
+    mean, std, low, high = looks.T
+
+    def finding(kind: str, where: NDArray[np.bool_], detail: str = "") -> Iterator[Finding]:
+        at = np.flatnonzero(where)
+        if len(at):
+            shown = ", ".join(times[i] for i in at[:_SHOWN]) + (", …" if len(at) > _SHOWN else "")
+            yield Finding(kind, channel, len(at), f"{shown}{detail}")
+
+    yield from finding("missing fields", share == 1)
+    more = (share < 1) & (share > fixed + 1e-12)
+    yield from finding(
+        "missing points that are there at other times", more, f"; up to {share[more].max(initial=0):.2%}"
+    )
+    if 0 < fixed < 1:
+        yield Finding("points that never have data", channel, round(fixed * 1e6), f"{fixed:.2%} of the grid")
+    there = share < 1
+    yield from finding("constant fields", there & (std == 0))
+    same = np.zeros(len(times), bool)
+    same[1:] = np.all(looks[1:] == looks[:-1], axis=1) & (std[1:] > 0)
+    yield from finding("fields like the one before", same)
+    for name, values in (("mean", mean), ("minimum", low), ("maximum", high)):
+        score = robust_score(values)
+        yield from finding(
+            f"outliers of the {name}", score > _OUTLIER, f"; up to {np.nanmax(score, initial=0):.0f} sigma"
+        )
+
+
+def robust_score(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """|x − median| / (1.4826 · median |x − median|), which is the z-score of a Gaussian; 0 where that is undefined."""
+    if not np.isfinite(values).any():
+        return np.zeros_like(values)
+    apart = np.abs(values - np.nanmedian(values))
+    scale = 1.4826 * np.nanmedian(apart)
+    return np.nan_to_num(apart / scale) if scale > 0 else np.zeros_like(values)
+
+
+def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) -> Iterator[Finding]:
+    """Means of known variables outside what Earth has, in the units that the files declare."""
+    slices = Variables.slices(varying(variables))
+    for variable in varying(variables):
+        long = next((name for group in ALIASES if variable.name in group for name in group if name in _PLAUSIBLE), None)
+        if long is None:
+            continue
+        expected, lowest, highest = _PLAUSIBLE[long]
+        declared = store.attrs(variable).get("units", expected)
+        try:
+            factor, offset = units.conversion(declared, expected)
+        except ValueError:
+            yield Finding("suspicious units", variable.name, 1, f"{declared!r} for {long}, expected {expected!r}")
+            continue
+        mean = factor * looks[:, slices[variable.name], 0] + offset
+        middle = float(np.nanmedian(mean))
+        if not lowest <= middle <= highest:
+            told = f"median {middle:.4g} {expected} as {declared!r}, expected {lowest:g} to {highest:g}"
+            yield Finding("suspicious units", variable.name, 1, told)

@@ -1,0 +1,156 @@
+"""Statistics and an audit of the data in one streamed pass that can be stopped, continued and spread over processes.
+
+The times are cut into pieces. What a piece has found is kept in a file as soon as it is done, under a key of everything it
+depends on, so that a pass that was stopped goes on where it was. Pieces know nothing of each other and are merged exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.data.audit import Audit, audit
+from credit_like.data.statistics import (
+    Block,
+    Moments,
+    Progress,
+    Scan,
+    Statistics,
+    finish,
+    scan,
+    scan_blocks,
+    varying,
+    wanted_times,
+)
+from credit_like.data.store import FieldStore
+from credit_like.data.times import to_text
+from credit_like.schema.data import DataSection
+from credit_like.variables import Variables
+
+Mapper = Callable[[Callable[["Piece"], Path], Sequence["Piece"]], Iterable[Path]]
+"""Runs a function on every piece, anywhere and in any order, e.g. `lambda f, x: client.gather(client.map(f, x))` of dask."""
+_PIECES = 64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some consecutive blocks, and the file for what they hold; the store travels with it."""
+
+    store: FieldStore
+    variables: Variables
+    blocks: tuple[Block, ...]
+    file: Path
+
+    @property
+    def times(self) -> int:
+        return sum(len(positions) for positions, _ in self.blocks)
+
+
+def preprocess(
+    store: FieldStore,
+    variables: Variables,
+    data: DataSection,
+    folder: Path,
+    progress: Progress | None = None,
+    mapper: Mapper | None = None,
+) -> tuple[Statistics, Audit]:
+    """Fit the statistics, look at every field, and write `statistics.nc`, `audit.csv` and `audit.png` into `folder`.
+
+    Pieces that an earlier, unfinished pass over the same data has left in `folder` are not read again. Raises ValueError
+    as `fit_statistics` does; the audit is written all the same, since it shows why.
+    """
+    parts = folder / "preprocess-parts"
+    parts.mkdir(parents=True, exist_ok=True)
+    pieces = list(_pieces(store, variables, data, parts))
+    todo = [piece for piece in pieces if not piece.file.exists()]
+    total = sum(piece.times for piece in pieces)
+    done = total - sum(piece.times for piece in todo)
+    by_file = {piece.file: piece.times for piece in pieces}
+    for file in (mapper or map)(scan_piece, todo):
+        done += by_file[file]
+        if progress is not None:
+            progress(done, total)
+    whole = Scan.zero(sum(map(len, varying(variables))), store.grid.height, store.grid.width)
+    for piece in pieces:
+        whole = whole.merge(load_scan(piece.file))
+    found = audit(store, variables, whole)
+    found.save(folder)
+    statistics = finish(store, variables, data, whole)
+    statistics.save(folder / "statistics.nc")
+    for file in parts.glob("*.npz"):
+        file.unlink()
+    parts.rmdir()
+    return statistics, found
+
+
+def in_processes(count: int) -> Mapper:
+    """A mapper over processes of this machine; they are spawned, since the parent may have threads."""
+
+    def run(function: Callable[[Piece], Path], pieces: Sequence[Piece]) -> Iterator[Path]:
+        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+            for future in as_completed([pool.submit(function, piece) for piece in pieces]):
+                yield future.result()
+
+    return run
+
+
+def scan_piece(piece: Piece) -> Path:
+    """Scan a piece and keep the result, whole or not at all."""
+    found = scan(piece.store, varying(piece.variables), piece.blocks, look=True)
+    draft = piece.file.with_suffix(f".{os.getpid()}.draft")
+    with open(draft, "wb") as file:
+        save_scan(found, file)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(piece.file)
+    return piece.file
+
+
+def save_scan(found: Scan, file: Any) -> None:
+    """As an npz file of plain arrays."""
+    arrays: dict[str, NDArray[Any]] = {"valid": np.packbits(found.valid), "shape": np.array(found.valid.shape)}
+    for name, moments in (("value", found.value), ("change", found.change)):
+        arrays[name] = np.stack([moments.count, moments.mean, moments.squares])
+    for name, table in (("lacking", found.lacking), ("looks", found.looks)):
+        arrays[f"{name}_at"] = np.array(list(table), np.int64)
+        arrays[name] = np.array(list(table.values()))
+    np.savez(file, **arrays)  # type: ignore[arg-type]
+
+
+def load_scan(path: Path) -> Scan:
+    with np.load(path, allow_pickle=False) as file:
+        shape = tuple(file["shape"].tolist())
+        valid = np.unpackbits(file["valid"], count=int(np.prod(shape))).astype(bool).reshape(shape)
+        tables = [dict(zip(file[f"{name}_at"].tolist(), file[name], strict=True)) for name in ("lacking", "looks")]
+        return Scan(Moments(*file["value"]), Moments(*file["change"]), valid, *tables)
+
+
+def _pieces(store: FieldStore, variables: Variables, data: DataSection, folder: Path) -> Iterator[Piece]:
+    """At most 64 and some, each of whole blocks."""
+    blocks = scan_blocks(store, varying(variables), *wanted_times(store, data))
+    size = -(-len(blocks) // _PIECES)
+    for i in range(0, len(blocks), size):
+        some = tuple(blocks[i : i + size])
+        yield Piece(store, variables, some, folder / f"{_key(store, variables, data, some)}.npz")
+
+
+def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[Block]) -> str:
+    """Depends on what is read, from where, and for which part of the result."""
+    told = {
+        "source": [source.model_dump(mode="json") for source in data.source],
+        "variables": [[v.name, v.levels, v.spec.model_dump(mode="json")] for v in varying(variables)],
+        "timestep": str(data.timestep),
+        "grid": [store.grid.latitude.tolist(), store.grid.longitude.tolist()],
+        "blocks": [[to_text(store.times[p[0]]), len(p), counts.tolist()] for p, counts in blocks],
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:20]

@@ -1,0 +1,94 @@
+"""What an operation sends: its kind, its group and its bytes, for those who count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.utils._pytree import tree_leaves
+
+_KINDS = {
+    "allreduce_": "all-reduce",
+    "all_reduce": "all-reduce",
+    "all_reduce_": "all-reduce",
+    "all_reduce_coalesced": "all-reduce",
+    "allreduce_coalesced_": "all-reduce",
+    "_allgather_base_": "all-gather",
+    "allgather_": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "all_gather_into_tensor_out": "all-gather",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "alltoall_": "all-to-all",
+    "alltoall_base_": "all-to-all",
+    "all_to_all_single": "all-to-all",
+    "broadcast_": "broadcast",
+    "broadcast": "broadcast",
+}
+
+
+class Message(NamedTuple):
+    """A collective: `bytes` are those of the whole tensor that is gathered, reduced or sent away by this rank.
+
+    all-gather: the gathered tensor; reduce-scatter and all-reduce: the tensor that is reduced; all-to-all: what this
+    rank gives away; broadcast: the tensor. `waits` says that the next operation needs the result at once.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    bytes: int
+    waits: bool
+
+
+def kind_of(func: Any) -> str | None:
+    """The kind of collective that a dispatched operation is, None where it is none."""
+    if func.namespace not in ("c10d", "_c10d_functional"):
+        return None
+    return _KINDS.get(func.name().partition("::")[2].partition(".")[0])
+
+
+def message(kind: str, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any) -> Message:
+    """What a dispatched collective sends."""
+    group = _group(args, kwargs)
+    sizes = [
+        leaf.numel() * leaf.element_size() for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)
+    ]
+    if kind == "all-to-all":
+        sizes = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(args[:2]) if isinstance(leaf, Tensor)]
+        size = sizes[-1]
+    else:
+        size = max(sizes, default=0)
+    ranks = tuple(dist.get_process_group_ranks(group))
+    return Message(kind, ranks, size, waits=func.namespace == "_c10d_functional")
+
+
+def _group(args: tuple[Any, ...], kwargs: Any) -> dist.ProcessGroup:
+    for leaf in tree_leaves((args, kwargs)):
+        if isinstance(leaf, dist.ProcessGroup):
+            return leaf
+        if isinstance(leaf, torch.ScriptObject) and "ProcessGroup" in str(leaf._type()):
+            return dist.ProcessGroup.unbox(leaf)
+    for leaf in reversed(tree_leaves((args, kwargs))):
+        if isinstance(leaf, str) and leaf not in ("sum", "avg", "max", "min"):
+            return _resolve_process_group(leaf)
+    raise AssertionError("a collective without a group")
+
+
+@contextmanager
+def fake_group(rank: int, world: int) -> Iterator[None]:
+    """A process group of `world` ranks without peers: every collective returns at once, with any values."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if world > 1:
+        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        if world > 1:
+            dist.destroy_process_group()
