@@ -124,6 +124,12 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
     """Windows, pads, heads and bands against the grid."""
     model, parallelism, grid = store.experiment.model, store.experiment.trainer.parallelism, store.fields.grid
     messages: list[str] = []
+    if store.experiment.trainer.shift_longitude and not grid.is_periodic:
+        yield (
+            ("trainer", "shift_longitude"),
+            f"expected a grid whose longitudes go all the way round, got {grid.width} from {grid.longitude[0]:g} to "
+            f"{grid.longitude[-1]:g}, remove this key",
+        )
     if check := getattr(model, "check", None):
         channels = {"in_channels": store.variables.in_channels, "out_channels": store.variables.out_channels}
         messages += check(grid.height, grid.width, **channels)

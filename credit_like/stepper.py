@@ -52,6 +52,8 @@ class Stepper(nn.Module):
         self.predict = predict
         self.physics = nn.ModuleList(physics)
         self.n_prognostic = variables.n("prognostic")
+        self.shift = 0
+        """Columns by which the globe is turned for the model, and back: other alignments of its windows in training."""
         mean, std, change_std = statistics.select(variables.outputs)
         forcing_mean, forcing_std, _ = statistics.select(variables.role("dynamic_forcing"))
         static_mean, static_std, _ = statistics.select(variables.role("static"))
@@ -77,7 +79,12 @@ class Stepper(nn.Module):
 
     def forward(self, state: State, forcing_BCTHW: Tensor) -> State:
         """One time step; `forcing` at the T times of the state's frames."""
-        y_BCHW = self.model(self.inputs(state, forcing_BCTHW))[:, :, 0].to(state.prognostic.dtype)
+        x_BCTHW = self.inputs(state, forcing_BCTHW)
+        if self.shift:
+            x_BCTHW = x_BCTHW.roll(self.shift, -1)
+        y_BCHW = self.model(x_BCTHW)[:, :, 0].to(state.prognostic.dtype)
+        if self.shift:
+            y_BCHW = y_BCHW.roll(-self.shift, -1)
         n, now = self.n_prognostic, state.now
         if self.predict == "increment":
             prognostic = now + self.change_std * y_BCHW[:, :n]

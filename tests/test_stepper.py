@@ -136,6 +136,19 @@ def test_gradients_flow_through_the_whole_rollout(variables):
     assert (sums[0] - sums[1]) / (2 * eps) == pytest.approx(float((through * direction).sum()), rel=1e-6)
 
 
+def test_a_turned_globe_is_turned_back(variables):
+    stepper, _ = make(variables, "increment")
+    plain = [p for p, _ in stepper.predict_sample(sample())]
+    stepper.shift = 3
+    turned = [p for p, _ in stepper.predict_sample(sample())]
+    for one, other in zip(plain, turned, strict=True):  # this model does not know where it is
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
+    leads = len(plain)
+    for straight, rolled in zip(stepper.model.seen[:leads], stepper.model.seen[leads:], strict=True):
+        torch.testing.assert_close(rolled, straight.roll(3, -1), rtol=1e-12, atol=1e-12)
+        assert not torch.equal(rolled, straight)
+
+
 def test_points_without_data_hold_the_mean_and_come_back_as_nan(variables):
     valid = np.ones((3, HEIGHT, WIDTH), bool)
     valid[:, 1, 2] = False

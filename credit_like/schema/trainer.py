@@ -98,6 +98,9 @@ class TrainerSection(Section):
     compile: bool = False
     optimizer: plugin("optimizer") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
     scheduler: plugin("scheduler") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
+    shift_longitude: bool = False
+    """Turn the globe by a random number of columns at every optimiser step, so that a small data set is seen in many
+    alignments with the model's windows and not learnt by heart. Grids that go all the way round only."""
     grad_max_norm: float | None = Field(default=1.0, gt=0)
     use_ema: bool = False
     ema_decay: float = Field(default=0.9999, gt=0, lt=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -65,18 +66,23 @@ class TrainStep:
         *,
         amp: bool,
         max_norm: float | None,
+        shift_seed: int | None = None,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
         self.parameters = dict(parameters)
         self.amp = amp
         self.max_norm = max_norm
+        self.shift_seed = shift_seed
         self.accumulate = accumulate
 
     def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> Report:
         """Optimiser step number `step` = 1, 2, … from `count` micro-batches."""
         model = self.stepper.model
         spectral_norm.before_step(model)
+        if self.shift_seed is not None:
+            # A function of the seed and the step alone: the same on all ranks, in all layouts and after a restart.
+            self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.valid.shape[-1])
         total: Tensor | None = None
         blame: Tensor | None = None
         index = []
@@ -90,6 +96,7 @@ class TrainStep:
             blame = channels + (0 if blame is None else blame)
         assert total is not None
         assert blame is not None
+        self.stepper.shift = 0
         spectral_norm.after_backward(model)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
         total = self.runtime.sum_over_data(total)

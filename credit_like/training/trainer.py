@@ -97,6 +97,7 @@ class Trainer:
             runtime,
             amp=self.amp,
             max_norm=section.grad_max_norm,
+            shift_seed=experiment.seed if section.shift_longitude else None,
             accumulate=self._communicate,
         )
         self.progress = Progress()

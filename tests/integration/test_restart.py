@@ -25,6 +25,7 @@ TINY = [
     "trainer.epochs=2",
     "trainer.global_batch_size=4",
     "trainer.micro_batch_size=1",
+    "trainer.shift_longitude=true",
     "trainer.use_ema=true",
     "trainer.scheduler.warmup_steps=2",
     "trainer.checkpoint={every: 2, keep: 2}",
