@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
 _KINDS = {
@@ -53,6 +55,11 @@ def kind_of(func: Any) -> str | None:
     return _KINDS.get(func.name().partition("::")[2].partition(".")[0])
 
 
+def wraps_others(types: Iterable[type]) -> bool:
+    """Whether an operation is on sharded or awaited tensors, and comes again as operations on what this rank holds."""
+    return any(issubclass(t, DTensor | AsyncCollectiveTensor) for t in types)
+
+
 def message(kind: str, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any) -> Message:
     """What a dispatched collective sends."""
     group = _group(args, kwargs)
@@ -76,7 +83,7 @@ def _group(args: tuple[Any, ...], kwargs: Any) -> dist.ProcessGroup:
             return dist.ProcessGroup.unbox(leaf)
     for leaf in reversed(tree_leaves((args, kwargs))):
         if isinstance(leaf, str) and leaf not in ("sum", "avg", "max", "min"):
-            return _resolve_process_group(leaf)
+            return _resolve_process_group(cast(GroupName, leaf))
     raise AssertionError("a collective without a group")
 
 

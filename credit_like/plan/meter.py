@@ -1,0 +1,244 @@
+"""Counts what a process does: bytes that live, operations, memory traffic, collectives.
+
+It watches every operation that reaches a kernel, whether its tensors are real or have no memory at all, and changes no
+result. Sizes are bytes, operations are floating-point operations (a multiply-add is two).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from credit_like.parallel.observe import Message, kind_of, message, wraps_others
+from credit_like.parallel.shards import local
+
+aten = torch.ops.aten
+
+GATHERED, COMMUNICATION, GRADIENTS, ACTIVATIONS = "gathered parameters", "communication", "gradients", "activations"
+DYNAMIC = (GRADIENTS, GATHERED, COMMUNICATION, ACTIVATIONS)
+"""What comes and goes within a step; what a storage is for is told by the operations that touch it."""
+
+# Where FSDP puts gathered parameters, and where it collects the gradients of a unit.
+_SPLIT_OUT = ("fsdp::split_with_sizes_copy", "aten::split_with_sizes_copy")
+_COLLECT = ("fsdp::chunk_cat", "aten::_chunk_cat")
+_NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
+
+
+@dataclass
+class Work:
+    """Operations of one precision class that run one after the other on the device.
+
+    `seconds` are filled by a machine's speeds; here `pieces` maps (wide, operations, bytes) to how often it occurred:
+    wide is True for fp32 and fp64 arithmetic.
+    """
+
+    pieces: Counter[tuple[bool, int, int]] = field(default_factory=Counter)
+
+    def add(self, wide: bool, flops: int, traffic: int) -> None:
+        self.pieces[wide, flops, traffic] += 1
+
+    @property
+    def flops(self) -> int:
+        return sum(flops * n for (_, flops, _), n in self.pieces.items())
+
+    @property
+    def traffic(self) -> int:
+        return sum(traffic * n for (_, _, traffic), n in self.pieces.items())
+
+
+class Meter(TorchDispatchMode):
+    """`with Meter() as meter:` counts everything inside.
+
+    `peak` is the most that lived at once of what was allocated inside, `parts` what it was made of then. Each entry of
+    `messages` counts equal collectives. Questions that the host asks of a tensor without memory (is the mask empty?)
+    are answered by one: yes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = 0
+        self.peak = 0
+        self.by_part: Counter[str] = Counter()
+        self.parts: dict[str, int] = dict.fromkeys(DYNAMIC, 0)
+        self.work = Work()
+        self.messages: Counter[Message] = Counter()
+        self._known: dict[int, tuple[Any, int, str]] = {}
+        self._resize: Any = None
+        self._kinds: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if wraps_others(types):
+            return NotImplemented
+        kwargs = kwargs or {}
+        if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor) and args[0].constant is None:
+            return {torch.bool: True}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
+        out = func(*args, **kwargs)
+        if func.namespace == "prim":
+            return out
+        self._note(func, args, kwargs, out)
+        return out
+
+    # ---- operations and messages -------------------------------------------------------------------------------------
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        kind = kind_of(func)
+        outs = _tensors(out)
+        name = func.name().partition(".")[0]
+        if kind is not None:
+            self.messages[message(kind, func, args, kwargs, out)] += 1
+            self._own(outs, COMMUNICATION if kind != "all-reduce" else ACTIVATIONS)
+            if func.namespace == "c10d":
+                self._move(_tensors(args), COMMUNICATION)
+            return
+        self._own(outs, ACTIVATIONS)
+        if name in _SPLIT_OUT and "out" in kwargs:
+            self._move(_tensors(kwargs["out"]), GATHERED)
+        elif name in _COLLECT:
+            self._move(_tensors(args), GRADIENTS)
+        moves, count = self._about(func)
+        if not moves:
+            return
+        ins = _tensors((args, kwargs))
+        flops = count(*args, **kwargs, out_val=out) if count else 0
+        wide = not any(t.dtype in (torch.bfloat16, torch.float16) for t in ins)
+        self.work.add(wide, int(flops), sum(map(_bytes, ins)) + sum(map(_bytes, outs)))
+
+    def _about(self, func: Any) -> tuple[bool, Callable[..., int] | None]:
+        """Whether an operation moves data (views do not), and how its floating-point operations are counted."""
+        if func not in self._kinds:
+            name = func.name().partition("::")[2].partition(".")[0]
+            view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+            self._kinds[func] = (not view and name not in _NO_TRAFFIC, flop_registry.get(func._overloadpacket))
+        return self._kinds[func]
+
+    # ---- memory ------------------------------------------------------------------------------------------------------
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """These were there before; they are not counted again when an operation returns them."""
+        for tensor in tensors:
+            storage = _storage(tensor)
+            if storage is not None and storage._cdata not in self._known:
+                self._enter(storage, 0, "before")
+
+    def tag(self, tensors: Iterable[Tensor], part: str) -> None:
+        """Say what these are for."""
+        self._move(list(tensors), part)
+
+    def _own(self, tensors: list[Tensor], part: str) -> None:
+        for tensor in tensors:
+            storage = _storage(tensor)
+            if storage is not None and storage._cdata not in self._known:
+                self._enter(storage, storage.nbytes(), part)
+
+    def _enter(self, storage: torch.UntypedStorage, size: int, part: str) -> None:
+        key = storage._cdata
+        gone = weakref.ref(storage, lambda _: self._leave(key))
+        self._known[key] = (gone, size, part)
+        self._add(size, part)
+
+    def _leave(self, key: int) -> None:
+        _, size, part = self._known.pop(key)
+        self._add(-size, part)
+
+    def _add(self, size: int, part: str) -> None:
+        self.live += size
+        self.by_part[part] += size
+        if self.live > self.peak:
+            self.peak = self.live
+            self.parts = {name: self.by_part[name] for name in DYNAMIC}
+
+    def _move(self, tensors: list[Tensor], part: str) -> None:
+        for tensor in tensors:
+            storage = _storage(tensor)
+            if storage is None or storage._cdata not in self._known:
+                continue
+            gone, size, before = self._known[storage._cdata]
+            if before not in (part, "before"):
+                self.by_part[before] -= size
+                self.by_part[part] += size
+                self._known[storage._cdata] = (gone, size, part)
+
+    def __enter__(self) -> Meter:
+        resize = self._resize = torch.UntypedStorage.resize_
+
+        def resized(storage: torch.UntypedStorage, size: int) -> Any:
+            """FSDP frees gathered parameters, and takes memory for them again, without an operation."""
+            result = resize(storage, size)
+            known = self._known.get(storage._cdata)
+            if known is not None and known[2] != "before":
+                gone, before, part = known
+                self._known[storage._cdata] = (gone, int(size), part)
+                self._add(int(size) - before, part)
+            return result
+
+        torch.UntypedStorage.resize_ = resized  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
+    """Where a tensor lives; the meta device is nowhere."""
+    tensor = local(tensor)
+    if tensor.device.type == "meta":
+        return None
+    return tensor.untyped_storage()
+
+
+def _bytes(tensor: Tensor) -> int:
+    """Bytes that are touched when a tensor is read or written once; a repeated value counts once."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def total_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the storages of these tensors, each once."""
+    storages = {s._cdata: s.nbytes() for t in tensors if (s := _storage(t)) is not None}
+    return sum(storages.values())
+
+
+@contextmanager
+def attention_as_on_gpu() -> Iterator[None]:
+    """Attention as the memory-efficient kernel of GPUs computes it: probabilities are never stored.
+
+    The kernel for CPUs would store them, because it cannot differentiate the position bias otherwise.
+    """
+
+    class Efficient(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        ) -> Any:
+            kwargs = dict(kwargs or {})
+            if func is not torch.nn.functional.scaled_dot_product_attention:
+                return func(*args, **kwargs)
+            q, k, v = args
+            bias = kwargs.get("attn_mask")
+            if bias is not None:
+                columns = bias.shape[-1]
+                padded = torch.nn.functional.pad(bias, (0, -columns % 16))[..., :columns]
+                bias = padded.expand(*q.shape[:2], q.shape[2], k.shape[2])
+            return aten._scaled_dot_product_efficient_attention(
+                q, k, v, bias, torch.is_grad_enabled(), 0.0, False, scale=kwargs.get("scale")
+            )[0]
+
+    with Efficient():
+        yield

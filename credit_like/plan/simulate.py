@@ -1,0 +1,279 @@
+"""One rank of one layout, simulated: the training's own objects on tensors without memory and a group without peers.
+
+What runs is what a training runs: the model, `parallelise`, the stepper, the loss, the trainer with its optimiser, and
+one call of its train step. The process group is torch's fake one, which answers at once, and tensors are fake: they
+have shapes, not values. Each simulation needs a process of its own, because meshes are remembered per process.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from credit_like import build
+from credit_like.data.statistics import Statistics
+from credit_like.data.store import Fields, FieldStore
+from credit_like.grid import Grid
+from credit_like.nn import kernels
+from credit_like.parallel.environment import Environment
+from credit_like.parallel.mesh import flat_gradient_mesh
+from credit_like.parallel.observe import Message, fake_group
+from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.shards import local
+from credit_like.plan.layouts import Layout, with_layout
+from credit_like.plan.meter import GRADIENTS, Meter, Work, attention_as_on_gpu, total_bytes
+from credit_like.schema.experiment import Experiment
+from credit_like.state import Sample
+from credit_like.training.trainer import Trainer, accumulation
+from credit_like.variables import Variable, Variables
+
+PARAMETERS, OPTIMIZER, AVERAGE, BUFFERS, SAMPLE = "parameters", "optimiser state", "weight average", "buffers", "sample"
+_SIMULATED = 3  # micro-batches; those between the second and the last are like the second
+_MANY = 10**9  # steps of an epoch: how long a run is says nothing about a step
+
+
+@dataclass
+class Rank:
+    """What one rank of a layout holds and does in one optimiser step. Sizes in bytes."""
+
+    rank: int
+    place: str
+    """`only`, or the place among the bands of a sample: `first`, `interior`, `last`."""
+    peak: int
+    parts: dict[str, int]
+    """What the peak is made of."""
+    flops: int
+    traffic: int
+    """Bytes that its operations read from and write to device memory, one operation after the other."""
+    messages: dict[Message, int]
+    work: dict[tuple[bool, int, int], int]
+    checkpoint: int
+    """Bytes of a checkpoint of the whole run."""
+    read: int
+    """Bytes of a sample that this rank reads from storage, as float32 before compression."""
+    parameters: int
+    """Number of parameters of the whole model."""
+    accumulation: int
+    seconds: float = 0.0
+    """How long the simulation took."""
+    resident: int = 0
+    """The most memory that the simulating process held."""
+
+    def collectives(self) -> dict[str, tuple[int, int]]:
+        """Kind → (number, bytes)."""
+        result: dict[str, tuple[int, int]] = {}
+        for sent, times in self.messages.items():
+            number, size = result.get(sent.kind, (0, 0))
+            result[sent.kind] = (number + times, size + sent.bytes * times)
+        return result
+
+
+class _NoData:
+    """Stands for a store: a grid, and zeros where fields would be."""
+
+    def __init__(self, grid: Grid, variables: Variables) -> None:
+        self.grid, self.variables = grid, variables
+
+    def static(self, rows: slice = slice(None)) -> Fields:
+        height = len(range(*rows.indices(self.grid.height)))
+        return np.zeros((self.variables.n("static"), height, self.grid.width), np.float32)
+
+    def attrs(self, variable: Variable) -> dict[str, str]:
+        return {}
+
+
+class _NoStatistics(Statistics):
+    """Mean 0, deviations 1, data everywhere."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def select(self, variables: Any) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        one = np.ones(sum(map(len, variables)))
+        return np.zeros_like(one), one, one
+
+    def mask(self, variables: Any) -> NDArray[np.bool_]:
+        return np.ones((sum(map(len, variables)), self.grid.height, self.grid.width), bool)
+
+
+class _NoBatches:
+    """Stands for a loader: the train step gets its samples directly."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
+        raise AssertionError("a plan reads no samples")
+
+
+def sample_of(experiment: Experiment, variables: Variables, grid: Grid, rows: slice) -> Sample:
+    """An empty micro-batch of this rank, as the loader would give it."""
+    data, batch = experiment.data, experiment.trainer.micro_batch_size
+    height, frames, leads = len(range(*rows.indices(grid.height))), data.history_len, data.forecast_len
+
+    def fields(channels: int, times: int) -> Tensor:
+        return torch.empty(batch, channels, times, height, grid.width)
+
+    return Sample(
+        fields(variables.n("prognostic"), frames),
+        fields(variables.n("dynamic_forcing"), frames + leads - 1),
+        fields(variables.out_channels, leads),
+        torch.zeros(batch, dtype=torch.int64),
+    )
+
+
+def bytes_read(experiment: Experiment, variables: Variables, grid: Grid, rows: slice) -> int:
+    """Bytes of one sample that come from files, as float32: not what is computed, nor what is read once."""
+    data = experiment.data
+    stored = sum(len(v) for v in variables.role("dynamic_forcing") if not v.spec.compute)
+    fields = variables.n("prognostic") * data.history_len + stored * (data.history_len + data.forecast_len - 1)
+    fields += variables.out_channels * data.forecast_len
+    return 4 * fields * len(range(*rows.indices(grid.height))) * grid.width
+
+
+def measured_step(trainer: Trainer, samples: Iterator[Sample], count: int, meter: Meter) -> dict[str, int]:
+    """One optimiser step under a meter; the bytes of what was there before it, by what they are for."""
+    model = trainer.stepper.model
+    parameters = [local(p) for p in model.parameters()]
+    kept = {
+        PARAMETERS: parameters,
+        OPTIMIZER: [t for state in trainer.optimizer.state().values() for t in state.values()],
+        AVERAGE: list(trainer.ema.average.values()) if trainer.ema else [],
+        BUFFERS: [*trainer.stepper.buffers(), *trainer.loss.buffers()],
+    }
+    before = {name: total_bytes(tensors) for name, tensors in kept.items()}
+    meter.ignore(t for tensors in kept.values() for t in tensors)
+    hooks = [p.register_post_accumulate_grad_hook(_tagging(meter)) for p in model.parameters() if p.requires_grad]
+    with meter:
+        trainer.train_step(samples, count, trainer.rate(0), 1)
+    for hook in hooks:
+        hook.remove()
+    return before
+
+
+def _tagging(meter: Meter) -> Any:
+    def tag(parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            meter.tag([parameter.grad], GRADIENTS)
+
+    return tag
+
+
+def simulate(experiment: Experiment, layout: Layout, rank: int, grid: Grid, gpu: bool = True) -> Rank:
+    """This process as `rank` of the layout, for one optimiser step. Only once in a process.
+
+    `gpu`: take the layers' ways for GPUs rather than those for the CPU. Raises ValueError, as training does, where a
+    degree does not fit the model.
+    """
+    began = time.monotonic()
+    section = with_layout(experiment, layout).trainer.model_copy(update={"compile": False, "fsdp2_cpu_offload": False})
+    experiment = experiment.model_copy(update={"trainer": section})
+    variables = Variables(experiment.data)
+    with ExitStack() as stack:
+        if gpu:
+            stack.enter_context(_without_cpu_kernels())
+            stack.enter_context(attention_as_on_gpu())
+        stack.enter_context(fake_group(rank, layout.world))
+        runtime = Runtime.start(layout.parallelism, torch.device("cpu"), environment=Environment(rank, layout.world))
+        flat_gradient_mesh(runtime.mesh)  # meshes are made of real tensors, so before there are none
+        store = cast(FieldStore, _NoData(grid, variables))
+        model = build.parallel_model(experiment, variables, store, runtime)
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        with Meter():  # answers what construction asks of values
+            trainer = _trainer(model, experiment, runtime, variables, store, grid)
+        return _run(trainer, experiment, layout, variables, grid, began)
+
+
+def _trainer(
+    model: nn.Module, experiment: Experiment, runtime: Runtime, variables: Variables, store: FieldStore, grid: Grid
+) -> Trainer:
+    parts = build.furnish(model, experiment, runtime, variables, store, _NoStatistics(grid))
+    section = experiment.trainer
+    count = accumulation(section.global_batch_size, section.micro_batch_size, runtime.dp_size)
+    return build.build_trainer(parts, (_NoBatches(_MANY * count), _NoBatches(_MANY * count)))
+
+
+def _run(
+    trainer: Trainer, experiment: Experiment, layout: Layout, variables: Variables, grid: Grid, began: float
+) -> Rank:
+    runtime, meter = trainer.runtime, Meter()
+    count = min(trainer.accumulation, _SIMULATED)
+    samples = [sample_of(experiment, variables, grid, trainer.rows) for _ in range(count)]
+    marks: list[tuple[Counter[Message], Counter[tuple[bool, int, int]]]] = []
+
+    def batches() -> Iterator[Sample]:
+        for sample in samples:
+            marks.append((meter.messages.copy(), meter.work.pieces.copy()))
+            yield sample
+
+    before = measured_step(trainer, batches(), count, meter)
+    before[SAMPLE] = total_bytes([samples[0].prognostic, samples[0].forcing, samples[0].target])
+    messages, pieces = meter.messages, meter.work.pieces
+    if trainer.accumulation > count:
+        more = trainer.accumulation - count
+        messages = _repeated(messages, marks[2][0] - marks[1][0], more)
+        pieces = _repeated(pieces, marks[2][1] - marks[1][1], more)
+    work = Work(pieces)
+    inner = runtime.tensor_size * runtime.domain_size
+    return Rank(
+        rank=runtime.rank,
+        place=_place(runtime.rank % inner % layout.domain, layout.domain),
+        peak=sum(before.values()) + meter.peak,
+        parts=before | meter.parts,
+        flops=work.flops,
+        traffic=work.traffic,
+        messages=dict(messages),
+        work=dict(pieces),
+        checkpoint=sum(_whole_bytes(piece) for piece in trainer.pieces().values()),
+        read=bytes_read(experiment, variables, grid, trainer.rows),
+        parameters=sum(p.numel() for p in trainer.parameters.values()),
+        accumulation=trainer.accumulation,
+        seconds=time.monotonic() - began,
+        resident=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+    )
+
+
+def _repeated(total: Counter[Any], one: Counter[Any], times: int) -> Counter[Any]:
+    return total + Counter({key: number * times for key, number in one.items()})
+
+
+def _whole_bytes(piece: Any) -> int:
+    return int(np.prod(piece.shape, dtype=np.int64)) * piece.local.element_size()
+
+
+def _place(band: int, bands: int) -> str:
+    if bands == 1:
+        return "only"
+    return "first" if band == 0 else "last" if band == bands - 1 else "interior"
+
+
+def places(layout: Layout) -> list[int]:
+    """The ranks that differ: the first, an interior and the last band of the first sample."""
+    last = layout.domain - 1
+    return sorted({0, last // 2 if last > 1 else 0, last})
+
+
+class _without_cpu_kernels:
+    """The plain operations, as everywhere but on the CPU."""
+
+    def __enter__(self) -> None:
+        self.before = kernels.use_fused
+        kernels.use_fused = lambda x: False
+
+    def __exit__(self, *exception: Any) -> None:
+        kernels.use_fused = self.before
