@@ -16,14 +16,14 @@ from credit_like.launch import scheduler
 from credit_like.launch.chain import history, newest_checkpoint, record, run_status
 from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
-from credit_like.launch.resources import Options, seconds
+from credit_like.launch.resources import Options, resources, seconds
 from credit_like.launch.scheduler import Scheduler
 from credit_like.launch.script import render
 from credit_like.registry import did_you_mean
 from credit_like.schema.checks import section_findings, world_of
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
-from credit_like.schema.launch import MODES, Mode, SiteSection
+from credit_like.schema.launch import MODES, Mode, PbsSection, SiteSection
 from credit_like.schema.load import load_experiment, load_located
 
 log = logging.getLogger(__name__)
@@ -90,8 +90,9 @@ def submit(
         overrides = (*overrides, f"site={json.dumps(site)}")
     experiment = load_experiment(file, overrides)
     profile = experiment.site or SiteSection()
+    asked = resources(experiment.pbs or PbsSection(), profile, mode, options)
+    check(file, overrides, asked.world if mode == "train" else None)
     plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after), python=python)
-    check(file, overrides, plan.resources.world if mode == "train" else None)
     dialect = scheduler.of(profile)
     plan = replace(plan, scripts=render(plan, profile), notes=_state_of_run(plan, dialect, force))
     if dry_run:
