@@ -29,10 +29,12 @@ from credit_like.nn import spectral_norm
 from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_spatial
+from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import dump_experiment
+from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
 from credit_like.training.trainer import Batches, Trainer
 from credit_like.variables import Variables
@@ -216,7 +218,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
     """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n parts."""
-    with closing(start(experiment)) as runtime:
+    with closing(start(experiment, training=False)) as runtime:
         parts = assemble(experiment, runtime)
         checkpoint = load_weights(parts)
         model = parts.stepper.model
@@ -244,7 +246,7 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
 
 def preprocess(experiment: Experiment) -> int:
     """Fit the statistics, and say what is missing."""
-    with closing(start(experiment)) as runtime:
+    with closing(start(experiment, training=False)) as runtime:
         variables = Variables(experiment.data)
         load_statistics(experiment, open_store(experiment.data, variables), variables, runtime)
         return 0
@@ -285,11 +287,15 @@ def _truth(experiment: Experiment, store: FieldStore, variables: Variables) -> F
     return open_store(experiment.data.model_copy(update={"source": experiment.evaluation.truth}), variables)
 
 
-def start(experiment: Experiment) -> Runtime:
-    """Join the other processes, and log to the terminal from the first of them."""
+def start(experiment: Experiment, training: bool = True) -> Runtime:
+    """Join the other processes, and log to the terminal from the first of them.
+
+    The layout is one for training: without it, a process that is alone needs no ranks to share its samples with.
+    """
     trainer = experiment.trainer
     device = pick_device(trainer.device)
-    runtime = Runtime.start(trainer.parallelism, device, trainer.timeout)
+    alone = not training and read_environment().world == 1
+    runtime = Runtime.start(Parallelism() if alone else trainer.parallelism, device, trainer.timeout)
     logging.basicConfig(
         level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -126,3 +127,19 @@ def test_rollout_without_a_checkpoint_says_what_to_do(tmp_path):
     experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={tmp_path}"])
     with pytest.raises(ValueError, match="credit-like train"):
         build.rollout(experiment)
+
+
+def test_the_layout_of_a_training_does_not_bind_a_single_process(run, tmp_path):
+    """Trained on four ranks, one sample on each: statistics, forecasts and scores need one process."""
+    _, save_loc = run
+    layout = "trainer.parallelism={data: fsdp2, tensor: 2, domain: 2, replicate: 2}"
+    here = load_experiment(ROOT / "config" / "demo.yml", [*TINY, layout, f"save_loc={tmp_path / 'run'}"])
+    assert build.preprocess(here) == 0
+    for name in ("checkpoints", "statistics.nc"):
+        (shutil.copytree if (save_loc / name).is_dir() else shutil.copy)(save_loc / name, tmp_path / "run" / name)
+    assert build.rollout(here) == 0
+    assert build.evaluate(here) == 0
+    ours, theirs = (xr.open_zarr(f / "forecasts" / "forecast.zarr")["u"].values for f in (tmp_path / "run", save_loc))
+    np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(ValueError, match="world size 1 is not divisible by tensor 2 × domain 2"):
+        build.train(here)
