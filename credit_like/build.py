@@ -21,6 +21,7 @@ from credit_like.data.store import FieldStore, open_store
 from credit_like.data.windows import Windows
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.plots import plot_maps, plot_scores
+from credit_like.evaluation.report import write_report
 from credit_like.evaluation.results import load_results, save_results
 from credit_like.evaluation.scorecard import scorecard
 from credit_like.inference.forecast import forecast_path, write_forecasts
@@ -253,12 +254,16 @@ def preprocess(experiment: Experiment) -> int:
 
 
 def evaluate(experiment: Experiment) -> int:
-    """Score the forecasts beside persistence, climatology and other baselines: files, and a table on the terminal."""
+    """Score the forecasts beside persistence, climatology and other baselines: files, a report, a table to look at."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
-    results = score(experiment, forecast_path(experiment), _truth(experiment, store, variables), store, variables)
-    save_results(results, evaluation_folder(experiment))
+    forecasts, truth = forecast_path(experiment), _truth(experiment, store, variables)
+    results = score(experiment, forecasts, truth, store, variables)
+    folder = evaluation_folder(experiment)
+    save_results(results, folder)
+    report = write_report(folder / "report.html", results, forecasts, truth, variables)
     Console().print(scorecard(results))
+    log.info("%s", report)
     return 0
 
 

@@ -116,7 +116,7 @@ class EvaluationSection(Section):
 
     truth: Sources | None = None
     """Where the truth is, when not in the experiment's own source."""
-    metrics: tuple[str, ...] = ("rmse", "bias", "acc", "activity")
+    metrics: tuple[str, ...] = ("rmse", "bias", "acc", "activity", "spectrum")
     regions: dict[str, Box] = Field(default={})
     baselines: dict[str, str] = Field(default={})
     """Name → forecast store or results file in WeatherBench2 layout, beside persistence and climatology."""

@@ -1,0 +1,276 @@
+"""The report: scores and maps as one HTML page that needs neither a network nor anything beside it.
+
+The page carries its data as base64: scores as float32, fields as one byte per point, which is finer than a colour map
+can show. What a page cannot hold (0.25° fields at every level and lead) is thinned, and the page says so.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import contourpy
+import numpy as np
+import xarray as xr
+from matplotlib import colormaps
+from numpy.typing import NDArray
+
+import credit_like
+from credit_like.data import times as calendar
+from credit_like.data.store import FieldStore
+from credit_like.evaluation.plots import land_mask
+from credit_like.evaluation.scorecard import channels
+from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
+from credit_like.variables import Variable, Variables
+
+MISSING = 255
+"""Byte of a point without data; 0 … 254 run from the lower to the upper end of the colour scale."""
+_MAP_BYTES = 12 * 2**20
+_ROWS, _COLUMNS = 181, 360  # more points than this a map on a page does not show
+_FEW_LEADS, _FEW_LEVELS = 21, 3
+
+
+def write_report(
+    path: Path,
+    results: xr.Dataset,
+    forecasts: Path | xr.Dataset,
+    truth: FieldStore,
+    variables: Variables,
+    *,
+    init: int = 0,
+    map_bytes: int = _MAP_BYTES,
+) -> Path:
+    """Write the page; `results` as `evaluate` gives them, maps from initial time number `init` of the forecasts.
+
+    `map_bytes` bounds the points of all maps together. The file appears whole or not at all.
+    """
+    dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts
+    files = ForecastFiles(dataset, truth.grid, "the forecasts")
+    units = {variable.name: str(truth.attrs(variable).get("units", "")) for variable in variables.outputs}
+    data = {
+        "experiment": str(results.attrs.get("experiment", "")),
+        "made": f"credit-like {credit_like.__version__}",
+        "initial_times": int(results["initial_times"]),
+        "scores": describe_scores(results, units),
+        "spectra": describe_spectra(results),
+        "maps": describe_maps(files, truth, variables, init, map_bytes),
+    }
+    text = page(data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+    return path
+
+
+def page(data: Mapping[str, Any]) -> str:
+    """The page that shows `data`, as `write_report` describes them."""
+    folder = resources.files("credit_like.evaluation") / "page"
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("report.css", "coastlines.js", "report.js")}
+    # A closing tag inside a string would end the script.
+    parts["data"] = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    parts["title"] = html.escape(f"Forecast scores of {data['experiment']}")
+    for name, part in parts.items():
+        text = text.replace(f"{{{{{name}}}}}", part)
+    return text
+
+
+def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, Any]:
+    """All scores: per channel float32 over (source, metric, region, lead)."""
+    rows = []
+    for name, _ in channels(results):
+        array, variable, level = _channel(results, name)
+        values = array.transpose("source", "metric", "region", "lead_time").values
+        unit = units.get(variable, "")
+        rows.append({"name": name, "variable": variable, "level": level, "unit": unit, "values": _floats(values)})
+    return {
+        "sources": [str(name) for name in results["source"].values],
+        "provenance": [str(text) for text in results["provenance"].values],
+        "metrics": [str(name) for name in results["metric"].values],
+        "regions": [str(name) for name in results["region"].values],
+        "leads": _hours(results["lead_time"].values),
+        "channels": rows,
+    }
+
+
+def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
+    """Zonal energy spectra of the globe at up to four leads: per channel float32 over (source, lead, wavenumber)."""
+    leads = np.unique(np.linspace(0, results.sizes["lead_time"] - 1, 4).round().astype(int))
+    rows = []
+    for name, _ in channels(results):
+        variable = name.split("@")[0]
+        if f"{variable}_spectrum" in results:
+            array, _, _ = _channel(results, name, "_spectrum")
+            array = array.sel(region="global").isel(lead_time=leads)
+            values = array.transpose("source", "lead_time", "zonal_wavenumber").values
+            rows.append({"name": name, "wavenumbers": values.shape[-1], "values": _floats(values)})
+    return {"leads": _hours(results["lead_time"].values[leads]), "channels": rows}
+
+
+@dataclass(frozen=True)
+class Thinning:
+    """What of the forecast a page shows: every `stride`-th point, some leads, some levels of each variable."""
+
+    stride: int
+    leads: tuple[int, ...]
+    levels: int
+
+    def of(self, levels: Sequence[int]) -> list[int]:
+        """The levels of one variable that are shown."""
+        return [levels[i] for i in _spread(len(levels), self.levels)]
+
+
+def thin(height: int, width: int, leads: int, levels: Sequence[int], most: int) -> Thinning:
+    """The most detailed choice with at most `most` bytes (three per point): first fewer points, then leads, levels.
+
+    `levels` counts those of every variable. At least one lead, one level and every eighth point always stay.
+    """
+    stride = max(1, -(-height // _ROWS), -(-width // _COLUMNS))
+    wanted = [(stride, leads, max(levels, default=1)), (stride, _FEW_LEADS, max(levels, default=1))]
+    wanted += [(stride, _FEW_LEADS, _FEW_LEVELS), (stride, _FEW_LEADS // 2 + 1, _FEW_LEVELS)]
+    wanted += [(stride * more, _FEW_LEADS // 2 + 1, _FEW_LEVELS) for more in (2, 3, 4)]
+    wanted += [(stride * 4, 5, 1), (stride * 8, 2, 1), (stride * 8, 1, 1)]
+    for stride, n_leads, n_levels in wanted:
+        points = -(-height // stride) * -(-width // stride)
+        if 3 * points * min(n_leads, leads) * sum(min(n_levels, n) for n in levels) <= most:
+            break
+    return Thinning(stride, tuple(_spread(leads, n_leads)), n_levels)
+
+
+def describe_maps(
+    files: ForecastFiles, truth: FieldStore, variables: Variables, init: int, most: int
+) -> dict[str, Any]:
+    """Truth, forecast (of an ensemble its mean) and error from one initial time, a byte per point."""
+    grid, second = truth.grid, int(files.init[init])
+    leads = [int(lead) for lead in files.leads if lead > 0]
+    shown = [variable for variable in variables.outputs if files.levels_of(variable)]
+    counts = [len(files.levels_of(variable)) for variable in shown]
+    thinned = thin(grid.height, grid.width, len(leads), counts, most)
+    leads = [leads[i] for i in thinned.leads]
+    rows, columns = slice(None, None, thinned.stride), slice(None, None, thinned.stride)
+    entries = []
+    for variable in shown:
+        levels = thinned.of(files.levels_of(variable))
+        entries += _entries(variable, levels, files, Truth(truth), second, leads, (rows, columns))
+    start = calendar.from_seconds(np.array([second]), truth.calendar)[0]
+    valid = calendar.from_seconds(second + np.array(leads, np.int64), truth.calendar)
+    return {
+        "init": calendar.to_text(start),
+        "valid": [calendar.to_text(time) for time in valid],
+        "leads": [lead / 3600 for lead in leads],
+        "members": files.members,
+        "stride": thinned.stride,
+        "left_out": {"leads": len(files.leads) - len(leads), "levels": sum(counts) - len(entries)},
+        "latitude": [round(float(x), 4) for x in grid.latitude[rows]],
+        "longitude": [round(float(x), 4) for x in grid.longitude[columns]],
+        "entries": entries,
+        "coast": coast(truth, variables),
+        "colours": {"field": _colours("viridis"), "error": _colours("RdBu_r")},
+    }
+
+
+def _entries(
+    variable: Variable,
+    levels: Sequence[int],
+    files: ForecastFiles,
+    truth: Truth,
+    second: int,
+    leads: Sequence[int],
+    points: tuple[slice, slice],
+) -> list[dict[str, Any]]:
+    """One entry per level; lead by lead, so that only what is shown is kept."""
+    shown, analysed = [], []
+    for lead in leads:
+        forecast = files.fields(second, [lead], variable, levels)
+        assert forecast is not None, "files without the variable have no levels of it"
+        shown.append(forecast[:, 0][..., points[0], points[1]].mean(0).astype(np.float32))
+        there = truth.at(np.array([second + lead]), variable, levels)[0]
+        analysed.append(there[..., points[0], points[1]].astype(np.float32))
+    forecast_LKHW, truth_LKHW = np.stack(shown), np.stack(analysed)
+    result = []
+    for k, level in enumerate(levels):
+        field, real = forecast_LKHW[:, k], truth_LKHW[:, k]
+        low, high = _scale(np.concatenate([field, real]))
+        _, most = _scale(np.abs(field - real))
+        result.append(
+            {
+                "variable": variable.name,
+                "level": variable.levels[level] if variable.levels else None,
+                "unit": str(truth.store.attrs(variable).get("units", "")),
+                "range": [low, high],
+                "error_range": [-most, most],
+                "truth": _bytes(real, low, high),
+                "forecast": _bytes(field, low, high),
+                "error": _bytes(field - real, -most, most),
+            }
+        )
+    return result
+
+
+def coast(store: FieldStore, variables: Variables) -> list[list[float]] | None:
+    """The coast of the data's own land-sea mask as lines (longitude, latitude, …); None: take the Earth's."""
+    land = land_mask(store, variables)
+    if land is None or not land.min() < 0.5 < land.max():
+        return None
+    grid = store.grid
+    step = float(np.diff(grid.longitude).mean())
+    # Closed at the seam, where the mask goes round the globe.
+    around = np.isclose(step * grid.width, 360, atol=step / 2)
+    longitude = np.append(grid.longitude, grid.longitude[-1] + step) if around else grid.longitude
+    mask = np.concatenate([land, land[:, :1]], 1) if around else land
+    lines = contourpy.contour_generator(longitude, grid.latitude, np.nan_to_num(mask)).lines(0.5)
+    return [np.round(np.asarray(line), 2).ravel().tolist() for line in lines]
+
+
+def quantise(x: NDArray[np.float32], low: float, high: float) -> NDArray[np.uint8]:
+    """0 … 254 from `low` to `high`, beyond them the ends; `MISSING` where there is no data."""
+    scaled = np.clip((x - low) / (high - low), 0, 1) * 254
+    return np.where(np.isfinite(x), np.rint(np.nan_to_num(scaled)), MISSING).astype(np.uint8)
+
+
+def _scale(x: NDArray[np.float32]) -> tuple[float, float]:
+    """Ends of a colour scale: all but the outermost thousandth of the points; 0 and 1 where there are none."""
+    finite = x[np.isfinite(x)]
+    if not finite.size:
+        return 0.0, 1.0
+    low, high = (float(v) for v in np.quantile(finite.astype(np.float64), [0.0005, 0.9995]))
+    return (low, high) if high > low else (low, low + max(abs(low) * 1e-3, 1e-12))
+
+
+def _channel(results: xr.Dataset, name: str, suffix: str = "") -> tuple[xr.DataArray, str, float | None]:
+    """(scores, variable, level) of a channel name such as `u@500`."""
+    variable, _, level = name.partition("@")
+    array = results[variable + suffix]
+    # Names carry the level in the shortest form; the nearest is the one that was meant.
+    return (array.sel(level=float(level), method="nearest"), variable, float(level)) if level else (array, variable, None)
+
+
+def _spread(n: int, most: int) -> list[int]:
+    """At most `most` of n positions, evenly, the first and the last among them."""
+    return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)).tolist() if n else []
+
+
+def _hours(leads: NDArray[Any]) -> list[float]:
+    return [float(hours) for hours in leads / np.timedelta64(1, "h")]
+
+
+def _floats(x: NDArray[Any]) -> str:
+    return base64.b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()
+
+
+def _bytes(x: NDArray[np.float32], low: float, high: float) -> str:
+    return base64.b64encode(quantise(x, low, high).tobytes()).decode()
+
+
+def _colours(name: str) -> str:
+    """255 RGB triples."""
+    table = colormaps[name](np.linspace(0, 1, 255))[:, :3]
+    return base64.b64encode((table * 255).round().astype(np.uint8).tobytes()).decode()

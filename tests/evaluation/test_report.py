@@ -1,0 +1,294 @@
+"""The report: what is in the page, and what a person with a keyboard gets to see of it in a browser."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+from world import make_data, make_experiment, make_parts
+
+from credit_like.evaluation.evaluate import evaluate
+from credit_like.evaluation.report import MISSING, quantise, thin, write_report
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+LEADS = 4
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(page, scores, forecasts, truth store, variables): forecasts that are the truth with noise that grows."""
+    folder = tmp_path_factory.mktemp("report")
+    experiment = make_experiment(make_data(folder / "world.nc", masked=True), folder)
+    experiment = experiment.model_copy(
+        update={"evaluation": experiment.evaluation.model_copy(update={"bootstrap": 20})}
+    )
+    _, store, variables, _ = make_parts(experiment)
+    rng, init = np.random.default_rng(3), [32, 34, 36]
+    dataset = xr.Dataset(
+        coords={
+            "time": store.times[init].astype("datetime64[ns]"),
+            "prediction_timedelta": np.arange(1, LEADS + 1) * np.timedelta64(6, "h").astype("timedelta64[ns]"),
+            "level": [500.0, 850.0],
+            "latitude": store.grid.latitude,
+            "longitude": store.grid.longitude,
+        }
+    )
+    for variable in variables.outputs:
+        truth = np.stack([store.read([variable], range(i + 1, i + 1 + LEADS)) for i in init])
+        noise = rng.standard_normal(truth.shape) * np.arange(1, LEADS + 1)[:, None, None, None]
+        values = (truth + np.nanstd(truth) * 0.1 * noise).astype("f4")
+        dims = ("time", "prediction_timedelta", "level", "latitude", "longitude")
+        surface = (dims[:2] + dims[3:], values[:, :, 0])
+        dataset[variable.name] = (dims, values) if variable.levels else surface
+    results = evaluate(experiment, dataset, store, store, variables)
+    page = write_report(folder / "report.html", results, dataset, store, variables)
+    return page, results, dataset, store, variables
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])
+
+
+def floats(text):
+    return np.frombuffer(base64.b64decode(text), "<f4")
+
+
+def points(entry, kind, shape):
+    values = np.frombuffer(base64.b64decode(entry[kind]), np.uint8).reshape(shape)
+    low, high = entry["error_range" if kind == "error" else "range"]
+    return np.where(values == MISSING, np.nan, low + (high - low) * values / 254.0), (high - low) / 254
+
+
+def test_the_page_holds_the_scores(made):
+    page, results, *_ = made
+    scores = data_of(page)["scores"]
+    shape = [len(scores[key]) for key in ("sources", "metrics", "regions", "leads")]
+    names = []
+    for row in scores["channels"]:
+        expected = results[row["variable"]]
+        expected = expected.sel(level=row["level"]) if row["level"] is not None else expected
+        expected = expected.transpose("source", "metric", "region", "lead_time").values
+        np.testing.assert_array_equal(floats(row["values"]).reshape(shape), expected.astype("f4"))
+        names.append(row["name"])
+    assert names == ["u@500", "u@850", "temperature@500", "temperature@850", "sp", "rain"]
+    assert scores["leads"] == [6, 12, 18, 24]
+
+
+def test_the_page_holds_the_fields_to_half_a_byte_step(made):
+    page, _, dataset, store, variables = made
+    maps = data_of(page)["maps"]
+    assert maps["init"] == "2000-01-09T00:00:00"
+    assert maps["valid"][-1] == "2000-01-10T00:00:00"
+    by_name = {variable.name: variable for variable in variables.outputs}
+    for entry in maps["entries"]:
+        variable, level = by_name[entry["variable"]], entry["level"]
+        forecast = dataset[variable.name].isel(time=0)
+        forecast = (forecast if level is None else forecast.sel(level=level)).values
+        k = 0 if level is None else variable.levels.index(level)
+        truth = store.read([variable], range(33, 33 + LEADS))[:, k]
+        for kind, expected in (("truth", truth), ("forecast", forecast), ("error", forecast - truth)):
+            got, step = points(entry, kind, expected.shape)
+            # Where the truth lacks data the forecast may have some; both are shown as they are.
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+            low, high = entry["error_range" if kind == "error" else "range"]
+            inside = (expected >= low) & (expected <= high)
+            assert inside.sum() > 0.98 * np.isfinite(expected).sum()
+            assert np.abs(got - expected)[inside].max() <= step * 0.501
+
+
+def test_the_page_holds_the_spectra(made):
+    page, results, *_ = made
+    spectra = data_of(page)["spectra"]
+    assert spectra["leads"] == [6, 12, 18, 24]
+    row = next(row for row in spectra["channels"] if row["name"] == "sp")
+    expected = results["sp_spectrum"].sel(region="global").transpose("source", "lead_time", "zonal_wavenumber").values
+    np.testing.assert_array_equal(floats(row["values"]), expected.astype("f4").ravel())
+
+
+def test_the_page_refers_to_nothing_outside(made):
+    text = made[0].read_text()
+    addresses = set(re.findall(r"https?://[^\s\"'`)]+", text))
+    assert addresses <= {"http://www.w3.org/2000/svg"}  # a name, which nobody fetches
+
+    class References(HTMLParser):
+        found: list = []
+
+        def handle_starttag(self, tag, attributes):
+            self.found += [value for key, value in attributes if key in ("src", "href", "srcset", "data", "action")]
+
+    References().feed(text)
+    assert References.found == []
+    assert "{{" not in text
+    assert not list(made[0].parent.glob("*.part"))
+
+
+@given(st.integers(0, 99), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
+def test_quantisation_loses_at_most_half_a_step(seed, low, width):
+    x = (low + width * np.random.default_rng(seed).uniform(-0.2, 1.2, 200)).astype("f4")
+    x[::7] = np.nan
+    got = quantise(x, low, low + width)
+    np.testing.assert_array_equal(got == MISSING, np.isnan(x))
+    shown = low + width * got / 254.0
+    rounding = np.spacing(np.float32(abs(low) + width))
+    assert (np.abs(shown - np.clip(x, low, low + width))[~np.isnan(x)] <= width / 508 + 4 * rounding).all()
+
+
+@pytest.mark.parametrize("size", [(32, 64), (181, 360), (721, 1440)])
+@pytest.mark.parametrize("leads", [1, 40, 240])
+@pytest.mark.parametrize("levels", [[1], [18] * 4 + [1] * 12, [37] * 6 + [1] * 20])
+def test_a_page_stays_small(size, leads, levels):
+    chosen = thin(*size, leads, levels, 12 * 2**20)
+    rows, columns = (-(-n // chosen.stride) for n in size)
+    shown = sum(len(chosen.of(range(n))) for n in levels)
+    assert 3 * rows * columns * len(chosen.leads) * shown <= 12 * 2**20
+    assert {0, leads - 1} <= set(chosen.leads) or len(chosen.leads) == 1
+    if size == (32, 64) and leads == 40 and levels == [1]:
+        assert chosen.stride == 1
+        assert len(chosen.leads) == 40
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def tab(browser, made):
+    """The page, opened from disk; at the end it must have asked for nothing else and raised no error."""
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    asked, errors = [], []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(made[0].as_uri())
+    page.wait_for_selector("html[data-ready]", timeout=20_000)
+    yield page
+    assert errors == []
+    assert asked == [made[0].as_uri()]
+    context.close()
+
+
+def lead_shown(tab):
+    return tab.inner_text("#map-lead-text").split(" ·")[0]
+
+
+def test_leads_by_keyboard(tab):
+    assert lead_shown(tab) == "6 h"
+    tab.focus("#map-lead")
+    tab.keyboard.press("ArrowRight")
+    assert lead_shown(tab) == "12 h"
+    tab.keyboard.press("End")
+    assert lead_shown(tab) == "24 h"
+    tab.keyboard.press(".")  # and round again
+    assert lead_shown(tab) == "6 h"
+    tab.keyboard.press(",")
+    assert lead_shown(tab) == "24 h"
+
+
+def test_play_by_keyboard(tab):
+    tab.focus("#map-panels")
+    tab.keyboard.press("Space")
+    assert tab.get_attribute("#map-play", "aria-pressed") == "true"
+    tab.locator("#map-lead-text", has_text="18 h").wait_for(timeout=10_000)
+    tab.keyboard.press("Space")
+    assert tab.get_attribute("#map-play", "aria-pressed") == "false"
+    stopped = lead_shown(tab)
+    tab.wait_for_timeout(1300)
+    assert lead_shown(tab) == stopped
+    tab.focus("#map-play")
+    tab.keyboard.press("Space")
+    assert tab.get_attribute("#map-play", "aria-pressed") == "true"
+
+
+def test_everything_is_reached_by_tabs_and_has_a_name(tab):
+    reached = []
+    for _ in range(40):
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.id || document.activeElement.className"))
+    for control in ("map-variable", "map-level", "map-lead", "map-play", "map-panels", "card-baseline", "curve-metric"):
+        assert control in reached, control
+    unnamed = tab.evaluate("[...document.querySelectorAll('select, input')].filter(e => !e.labels.length).length")
+    assert unnamed == 0
+
+
+def test_the_variable_is_chosen_by_keyboard_and_values_are_told(tab, made):
+    _, _, dataset, store, variables = made
+    tab.focus("#map-variable")
+    tab.keyboard.type("temperature")
+    tab.keyboard.press("Tab")
+    tab.keyboard.press("ArrowDown")  # the other level
+    assert tab.input_value("#map-variable") == "temperature"
+    assert tab.input_value("#map-level") == "850"
+    tab.focus("#map-panels")
+    tab.keyboard.press("ArrowUp")
+    tab.keyboard.press("ArrowRight")
+    told = tab.inner_text("#map-probe")
+    row, column = 8 // 2 - 1, 16 // 2 + 1
+    there = dataset["temperature"].isel(time=0, prediction_timedelta=0, level=1).values[row, column]
+    truth = store.read([variables.outputs[1]], [33])[0, 1, row, column]
+    numbers = dict(re.findall(r"(truth|forecast|error) (-?[\d.e-]+)", told))
+    assert float(numbers["forecast"]) == pytest.approx(float(there), abs=0.6)
+    assert float(numbers["truth"]) == pytest.approx(float(truth), abs=0.6)
+    assert told.startswith("11.2° N, 158° W") or told.startswith("11.3° N, 158° W")
+    assert told.endswith(" K")
+
+
+def test_points_have_the_colours_of_their_values(tab, made):
+    maps = data_of(made[0])["maps"]
+    entry = maps["entries"][0]
+    values = np.frombuffer(base64.b64decode(entry["truth"]), np.uint8).reshape(LEADS, 8, 16)[0]
+    table = np.frombuffer(base64.b64decode(maps["colours"]["field"]), np.uint8).reshape(255, 3)
+    pixels = tab.evaluate(
+        """() => { const c = document.getElementById('map-truth'), n = c.width / 16;
+        const all = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, out = [];
+        for (let y = 0; y < 8; y++) for (let x = 0; x < 16; x++) {
+            const at = 4 * (Math.floor((y + 0.5) * n) * c.width + Math.floor((x + 0.5) * n));
+            out.push([all[at], all[at + 1], all[at + 2]]); }
+        return out; }"""
+    )
+    expected = np.where((values == MISSING)[..., None], 190, table[np.minimum(values, 254)]).reshape(-1, 3)
+    same = (np.array(pixels) == expected).all(1)
+    assert same.mean() > 0.9  # some centres lie on a coastline
+    assert (values == MISSING).sum() == 6
+
+
+def test_the_scorecard_compares_with_the_chosen_baseline(tab, made):
+    results = made[1]
+    for baseline in ("persistence", "climatology"):
+        tab.select_option("#card-baseline", baseline)
+        cells = tab.locator("#card-table tbody tr").all()
+        assert len(cells) == 6
+        shown = [cell.replace("−", "-") for cell in cells[0].locator("td").all_inner_texts()]
+        rmse = results["u"].sel(metric="rmse", region="global", level=500)
+        change = 100 * (rmse.sel(source="model") / rmse.sel(source=baseline) - 1).values
+        np.testing.assert_allclose([float(cell) for cell in shown], change, atol=0.5)
+        assert baseline in tab.inner_text("#card-note")
+
+
+def test_curves_follow_the_choice(tab, made):
+    def drawn():
+        return tab.locator("#curve-plot path").count()
+
+    assert drawn() == 3
+    tab.select_option("#curve-metric", "acc")
+    assert drawn() == 2  # climatology has no anomaly
+    assert tab.locator("#curve-plot polygon").count() == 2
+    assert tab.get_attribute("#curve-plot", "aria-label") == "acc of u@500"
+    tab.select_option("#curve-variable", "rain")
+    assert tab.is_disabled("#curve-level")
+    assert tab.locator("#spectrum-plot path").count() == 3
