@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import multiprocessing
@@ -71,6 +72,7 @@ def _train(rank, world, port, save_loc, section):
 
 
 def _child(rank, world, port, save_loc, section, body):
+    gc.freeze()  # what the parent left, such as a store with a thread, is not this process's to take down
     with Path(save_loc).with_suffix(f".{rank}.out").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -58,3 +58,11 @@ def test_one_then_two_then_one(tmp_path, name) -> None:
 @pytest.mark.parametrize("name", SECTIONS)
 def test_four_then_one_then_two(tmp_path, name) -> None:
     check(tmp_path, name, (4, 1, 2), (2, 4))
+
+
+def test_more_ranks_than_rows_go_on_bitwise(tmp_path) -> None:
+    """The last two of four ranks hold no row of the head; whichever copy of its state is saved must be right."""
+    harness.reference(tmp_path / "whole", section("plain", 4), 4)
+    harness.reference(tmp_path / "stopped", section("plain", 4, 6), 4)
+    harness.reference(tmp_path / "stopped", section("plain", 4), 4)
+    harness.assert_same(tmp_path / "stopped", tmp_path / "whole")

@@ -43,6 +43,10 @@ class AdamW:
     @torch.no_grad()
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """One update; none at all, decided on the device, where `skip` (fp32 scalar) is 1."""
+        for name, p in self.parameters.items():
+            if p.grad is not None and not self.exp_avg[name].numel():
+                # A rank without rows of a parameter counts along: whose count is saved must not matter.
+                self.steps[name] += 1 - skip
         for decayed in (True, False):
             names = [
                 name
