@@ -115,12 +115,64 @@ def schema() -> None:
 
 
 @app.command()
-def preprocess(file: File, set_: Set = None) -> None:
-    """Fit the statistics of the training period."""
-    experiment = _experiment(file, set_)
-    from credit_like import build
+def preprocess(
+    file: File,
+    set_: Set = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes of this machine that share the pass.")] = 1,
+    dask: Annotated[
+        str | None, typer.Option(metavar="ADDRESS|FILE", help="A dask scheduler whose workers share the pass.")
+    ] = None,
+    climatology: Annotated[bool, typer.Option("--climatology", help="Make climatology.zarr in the same pass.")] = False,
+    rechunk: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Make a training store there, checked against its source.")
+    ] = None,
+    band: Annotated[int | None, typer.Option(min=1, help="With --rechunk: rows of latitude in a chunk.")] = None,
+) -> None:
+    """Look at the data: statistics, audit, climatology; interrupted, it goes on."""
+    from credit_like.parallel.environment import read_environment
 
-    sys.exit(build.preprocess(experiment))
+    if read_environment().rank:
+        return  # of the processes of a launch, one is enough
+    if band is not None and rechunk is None:
+        raise ValueError("expected --band together with --rechunk, got it alone, add --rechunk or leave it out")
+    from credit_like.schema.load import load_experiment
+
+    experiment = load_experiment(file, set_ or ())
+    if experiment.data.statistics is not None:  # made here, so the checks must not miss it
+        _experiment(file, [*(set_ or ()), "data.statistics=null"])
+    else:
+        _experiment(file, set_)
+    from credit_like.data.prepare import prepare
+
+    _log_lines()
+    prepare(experiment, workers=workers, dask=dask, climatology=climatology, rechunk_to=rechunk, band=band)
+
+
+@app.command(name="bench-data")
+def bench_data(
+    file: File,
+    set_: Set = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Loader processes; the experiment's if not given.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples in a turn.")] = 50,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns of loader and bare loop; medians are shown.")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Measure how fast the data load, beside the fastest that the files allow."""
+    experiment = _experiment(file, set_)
+    from credit_like.data.bench import bench_experiment, print_report
+
+    _log_lines()
+    report = bench_experiment(experiment, samples, workers, repeats)
+    if json:
+        _print_json(report.to_dict())
+    else:
+        print_report(report)
+
+
+def _log_lines() -> None:
+    import logging
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
 @app.command()
@@ -234,10 +286,15 @@ def checkpoints(
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare checksums.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     prune: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N and the best.")] = None,
+    diff: Annotated[
+        tuple[int, int] | None, typer.Option(metavar="A B", help="Print what differs between the steps A and B.")
+    ] = None,
 ) -> None:
-    """List the checkpoints of a run, and which are whole."""
+    """List the checkpoints of a run, and which are whole; or compare two of them."""
     from credit_like.checkpoint import commands
 
+    if diff is not None:
+        sys.exit(commands.diff_steps(save_loc, *diff))
     if prune is not None:
         sys.exit(commands.prune_checkpoints(save_loc, prune))
     sys.exit(commands.list_checkpoints(save_loc, verify=verify, json=json))

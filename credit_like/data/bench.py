@@ -14,7 +14,7 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,11 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.data.loader import Loader
 from credit_like.data.sources._files import find_files, is_url
+from credit_like.data.store import open_store
 from credit_like.data.times import seconds
 from credit_like.data.windows import Windows
+from credit_like.schema.experiment import Experiment
+from credit_like.variables import Variables
 
 _KINDS = {
     "disk": ("posix.pread", "posix.read", "io.open", "'read' of", "readall", "posix.stat", "_io.FileIO"),
@@ -79,6 +82,34 @@ class Report:
             ("where the time goes", shares),
             ("limited by", self.limited_by),
         ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for a machine."""
+        more = {"share_of_limit": self.share_of_limit, "limited_by": self.limited_by}
+        return {**asdict(self), **more}
+
+
+def bench_experiment(
+    experiment: Experiment, batches: int = 50, num_workers: int | None = None, repeats: int = 3
+) -> Report:
+    """`bench_data` of an experiment's training windows, as training would read them."""
+    data = experiment.data
+    variables = Variables(data)
+    store = open_store(data, variables)
+    windows = Windows(store, variables, data.train, history_len=data.history_len, forecast_len=data.forecast_len)
+    workers = experiment.trainer.loader.num_workers if num_workers is None else num_workers
+    return bench_data(windows, batches, workers, repeats)
+
+
+def print_report(report: Report) -> None:
+    """A table on the terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="How fast the data load", show_header=False)
+    for row in report.rows():
+        table.add_row(*row)
+    Console().print(table)
 
 
 def _rate(per_second: float, megabytes: float) -> str:

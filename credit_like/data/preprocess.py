@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.data.audit import Audit, audit
+from credit_like.data.climatology import Slot, SlotMeans, period_text, slots_of, write_climatology
 from credit_like.data.statistics import (
     Block,
     Moments,
@@ -32,7 +34,7 @@ from credit_like.data.statistics import (
     varying,
     wanted_times,
 )
-from credit_like.data.store import FieldStore
+from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import to_text
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
@@ -40,16 +42,18 @@ from credit_like.variables import Variables
 Mapper = Callable[[Callable[["Piece"], Path], Sequence["Piece"]], Iterable[Path]]
 """Runs a function on every piece, anywhere and in any order, e.g. `lambda f, x: client.gather(client.map(f, x))` of dask."""
 _PIECES = 64
+_SLOT_BYTES = 256 * 2**20  # of a piece's share of the climatology
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some consecutive blocks, and the file for what they hold; the store travels with it."""
+    """Some blocks, and the file for what they hold; the store travels with it. `slots`: of the climatology, if asked for."""
 
     store: FieldStore
     variables: Variables
     blocks: tuple[Block, ...]
     file: Path
+    slots: tuple[Slot, ...] = ()
 
     @property
     def times(self) -> int:
@@ -63,19 +67,24 @@ def preprocess(
     folder: Path,
     progress: Progress | None = None,
     mapper: Mapper | None = None,
+    statistics_path: Path | None = None,
+    climatology_days: int = 0,
 ) -> tuple[Statistics, Audit]:
     """Fit the statistics, look at every field, and write `statistics.nc`, `audit.csv` and `audit.png` into `folder`.
 
-    Pieces that an earlier, unfinished pass over the same data has left in `folder` are not read again. Raises ValueError
-    as `fit_statistics` does; the audit is written all the same, since it shows why.
+    `climatology_days` > 0 makes `climatology.zarr` of the predicted variables too, smoothed over that window; the pass then
+    goes by days of the year. Pieces that an earlier, unfinished pass over the same data has left in `folder` are not read
+    again. Raises ValueError as `fit_statistics` does; the audit is written all the same, since it shows why.
     """
     parts = folder / "preprocess-parts"
     parts.mkdir(parents=True, exist_ok=True)
-    pieces = list(_pieces(store, variables, data, parts))
+    pieces = list(_pieces(store, variables, data, parts, by_day=climatology_days > 0))
     todo = [piece for piece in pieces if not piece.file.exists()]
     total = sum(piece.times for piece in pieces)
     done = total - sum(piece.times for piece in todo)
     by_file = {piece.file: piece.times for piece in pieces}
+    if progress is not None:
+        progress(done, total)
     for file in (mapper or map)(scan_piece, todo):
         done += by_file[file]
         if progress is not None:
@@ -86,10 +95,12 @@ def preprocess(
     found = audit(store, variables, whole)
     found.save(folder)
     statistics = finish(store, variables, data, whole)
-    statistics.save(folder / "statistics.nc")
-    for file in parts.glob("*.npz"):
-        file.unlink()
-    parts.rmdir()
+    statistics.save(statistics_path or folder / "statistics.nc")
+    if climatology_days:
+        means = [(piece.file.with_suffix(""), piece.slots) for piece in pieces if piece.slots]
+        period = period_text(store, store.period(data.train))
+        write_climatology(store, variables.outputs, means, folder / "climatology.zarr", period, climatology_days)
+    shutil.rmtree(parts)
     return statistics, found
 
 
@@ -106,7 +117,16 @@ def in_processes(count: int) -> Mapper:
 
 def scan_piece(piece: Piece) -> Path:
     """Scan a piece and keep the result, whole or not at all."""
-    found = scan(piece.store, varying(piece.variables), piece.blocks, look=True)
+    store, outputs = piece.store, piece.variables.outputs
+    means = SlotMeans(piece.slots, sum(map(len, outputs)), store.grid.height, store.grid.width) if piece.slots else None
+
+    def each(position: int, field_CHW: Fields) -> None:
+        assert means is not None
+        means.add(slots_of(store.times[[position]])[0], field_CHW[: means.mean.shape[1]])
+
+    found = scan(store, varying(piece.variables), piece.blocks, look=True, each=each if means else None)
+    if means is not None:
+        means.save(piece.file.with_suffix(""))
     draft = piece.file.with_suffix(f".{os.getpid()}.draft")
     with open(draft, "wb") as file:
         save_scan(found, file)
@@ -135,13 +155,41 @@ def load_scan(path: Path) -> Scan:
         return Scan(Moments(*file["value"]), Moments(*file["change"]), valid, *tables)
 
 
-def _pieces(store: FieldStore, variables: Variables, data: DataSection, folder: Path) -> Iterator[Piece]:
-    """At most 64 and some, each of whole blocks."""
-    blocks = scan_blocks(store, varying(variables), *wanted_times(store, data))
+def _pieces(
+    store: FieldStore, variables: Variables, data: DataSection, folder: Path, by_day: bool = False
+) -> Iterator[Piece]:
+    """At most 64 and some, each of whole blocks; `by_day`: each of some days of the year in all years, at most 366."""
+    positions, training = wanted_times(store, data)
+    if by_day:
+        yield from _pieces_by_day(store, variables, data, folder, positions, training)
+        return
+    blocks = scan_blocks(store, varying(variables), positions, training)
     size = -(-len(blocks) // _PIECES)
     for i in range(0, len(blocks), size):
         some = tuple(blocks[i : i + size])
         yield Piece(store, variables, some, folder / f"{_key(store, variables, data, some)}.npz")
+
+
+def _pieces_by_day(
+    store: FieldStore,
+    variables: Variables,
+    data: DataSection,
+    folder: Path,
+    positions: NDArray[np.int64],
+    training: NDArray[np.bool_],
+) -> Iterator[Piece]:
+    """The outputs are the first of the varying channels, so that a piece's slots are complete when it is."""
+    of_time = slots_of(store.times[positions])
+    days = np.array([day for day, _ in of_time])
+    hours = len({second for _, second in of_time})
+    slot_bytes = SlotMeans.bytes_per_slot(sum(map(len, variables.outputs)), store.grid.height, store.grid.width)
+    there = np.unique(days)
+    at_once = max(1, min(_SLOT_BYTES // (hours * slot_bytes), -(-len(there) // _PIECES)))
+    for i in range(0, len(there), at_once):
+        inside = np.isin(days, there[i : i + at_once])
+        some = tuple(scan_blocks(store, varying(variables), positions, training, inside))
+        slots = tuple(sorted({of_time[k] for k in np.flatnonzero(inside & training)}))
+        yield Piece(store, variables, some, folder / f"{_key(store, variables, data, some)}-days.npz", slots)
 
 
 def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[Block]) -> str:

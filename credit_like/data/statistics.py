@@ -238,8 +238,11 @@ def scan(
     parts: Sequence[Block],
     look: bool = False,
     progress: Callable[[int], None] | None = None,
+    each: Callable[[int, Fields], None] | None = None,
 ) -> Scan:
     """One pass over blocks of times; while one is looked at, the next is read.
+
+    `each` sees the position and the fields of every time that counts for the moments.
 
     The change into a block's first time is found by reading the time before it, where that follows and counts too.
     """
@@ -253,6 +256,8 @@ def scan(
                 gap = store.seconds[position] - store.seconds[position - 1] != store.step_seconds
                 result.add(position, fields[k], None if gap else before, bool(counts[k + 1]), look)
                 before = fields[k] if counts[k + 1] else None
+                if each is not None and counts[k + 1]:
+                    each(position, fields[k])
             if progress is not None:
                 progress(len(positions))
     return result
@@ -291,10 +296,15 @@ def varying(variables: Variables) -> list[Variable]:
 
 
 def scan_blocks(
-    store: FieldStore, variables: Sequence[Variable], positions: NDArray[np.int64], training: NDArray[np.bool_]
+    store: FieldStore,
+    variables: Sequence[Variable],
+    positions: NDArray[np.int64],
+    training: NDArray[np.bool_],
+    chosen: NDArray[np.bool_] | None = None,
 ) -> list[Block]:
-    """Blocks of bounded memory that together cover all positions once."""
+    """Blocks of bounded memory that together cover all positions (those `chosen`) once."""
     counts = dict(zip(positions.tolist(), training.tolist(), strict=True))
+    positions = positions if chosen is None else positions[chosen]
     bytes_per_time = 4 * sum(map(len, variables)) * store.grid.height * store.grid.width
     result = []
     for block in blocks(positions, bytes_per_time):

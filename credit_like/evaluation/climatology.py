@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xarray as xr
 from numpy.typing import NDArray
 
-from credit_like.data import times as calendar
+from credit_like.data.climatology import nearest_day, period_text, slots_of, window_weights
 from credit_like.data.store import FieldStore
 from credit_like.variables import Variable
 
-DAY, YEAR_DAYS = 86400, 366
 _BLOCK_BYTES = 128 * 2**20
 
 
@@ -42,20 +43,6 @@ class Climatology:
         return values[:, list(levels)] if levels else values
 
 
-def slots_of(times: NDArray[Any]) -> list[tuple[int, int]]:
-    """(day of year from 1, second of the day) of every time."""
-    if times.dtype.kind == "M":
-        seconds = times.astype("datetime64[s]")
-        day = (seconds.astype("datetime64[D]") - seconds.astype("datetime64[Y]").astype("datetime64[D]")).astype(
-            int
-        ) + 1
-        second = (seconds - seconds.astype("datetime64[D]")).astype(int)
-    else:
-        day = np.array([time.dayofyr for time in times])
-        second = calendar.seconds(times) % DAY
-    return list(zip(day.tolist(), np.asarray(second).tolist(), strict=True))
-
-
 def fit_climatology(
     store: FieldStore,
     variables: Sequence[Variable],
@@ -75,7 +62,7 @@ def fit_climatology(
     trained = slots_of(store.times[positions])
     seen = sorted(set(trained))
     asked = sorted(set(slots_of(wanted)))
-    weights = _weights(seen, asked, window_days)  # (asked, seen)
+    weights = window_weights(seen, asked, window_days)  # (asked, seen)
     of_slot = np.array([seen.index(slot) for slot in trained])
     fields = {}
     for variable in variables:
@@ -89,11 +76,53 @@ def fit_climatology(
                 mean = np.tensordot(weights, total, 1) / np.tensordot(weights, count, 1)
             result[:, :, rows] = mean
         fields[variable.name] = result
-    start, end = (calendar.to_text(store.times[positions[i]]) for i in (0, -1))
-    provenance = (
-        f"mean by day of year and hour of {len(positions)} times from {start} to {end}, window {window_days} days"
-    )
+    provenance = _provenance(period_text(store, positions), window_days)
     return Climatology({slot: i for i, slot in enumerate(asked)}, fields, provenance)
+
+
+def _provenance(period: str, window_days: int) -> str:
+    return f"mean by day of year and hour of {period}, window {window_days} days"
+
+
+def load_climatology(
+    path: Path,
+    store: FieldStore,
+    variables: Sequence[Variable],
+    positions: NDArray[np.int64],
+    wanted: NDArray[Any],
+    window_days: int = 61,
+) -> Climatology | None:
+    """What `fit_climatology` would give, from the store that `credit-like preprocess --climatology` has made.
+
+    None where there is none, or it is of another period, window or grid, or lacks a variable, a level or an hour.
+    """
+    if not path.is_dir():
+        return None
+    with xr.open_zarr(path, consolidated=False, chunks=None) as opened:
+        period = str(opened.attrs.get("period"))
+        same = period == period_text(store, positions) and opened.attrs.get("window_days") == window_days
+        for name, values in (("latitude", store.grid.latitude), ("longitude", store.grid.longitude)):
+            same = same and np.array_equal(opened[name].values, values)
+        if not same or any(variable.name not in opened for variable in variables):
+            return None
+        days, hours = opened["dayofyear"].values, np.rint(opened["hour"].values * 3600).astype(np.int64)
+        asked = sorted(set(slots_of(wanted)))
+        if not np.isin([second for _, second in asked], hours).all():
+            return None
+        at = [(nearest_day(day, days), int(np.searchsorted(hours, second))) for day, second in asked]
+        fields: dict[str, NDArray[np.float32]] = {}
+        for variable in variables:
+            stored = opened[variable.name]
+            level = next((str(dim) for dim in stored.dims if str(dim).startswith("level")), None)
+            if variable.levels and (level is None or not np.isin(variable.levels, stored[level].values).all()):
+                return None
+            if level is not None:
+                stored = stored.sel({level: list(variable.levels)})
+            chosen: NDArray[np.float32] = np.stack(
+                [stored[{"hour": hour, "dayofyear": day}].values for day, hour in at]
+            )
+            fields[variable.name] = chosen if variable.levels else chosen[:, None]
+    return Climatology({slot: i for i, slot in enumerate(asked)}, fields, _provenance(period, window_days))
 
 
 def _sums(
@@ -117,25 +146,3 @@ def _sums(
             total[slot] += np.where(there, value, 0)
             count[slot] += there
     return total, count
-
-
-def _weights(
-    seen: Sequence[tuple[int, int]], asked: Sequence[tuple[int, int]], window_days: int
-) -> NDArray[np.float64]:
-    """(asked, seen): weight of a training day and hour in the mean of a wanted one."""
-    day, second = np.array(seen).T
-    result = np.zeros((len(asked), len(seen)))
-    for i, (wanted_day, wanted_second) in enumerate(asked):
-        off = np.abs(second - wanted_second)
-        hour = np.minimum(off, DAY - off)
-        same_hour = hour == hour.min()
-        nearest = day[same_hour][np.argmin(_apart(day[same_hour], wanted_day))]
-        distance = _apart(day, int(nearest))
-        result[i] = same_hour * np.clip(1 - distance / max(1, window_days // 2), 0, 1)
-    return result
-
-
-def _apart(day: NDArray[np.int64], other: int) -> NDArray[np.int64]:
-    """Days between days of the year, the short way round."""
-    distance = np.abs(day - other)
-    return np.minimum(distance, YEAR_DAYS - distance)

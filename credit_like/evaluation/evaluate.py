@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
-from credit_like.evaluation.climatology import Climatology, fit_climatology
+from credit_like.evaluation.climatology import Climatology, fit_climatology, load_climatology
 from credit_like.evaluation.collect import Collected
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
@@ -128,7 +128,8 @@ def evaluate(
         )
     period = training.period(section.climatology_period or experiment.data.train)
     wanted = calendar.from_seconds(valid, truth.calendar)
-    climatology = fit_climatology(training, scored, period, wanted, section.climatology_window_days)
+    fitting = (training, scored, period, wanted, section.climatology_window_days)
+    climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(*fitting)
     sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: Persistence(truths), **others}
     sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
     regions = Regions(truth.grid, section.regions)

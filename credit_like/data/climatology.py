@@ -1,0 +1,195 @@
+"""The climatology of the training period as a by-product of the pass over it.
+
+The raw material is the mean and the number of values of every day of the year and hour (a slot) at every point. A pass that goes
+by days of the year, all years of a few days at a time, completes a slot within one piece, so that nothing but those few
+days is ever in memory, and a piece that is done again writes the same. A weighted mean over a window of days then makes the
+climatology, as in WeatherBench2; a day or hour that the period does not have takes the nearest that it has.
+
+Layout of the result: (hour, dayofyear, level, latitude, longitude), as WeatherBench2 has it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from numpy.typing import NDArray
+
+from credit_like.data.store import Fields, FieldStore
+from credit_like.data.times import seconds, to_text
+from credit_like.variables import Variable, Variables
+
+Slot = tuple[int, int]
+"""Day of the year from 1, second of the day."""
+DAY, YEAR_DAYS = 86400, 366
+_BAND_BYTES = 128 * 2**20
+
+
+def slots_of(times: NDArray[Any]) -> list[Slot]:
+    """The slot of every time."""
+    if times.dtype.kind == "M":
+        since = times.astype("datetime64[s]")
+        days = since.astype("datetime64[D]")
+        day = (days - since.astype("datetime64[Y]").astype("datetime64[D]")).astype(int) + 1
+        second = (since - days).astype(int)
+    else:
+        day = np.array([time.dayofyr for time in times])
+        second = seconds(times) % DAY
+    return list(zip(day.tolist(), np.asarray(second).tolist(), strict=True))
+
+
+def window_weights(seen: Sequence[Slot], asked: Sequence[Slot], window_days: int) -> NDArray[np.float64]:
+    """(asked, seen): weight of a training slot in the mean of a wanted one.
+
+    Falls linearly from 1 on the day itself to 0 at half a window, among the slots of the nearest hour.
+    """
+    day, second = np.array(seen).T
+    result = np.zeros((len(asked), len(seen)))
+    for i, (wanted_day, wanted_second) in enumerate(asked):
+        off = np.abs(second - wanted_second)
+        hour = np.minimum(off, DAY - off)
+        same_hour = hour == hour.min()
+        nearest = day[same_hour][np.argmin(_apart(day[same_hour], wanted_day))]
+        distance = _apart(day, int(nearest))
+        result[i] = same_hour * np.clip(1 - distance / max(1, window_days // 2), 0, 1)
+    return result
+
+
+def _apart(day: NDArray[np.int64], other: int) -> NDArray[np.int64]:
+    """Days between days of the year, the short way round."""
+    distance = np.abs(day - other)
+    return np.minimum(distance, YEAR_DAYS - distance)
+
+
+def nearest_day(wanted: int, days: NDArray[np.int64]) -> int:
+    """Position of the day that stands for a day of the year."""
+    return int(np.argmin(_apart(days, wanted)))
+
+
+class SlotMeans:
+    """Mean and count per slot and point of some slots; `add` takes the fields of a time."""
+
+    def __init__(self, slots: Sequence[Slot], channels: int, height: int, width: int) -> None:
+        self.at = {slot: i for i, slot in enumerate(slots)}
+        self.mean = np.zeros((len(slots), channels, height, width), np.float32)
+        self.count = np.zeros(self.mean.shape, np.uint16)
+
+    @staticmethod
+    def bytes_per_slot(channels: int, height: int, width: int) -> int:
+        return 6 * channels * height * width
+
+    def add(self, slot: Slot, field_CHW: Fields) -> None:
+        """m ← m + (x − m) / n where x is not missing: the mean of a float32's values to float32's own rounding."""
+        i = self.at[slot]
+        there = np.isfinite(field_CHW)
+        self.count[i] += there
+        np.add(
+            self.mean[i],
+            (field_CHW - self.mean[i]) / np.maximum(self.count[i], 1).astype(np.float32),
+            out=self.mean[i],
+            where=there,
+        )
+
+    def save(self, stem: Path) -> None:
+        """`<stem>.mean.npy` and `<stem>.count.npy`; of an unfinished pass they are written again."""
+        np.save(stem.with_suffix(".mean.npy"), self.mean)
+        np.save(stem.with_suffix(".count.npy"), self.count)
+
+
+def write_climatology(
+    store: FieldStore,
+    variables: Sequence[Variable],
+    parts: Sequence[tuple[Path, Sequence[Slot]]],
+    path: Path,
+    period: str,
+    window_days: int,
+) -> None:
+    """Make `path`, a zarr store, out of what `SlotMeans.save` left: (stem, slots) of every piece; channels as in `variables`.
+
+    Streams over rows: holds at most 128 MiB of them.
+    """
+    slots = [slot for _, some in parts for slot in some]
+    days, hours = (np.unique([slot[k] for slot in slots]) for k in (0, 1))
+    asked = [(int(day), int(hour)) for hour in hours for day in days]
+    weights = window_weights(slots, asked, window_days)
+    maps = [[np.load(stem.with_suffix(f".{n}.npy"), mmap_mode="r") for n in ("mean", "count")] for stem, _ in parts]
+    draft = path.with_name(f".{path.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    attrs = {"title": "Climatology", "Conventions": "CF-1.11", "period": period, "window_days": window_days}
+    group = zarr.create_group(draft, attributes=attrs)
+    _coordinates(group, store, variables, days, hours)
+    height, width = store.grid.height, store.grid.width
+    rows_at_once = max(1, _BAND_BYTES // (24 * len(slots) * width))
+    work = path.with_name(f".{path.name}.work.npy")
+    for variable, channels in ((v, Variables.slices(variables)[v.name]) for v in variables):
+        shape = (len(asked), len(variable), height, width)
+        whole = np.lib.format.open_memmap(work, "w+", np.float32, shape)
+        for c in range(len(variable)):
+            for first in range(0, height, rows_at_once):
+                rows = slice(first, min(first + rows_at_once, height))
+                piece = (slice(None), channels.start + c, rows)
+                count = np.concatenate([n[piece] for _, n in maps]).astype(np.float64)
+                total = np.concatenate([m[piece] for m, _ in maps]) * count
+                with np.errstate(invalid="ignore"):  # a point without data anywhere is 0 / 0, and stays without
+                    whole[:, c, rows] = np.tensordot(weights, total, 1) / np.tensordot(weights, count, 1)
+        _write(group, variable, whole.reshape(len(hours), len(days), *shape[1:]), store.attrs(variable))
+        del whole
+        work.unlink()
+    shutil.rmtree(path, ignore_errors=True)
+    draft.rename(path)
+
+
+def _coordinates(
+    group: zarr.Group,
+    store: FieldStore,
+    variables: Sequence[Variable],
+    days: NDArray[np.int64],
+    hours: NDArray[np.int64],
+) -> None:
+    values: dict[str, tuple[NDArray[Any], dict[str, str]]] = {
+        "hour": (hours / 3600, {"long_name": "hour of the day, UTC"}),
+        "dayofyear": (days, {"long_name": "day of the year, from 1"}),
+        "latitude": (store.grid.latitude, {"units": "degrees_north", "standard_name": "latitude"}),
+        "longitude": (store.grid.longitude, {"units": "degrees_east", "standard_name": "longitude"}),
+    }
+    for variable in variables:
+        if variable.levels:
+            values[_level_dim(variable, variables)] = (np.array(variable.levels, np.float64), {"axis": "Z"})
+    for name, (array, attributes) in values.items():
+        made = group.create_array(name, data=array, chunks=array.shape, dimension_names=[name])
+        made.attrs.update(attributes)
+
+
+def _level_dim(variable: Variable, variables: Sequence[Variable]) -> str:
+    """`level`, unless variables have different ones."""
+    same = len({v.levels for v in variables if v.levels}) == 1
+    return "level" if same else f"level_{variable.name}"
+
+
+def _write(group: zarr.Group, variable: Variable, fields: NDArray[np.float32], attrs: dict[str, str]) -> None:
+    """(hour, day, level, H, W), a chunk a day."""
+    dims = ["hour", "dayofyear", "level", "latitude", "longitude"]
+    if not variable.levels:
+        fields, dims = fields[:, :, 0], [dim for dim in dims if dim != "level"]
+    elif "level" not in group:
+        dims[2] = f"level_{variable.name}"
+    array = group.create_array(
+        variable.name,
+        shape=fields.shape,
+        chunks=(fields.shape[0], 1, *fields.shape[2:]),
+        dtype="float32",
+        fill_value=np.nan,
+        dimension_names=dims,
+    )
+    array.attrs.update(attrs)
+    for day in range(fields.shape[1]):
+        array[:, day : day + 1] = fields[:, day : day + 1]
+
+
+def period_text(store: FieldStore, positions: NDArray[np.int64]) -> str:
+    """Which times a climatology was made from."""
+    return f"{len(positions)} times from {to_text(store.times[positions[0]])} to {to_text(store.times[positions[-1]])}"
