@@ -141,6 +141,20 @@ def diff_checkpoints(first: Path, second: Path) -> int:
     return int(bool(rows))
 
 
+def diff_steps(save_loc: Path, first: int, second: int) -> int:
+    """`diff_checkpoints` of two steps of a run.
+
+    Raises ValueError where there is no such run or step, DamagedCheckpoint where one of the two is damaged.
+    """
+    folder = _folder(save_loc)
+    there = steps(folder)
+    for step in (first, second):
+        if step not in there:
+            known = ", ".join(map(str, there)) or "none"
+            raise ValueError(f"--diff: expected a step that was saved ({known}), got {step}; change it")
+    return diff_checkpoints(folder / f"step-{first}", folder / f"step-{second}")
+
+
 def export(save_loc: Path, output: Path, raw: bool = False) -> int:
     """Write the newest intact checkpoint's weights to one file."""
     from credit_like.checkpoint.export import export as write

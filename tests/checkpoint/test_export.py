@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from credit_like import cli
 from credit_like.checkpoint import commands
 from credit_like.checkpoint.errors import DamagedCheckpoint, Locked
 from credit_like.checkpoint.export import Export, export, load_export
@@ -131,3 +132,19 @@ def test_diff_says_what_differs(run, capsys) -> None:
     assert "model/never" not in rows
     assert commands.diff_checkpoints(folder / "step-3", folder / "step-6") == 1
     assert "progress.step" in capsys.readouterr().out
+
+
+def test_the_command_line_compares_two_steps_of_a_run(run, capsys) -> None:
+    assert _checkpoints(run, "--diff", "3", "3") == 0
+    assert "no difference" in capsys.readouterr().out
+    assert _checkpoints(run, "--diff", "3", "6") == 1
+    assert "model/conv.weight" in capsys.readouterr().out
+    assert _checkpoints(run, "--diff", "3", "4") == 2
+    assert "expected a step that was saved (3, 6, 9), got 4" in capsys.readouterr().err
+
+
+def _checkpoints(*arguments: object) -> int:
+    try:
+        return cli.main(["checkpoints", *map(str, arguments)]) or 0
+    except SystemExit as end:
+        return int(end.code or 0)
