@@ -23,7 +23,7 @@ class Experiment(Section):
     """The run's folder: checkpoints, logs and forecasts; a run is identified by it."""
     data: DataSection
     model: plugin("model")  # type: ignore[valid-type]
-    loss: plugin("loss") = Field(default={"type": "mse"})  # type: ignore[valid-type]
+    loss: plugin("loss", default="mse") = Field(default={"type": "mse"})  # type: ignore[valid-type]
     physics: tuple[plugin("physics"), ...] = ()  # type: ignore[valid-type]
     trainer: TrainerSection = Field(default_factory=TrainerSection)
     inference: InferenceSection = Field(default_factory=InferenceSection)

@@ -84,7 +84,7 @@ class InferenceSection(Section):
     """Initial times; every fourth step of the test period if not given."""
     lead: Lead = Field(default="5d")
     """How far: a duration (10d) or a number of steps (40)."""
-    output: plugin("writer") = Field(default={"type": "zarr"})  # type: ignore[valid-type]
+    output: plugin("writer", default="zarr") = Field(default={"type": "zarr"})  # type: ignore[valid-type]
     weights: Literal["ema", "raw"] = "ema"
     """The moving average of the weights where the run kept one, or the weights as trained."""
     batch_size: int = Field(default=1, ge=1)

@@ -52,8 +52,15 @@ def _fill(node: Any) -> Any:
         return node
     if "x-plugin" in node:
         kind = node["x-plugin"]
-        return {
-            **{key: value for key, value in node.items() if key not in ("x-plugin", "type")},
-            "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)] or [False],
-        }
+        kept = {key: value for key, value in node.items() if key not in ("x-plugin", "x-default", "type")}
+        choice = {"oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)] or [False]}
+        if node["x-default"] is None:
+            return kept | choice
+        # Without a type it is the default one, whose own keys are not repeated here.
+        named = (
+            {"anyOf": [{"required": ["type"]}, {"required": ["format"]}]}
+            if kind == "writer"
+            else {"required": ["type"]}
+        )
+        return kept | {"type": "object", "if": named, "then": choice}
     return {key: _fill(value) for key, value in node.items()}

@@ -21,10 +21,11 @@ class UnknownPluginError(ValueError):
     """No plug-in of this kind has this name."""
 
 
-def plugin(kind: str) -> Any:
+def plugin(kind: str, default: str | None = None) -> Any:
     """The annotation of a field that holds a `Config` of this kind of plug-in.
 
-    A mapping is validated by the plug-in that its `type` names; its errors keep their keys (see `schema.errors`).
+    A mapping is validated by the plug-in that its `type` names, or `default` where it names none; its errors keep their
+    keys (see `schema.errors`).
     """
 
     def validate(value: Any) -> BaseModel:
@@ -32,6 +33,8 @@ def plugin(kind: str) -> Any:
             return value
         if not isinstance(value, dict):
             raise ValueError(f"expected a mapping with a `type`, got {value!r}")
+        if "type" not in value and default is not None:
+            value = {"type": default, **value}
         if "type" not in value:
             raise ValueError(f"expected a `type`, one of {', '.join(registry.names(kind))}, got none")
         if value["type"] not in registry.names(kind):
@@ -46,5 +49,8 @@ def plugin(kind: str) -> Any:
         return value.model_dump(mode="json", by_alias=True)
 
     return Annotated[
-        Any, PlainValidator(validate), PlainSerializer(dump), WithJsonSchema({"type": "object", "x-plugin": kind})
+        Any,
+        PlainValidator(validate),
+        PlainSerializer(dump),
+        WithJsonSchema({"type": "object", "x-plugin": kind, "x-default": default}),
     ]

@@ -96,8 +96,8 @@ class TrainerSection(Section):
     fsdp2_cpu_offload: bool = False
     activation_checkpoint: bool = False
     compile: bool = False
-    optimizer: plugin("optimizer") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
-    scheduler: plugin("scheduler") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
+    optimizer: plugin("optimizer", default="adamw") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
+    scheduler: plugin("scheduler", default="linear-warmup-cosine") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
     shift_longitude: bool = False
     """Turn the globe by a random number of columns at every optimiser step, so that a small data set is seen in many
     alignments with the model's windows and not learnt by heart. Grids that go all the way round only."""
