@@ -7,6 +7,7 @@ kind, its ranks, its bytes and how often it occurs.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ def bands(height: int, parts: int) -> list[range]:
     unit = UNITS.get(height, 1)
     counts = [height // unit // parts + (i < height // unit % parts) for i in range(parts)]
     starts = [unit * sum(counts[:i]) for i in range(parts + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    return [range(a, b) for a, b in itertools.pairwise(starts)]
 
 
 @dataclass(frozen=True)
