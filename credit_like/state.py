@@ -29,7 +29,8 @@ class Sample(_Batch):
     """A batch of windows in physical units; missing points are NaN.
 
     prognostic (B, Cp, T, H, W) at times t − (T−1)·dt … t; forcing (B, Cf, T + L − 1, H, W) at t − (T−1)·dt … t + (L−1)·dt;
-    target (B, Cp + Cd, L, H, W) at t + dt … t + L·dt; index (B,) int64, position of t on the source's time axis.
+    target (B, Cp + Cd, L, H, W) at t + dt … t + L·dt; index (B,) int64, position of t on the source's time axis, or −1 for a
+    sample that counts nothing and keeps this rank in step with the others.
     Under domain sharding H is this rank's rows.
     """
 

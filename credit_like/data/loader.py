@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -15,6 +17,8 @@ from credit_like.data.times import from_seconds, to_text
 from credit_like.data.windows import Windows
 from credit_like.state import Sample
 
+FILL = -1
+"""Stands for a window that counts nothing."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -32,8 +36,8 @@ class Loader:
 
     Global batch g is samples [g·G, (g + 1)·G) of the epoch's order in every layout. Micro-batch k of rank r of R is
     samples [(k·R + r)·m, (k·R + r + 1)·m), so that G / (R·m) of them make this rank's share. Shuffled epochs drop
-    the last incomplete global batch. Unshuffled ones (validation) end with smaller micro-batches, equally many
-    samples on every rank; what does not divide by the ranks is dropped.
+    the last incomplete global batch. Unshuffled ones (validation) take every sample and end with smaller micro-batches; a
+    rank for which nothing is left gets a sample with index −1, so that all ranks have equally many micro-batches.
 
     Ranks that differ in tensor or domain coordinate alone get the same samples. `num_workers` processes read ahead
     `prefetch_factor` micro-batches each; the order is the same for any number. Raises ValueError where the batch
@@ -85,12 +89,6 @@ class Loader:
             if n < global_batch_size:
                 raise ValueError(f"expected at least trainer.global_batch_size = {global_batch_size} windows, got {n}")
             n -= n % global_batch_size
-        else:
-            n -= n % self.dp_size
-            if not n:
-                raise ValueError(
-                    f"expected at least one window for each of {self.dp_size} data-parallel ranks, got fewer"
-                )
         return min(n, batches_per_epoch * global_batch_size) if batches_per_epoch else n
 
     @property
@@ -107,12 +105,13 @@ class Loader:
         return -(-self.samples // (self.micro_batch_size * self.dp_size))
 
     def indices(self, epoch: int) -> list[NDArray[np.int64]]:
-        """The windows of each of this rank's micro-batches."""
+        """The windows of each of this rank's micro-batches; `FILL` alone where the others have one and this rank has none."""
         n = len(self.windows)
         order = sample_order(self.seed, epoch, n) if self.shuffle else np.arange(n)
         step = self.micro_batch_size * self.dp_size
         rounds = [order[i : min(i + step, self.samples)] for i in range(0, self.samples, step)]
-        return [np.array_split(part, self.dp_size)[self.dp_rank] for part in rounds]
+        parts = [np.array_split(part, self.dp_size)[self.dp_rank] for part in rounds]
+        return [part if len(part) else np.array([FILL]) for part in parts]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
         """Micro-batches of an epoch from number `start` on.
@@ -128,7 +127,7 @@ class Loader:
             except RuntimeError as error:
                 if "DataLoader worker" not in str(error):
                     raise
-                at = self.windows.store.time_seconds(self.windows.starts[wanted])
+                at = self.windows.store.time_seconds(self.windows.starts[np.maximum(wanted, 0)])
                 times = ", ".join(map(to_text, from_seconds(at, self.windows.store.calendar)))
                 raise ReadError(
                     f"a loader worker died near micro-batch {number} of epoch {epoch} ({times}): {error}"
@@ -168,6 +167,9 @@ class _Batches(Dataset[Any]):
 
     def __getitem__(self, indices: Any) -> Sample | _Failure:
         try:
+            if indices == [FILL]:
+                fill = self.windows.batch([0])
+                return replace(fill, index=torch.full_like(fill.index, FILL))
             return self.windows.batch(indices)
         except (ReadError, ValueError) as error:
             return _Failure(error)

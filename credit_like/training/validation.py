@@ -41,11 +41,12 @@ class Validator:
         """
         losses: list[Tensor] = []
         scores: dict[int, list[Tensor]] = {}
-        batch = 0
+        count = 0
         for sample in samples:
             if stop():
                 return None
-            batch = max(batch, len(sample.index))
+            real = int(sample.index[0] >= 0)  # else it is here for the collectives alone
+            count += real * len(sample.index)
             sample = sample.to(self.runtime.device)
             states = self.stepper.predict_sample(sample)
             total = torch.zeros((), device=self.runtime.device)
@@ -54,21 +55,25 @@ class Validator:
                     prediction, target = next(states)
                 total = total + self.loss(prediction, target) / sample.leads
                 if lead in (0, sample.leads - 1):
-                    scores.setdefault(lead, []).append(self._scores(prediction, target))
-            losses.append(total * len(sample.index))
+                    scores.setdefault(lead, []).append(real * self._scores(prediction, target).double().sum(0))
+            losses.append(real * total.double() * len(sample.index))
         if not losses:
             return {}
-        # Sums over batch, then over ranks; every rank has the same number of samples.
-        count = sum(map(len, scores[0]))
-        result: dict[str, Any] = {"valid_loss": float(self.runtime.sum_over_data(torch.stack(losses).sum() / count))}
+        # Sums over batches, means over ranks: both of what is divided and of the divisor.
+        each = self._mean_over_ranks(torch.tensor(float(count), dtype=torch.float64, device=self.runtime.device))
+        loss = self.runtime.sum_over_data(torch.stack(losses).sum())
+        result: dict[str, Any] = {"valid_loss": float(loss / each)}
         for lead, parts in scores.items():
-            # Each domain rank holds the whole grid's scores of its samples.
-            values = self.runtime.sum_over_data(torch.cat(parts).double().mean(0) / self.runtime.domain_size)
+            values = self._mean_over_ranks(torch.stack(parts).sum(0)) / each
             suffix = "" if lead == 0 else "_last"
             rmse, acc = values[0].sqrt().tolist(), values[1].tolist()
             result[f"rmse{suffix}"] = dict(zip(self.channels, rmse, strict=True))
             result[f"acc{suffix}"] = dict(zip(self.channels, acc, strict=True))
         return result
+
+    def _mean_over_ranks(self, x: Tensor) -> Tensor:
+        """Over data-parallel replicas, of what all domain ranks of a sample hold alike."""
+        return self.runtime.sum_over_data(x / self.runtime.domain_size)
 
     def _scores(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """(B, 2, C): mean squared error and anomaly correlation of each sample over the whole grid."""

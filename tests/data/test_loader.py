@@ -80,10 +80,11 @@ def test_validation_takes_all_in_order(windows):
     got = [s.index.tolist() for s in loader(windows, shuffle=False).batches(0)]
     assert [i for part in got for i in part] == windows.starts.tolist()
     assert len(got[-1]) == 1
-    ranks = [loader(windows, shuffle=False, dp_rank=r, dp_size=2) for r in range(2)]
+    ranks = [loader(windows, shuffle=False, dp_rank=r, dp_size=2, micro_batch_size=1) for r in range(2)]
     parts = [[s.index.tolist() for s in r.batches(0)] for r in ranks]
     assert [len(p) for p in parts[0]] == [len(p) for p in parts[1]]
-    assert sorted(i for p in parts for part in p for i in part) == windows.starts[:22].tolist()
+    assert sorted(i for p in parts for part in p for i in part) == [-1, *windows.starts.tolist()]
+    assert parts[1][-1] == [-1]  # nothing is left for this rank
 
 
 def test_batches_per_epoch(windows):

@@ -20,7 +20,9 @@ TINY = [
     "data.train=[2000-01-01, 2000-01-09]",
     "data.valid=[2000-01-09T06, 2000-01-11]",
     "data.test=[2000-01-11T06, 2000-01-15T18]",
-    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 4, use_spectral_norm: true}",
+    # 64 padded rows are 4 at the coarsest level: two bands of one window each.
+    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 4, use_spectral_norm: true, "
+    "padding_conf: {activate: true, mode: earth, pad_lat: [16, 16], pad_lon: [0, 0]}}",
     "trainer.device=cpu",
     "trainer.epochs=2",
     "trainer.global_batch_size=4",
