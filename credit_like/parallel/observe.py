@@ -88,6 +88,41 @@ def _group(args: tuple[Any, ...], kwargs: Any) -> dist.ProcessGroup:
 
 
 @contextmanager
+def simulated_ddp() -> Iterator[None]:
+    """DistributedDataParallel without peers: nothing is compared with them, and buckets go through the same all-reduce.
+
+    A group that answers at once gives its reducer no result to wait for, so a hook hands the bucket back.
+    """
+    from torch.nn.parallel import distributed
+
+    def reduced(world: int, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        buffer = bucket.buffer().div_(world)
+        dist.all_reduce(buffer)
+        future: torch.futures.Future[Tensor] = torch.futures.Future()
+        future.set_result(buffer)
+        return future
+
+    def build(wrapper: Any, *arguments: Any, **options: Any) -> None:
+        original(wrapper, *arguments, **options)
+        wrapper.register_comm_hook(dist.get_world_size(wrapper.process_group), reduced)
+
+    original = distributed.DistributedDataParallel.__init__
+    replaced: list[tuple[Any, str, Any]] = [
+        (distributed, "_verify_param_shape_across_processes", lambda *_: None),
+        (distributed, "_sync_module_states", lambda *_, **__: None),
+        (distributed.DistributedDataParallel, "__init__", build),
+    ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    for owner, name, value in replaced:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+@contextmanager
 def fake_group(rank: int, world: int) -> Iterator[None]:
     """A process group of `world` ranks without peers: every collective returns at once, with any values."""
     from torch.testing._internal.distributed.fake_pg import FakeStore

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -216,29 +215,19 @@ def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-@contextmanager
-def attention_as_on_gpu() -> Iterator[None]:
+def attention_as_on_gpu(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
     """Attention as the memory-efficient kernel of GPUs computes it: probabilities are never stored.
 
     The kernel for CPUs would store them, because it cannot differentiate the position bias otherwise.
     """
-
-    class Efficient(torch.overrides.TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-        ) -> Any:
-            kwargs = dict(kwargs or {})
-            if func is not torch.nn.functional.scaled_dot_product_attention:
-                return func(*args, **kwargs)
-            q, k, v = args
-            bias = kwargs.get("attn_mask")
-            if bias is not None:
-                columns = bias.shape[-1]
-                padded = torch.nn.functional.pad(bias, (0, -columns % 16))[..., :columns]
-                bias = padded.expand(*q.shape[:2], q.shape[2], k.shape[2])
-            return aten._scaled_dot_product_efficient_attention(
-                q, k, v, bias, torch.is_grad_enabled(), 0.0, False, scale=kwargs.get("scale")
-            )[0]
-
-    with Efficient():
-        yield
+    bias = attn_mask
+    if bias is not None:
+        columns = bias.shape[-1]
+        padded = torch.nn.functional.pad(bias, (0, -columns % 16))[..., :columns]
+        bias = padded.expand(*q.shape[:2], q.shape[2], k.shape[2])
+    result: Tensor = aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, torch.is_grad_enabled(), 0.0, False, scale=scale
+    )[0]
+    return result

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -26,10 +26,11 @@ from credit_like import build
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import Fields, FieldStore
 from credit_like.grid import Grid
-from credit_like.nn import kernels
+from credit_like.nn import init, kernels
+from credit_like.parallel import apply
 from credit_like.parallel.environment import Environment
 from credit_like.parallel.mesh import flat_gradient_mesh
-from credit_like.parallel.observe import Message, fake_group
+from credit_like.parallel.observe import Message, fake_group, simulated_ddp
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
 from credit_like.plan.layouts import Layout, with_layout
@@ -67,7 +68,7 @@ class Rank:
     """Number of parameters of the whole model."""
     accumulation: int
     seconds: float = 0.0
-    """How long the simulation took."""
+    """Processor time that the simulation took."""
     resident: int = 0
     """The most memory that the simulating process held."""
 
@@ -180,14 +181,19 @@ def simulate(experiment: Experiment, layout: Layout, rank: int, grid: Grid, gpu:
     `gpu`: take the layers' ways for GPUs rather than those for the CPU. Raises ValueError, as training does, where a
     degree does not fit the model.
     """
-    began = time.monotonic()
+    began = time.process_time()
     section = with_layout(experiment, layout).trainer.model_copy(update={"compile": False, "fsdp2_cpu_offload": False})
     experiment = experiment.model_copy(update={"trainer": section})
     variables = Variables(experiment.data)
     with ExitStack() as stack:
+        # Everything is where it belongs; and fake parameters that torch remembers cannot be exchanged.
+        stack.enter_context(_instead(nn.Module, "to", lambda module, *_, **__: module))
         if gpu:
-            stack.enter_context(_without_cpu_kernels())
-            stack.enter_context(attention_as_on_gpu())
+            stack.enter_context(_instead(kernels, "use_fused", lambda x: False))
+            stack.enter_context(_instead(torch.nn.functional, "scaled_dot_product_attention", attention_as_on_gpu))
+        # Values are never looked at, and drawing them would be half of the work.
+        stack.enter_context(_instead(apply, "initialise", lambda model, seed: init.reset_buffers(model)))
+        stack.enter_context(simulated_ddp())
         stack.enter_context(fake_group(rank, layout.world))
         runtime = Runtime.start(layout.parallelism, torch.device("cpu"), environment=Environment(rank, layout.world))
         flat_gradient_mesh(runtime.mesh)  # meshes are made of real tensors, so before there are none
@@ -243,7 +249,7 @@ def _run(
         read=bytes_read(experiment, variables, grid, trainer.rows),
         parameters=sum(p.numel() for p in trainer.parameters.values()),
         accumulation=trainer.accumulation,
-        seconds=time.monotonic() - began,
+        seconds=time.process_time() - began,
         resident=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     )
 
@@ -268,12 +274,12 @@ def places(layout: Layout) -> list[int]:
     return sorted({0, last // 2 if last > 1 else 0, last})
 
 
-class _without_cpu_kernels:
-    """The plain operations, as everywhere but on the CPU."""
-
-    def __enter__(self) -> None:
-        self.before = kernels.use_fused
-        kernels.use_fused = lambda x: False
-
-    def __exit__(self, *exception: Any) -> None:
-        kernels.use_fused = self.before
+@contextmanager
+def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """`owner.name` is `value` inside."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
