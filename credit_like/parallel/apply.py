@@ -56,7 +56,14 @@ def _replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     if any(p.is_meta for p in model.parameters()):
         model._replicate_over = mesh  # type: ignore[assignment]
         return model
-    return apply_ddp(model, mesh)
+    return _ddp(model, mesh)
+
+
+def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Beside tensor parallelism the replicated weights become distributed tensors too, which changes how they are normalised."""
+    wrapped = apply_ddp(model, mesh)
+    shard_spectral_norms(wrapped)
+    return wrapped
 
 
 def materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:
@@ -70,7 +77,7 @@ def materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:
         model.to_empty(device="cpu" if offloaded else runtime.device)
     initialise(model, seed)
     mesh = model.__dict__.pop("_replicate_over", None)
-    return model if mesh is None else apply_ddp(model, mesh)
+    return model if mesh is None else _ddp(model, mesh)
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from credit_like.parallel.fsdp2 import _no_view
+
 
 def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh) -> nn.Module:
     """Average gradients over the ranks of a 1-D mesh during backward; the model wrapped, or itself where tensor-parallel.
@@ -18,6 +20,7 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh) -> nn.Module:
     if dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
         return model
     if any(isinstance(p, DTensor) for p in model.parameters()):
+        model.register_forward_hook(_no_view)
         replicate(model, mesh=dp_mesh)
         return model
     return DistributedDataParallel(

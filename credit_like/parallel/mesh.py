@@ -65,11 +65,11 @@ def build_device_mesh(
     copies = parallelism_conf.get("replicate", 1)
     if copies == 1:
         mesh = init_device_mesh(device, sizes, mesh_dim_names=DIMS)
-    else:
-        split = (copies, sizes[0] // copies, *sizes[1:])
-        mesh = init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", "tp", "domain"))
-        mesh["dp_replicate", "dp_shard"]._flatten("dp")
-    return mesh, {name: mesh[name] for name, size in zip(DIMS, sizes, strict=True) if size > 1}
+        return mesh, {name: mesh[name] for name, size in zip(DIMS, sizes, strict=True) if size > 1}
+    split = (copies, sizes[0] // copies, *sizes[1:])
+    mesh = init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", "tp", "domain"))
+    inner = {name: mesh[name] for name, size in zip(DIMS[1:], sizes[1:], strict=True) if size > 1}
+    return mesh, {"dp": _flat(mesh, ("dp_replicate", "dp_shard"), "dp"), **inner}
 
 
 def gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
@@ -87,11 +87,9 @@ def gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
         if mesh["domain"].size() == 1:
             return mesh["dp"]
         return mesh["domain"] if mesh["dp"].size() == 1 else _flat(mesh, ("dp", "domain"), "dp_domain")
-    shard = "dp_shard"
-    if mesh["domain"].size() > 1:
-        _flat(mesh, ("dp_shard", "domain"), "shard_domain")
-        shard = "shard_domain"
-    return mesh["dp_replicate", shard]
+    if mesh["domain"].size() == 1:
+        return mesh["dp_replicate", "dp_shard"]
+    return DeviceMesh._concatenate([mesh["dp_replicate"], _flat(mesh, ("dp_shard", "domain"), "shard_domain")])
 
 
 def flat_gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
