@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -19,8 +21,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from credit_like.nn import spectral_norm
+from credit_like.parallel.shards import local, slice_like, whole
+from credit_like.parallel.unwrap import canonical_name
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -131,7 +136,8 @@ def apply_fsdp2(
         return model
     trainer = _trainer(conf)
     policy = _build_mp_policy(conf)
-    offload = CPUOffloadPolicy() if trainer.get("fsdp2_cpu_offload", False) else OffloadPolicy()
+    pinned = dp_mesh.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if trainer.get("fsdp2_cpu_offload", False) else OffloadPolicy()
     options: dict[str, Any] = {
         "mesh": dp_mesh,
         "reshard_after_forward": trainer.get("fsdp2_reshard_after_forward", True),
@@ -155,6 +161,50 @@ def apply_fsdp2(
         unit.set_modules_to_forward_prefetch([following])
         following.set_modules_to_backward_prefetch([unit])
     return model
+
+
+@contextmanager
+def full_parameters(model: nn.Module, writeback: bool = False) -> Iterator[dict[str, Tensor]]:
+    """Every parameter whole, by its name in the plain model, until the block ends; in any layout. Collective.
+
+    Each rank holds the whole model meanwhile, as copies. With `writeback`, what they are at the end goes into this rank's
+    shards, so all ranks must change them alike.
+    """
+    full = {canonical_name(name): whole(p.detach()).clone() for name, p in model.named_parameters()}
+    yield full
+    if writeback:
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                local(p).copy_(slice_like(full[canonical_name(name)], p))
+
+
+Reduce = Callable[[Tensor, Tensor, ProcessGroup, dist.ReduceOp], None]
+
+
+class _Communication(ReduceScatter):
+    """FSDP2's reduce-scatter, done by a function."""
+
+    def __init__(self, reduce: Reduce) -> None:
+        self.reduce = reduce
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        self.reduce(output_tensor, input_tensor, group, op)
+
+
+def set_gradient_communication(model: nn.Module, reduce: Reduce) -> None:
+    """Let `reduce(shard, gradients, group, op)` take the place of the reduce-scatter of every unit's gradients.
+
+    It fills `shard`, flat, with this rank's part of `gradients`, flat, combined over the group's ranks by `op` (a sum or an
+    average): for compression, or to look at what is sent.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_custom_reduce_scatter(_Communication(reduce))
 
 
 def fsdp2_is_applied(model: nn.Module) -> bool:
@@ -233,8 +283,6 @@ def _initialise_state(optimizer: torch.optim.Optimizer) -> None:
 
 def _with_zeros(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """The saved state, and zeros of the right shape for parameters that it lacks."""
-    from credit_like.parallel.unwrap import canonical_name
-
     complete = dict(state)
     for name, parameter in model.named_parameters():
         own = optimizer.state.get(parameter)

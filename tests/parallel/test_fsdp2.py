@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.fsdp import FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like.parallel.apply import materialise, parallelise
 from credit_like.parallel.fsdp2 import (
@@ -19,9 +20,12 @@ from credit_like.parallel.fsdp2 import (
     fsdp2_load_state_dict,
     fsdp2_optimizer_state_dict,
     fsdp2_state_dict,
+    full_parameters,
     optimizer_state_to_ids,
     optimizer_state_to_names,
+    set_gradient_communication,
 )
+from credit_like.parallel.observe import kind_of, wraps_others
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import box, copies, local, slice_like, whole, whole_of_shards
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
@@ -191,6 +195,113 @@ def _options(rank):
 def test_options_of_sharding(run_ranks):
     a, b = run_ranks(2, _options)
     assert a == b
+
+
+def _whole_for_a_moment(rank, tiny, initial):
+    section = TrainerSection(parallelism=Parallelism(data="fsdp2", tensor=2, domain=2), activation_checkpoint=True)
+    runtime = Runtime.start(section.parallelism, CPU)
+    with torch.device("meta"):
+        model = tiny.blank()
+    model = materialise(parallelise(model, section, runtime), runtime, 7)
+    with full_parameters(model) as full:
+        assert all(torch.equal(full[n], p) for n, p in initial.items())
+        for p in full.values():
+            p.zero_()
+    with full_parameters(model, writeback=True) as full:
+        assert all(torch.equal(full[n], p) for n, p in initial.items())  # copies: nothing was changed
+        for p in full.values():
+            p.mul_(2)
+    assert all(
+        torch.equal(local(p), 2 * slice_like(initial[canonical_name(n)], p)) for n, p in model.named_parameters()
+    )
+
+
+def test_whole_parameters_for_a_moment(run_ranks, tiny):
+    with torch.device("meta"):
+        serial = tiny.blank()
+    serial = materialise(serial, Runtime(), 7)
+    run_ranks(4, _whole_for_a_moment, tiny, {n: p.detach() for n, p in serial.named_parameters()})
+    with full_parameters(serial) as full:  # one process, no group
+        assert all(torch.equal(full[n], p) for n, p in serial.named_parameters())
+
+
+def _blocks(count, dtype=torch.float32):
+    torch.manual_seed(0)
+    return nn.Sequential(*[_Block() for _ in range(count)]).to(dtype)
+
+
+def _compressed(rank, dtype):
+    runtime = Runtime.start(Parallelism(data="fsdp2"), CPU)
+    model = apply_fsdp2(_blocks(2, dtype), runtime.submeshes["dp"], {})
+    sent = []
+
+    def reduce(shard, gradients, group, op):
+        sent.append(gradients.numel())
+        torch.distributed.reduce_scatter_single(shard, gradients.bfloat16().to(dtype), op=op, group=group)
+
+    set_gradient_communication(model, reduce)
+    model(torch.full((1, 6), 1.0 + rank, dtype=dtype)).square().sum().backward()
+    return sent, {n: whole(p.grad) for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_go_the_way_that_they_are_told(run_ranks, dtype):
+    """Here rounded to bfloat16 before they are averaged."""
+    grads = []
+    for rank in range(2):
+        model = _blocks(2, dtype)
+        model(torch.full((1, 6), 1.0 + rank, dtype=dtype)).square().sum().backward()
+        grads.append({n: p.grad.bfloat16().to(dtype) for n, p in model.named_parameters()})
+    for sent, got in run_ranks(2, _compressed, dtype):
+        assert sent == [2 * (36 + 6)] * 2
+        for name, gradient in got.items():
+            torch.testing.assert_close(gradient, (grads[0][name] + grads[1][name]) / 2, msg=name)
+
+
+class _Gathers(TorchDispatchMode):
+    """Counts the all-gathers so far."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if wraps_others(types):
+            return NotImplemented
+        self.count += kind_of(func) == "all-gather"
+        return func(*args, **(kwargs or {}))
+
+
+def _ahead(rank):
+    runtime = Runtime.start(Parallelism(data="fsdp2"), CPU)
+    model = apply_fsdp2(_blocks(4), runtime.submeshes["dp"], {})
+    forward, backward = [], []
+    with _Gathers() as gathers:
+        for block in model:
+            block.two.register_forward_pre_hook(lambda *_: forward.append(gathers.count))
+            block.two.register_full_backward_hook(lambda *_: backward.append(gathers.count))
+        model(torch.ones(1, 6)).sum().backward()
+    return forward, backward
+
+
+def test_each_unit_gathers_the_next_one_while_it_computes(run_ranks):
+    for forward, backward in run_ranks(2, _ahead):
+        assert forward == [2, 3, 4, 4]  # in the middle of a block's forward the next one has been asked for
+        assert backward == [6, 7, 8, 8]  # and in backward the one before it
+
+
+def _offloaded(rank):
+    runtime = Runtime.start(Parallelism(data="fsdp2"), CPU)
+    results = []
+    for offload in (False, True):
+        model = apply_fsdp2(_blocks(2), runtime.submeshes["dp"], {"trainer": {"fsdp2_cpu_offload": offload}})
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        model(torch.full((1, 6), 1.0 + rank)).sum().backward()
+        optimizer.step()
+        results.append([local(p).detach() for p in model.parameters()])
+    return all(a.device.type == "cpu" and torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def test_parameters_kept_on_the_host(run_ranks):
+    assert run_ranks(2, _offloaded) == [True, True]
 
 
 def _half(rank, tiny, layout, reference):
