@@ -235,6 +235,59 @@ def plot(file: File, set_: Set = None) -> None:
 
 
 @app.command()
+def plan(
+    file: File,
+    gpus: Annotated[str, typer.Option(metavar="N[,N…]", help="How many GPUs; several numbers give a table each.")],
+    set_: Set = None,
+    gpu: Annotated[str, typer.Option(help="v100-32gb, a100-40gb, a100-80gb, h100, h200 or mi250x.")] = "a100-40gb",
+    memory: Annotated[float | None, typer.Option("--gpu-memory", metavar="GB", help="Memory of a GPU.")] = None,
+    peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak in bfloat16.")] = None,
+    wide_peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak in float32.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(metavar="GB/s", help="Bandwidth of the GPU's memory.")] = None,
+    intra: Annotated[float | None, typer.Option(metavar="GB/s", help="Network in a node, per GPU.")] = None,
+    inter: Annotated[float | None, typer.Option(metavar="GB/s", help="Network between nodes, per GPU.")] = None,
+    node: Annotated[int | None, typer.Option(min=1, help="GPUs in a node.")] = None,
+    latency: Annotated[float | None, typer.Option(metavar="µs", help="Of a collective, per doubling of ranks.")] = None,
+    reached: Annotated[float | None, typer.Option(help="Part of the peaks that is reached.")] = None,
+    overlap: Annotated[float | None, typer.Option(help="Part of computing that hides communication.")] = None,
+    reserve: Annotated[float | None, typer.Option(help="Part of the memory that is not ours.")] = None,
+    grid: Annotated[str | None, typer.Option(metavar="ROWSxCOLUMNS", help="Plan without data, on this grid.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Simulations at a time; all cores if not given.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw memory against ranks.")] = None,
+) -> None:
+    """Simulate every layout of N GPUs: memory, messages, time; recommend one."""
+    from credit_like.plan.command import run
+
+    figures = {
+        "memory": memory,
+        "peak": peak,
+        "wide_peak": wide_peak,
+        "bandwidth": bandwidth,
+        "intra": intra,
+        "inter": inter,
+        "node": node,
+        "latency": latency,
+        "reached": reached,
+        "overlap": overlap,
+        "reserve": reserve,
+    }
+    sys.exit(
+        run(
+            file,
+            gpus,
+            gpu,
+            figures,
+            overrides=set_ or (),
+            grid=grid,
+            processes=processes,
+            json=json,
+            plot=plot,
+        )
+    )
+
+
+@app.command()
 def submit(
     file: File,
     set_: Set = None,

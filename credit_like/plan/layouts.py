@@ -45,10 +45,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Illegal:
-    """A degree that cannot be, and why: `degree` is tensor, domain or dp."""
+    """A degree that cannot be, and why: `degree` is tensor, domain, dp, or `layout` for a whole one."""
 
     degree: str
-    value: int
+    value: int | str
     reason: str
 
 

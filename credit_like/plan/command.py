@@ -1,0 +1,104 @@
+"""`credit-like plan`: from arguments to a table, JSON or a figure."""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from credit_like.plan.machine import machine_of
+from credit_like.schema.checks import section_findings
+from credit_like.schema.errors import ExperimentError
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import load_located
+
+
+def run(
+    file: Path,
+    gpus: str,
+    gpu: str,
+    figures: Mapping[str, float | int | None],
+    *,
+    overrides: Sequence[str] = (),
+    grid: str | None = None,
+    processes: int | None = None,
+    json: bool = False,
+    plot: Path | None = None,
+) -> int:
+    """Plan for each number of GPUs in `gpus` (64, or 4,16,64); 1 where no layout fits, else 0.
+
+    Raises ValueError with one message for what the user has to change, before anything is simulated.
+    """
+    worlds = _worlds(gpus)
+    machine = machine_of(gpu, figures)
+    if plot is not None and not plot.absolute().parent.is_dir():
+        raise ValueError(f"expected --plot in a folder that is there, got {plot}")
+    experiment, found = _experiment(file, overrides, grid)
+    from credit_like.plan.run import plan
+    from credit_like.plan.show import plot_memory, print_report
+
+    reports = [plan(experiment, world, machine, found, processes, _progress(world)) for world in worlds]
+    if json:
+        documents = [report.to_dict() for report in reports]
+        text = json_module.dumps(documents if len(documents) > 1 else documents[0], indent=2)
+        sys.stdout.write(text + "\n")
+    else:
+        for report in reports:
+            print_report(report)
+    if plot is not None:
+        plot_memory(reports, plot)
+    return int(any(report.recommended is None for report in reports))
+
+
+def _worlds(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise ValueError(f"expected --gpus N or N,N,… of at least 1, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def _experiment(file: Path, overrides: Sequence[str], grid: str | None) -> tuple[Experiment, Any]:
+    """The experiment and its grid: from its data, or as the user says, and then no data are needed.
+
+    Raises ExperimentError with every problem; the layout in the file is one of many here, and is not checked.
+    """
+    from credit_like.plan.run import grid_of
+
+    experiment, locations = load_located(file, overrides)
+    layouts = ("trainer",)
+    findings = [f for f in section_findings(experiment, 1) if f[0][:1] != layouts]
+    if findings:
+        raise ExperimentError([locations.problem(*finding) for finding in findings])
+    if grid is not None:
+        return experiment, _fitting(experiment, grid_of(grid))
+    from credit_like.data.store import StoreError, open_store
+    from credit_like.variables import Variables
+
+    try:
+        return experiment, _fitting(experiment, open_store(experiment.data, Variables(experiment.data)).grid)
+    except (StoreError, OSError) as error:
+        raise ValueError(
+            f"expected data to take the grid from, got: {error}; add --grid ROWSxCOLUMNS to plan without data"
+        ) from error
+
+
+def _fitting(experiment: Experiment, grid: Any) -> Any:
+    """Raises ValueError where the model does not work on this grid at all."""
+    check: Any = getattr(experiment.model, "check", None)
+    problems = check(grid.height, grid.width) if check else []
+    if problems:
+        raise ValueError(
+            f"expected a grid that suits the model, got {grid.height}x{grid.width}: " + "; ".join(problems)
+        )
+    return grid
+
+
+def _progress(world: int) -> Any:
+    def say(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{world} ranks: {done} of {total} simulated" + "\n" * (done == total))
+            sys.stderr.flush()
+
+    return say

@@ -1,0 +1,129 @@
+"""All layouts of a number of ranks, each simulated rank in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+
+import numpy as np
+
+from credit_like.grid import Grid
+from credit_like.plan.estimate import Report, Row, in_order
+from credit_like.plan.layouts import Illegal, Layout, layouts
+from credit_like.plan.machine import Machine
+from credit_like.plan.simulate import Rank, places, simulate
+from credit_like.schema.experiment import Experiment
+
+Task = tuple[Layout, int]
+Progress = Callable[[int, int], None]
+
+
+def plan(
+    experiment: Experiment,
+    world: int,
+    machine: Machine,
+    grid: Grid,
+    processes: int | None = None,
+    progress: Progress = lambda done, all_: None,
+) -> Report:
+    """Simulate every legal layout of `world` ranks, `processes` at a time (as many as there are cores)."""
+    legal, illegal = layouts(experiment, world, grid.height, grid.width)
+    rows, refused = simulate_all(experiment, legal, machine, grid, processes, progress)
+    return Report(experiment.name, world, machine, in_order(rows), (*illegal, *refused))
+
+
+def plan_one(experiment: Experiment, layout: Layout, machine: Machine, grid: Grid, processes: int | None = None) -> Row:
+    """The row of one layout. Raises ValueError where the model refuses it."""
+    rows, refused = simulate_all(experiment, [layout], machine, grid, processes)
+    if refused:
+        raise ValueError(refused[0].reason)
+    return rows[0]
+
+
+def simulate_all(
+    experiment: Experiment,
+    chosen: Iterable[Layout],
+    machine: Machine,
+    grid: Grid,
+    processes: int | None = None,
+    progress: Progress = lambda done, all_: None,
+) -> tuple[list[Row], list[Illegal]]:
+    """Rows of these layouts, and those that the model itself refuses."""
+    chosen = list(chosen)
+    tasks = [(layout, rank) for layout in chosen for rank in places(layout)]
+    answers = _in_processes(experiment, grid, tasks, processes or os.cpu_count() or 1, progress)
+    rows, refused = [], []
+    for layout in chosen:
+        ranks = [answers[layout, rank] for rank in places(layout)]
+        reasons = [answer for answer in ranks if isinstance(answer, str)]
+        if reasons:
+            refused.append(Illegal("layout", str(layout), reasons[0]))
+        else:
+            done = tuple(rank for rank in ranks if isinstance(rank, Rank))
+            rows.append(Row(layout, done, machine, experiment.trainer.global_batch_size))
+    return rows, refused
+
+
+def _in_processes(
+    experiment: Experiment, grid: Grid, tasks: list[Task], most: int, progress: Progress
+) -> dict[Task, Rank | str]:
+    """The simulated rank of each task, or why the model refuses it.
+
+    Forked, because a process that has torch loaded starts another in hundredths of a second.
+    """
+    context = multiprocessing.get_context("fork")
+    waiting, answers = deque(tasks), {}
+    running: dict[Connection, tuple[Task, ForkProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < most:
+                task = waiting.popleft()
+                receive, send = context.Pipe(duplex=False)
+                process = context.Process(target=_answer, args=(experiment, grid, task, send))
+                process.start()
+                send.close()
+                running[receive] = task, process
+            for pipe in wait(list(running)):
+                assert isinstance(pipe, Connection)
+                task, process = running.pop(pipe)
+                try:
+                    answers[task] = pipe.recv()
+                except EOFError:
+                    process.join()
+                    raise RuntimeError(
+                        f"the simulation of {task[0]}, rank {task[1]} ended with {process.exitcode}"
+                    ) from None
+                process.join()
+                progress(len(answers), len(tasks))
+    finally:
+        for _, process in running.values():
+            process.terminate()
+            process.join()
+    return answers
+
+
+def _answer(experiment: Experiment, grid: Grid, task: Task, pipe: Connection) -> None:
+    layout, rank = task
+    try:
+        pipe.send(simulate(experiment, layout, rank, grid))
+    except ValueError as error:
+        pipe.send(str(error))
+    pipe.close()
+    os._exit(0)  # without the finalisers of the process it was forked from
+
+
+def grid_of(text: str) -> Grid:
+    """`721x1440`, rows × columns: the whole globe, with rows at the poles where their number is odd.
+
+    Raises ValueError for anything else.
+    """
+    rows, _, columns = text.lower().replace("×", "x").partition("x")
+    if not (rows.isdigit() and columns.isdigit() and int(rows) > 1 and int(columns) > 1):
+        raise ValueError(f"expected --grid ROWSxCOLUMNS, such as 721x1440, got {text!r}")
+    height, width = int(rows), int(columns)
+    latitude = np.linspace(90, -90, height) if height % 2 else 90 - (np.arange(height) + 0.5) * 180 / height
+    return Grid(latitude, np.arange(width) * 360 / width)

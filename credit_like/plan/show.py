@@ -1,0 +1,118 @@
+"""Plans on a terminal, as JSON and as a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from credit_like.plan.estimate import Report, Row
+from credit_like.plan.machine import Machine
+
+_HEAD = ("dp", "tensor", "domain", "replicate", "GB", "fits", "s/step", "samples/s", "GFLOP", "GB sent", "collectives")
+
+
+def print_report(report: Report, console: Console | None = None) -> None:
+    """The table, the degrees that cannot be, the assumptions, and the block to paste."""
+    console = console or Console(soft_wrap=True)
+    table = Table(title=f"{report.name} on {report.world} × {report.machine.name}", box=None, pad_edge=False)
+    for column in _HEAD:
+        table.add_column(column, justify="right")
+    for row in report.rows:
+        table.add_row(*_cells(row), style=None if row.fits else "dim")
+    console.print(table)
+    for reason in report.illegal:
+        console.print(f"not possible: {reason.degree} {reason.value}: {reason.reason}", markup=False, highlight=False)
+    console.print(assumptions(report.machine), markup=False, highlight=False)
+    best = report.recommended
+    if best is None:
+        console.print(f"no layout of {report.world} fits; {advice(report)}", markup=False, highlight=False)
+        return
+    console.print(f"\n# recommended for {report.world} GPUs\n{block(best)}", markup=False, highlight=False)
+    for name, size in sorted(best.fullest.parts.items(), key=lambda item: -item[1]):
+        console.print(f"#   {size / 1e9:8.3f} GB {name}", markup=False, highlight=False)
+
+
+def _cells(row: Row) -> list[str]:
+    layout, rank = row.layout, row.fullest
+    sent = rank.collectives().values()
+    return [
+        str(layout.dp),
+        str(layout.tensor),
+        str(layout.domain),
+        str(layout.replicate),
+        f"{rank.peak / 1e9:.2f}",
+        "yes" if row.fits else f"+{row.excess / 1e9:.1f} GB",
+        f"{row.seconds:.3g}",
+        f"{row.samples / row.seconds:.3g}" if row.seconds else "",
+        f"{max(r.flops for r in row.ranks) / 1e9:.4g}",
+        f"{sum(size for _, size in sent) / 1e9:.3g}",
+        str(sum(number for number, _ in sent)),
+    ]
+
+
+def line(row: Row) -> str:
+    """A layout in one line."""
+    fits = "fits" if row.fits else f"lacks {row.excess / 1e9:.1f} GB"
+    return (
+        f"{row.layout}: {row.fullest.peak / 1e9:.1f} GB of {row.machine.usable / 1e9:.1f} GB on {row.machine.name} "
+        f"({fits}), estimated {row.seconds:.3g} s a step"
+    )
+
+
+def assumptions(machine: Machine) -> str:
+    """What the estimates rest on."""
+    return (
+        f"Times are estimates: peak {machine.peak:g} TFLOP/s (float32 {machine.wide_peak:g}), memory "
+        f"{machine.bandwidth:g} GB/s, network {machine.intra:g} GB/s in a node of {machine.node} and {machine.inter:g} "
+        f"GB/s between nodes, {machine.latency:g} µs a collective and doubling, {machine.reached:.0%} of each reached, "
+        f"parameters and gradients hidden behind {machine.overlap:.0%} of the computing. Memory: {machine.memory:g} GB "
+        f"less {machine.reserve:.0%}."
+    )
+
+
+def advice(report: Report) -> str:
+    """What would make the layout that lacks least fit."""
+    if not report.rows:
+        return "change the number of GPUs or the batch size"
+    row = report.rows[0]
+    largest = max(row.fullest.parts, key=lambda part: row.fullest.parts[part])
+    if largest == "activations":
+        cures = "trainer.activation_checkpoint: true, a smaller micro_batch_size or forecast_len, a larger domain"
+    else:
+        cures = "more GPUs, or data: fsdp2"
+    return f"the nearest lacks {row.excess / 1e9:.1f} GB, most of its memory is {largest}; change to {cures}"
+
+
+def block(row: Row) -> str:
+    """The part of an experiment file that asks for this layout."""
+    degrees = {k: v for k, v in row.layout.parallelism.model_dump(mode="json").items() if v != 1}
+    return "trainer:\n  parallelism: {" + ", ".join(f"{key}: {value}" for key, value in degrees.items()) + "}"
+
+
+def plot_memory(reports: Sequence[Report], path: Path) -> None:
+    """Peak memory of every layout against the number of ranks, with what a GPU has; the parts of the recommended ones."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    every, parts = figure.subplots(1, 2)
+    domains = sorted({row.layout.domain for report in reports for row in report.rows})
+    for domain in domains:
+        points = [(r.world, row.fullest.peak / 1e9) for r in reports for row in r.rows if row.layout.domain == domain]
+        every.plot(*zip(*points, strict=True), "o", alpha=0.6, label=f"domain {domain}")
+    every.axhline(reports[0].machine.usable / 1e9, color="black", linestyle="--", label="usable")
+    every.set(xscale="log", yscale="log", xlabel="ranks", ylabel="peak memory of a rank, GB", title="every layout")
+    every.set_xscale("log", base=2)
+    every.legend()
+    best = [(r.world, r.recommended or r.rows[0]) for r in reports if r.rows]
+    names = sorted({name for _, row in best for name, size in row.fullest.parts.items() if size})
+    foot = [0.0] * len(best)
+    for name in names:
+        sizes = [row.fullest.parts.get(name, 0) / 1e9 for _, row in best]
+        parts.bar([str(world) for world, _ in best], sizes, bottom=foot, label=name)
+        foot = [a + b for a, b in zip(foot, sizes, strict=True)]
+    parts.set(xlabel="ranks", ylabel="GB", title="recommended layout")
+    parts.legend(fontsize="small")
+    figure.savefig(path)

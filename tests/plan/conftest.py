@@ -1,0 +1,102 @@
+"""A small WXFormer that any two of two tensor ranks, two bands and replicas can share; simulated, and run for real."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from credit_like import build
+from credit_like.grid import Grid
+from credit_like.parallel.runtime import Runtime
+from credit_like.plan import simulate as simulation
+from credit_like.plan.layouts import with_layout
+from credit_like.plan.meter import Meter
+from credit_like.schema.experiment import Experiment
+from credit_like.variables import Variables
+
+HEIGHT, WIDTH = 64, 128
+GRID = Grid(90 - (np.arange(HEIGHT) + 0.5) * 180 / HEIGHT, np.arange(WIDTH) * 360 / WIDTH)
+
+
+def experiment(**trainer):
+    """64 × 128 points, 3 prognostic channels and one diagnostic; `forecast_len` belongs to data, the rest to trainer."""
+    return Experiment.model_validate(
+        {
+            "name": "small",
+            "save_loc": "runs/small",
+            "data": {
+                "source": {"type": "synthetic", "latitudes": HEIGHT, "longitudes": WIDTH},
+                "timestep": "6h",
+                "levels": [1, 2],
+                "prognostic": {"level": ["height"], "surface": ["column_water"]},
+                "diagnostic": {"surface": ["precipitation"]},
+                "static": {"surface": ["orography"]},
+                "forecast_len": trainer.pop("forecast_len", 1),
+                "train": ["2000-01-01", "2000-01-05"],
+                "valid": ["2000-01-06", "2000-01-07"],
+                "test": ["2000-01-08", "2000-01-09"],
+            },
+            "model": {"type": "wxformer", "dim_head": 4, "use_spectral_norm": True, **trainer.pop("model", {})},
+            "trainer": {
+                "parallelism": {"data": "fsdp2"},
+                "global_batch_size": 8,
+                "micro_batch_size": 1,
+                "use_ema": True,
+                **trainer,
+            },
+        }
+    )
+
+
+def _trainer(chosen, layout):
+    """As a training makes it, with real memory and without data."""
+    chosen = with_layout(chosen, layout)
+    runtime = Runtime.start(layout.parallelism, torch.device("cpu"))
+    variables = Variables(chosen.data)
+    store = simulation._NoData(GRID, variables)
+    model = build.parallel_model(chosen, variables, store, runtime)
+    trainer = simulation._trainer(model, chosen, runtime, variables, store, GRID)
+    samples = [simulation.sample_of(chosen, variables, GRID, trainer.rows) for _ in range(trainer.accumulation)]
+    for sample in samples:
+        for fields in (sample.prognostic, sample.forcing, sample.target):
+            fields.normal_()
+    return trainer, samples
+
+
+def real(rank, chosen, layout):
+    """A step on real tensors, three times: counted, with torch's counter of operations, and with its allocator watched."""
+    trainer, samples = _trainer(chosen, layout)
+    meter = Meter()
+    before = simulation.measured_step(trainer, iter(samples), len(samples), meter)
+    with FlopCounterMode(display=False) as counter:
+        trainer.train_step(iter(samples), len(samples), 1e-3, 2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        trainer.train_step(iter(samples), len(samples), 1e-3, 3)
+    events = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = [size for _, size in sorted(events, key=lambda event: event[0])]
+    return SimpleNamespace(
+        messages=dict(meter.messages),
+        kept=before,
+        peak=sum(before.values()) + meter.peak,
+        allocated=sum(before.values()) + int(np.cumsum(changes).max()),
+        flops=counter.get_total_flops(),
+    )
+
+
+def simulated(rank, chosen, layout, which):
+    os.environ["WORLD_SIZE"] = "1"
+    return simulation.simulate(chosen, layout, which, GRID, gpu=False)
+
+
+def on_gpu(rank, chosen, layout, which):
+    return simulation.simulate(chosen, layout, which, GRID)
+
+
+@pytest.fixture
+def small():
+    return SimpleNamespace(experiment=experiment, grid=GRID, real=real, simulated=simulated, on_gpu=on_gpu)

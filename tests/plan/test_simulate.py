@@ -1,0 +1,58 @@
+"""What a simulated rank counts equals what the ranks of a real gloo run do."""
+
+from __future__ import annotations
+
+import pytest
+
+from credit_like.plan.layouts import Layout
+from credit_like.plan.simulate import SAMPLE, places
+
+LAYOUTS = [
+    (Layout(4), {}),
+    (Layout(2, domain=2), {"activation_checkpoint": True}),
+    (Layout(2, tensor=2), {}),
+    (Layout(1, 2, 2), {"forecast_len": 2}),
+    (Layout(4, replicate=2), {}),
+    (Layout(2, domain=2, replicate=2), {}),
+    (Layout(4, data="ddp"), {}),
+    (Layout(1, domain=2, data="none"), {}),
+    (Layout(1, data="none"), {}),
+]
+
+
+def compare(run_ranks, small, layout, section):
+    experiment = small.experiment(**section)
+    done = run_ranks(layout.world, small.real, experiment, layout, timeout=500)
+    for rank in sorted({0, layout.world - 1}):
+        (plan,) = run_ranks(1, small.simulated, experiment, layout, rank, timeout=500)
+        assert plan.messages == done[rank].messages
+        assert plan.flops == done[rank].flops
+        assert {part: plan.parts[part] for part in done[rank].kept} == done[rank].kept
+        peak = plan.peak - plan.parts[SAMPLE]
+        assert peak == pytest.approx(done[rank].peak, rel=0.01)  # the same tensors, told by their storages
+        assert peak == pytest.approx(done[rank].allocated, rel=0.1)  # whatever torch allocated, told by its allocator
+
+
+def test_bands_of_replicas_do_what_the_plan_says(run_ranks, small):
+    compare(run_ranks, small, *LAYOUTS[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "section"), LAYOUTS, ids=lambda value: str(value).replace(" ", ""))
+def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, layout, section):
+    compare(run_ranks, small, layout, section)
+
+
+def test_nothing_is_allocated_for_real(run_ranks, small):
+    """A model whose activations alone would need a hundred times what the process may grow by."""
+    experiment = small.experiment(micro_batch_size=64, global_batch_size=128)
+    (small_rank,) = run_ranks(1, small.on_gpu, small.experiment(global_batch_size=2), Layout(2), 0, timeout=300)
+    (large,) = run_ranks(1, small.on_gpu, experiment, Layout(2), 0, timeout=300)
+    grown = large.resident - small_rank.resident
+    assert large.parts["activations"] > 2**30
+    assert grown < large.parts["activations"] / 100
+    assert large.flops == 64 * small_rank.flops
+
+
+def test_first_interior_and_last_band_are_simulated():
+    assert [places(Layout(1, 1, bands)) for bands in (1, 2, 3, 4, 5)] == [[0], [0, 1], [0, 1, 2], [0, 1, 3], [0, 2, 4]]
