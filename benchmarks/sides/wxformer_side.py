@@ -1,0 +1,214 @@
+"""One model in one process, which takes a step when asked; `benchmarks/wxformer.py` starts two of these and asks them in turn.
+
+It runs in any environment with torch: `ours`, `plain` and `definition` need credit_like, `credit` needs NCAR's miles-credit.
+Each line on standard input is `step`, `memory`, `work` or `quit`; the answer is one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+TOLD = os.dup(1)  # answers; whatever else is printed goes to standard error
+os.dup2(2, 1)
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Subject:
+    """A function with parameters, and what a training step of it needs besides."""
+
+    model: nn.Module
+    forward: Callable[[Tensor], Tensor]
+    x: Tensor
+    optimizer: torch.optim.Optimizer
+    before_step: Callable[[nn.Module], None] = lambda model: None
+    after_backward: Callable[[nn.Module], None] = lambda model: None
+
+
+def ours(side: str, arguments: dict[str, Any], checkpointing: bool, weights: Path | None) -> Subject:
+    """Our model as it is, by plain operations, or its definition (the transcription that the tests hold it to)."""
+    from credit_like.checkpoint.credit import convert_model_args, load_credit_model
+    from credit_like.nn import kernels, spectral_norm
+    from credit_like.nn.init import initialise
+
+    described = convert_model_args(arguments)
+    model = load_credit_model(weights, arguments) if weights else initialise(described.build(), 0)
+    if side == "plain":
+        kernels.use_fused = lambda x: False
+    if checkpointing:
+        from torch.utils.checkpoint import checkpoint
+
+        for module in model.modules():
+            if getattr(module, "_fsdp2_shard", False):
+                inner = module.forward
+                module.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
+    forward: Callable[[Tensor], Tensor] = model
+    if side == "definition":
+        import runpy
+
+        transcription = runpy.run_path(str(ROOT / "tests" / "models" / "reference.py"))["wxformer"]
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        forward = lambda x: transcription(x, state, described.config)  # noqa: E731
+    size = (1, described.in_channels, described.frames, described.height, described.width)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=side == "ours")
+    return Subject(model, forward, image(size), optimizer, spectral_norm.before_step, spectral_norm.after_backward)
+
+
+def credit(arguments: dict[str, Any], checkpointing: bool) -> Subject:
+    """NCAR CREDIT's model, as its own trainer sets it up."""
+    from credit.models.wxformer.crossformer import CrossFormer  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    model = CrossFormer(**arguments)
+    if checkpointing:
+        from credit.parallel.fsdp2 import _apply_activation_checkpointing  # type: ignore[import-not-found]
+
+        _apply_activation_checkpointing(model)
+    size = (1, model.base_input_channels, arguments["frames"], arguments["image_height"], arguments["image_width"])
+    return Subject(model, model, image(size), torch.optim.AdamW(model.parameters(), lr=1e-4))
+
+
+def image(size: tuple[int, ...]) -> Tensor:
+    """The same input for all."""
+    return torch.randn(size, generator=torch.Generator().manual_seed(1))
+
+
+def allocated(step: Callable[[], None]) -> float:
+    """Most MiB that torch has allocated during a step above what was there before it."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        step()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        recorded.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    sizes = [
+        (e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == 0
+    ]
+    total = most = 0
+    for _, size in sorted(sizes, key=lambda pair: pair[0]):
+        total += size
+        most = max(most, total)
+    return most / 2**20
+
+
+def resident(step: Callable[[], None]) -> float | None:
+    """Most MiB by which a step enlarges the process (Linux), whoever allocates them; None elsewhere."""
+    status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not os.access(clear, os.W_OK):
+        return None
+
+    def read(field: str) -> float:
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field)) / 1024
+
+    clear.write_text("5")  # forget the largest size so far
+    before = read("VmRSS")
+    step()
+    return read("VmHWM") - before
+
+
+def work(step: Callable[[], None]) -> float:
+    """Multiplications and additions that a step really does in matrix products and convolutions."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def product(size: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...], **_: object) -> int:
+        batch = a[0] if len(a) == 3 else 1
+        return 2 * batch * a[-2] * a[-1] * b[-1]
+
+    in_place = {torch.ops.aten.addmm_: product, torch.ops.aten.baddbmm_: product}
+    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+def steps(subject: Subject, mode: str) -> Callable[[], None]:
+    """A training step (forward, backward, update) or a forward without gradients."""
+    subject.model.train(mode == "train")
+    with torch.no_grad():
+        target = torch.randn_like(subject.forward(subject.x))
+
+    def train() -> None:
+        subject.before_step(subject.model)
+        loss = ((subject.forward(subject.x) - target) ** 2).mean()
+        loss.backward()
+        subject.after_backward(subject.model)
+        subject.optimizer.step()
+        subject.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def infer() -> None:
+        subject.forward(subject.x)
+
+    return train if mode == "train" else infer
+
+
+def outputs(subject: Subject, file: Path, side: str) -> float | None:
+    """The output in evaluation: kept in the file by the other side, compared with it by ours (relative difference)."""
+    subject.model.eval()
+    with torch.no_grad():
+        y = subject.forward(subject.x)
+    if side != "ours":
+        torch.save({"model_state_dict": subject.model.state_dict() if side == "credit" else {}, "y": y}, file)
+        return None
+    expected = torch.load(file, weights_only=True)["y"]
+    return float((y - expected).norm() / expected.norm())
+
+
+def tell(reply: dict[str, Any]) -> None:
+    os.write(TOLD, (json.dumps(reply) + "\n").encode())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("side", choices=["ours", "plain", "definition", "credit"])
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--mode", choices=["train", "infer"], default="train")
+    parser.add_argument("--spectral-norm", action="store_true")
+    parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--output", type=Path, required=True, help="the other side's output, written by it, read by ours"
+    )
+    parser.add_argument("--weights", type=Path, help="CREDIT's weights for our model")
+    parser.add_argument("--path", action="append", default=[], help="put before the import path")
+    options = parser.parse_args()
+    sys.path[:0] = options.path
+    torch.set_num_threads(options.threads)
+    arguments = json.loads(options.config.read_text()) | {"use_spectral_norm": options.spectral_norm}
+    if options.side == "credit":
+        subject = credit(arguments, options.checkpointing)
+    else:
+        subject = ours(options.side, arguments, options.checkpointing, options.weights)
+    difference = outputs(subject, options.output, options.side)
+    step = steps(subject, options.mode)
+    step()
+    tell({"parameters": sum(p.numel() for p in subject.model.parameters()), "difference": difference})
+    for line in sys.stdin:
+        if line.strip() == "quit":
+            break
+        if line.strip() == "memory":
+            largest = resident(step)
+            tell({"resident": largest, "allocated": allocated(step)})
+        elif line.strip() == "work":
+            tell({"flops": work(step)})
+        else:
+            wall, cpu = time.perf_counter(), time.process_time()
+            step()
+            tell({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
+
+
+if __name__ == "__main__":
+    main()
