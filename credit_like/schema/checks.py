@@ -189,12 +189,14 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
 def _time_findings(experiment: Experiment) -> Iterator[Finding]:
     """Durations that must be whole steps."""
     step, inference = experiment.data.timestep, experiment.inference
-    if isinstance(inference.lead, dt.timedelta) and inference.lead % step:
-        yield (
-            ("inference", "lead"),
-            f"expected a whole number of steps of data.timestep {format_duration(step)}, got "
-            f"{format_duration(inference.lead)}, change it to {format_duration((inference.lead // step + 1) * step)}",
-        )
+    leads = ((("inference", "lead"), inference.lead), (("trainer", "monitor", "lead"), experiment.trainer.monitor.lead))
+    for where, lead in leads:
+        if isinstance(lead, dt.timedelta) and lead % step:
+            yield (
+                where,
+                f"expected a whole number of steps of data.timestep {format_duration(step)}, got "
+                f"{format_duration(lead)}, change it to {format_duration((lead // step + 1) * step)}",
+            )
     if inference.init and inference.init.interval and inference.init.interval % step:
         yield (
             ("inference", "init"),

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from credit_like.schema.base import Duration, Section, format_duration, parse_duration
+from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
 
 
@@ -67,6 +68,19 @@ class CheckpointSection(Section):
         return self
 
 
+class MonitorSection(Section):
+    """Short forecasts from validation times during training, scored like those of `credit-like evaluate`."""
+
+    every: int = Field(default=0, ge=0)
+    """After every so many epochs, with the validation; 0 = never."""
+    init: int = Field(default=4, ge=1)
+    """Initial times, spread evenly over data.valid."""
+    lead: Lead = Field(default=8)
+    """How far: a duration (2d) or a number of steps (8)."""
+    share: float = Field(default=0.02, gt=0, le=1)
+    """Most of the run's time that they may take; they are left out where once more would exceed it."""
+
+
 class LoaderSection(Section):
     """How samples are read ahead."""
 
@@ -111,4 +125,5 @@ class TrainerSection(Section):
     timeout: Duration = Field(default="10min")  # type: ignore[assignment]
     """Longest wait in any collective before the job is ended."""
     checkpoint: CheckpointSection = CheckpointSection()
+    monitor: MonitorSection = MonitorSection()
     loader: LoaderSection = LoaderSection()

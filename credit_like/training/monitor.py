@@ -124,6 +124,12 @@ class Monitor:
         """One validation."""
         self.rows.write(row)
         scores = {f"{score}/{name}": value for score in ("rmse", "acc") for name, value in row[score].items()}
+        if forecast := row.get("forecast"):
+            hours = forecast["lead_hours"]
+            for at in sorted({0, len(hours) // 2, len(hours) - 1}):
+                for score in ("rmse", "bias", "acc", "activity"):
+                    for name, values in forecast[score].items():
+                        scores[f"forecast_{score}_{hours[at]:g}h/{name}"] = values[at]
         self._curves({"valid/loss": row["valid_loss"], **scores}, row["step"])
         log.info("step %d  validation loss %.5g", row["step"], row["valid_loss"])
 

@@ -10,9 +10,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch import Tensor
+
 from credit_like.checkpoint.errors import SaveFailed
 from credit_like.nn import spectral_norm
 from credit_like.state import Sample
+from credit_like.training.forecasts import Allowance
 from credit_like.training.monitor import Monitor, memory_mib
 from credit_like.training.step import Report
 from credit_like.training.stop import StopRequest
@@ -71,6 +74,10 @@ class Run:
         self.saved: tuple[int, bool] | None = None
         self.failures = 0
         self.longest = 0.0
+        self.allowance = Allowance(trainer.experiment.trainer.monitor.share)
+        self.trained = 0.0
+        """Seconds in steps, in this stretch, and how many they were."""
+        self.steps = 0
         self.begun = self.last_save = time.monotonic()
         self.before = 0.0
 
@@ -135,6 +142,7 @@ class Run:
             now = time.perf_counter()
             took, began = now - began, now
             self.longest = max(self.longest, took)
+            self.trained, self.steps = self.trained + took, self.steps + 1
             row = {
                 "step": progress.step,
                 "epoch": epoch,
@@ -247,13 +255,13 @@ class Run:
         began = time.perf_counter()
         row: dict[str, Any] | None = {}
         if self.validator is not None:
+            validator = self.validator
             t.stepper.eval()
             with t.ema.swapped_in() if t.ema is not None else nullcontext():
                 spectral_norm.refresh(t.model)
-                row = self.validator(
-                    t.valid_loader.batches(0),
-                    lambda: t.runtime.agree(_STOP if self.stop.reason(self._reserve()) else 0) > 0,
-                )
+                row = validator(t.valid_loader.batches(0), self._give_up)
+                if row and self._forecasts_due():
+                    row = self._forecast(row, validator.climatology)
             spectral_norm.refresh(t.model)
             t.stepper.train()
         if row is None:
@@ -269,6 +277,37 @@ class Run:
             seconds = time.perf_counter() - began
             self.monitor.validation({"step": t.progress.step, "epoch": t.progress.epoch, **row, "seconds": seconds})
         return True
+
+    def _give_up(self) -> bool:
+        return self.t.runtime.agree(_STOP if self.stop.reason(self._reserve()) else 0) > 0
+
+    def _forecasts_due(self) -> bool:
+        """Whether short forecasts go with this validation: at the end of an epoch, if the time for them is there."""
+        t = self.t
+        if t.forecasts is None or t.progress.position or not _due(t.experiment.trainer.monitor.every, t.progress.epoch):
+            return False
+        # A step of training costs about three of the model per sample; afterwards what they took is known.
+        per_sample = self.trained / max(1, self.steps) / (t.accumulation * t.experiment.trainer.micro_batch_size)
+        estimate = t.forecasts.steps * per_sample / (3 * t.experiment.data.forecast_len)
+        due = t.runtime.broadcast(self.allowance.affords(self.trained, estimate))
+        if not due:
+            seconds, most = self.allowance.cost or estimate, 100 * self.allowance.share
+            log.info(
+                "short forecasts left out after epoch %d: another %.3g s is more than %g %% of the run so far",
+                t.progress.epoch, seconds, most,
+            )  # fmt: skip
+        return bool(due)
+
+    def _forecast(self, row: dict[str, Any], climatology: Tensor) -> dict[str, Any] | None:
+        """`row` with the scores of short forecasts; None where a stop came in between."""
+        assert self.t.forecasts is not None
+        began = time.perf_counter()
+        scores = self.t.forecasts(climatology, self._give_up)
+        if scores is None:
+            return None
+        seconds = time.perf_counter() - began
+        self.allowance.pay(seconds)
+        return {**row, "forecast": {**scores, "seconds": seconds}}
 
     # ---- saves ---------------------------------------------------------------------------------------------------
 

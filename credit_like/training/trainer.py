@@ -31,6 +31,7 @@ from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
+from credit_like.training.forecasts import ShortForecasts
 from credit_like.training.monitor import Monitor
 from credit_like.training.run import Outcome, Progress, Run
 from credit_like.training.step import TrainStep
@@ -88,6 +89,9 @@ class Trainer:
         self.ema = Ema(self.parameters, section.ema_decay) if section.use_ema else None
         # Under FSDP2 the wrappers hold the precision policy; autocast would cast what they keep in fp32.
         self.amp = section.amp and section.parallelism.data != "fsdp2"
+        self.forecasts = None
+        if section.monitor.every:
+            self.forecasts = ShortForecasts(experiment, stepper, runtime, variables, store, statistics, rows, self.amp)
         self.train_step = TrainStep(
             stepper,
             loss,

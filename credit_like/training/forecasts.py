@@ -1,0 +1,178 @@
+"""Short forecasts from a few validation times while a model trains: what the loss of one step does not tell.
+
+Shape suffixes: B batch, C channels, T frames, H rows (this rank's), W longitudes, L leads.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credit_like.data.statistics import Statistics
+from credit_like.data.store import FieldStore
+from credit_like.data.windows import Windows
+from credit_like.nn.area import AreaMean
+from credit_like.parallel.runtime import Runtime
+from credit_like.schema.base import format_duration
+from credit_like.schema.experiment import Experiment
+from credit_like.stepper import Stepper
+from credit_like.variables import Variables
+
+SCORES = ("rmse", "bias", "acc", "activity")
+
+
+class ShortForecasts:
+    """RMSE, bias, ACC and activity of forecasts from evenly spread validation times, per channel and lead.
+
+    Scores are those of `credit_like evaluate` over the globe, with `climatology` (C, H, W; this rank's rows) in place
+    of one by day and hour. The initial times are dealt out to the data-parallel ranks, each of which takes as many
+    steps as the others. Fields are read while the step before is computed, and nothing waits for the device until the
+    last step is done. Raises ValueError for a lead that is no whole number of steps, or longer than the period.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        stepper: Stepper,
+        runtime: Runtime,
+        variables: Variables,
+        store: FieldStore,
+        statistics: Statistics,
+        rows: slice,
+        amp: bool,
+    ) -> None:
+        self.section, self.batch = experiment.trainer.monitor, experiment.trainer.micro_batch_size
+        self.stepper, self.runtime, self.variables, self.store, self.rows = stepper, runtime, variables, store, rows
+        self.history_len, self.amp = experiment.data.history_len, amp
+        self.leads = _steps(self.section.lead, experiment.data.timestep)
+        self.init = self._initial_times(experiment, statistics.missing_times)
+        mask = torch.from_numpy(statistics.mask(variables.outputs))
+        weights = torch.from_numpy(store.grid.latitude_weights())[:, None] * mask
+        self.area = AreaMean(weights, rows).to(runtime.device)
+        self.valid = mask[:, rows].to(runtime.device)
+
+    def _initial_times(self, experiment: Experiment, missing: Collection[int]) -> list[int]:
+        try:
+            windows = Windows(
+                self.store,
+                self.variables,
+                experiment.data.valid,
+                history_len=self.history_len,
+                forecast_len=self.leads,
+                missing_times=missing,
+                rows=self.rows,
+            )
+        except ValueError as error:
+            raise ValueError(f"trainer.monitor.lead: {error}, or to a shorter lead") from error
+        count = min(self.section.init, len(windows))
+        return [int(windows.starts[i]) for i in np.linspace(0, len(windows) - 1, count).round().astype(int)]
+
+    @property
+    def steps(self) -> int:
+        """Model steps of one rank, a forecast in a batch counted by itself."""
+        return -(-len(self.init) // self.runtime.dp_size) * self.leads
+
+    @torch.no_grad()
+    def __call__(self, climatology: Tensor, stop: Callable[[], bool]) -> dict[str, Any] | None:
+        """`lead_hours`, `initial_times` and per score and channel a list over leads; None where `stop` said so."""
+        runtime = self.runtime
+        share = -(-len(self.init) // runtime.dp_size)
+        dealt = self.init[runtime.dp_rank :: runtime.dp_size]
+        counted = [1.0] * len(dealt) + [0.0] * (share - len(dealt))  # who has fewer goes along without a say
+        dealt = dealt + self.init[:1] * (share - len(dealt))
+        shape = (self.leads, len(SCORES), self.variables.out_channels)
+        sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)
+        for first in range(0, share, self.batch):
+            if stop():
+                return None
+            some = slice(first, first + self.batch)
+            self._forecast(dealt[some], torch.tensor(counted[some], device=runtime.device), climatology, sums)
+        # A mean over ranks of sums; the domain ranks have the whole grid's scores each.
+        total = runtime.sum_over_data(sums) * runtime.dp_size / runtime.domain_size
+        scores = (total / len(self.init)).cpu()
+        scores[:, 0] = scores[:, 0].sqrt()
+        names = Variables.channel_names(self.variables.outputs)
+        hours = self.store.step_seconds / 3600
+        result: dict[str, Any] = {
+            "lead_hours": [lead * hours for lead in range(1, self.leads + 1)],
+            "initial_times": len(self.init),
+        }
+        for i, score in enumerate(SCORES):
+            result[score] = dict(zip(names, scores[:, i].T.tolist(), strict=True))
+        return result
+
+    def _forecast(self, init: list[int], counted_B: Tensor, climatology: Tensor, sums: Tensor) -> None:
+        """One batch of forecasts; adds their scores to `sums` (L, scores, C)."""
+        device, rows, store = self.runtime.device, self.rows, self.store
+        history = [[i - back for back in range(self.history_len - 1, -1, -1)] for i in init]
+
+        def fields(lead: int) -> tuple[Tensor, Tensor]:
+            """Forcing (B, C, T, h, W) of the step to `lead`, and the truth (B, C, h, W) there."""
+            frames = [store.forcing([t + lead - 1 for t in times], now=times[-1], rows=rows) for times in history]
+            forcing = torch.from_numpy(np.stack(frames)).transpose(1, 2)
+            truth = torch.from_numpy(store.read(self.variables.outputs, [i + lead for i in init], rows))
+            return forcing, truth
+
+        with ThreadPoolExecutor(1, thread_name_prefix="monitor") as reader:
+            coming = reader.submit(fields, 1)
+            analysed = np.stack([store.read(self.variables.role("prognostic"), times, rows) for times in history])
+            prognostic_BCTHW = torch.from_numpy(analysed).to(device).transpose(1, 2).contiguous()
+            state = self.stepper.initial(prognostic_BCTHW, torch.tensor(init, device=device))
+            for lead in range(1, self.leads + 1):
+                forcing, truth = (x.to(device, non_blocking=True) for x in coming.result())
+                if lead < self.leads:
+                    coming = reader.submit(fields, lead + 1)
+                with torch.autocast(device.type, torch.bfloat16, enabled=self.amp):
+                    state = self.stepper(state, forcing)
+                scores_BSC = self._scores(self.stepper.outputs(state).float(), truth, climatology)
+                sums[lead - 1] += (scores_BSC * counted_B[:, None, None]).sum(0)
+
+    def _scores(self, forecast_BCHW: Tensor, truth_BCHW: Tensor, climatology: Tensor) -> Tensor:
+        """(B, scores, C): squared error, bias, ACC, activity over the whole grid."""
+        error, f, t = (
+            torch.where(self.valid, x, 0).double()
+            for x in (forecast_BCHW - truth_BCHW, forecast_BCHW - climatology, truth_BCHW - climatology)
+        )
+        parts = torch.stack([self.area.part(x) for x in (error * error, error, f * t, f * f, t * t)])
+        mse, bias, both, ff, tt = self.runtime.sum_over_domain(parts)
+        acc = both / (ff * tt).sqrt().clamp_min(torch.finfo(ff.dtype).tiny)
+        return torch.stack([mse, bias, acc, ff.sqrt()], 1)
+
+
+class Allowance:
+    """How much of a run's time the short forecasts may take: `share` of it, whatever they cost.
+
+    `estimate` is their cost in seconds before they have run once; from then on it is what they took last.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share, self.spent, self.cost = share, 0.0, None
+
+    spent: float
+    cost: float | None
+
+    def affords(self, trained: float, estimate: float) -> bool:
+        """Whether one more time keeps within the share of `trained` seconds of training."""
+        return self.spent + (estimate if self.cost is None else self.cost) <= self.share * trained
+
+    def pay(self, seconds: float) -> None:
+        """They took `seconds`."""
+        self.cost = seconds
+        self.spent += seconds
+
+
+def _steps(lead: int | dt.timedelta, timestep: dt.timedelta) -> int:
+    steps = lead if isinstance(lead, int) else lead / timestep
+    if steps < 1 or steps != int(steps):
+        shown = lead if isinstance(lead, int) else format_duration(lead)
+        raise ValueError(
+            f"trainer.monitor.lead: expected a whole number of steps of {format_duration(timestep)}, got {shown}, "
+            "change it to a multiple of data.timestep"
+        )
+    return int(steps)

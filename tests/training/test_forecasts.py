@@ -1,0 +1,222 @@
+"""Short forecasts during training: the scores of `evaluate`, in every layout, within their share of the time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from credit_like import build
+from credit_like.checkpoint.export import export
+from credit_like.data.statistics import fit_statistics
+from credit_like.data.store import open_store
+from credit_like.evaluation.evaluate import evaluate
+from credit_like.inference.forecast import forecast_path, write_forecasts
+from credit_like.models import persistence
+from credit_like.parallel.runtime import Runtime
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import load_experiment
+from credit_like.schema.trainer import Parallelism
+from credit_like.stepper import Stepper
+from credit_like.training.forecasts import Allowance, ShortForecasts
+from credit_like.variables import Variables
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "inference"))
+
+
+def with_monitor(experiment: Experiment, **monitor) -> Experiment:
+    """`experiment` with short forecasts of four steps (if nothing else is said) from a valid period of nine days."""
+    plain = experiment.to_dict()
+    plain["trainer"]["monitor"] = {"every": 1, "init": 3, "lead": 4, **monitor}
+    plain["trainer"] |= {"global_batch_size": 2, "micro_batch_size": 2}
+    plain["data"]["valid"] = [{"start": "2000-01-03", "end": "2000-01-10"}]
+    return Experiment.model_validate(plain)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    import world
+
+    return world.make_data(tmp_path_factory.mktemp("data") / "world.nc", masked=True)
+
+
+@pytest.fixture(scope="module")
+def made(data, tmp_path_factory):
+    import world
+
+    experiment = with_monitor(world.make_experiment(data, tmp_path_factory.mktemp("run")))
+    stepper, store, variables, statistics = world.make_parts(experiment)
+    stepper.eval()
+    short = ShortForecasts(experiment, stepper, Runtime(), variables, store, statistics, slice(None), False)
+    climatology = torch.from_numpy(np.nan_to_num(store.read(variables.outputs, range(20)).mean(0)))
+    return experiment, (stepper, store, variables, statistics), short, climatology, short(climatology, lambda: False)
+
+
+def test_initial_times_are_spread_over_the_validation_period(made):
+    _, (_, store, *_), short, _, scores = made
+    times = [str(store.times[i]) for i in short.init]
+    assert times == ["2000-01-03T00:00:00", "2000-01-06T00:00:00", "2000-01-09T00:00:00"]
+    assert scores["initial_times"] == 3
+    assert scores["lead_hours"] == [6, 12, 18, 24]
+
+
+def test_rmse_and_bias_are_those_of_evaluate(made):
+    experiment, parts, _, _, scores = made
+    init = ["2000-01-03", "2000-01-06", "2000-01-09"]
+    plain = experiment.to_dict() | {"inference": {"init": init, "lead": 4}}
+    experiment = Experiment.model_validate(plain)
+    write_forecasts(experiment, *parts, "step-0")
+    results = evaluate(experiment, forecast_path(experiment), parts[1], parts[1], parts[2])
+    for metric in ("rmse", "bias"):
+        for name, values in scores[metric].items():
+            variable, _, level = name.partition("@")
+            expected = results[variable].sel(source="model", metric=metric, region="global")
+            expected = expected.sel(level=float(level)) if level else expected
+            scale = float(results[variable].sel(source="model", metric="rmse").max())
+            np.testing.assert_allclose(values, expected.values, rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_acc_and_activity_are_their_formulas(made):
+    _, (stepper, store, variables, _), short, climatology, scores = made
+    weights = store.grid.latitude_weights()[:, None] * np.ones((1, store.grid.width))
+    acc, activity = np.zeros((2, len(short.init), 4))
+    for n, i in enumerate(short.init):
+        prognostic = torch.from_numpy(store.read(variables.role("prognostic"), [i])).transpose(0, 1)[None]
+        state = stepper.initial(prognostic, torch.tensor([i]))
+        for lead in range(4):
+            with torch.no_grad():
+                state = stepper(state, torch.from_numpy(store.forcing([i + lead], i)).transpose(0, 1)[None])
+            truth = store.read(variables.outputs, [i + lead + 1])[0, 4].astype(np.float64)
+            there = np.isfinite(truth)
+            f = (state.now[0, 4].double().numpy() - climatology[4].numpy())[there]
+            t, w = (truth - climatology[4].numpy())[there], weights[there] / weights[there].sum()
+            acc[n, lead] = (w * f * t).sum() / np.sqrt((w * f * f).sum() * (w * t * t).sum())
+            activity[n, lead] = np.sqrt((w * f * f).sum())
+    np.testing.assert_allclose(scores["acc"]["sp"], acc.mean(0), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(scores["activity"]["sp"], activity.mean(0), rtol=1e-3)
+
+
+def test_a_stop_between_batches_ends_them(made):
+    *_, short, climatology, _ = made
+    answers = iter([False, True])
+    assert short(climatology, lambda: next(answers)) is None
+
+
+@pytest.mark.parametrize(
+    ("monitor", "message"),
+    [
+        ({"lead": "7h"}, "trainer.monitor.lead: expected a whole number of steps of 6h, got 7h"),
+        ({"lead": "30d"}, r"trainer.monitor.lead: expected a window of 1 \+ 120 times"),
+    ],
+)
+def test_a_lead_that_cannot_be_is_refused(made, monitor, message):
+    experiment, (stepper, store, variables, statistics), *_ = made
+    with pytest.raises(ValueError, match=message):
+        ShortForecasts(
+            with_monitor(experiment, **monitor), stepper, Runtime(), variables, store, statistics, slice(None), False
+        )
+
+
+def _scores_of_a_rank(rank, experiment, parallelism):
+    """What one rank of a layout gets from the model that changes nothing (which needs no exchange of rows)."""
+    runtime = Runtime.start(Parallelism(**parallelism), torch.device("cpu"), experiment.trainer.timeout)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    statistics = fit_statistics(store, variables, experiment.data)
+    height = store.grid.height // runtime.domain_size
+    rows = slice(runtime.domain_rank * height, (runtime.domain_rank + 1) * height)
+    model = persistence.build(
+        persistence.Config(),
+        in_channels=variables.in_channels,
+        out_channels=variables.out_channels,
+        frames=1,
+        height=height,
+        width=store.grid.width,
+    )
+    stepper = Stepper(model, variables, statistics, store.static(rows), "increment", (), rows)
+    short = ShortForecasts(experiment, stepper, runtime, variables, store, statistics, rows, False)
+    climatology = torch.zeros(variables.out_channels, height, store.grid.width)
+    result = short(climatology, lambda: False)
+    runtime.close()
+    return result
+
+
+@pytest.mark.parametrize("parallelism", [{"data": "ddp"}, {"domain": 2}, {"data": "ddp", "domain": 2}], ids=str)
+def test_all_layouts_score_alike(made, run_ranks, parallelism):
+    experiment = made[0]
+    (serial,) = run_ranks(1, _scores_of_a_rank, experiment, {})
+    world = 2 * parallelism.get("domain", 1) if parallelism.get("data") else 2
+    for scores in run_ranks(world, _scores_of_a_rank, experiment, parallelism):
+        assert scores.keys() == serial.keys()
+        for metric in ("rmse", "bias", "acc", "activity"):
+            for name, values in serial[metric].items():
+                np.testing.assert_allclose(scores[metric][name], values, rtol=1e-6, atol=1e-6)
+
+
+@given(st.lists(st.floats(0.1, 50), min_size=1, max_size=60), st.floats(0.01, 5), st.floats(0.005, 0.5))
+def test_the_share_is_kept(epochs, cost, share):
+    allowance, trained = Allowance(share), 0.0
+    for seconds in epochs:
+        trained += seconds
+        before = allowance.spent
+        if allowance.affords(trained, cost):
+            allowance.pay(cost)
+        else:
+            assert before + cost > share * trained
+        assert allowance.spent <= share * trained
+
+
+def test_what_was_dearer_than_thought_is_saved_up_for():
+    allowance = Allowance(0.02)
+    assert allowance.affords(100, estimate=1.0)
+    allowance.pay(10.0)
+    assert not allowance.affords(900, estimate=1.0)  # 10 + 10 of 18
+    assert allowance.affords(1000, estimate=1.0)
+
+
+TINY = [
+    "data.source.steps=60",
+    "data.train=[2000-01-01, 2000-01-09]",
+    "data.valid=[2000-01-09T06, 2000-01-11]",
+    "data.test=[2000-01-11T06, 2000-01-15T18]",
+    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}",
+    "trainer.epochs=2",
+    "trainer.batches_per_epoch=2",
+    "trainer.scheduler.warmup_steps=1",
+    "trainer.checkpoint.async=false",
+]
+
+
+def trained(folder, *overrides):
+    """(rows of the log, weights) of a small run."""
+    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={folder}", *overrides])
+    assert build.train(experiment) == 0
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return rows, load_file(export(folder, folder / "weights.safetensors", "raw"))
+
+
+def test_training_is_the_same_with_and_without(tmp_path, caplog):
+    plain, weights = trained(tmp_path / "plain")
+    rows, watched = trained(tmp_path / "watched", "trainer.monitor={every: 2, init: 2, lead: 12h, share: 1.0}")
+    assert [row["loss"] for row in rows if "loss" in row] == [row["loss"] for row in plain if "loss" in row]
+    assert all(torch.equal(weights[name], watched[name]) for name in weights)
+    first, second = [row for row in rows if "valid_loss" in row]
+    assert "forecast" not in first
+    assert second["forecast"]["lead_hours"] == [6, 12]
+    assert second["forecast"]["rmse"].keys() == second["rmse"].keys()
+    assert all(len(values) == 2 and values[0] > 0 for values in second["forecast"]["rmse"].values())
+    curves = b"".join(file.read_bytes() for file in (tmp_path / "watched" / "tensorboard").iterdir())
+    assert b"forecast_rmse_12h/u@1" in curves
+
+    caplog.set_level("INFO")
+    rows, _ = trained(tmp_path / "thrifty", "trainer.monitor={every: 1, init: 2, lead: 12h, share: 1.0e-6}")
+    assert not any("forecast" in row for row in rows)
+    assert "short forecasts left out after epoch 1" in caplog.text
