@@ -250,7 +250,9 @@ def _channel(results: xr.Dataset, name: str, suffix: str = "") -> tuple[xr.DataA
     variable, _, level = name.partition("@")
     array = results[variable + suffix]
     # Names carry the level in the shortest form; the nearest is the one that was meant.
-    return (array.sel(level=float(level), method="nearest"), variable, float(level)) if level else (array, variable, None)
+    return (
+        (array.sel(level=float(level), method="nearest"), variable, float(level)) if level else (array, variable, None)
+    )
 
 
 def _spread(n: int, most: int) -> list[int]:

@@ -107,7 +107,7 @@ class Layout:
         reference, period = self.dims[0], self.dims[-1]
         seconds = np.array(self.leads, np.int64) * self.timestep
         coords: dict[str, Any] = {
-            reference: (reference, _datetimes(init), {"standard_name": "forecast_reference_time", "axis": "T"}),
+            reference: (reference, _datetimes(init), {"standard_name": "forecast_reference_time"}),
             period: (
                 period,
                 seconds.astype("timedelta64[s]").astype("timedelta64[ns]"),
@@ -117,7 +117,7 @@ class Layout:
             "longitude": ("longitude", self.grid.longitude, _LONGITUDE),
         }
         if self.members > 1:
-            number = {"standard_name": "realization", "long_name": "ensemble member", "units": "1", "axis": "E"}
+            number = {"standard_name": "realization", "long_name": "ensemble member", "units": "1"}
             coords["number"] = ("number", np.arange(self.members, dtype=np.int32), number)
         for name, levels in self.chosen.items():
             if dim := self.level_dim(name):
@@ -125,7 +125,6 @@ class Layout:
                 attrs.update(self.variable_attrs.get("level", {}))
                 coords[dim] = (dim, np.array(levels, np.float64), attrs)
         if self.cf:
-            del coords[reference][2]["axis"]
             valid = calendar.seconds(init)[:, None] + seconds
             times = calendar.from_seconds(valid.ravel(), calendar.calendar_of(init)).reshape(valid.shape)
             coords["time"] = (
@@ -134,6 +133,9 @@ class Layout:
                 {"standard_name": "time", "long_name": "valid time"},
             )
         result = xr.Dataset(coords=coords, attrs=dict(self.attrs))
+        for name, coordinate in result.coords.items():
+            if coordinate.dtype.kind == "f":
+                result[name].encoding = {"_FillValue": None}  # coordinates have no gaps, and CF no fill value for them
         unit = "hours" if (seconds % 3600 == 0).all() else "seconds"
         result[period].attrs.setdefault("long_name", "lead time")
         result[period].encoding = {"units": unit, "dtype": "int64"}
@@ -153,6 +155,8 @@ class Layout:
         attrs.setdefault("long_name", name.replace("_", " "))
         if "standard_name" not in attrs and (known := find(name, _STANDARD_NAMES)):
             attrs["standard_name"] = _STANDARD_NAMES[known]
+        if attrs.get("standard_name") == "air_temperature":
+            attrs["units_metadata"] = "temperature: on_scale"
         if self.cf:
             attrs["coordinates"] = "time"
         return attrs
