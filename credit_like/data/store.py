@@ -11,7 +11,7 @@ import time as clock
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import xarray as xr
@@ -52,6 +52,15 @@ class ReadError(RuntimeError):
 
 
 @dataclass(frozen=True)
+class InMemory:
+    """A data set at hand, in the place of a configured source."""
+
+    dataset: xr.Dataset
+    type: str = "the data set given"
+    model_fields: ClassVar[dict[str, Any]] = {}
+
+
+@dataclass(frozen=True)
 class _Source:
     """A configured source; `position` maps the store's times to the source's own, None where they are the same."""
 
@@ -65,6 +74,8 @@ class _Source:
 
     def open(self) -> xr.Dataset:
         """All variables of the source, lazily: names that are not there are found here, with what is."""
+        if isinstance(self.config, InMemory):
+            return self.config.dataset
         dataset: xr.Dataset = registry.module("source", self.config.type).open_dataset(self.config, None)
         return dataset
 
