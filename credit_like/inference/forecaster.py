@@ -1,0 +1,120 @@
+"""Forecasts from an exported model and a data set at hand: three lines in a notebook.
+
+forecaster = load_forecaster("model.safetensors")
+for dataset in forecaster(analyses, init=["2020-01-01T00"], leads=40):
+    dataset["2m_temperature"].plot()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import nn
+
+from credit_like import registry
+from credit_like.checkpoint.export import load_export
+from credit_like.data.aliases import find
+from credit_like.data.statistics import Statistics
+from credit_like.data.store import FieldStore, InMemory, open_store
+from credit_like.grid import Grid
+from credit_like.inference.forecast import forecast
+from credit_like.schema.experiment import Experiment
+from credit_like.stepper import Stepper
+from credit_like.variables import Variables
+
+
+def load_forecaster(path: str | Path, device: str | torch.device = "cpu") -> Forecaster:
+    """What `credit-like export` wrote, ready to forecast on `device`.
+
+    Raises ValueError for another file, DamagedCheckpoint for one that is not whole.
+    """
+    export = load_export(path)
+    experiment = Experiment.model_validate(export.metadata["experiment"])
+    grid = Grid(*(np.array(export.metadata["grid"][axis]) for axis in ("latitude", "longitude")))
+    return Forecaster(export.build().to(device), experiment, export.metadata["normalisation"], grid)
+
+
+class Forecaster:
+    """A trained model with everything that it needs besides data.
+
+    `normalisation`: role → channels, mean, std, change_std, as exports have them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        experiment: Experiment,
+        normalisation: Mapping[str, Mapping[str, Sequence[Any]]],
+        grid: Grid,
+    ) -> None:
+        self.model, self.experiment, self.normalisation, self.grid = model, experiment, normalisation, grid
+        self.variables = Variables(experiment.data)
+
+    def __call__(self, dataset: xr.Dataset, init: str | Sequence[str], leads: int) -> Iterator[xr.Dataset]:
+        """Forecasts from ISO times in `dataset`, one data set per lead with the initial times along `time`.
+
+        `dataset` holds the model's prognostic, forcing and static variables under their own names or known aliases,
+        over time, level, latitude, longitude, on the grid that the model was trained on; diagnostic ones need not be
+        there. Points without data at the first initial time count as having none. Raises ValueError for a variable,
+        level, time or grid that is not there; only one lead is in memory unless the caller keeps more.
+        """
+        times = [init] if isinstance(init, str) else list(init)
+        store = self._store(dataset)
+        missing = leads - (len(store) - max(store.index(time) for time in times))
+        forced = [v for v in self.variables.role("dynamic_forcing") if not v.spec.compute and v.spec.fill is None]
+        if leads < 1 or (forced and missing > 0):
+            raise ValueError(
+                f"expected at least one lead, and forcing ({', '.join(v.name for v in forced) or 'none'}) for all of "
+                f"them, got leads={leads} and data until {store.times[-1]}; change leads or give more data"
+            )
+        statistics = self._statistics(store, store.index(times[0]))
+        physics = [
+            registry.module("physics", config.type).build(config, self.variables, store, statistics)
+            for config in self.experiment.physics
+        ]
+        predict = self.experiment.model.predict
+        stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics)
+        stepper = stepper.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
+        return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
+
+    def _store(self, dataset: xr.Dataset) -> FieldStore:
+        """The data set as the model's store; diagnostic variables that it lacks are there without values."""
+        like = next((v for v in self.variables.role("prognostic") if find(v.name, map(str, dataset.data_vars))), None)
+        for variable in self.variables.role("diagnostic"):
+            if like is None or find(variable.name, map(str, dataset.data_vars)) is not None:
+                continue
+            dims = ("time", *(["level"] if variable.levels else []), "latitude", "longitude")
+            sizes = {"level": len(variable.levels), **{str(dim): size for dim, size in dataset.sizes.items()}}
+            shape = tuple(sizes[dim] for dim in dims)
+            empty = xr.Variable(dims, np.broadcast_to(np.float32("nan"), shape))
+            dataset = dataset.assign({variable.name: empty})
+        data = self.experiment.data.model_copy(update={"source": (InMemory(dataset),)})
+        store = open_store(data, self.variables)
+        for axis in ("latitude", "longitude"):
+            there, wanted = getattr(store.grid, axis), getattr(self.grid, axis)
+            if len(there) != len(wanted) or np.abs(there - wanted).max() > 1e-3:
+                raise ValueError(
+                    f"expected the {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g} of the model's grid, got "
+                    f"{len(there)} from {there[0]:g} to {there[-1]:g}; regrid the data"
+                )
+        return store
+
+    def _statistics(self, store: FieldStore, now: int) -> Statistics:
+        """The export's normalisation, with the points that have data at position `now`."""
+        outputs = np.isfinite(store.read(self.variables.outputs, [now])[0])
+        everywhere = outputs[: self.variables.n("prognostic")].all(0)
+        outputs = np.where(outputs.any((-2, -1))[:, None, None], outputs, everywhere)
+        parts = [self.normalisation[role] for role in ("prognostic", "diagnostic", "dynamic_forcing", "static")]
+        names = [name for part in parts for name in part["channels"]]
+        columns = {
+            key: ("channel", np.array([np.nan if x is None else x for part in parts for x in part[key]], np.float64))
+            for key in ("mean", "std", "change_std")
+        }
+        rest = np.ones((len(names) - len(outputs), *outputs.shape[1:]), bool)
+        valid = (("channel", "latitude", "longitude"), np.concatenate([outputs, rest]))
+        return Statistics(xr.Dataset({**columns, "valid": valid}, {"channel": names}))

@@ -1,0 +1,100 @@
+"""Three lines in a notebook: an export and a data set give what the run itself gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from credit_like import build
+from credit_like.checkpoint.export import export
+from credit_like.data.store import open_store
+from credit_like.inference.forecast import forecast
+from credit_like.inference.forecaster import load_forecaster
+from credit_like.schema.load import load_experiment
+from credit_like.variables import Variables
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "data.source.steps=60",
+    "data.train=[2000-01-01, 2000-01-09]",
+    "data.valid=[2000-01-09T06, 2000-01-11]",
+    "data.test=[2000-01-11T06, 2000-01-15T18]",
+    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}",
+    "physics=[{type: clip, variables: [column_water, precipitation]}]",
+    "trainer.epochs=1",
+    "trainer.batches_per_epoch=2",
+    "trainer.scheduler.warmup_steps=1",
+]
+INIT = ["2000-01-11T06:00:00", "2000-01-12T06:00:00"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(experiment, its data as one data set, its export)."""
+    folder = tmp_path_factory.mktemp("run")
+    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={folder}"])
+    assert build.train(experiment) == 0
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    coords = {"latitude": store.grid.latitude, "longitude": store.grid.longitude, "time": store.times}
+    dataset = xr.Dataset(coords={**coords, "time": store.times.astype("datetime64[ns]"), "level": [1.0, 2.0]})
+    for variable in variables:
+        static = variable in variables.role("static")
+        dims = ("latitude", "longitude") if static else ("time", "level", "latitude", "longitude")
+        values = store.read([variable], [0] if static else range(len(store)))
+        if not variable.levels:
+            values, dims = values[:, 0], tuple(dim for dim in dims if dim != "level")
+        dataset[variable.name] = (dims, values[0] if static else values, store.attrs(variable))
+    return experiment, dataset, export(folder, folder / "model.safetensors")
+
+
+def test_three_lines_give_what_the_run_gives(run):
+    experiment, dataset, path = run
+    forecaster = load_forecaster(path)
+    found = list(forecaster(dataset, init=INIT, leads=3))
+
+    parts = build.assemble(experiment, build.start(experiment))
+    build.load_weights(parts)
+    expected = list(forecast(parts.stepper, parts.store, parts.variables, INIT, 3))
+    for one, other in zip(found, expected, strict=True):
+        assert list(one.data_vars) == ["u", "v", "height", "column_water", "precipitation"]
+        xr.testing.assert_allclose(one, other, rtol=1e-5)
+        assert float(one["column_water"].min()) >= 0
+    assert [int(one["prediction_timedelta"][0] / np.timedelta64(1, "h")) for one in found] == [6, 12, 18]
+
+
+def test_diagnostics_need_not_be_there(run):
+    _, dataset, path = run
+    forecaster = load_forecaster(path)
+    (whole,) = forecaster(dataset, INIT[0], 1)
+    (less,) = forecaster(dataset.drop_vars("precipitation"), INIT[0], 1)
+    np.testing.assert_array_equal(less["precipitation"].values, whole["precipitation"].values)
+    np.testing.assert_array_equal(less["u"].values, whole["u"].values)
+
+
+def test_it_is_a_generator_outside_of_inference_mode(run):
+    _, dataset, path = run
+    for _ in load_forecaster(path)(dataset, INIT, 2):
+        assert torch.is_grad_enabled()
+        assert not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize(
+    ("change", "init", "leads", "message"),
+    [
+        (lambda d: d.drop_vars("u"), INIT, 1, "u"),
+        (lambda d: d, "2010-01-01", 1, "expected a time in the data, got 2010-01-01"),
+        (lambda d: d, INIT, 0, "expected at least one lead"),
+        (lambda d: d.isel(latitude=slice(2, None)), INIT, 1, "of the model's grid"),
+        (lambda d: d.isel(level=[0]), INIT, 1, "level"),
+    ],
+    ids=["variable", "time", "lead", "grid", "level"],
+)
+def test_what_does_not_fit_is_refused(run, change, init, leads, message):
+    _, dataset, path = run
+    with pytest.raises(ValueError, match=message):
+        load_forecaster(path)(change(dataset), init, leads)
