@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import os
 import struct
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,8 +26,8 @@ import numcodecs  # type: ignore[import-untyped]
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from xarray.backends import BackendArray
-from xarray.core import indexing
+
+from credit_like.data.direct import DirectArray, Spans
 
 _ABSENT = 2**64 - 1  # offset and size of a chunk that a shard does not have
 _SHARDS_REMEMBERED = 64
@@ -128,38 +129,20 @@ def _chain(codecs: Sequence[dict[str, Any]]) -> tuple[Any, ...] | None:
     return tuple(chain)
 
 
-class ChunkedArray(BackendArray):
+class ChunkedArray(DirectArray):
     """An array that xarray indexes lazily and that reads its chunks itself."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.shape = layout.shape
+        self.shape, self.chunks = layout.shape, layout.chunks
         self.dtype = layout.stored.newbyteorder("=")
         self._indices: OrderedDict[str, NDArray[np.uint64]] = OrderedDict()
         self._chunk_bytes = int(np.prod(layout.chunks)) * layout.stored.itemsize
 
-    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
-        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
-
-    def _read(self, key: tuple[Any, ...]) -> NDArray[Any]:
-        """Integers and slices, as numpy has them."""
-        spans: list[tuple[int, int]] = []
-        after: list[slice | int] = []
-        for part, size in zip(key, self.shape, strict=True):
-            if isinstance(part, slice):
-                start, stop, step = part.indices(size)
-                wanted = range(start, stop, step)
-                spans.append((min(wanted), max(wanted) + 1) if wanted else (0, 0))
-                after.append(slice(None, None, step))
-            else:
-                spans.append((int(part) % size, int(part) % size + 1))
-                after.append(0)
-        return self.box(spans)[tuple(after)]
-
-    def box(self, spans: Sequence[tuple[int, int]]) -> NDArray[Any]:
-        """The values in [start, stop) of every dimension."""
+    def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
         layout = self.layout
-        result: NDArray[Any] = np.empty([stop - start for start, stop in spans], self.dtype)
+        shape = [stop - start for start, stop in spans]
+        result: NDArray[Any] = np.empty(shape, self.dtype) if out is None else out
         if not result.size:
             return result
         touched = [range(start // n, -(-stop // n)) for (start, stop), n in zip(spans, layout.chunks, strict=True)]
@@ -177,7 +160,7 @@ class ChunkedArray(BackendArray):
             elif whole and place.flags.c_contiguous and layout.stored.isnative:
                 self._decode(coded, chunk, place)
             else:
-                full: NDArray[Any] = np.empty(layout.chunks, layout.stored)
+                full = _scratch(self._chunk_bytes).view(layout.stored).reshape(layout.chunks)
                 self._decode(coded, chunk, full)
                 place[...] = full[tuple(source)]
         return result
@@ -254,6 +237,17 @@ class ChunkedArray(BackendArray):
                 "it is damaged or cut off"
             )
         out[...] = np.frombuffer(data, self.layout.stored).reshape(out.shape)
+
+
+_SCRATCH = threading.local()
+
+
+def _scratch(size: int) -> NDArray[np.uint8]:
+    """Bytes that are this thread's until it asks again: fresh memory for every chunk would cost as much as a copy."""
+    held: NDArray[np.uint8] | None = getattr(_SCRATCH, "held", None)
+    if held is None or held.size != size:
+        held = _SCRATCH.held = np.empty(size, np.uint8)
+    return held
 
 
 def decoded_size(codec: str, data: bytes) -> int:

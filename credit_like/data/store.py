@@ -5,6 +5,7 @@ Shape suffixes: T times, C channels, H rows (those asked for), W longitudes.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import time as clock
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data import aliases, solar, units
+from credit_like.data.direct import direct
 from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
 from credit_like.grid import Grid
 from credit_like.schema.data import DataSection, Periods
@@ -244,10 +246,8 @@ class FieldStore:
         place = self._places[variable.name]
         start = 0
         for run in _runs(self._source_positions(place, positions)):
-            block_TCHW = self._load(variable, place, run, rows)
-            for t, block_CHW in enumerate(block_TCHW):
-                _store(out[start + t][channels], block_CHW, place)
-            start += len(block_TCHW)
+            self._load(variable, place, run, rows, [out[start + t][channels] for t in range(len(run))])
+            start += len(run)
 
     def _source_positions(self, place: _Place, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if "time" not in place.dims:
@@ -263,11 +263,13 @@ class FieldStore:
         mapping = self._sources[place.source].position
         return positions if mapping is None else mapping[positions]
 
-    def _load(self, variable: Variable, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
-        """(T, C, H, W) as stored, of consecutive times; repeats a read that fails."""
+    def _load(
+        self, variable: Variable, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields]
+    ) -> None:
+        """Fill a target (C, H, W) for each of some consecutive times; repeats a read that fails."""
         for attempt in range(1, _TRIES + 1):
             try:
-                return self._load_once(place, run, rows)
+                return self._load_once(place, run, rows, targets)
             except _READ_ERRORS as error:
                 if attempt == _TRIES:
                     raise ReadError(self._story(variable, place, self._culprit(place, run, rows), error)) from error
@@ -284,8 +286,50 @@ class FieldStore:
                 return np.array([position])
         return run
 
-    def _load_once(self, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
+    def _load_once(
+        self, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields] | None = None
+    ) -> None:
+        """Read, and fill the targets if there are any."""
         stored = self._dataset(place.source).variables[place.var]
+        if targets is not None and self._load_in_place(stored, place, run, rows, targets):
+            return
+        block_TCHW = self._block(stored, place, run, rows)
+        for block_CHW, target in zip(block_TCHW, targets or (), strict=False):
+            _store(target, block_CHW, place)
+
+    def _load_in_place(
+        self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields]
+    ) -> bool:
+        """Decode straight into the targets, where what is stored is what is wanted and no chunk is decoded twice."""
+        levels = place.levels
+        first = place.dims.index("latitude")
+        if (
+            stored.dtype != np.float32
+            or (place.factor, place.offset) != (1, 0)
+            or place.dims[first:] != ("latitude", "longitude")
+            or place.dims[:first] not in ((), ("time",), ("level",), ("time", "level"))
+            or any(b - a != 1 for a, b in itertools.pairwise(levels))
+            or not all(target.flags.c_contiguous for target in targets)
+        ):
+            return False
+        found = direct(stored)
+        if found is None or ("time" in place.dims and len(run) > 1 and found[0].chunks[0] > 1):
+            return False
+        array, offsets = found
+        height = range(*rows.indices(self.grid.height))
+        box = [(height.start, height.stop), (0, self.grid.width)]
+        if height.step != 1:
+            return False
+        if "level" in place.dims:
+            box.insert(0, (levels[0], levels[-1] + 1))
+        for position, target in zip(run.tolist(), targets, strict=True):
+            spans = [(position, position + 1), *box] if "time" in place.dims else box
+            shape = [stop - start for start, stop in spans]
+            array.box([(a + o, b + o) for (a, b), o in zip(spans, offsets, strict=True)], target.reshape(shape))
+        return True
+
+    def _block(self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
+        """(T, C, H, W) as stored."""
         key: dict[str, Any] = {"latitude": slice(*rows.indices(self.grid.height))}
         if run[0] >= 0:
             key["time"] = slice(int(run[0]), int(run[-1]) + 1)

@@ -14,11 +14,13 @@ import fsspec
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from pydantic import Field
-from xarray.backends import BackendArray
+from pydantic import Field, model_validator
 from xarray.core import indexing
 
+from credit_like.data.direct import DirectArray, Spans, direct
+from credit_like.data.regrid import conservative, read_weights, regrid, regular
 from credit_like.data.times import Times, to_text
+from credit_like.grid import Grid
 from credit_like.schema.base import Section
 
 DIMS = ("time", "level", "latitude", "longitude")
@@ -70,6 +72,23 @@ class Region(Section):
     east: float | None = None
 
 
+class Regrid(Section):
+    """The grid to bring fields to, conservatively: one of these."""
+
+    degrees: float | None = Field(default=None, gt=0)
+    """Spacing of a global grid with rows at the poles, north first."""
+    like: str | None = None
+    """A file or store whose latitude and longitude are taken."""
+    weights: str | None = None
+    """A netCDF file of weights (`row`, `col`, `S`) as ESMF makes them, for any source grid of rows and columns."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Regrid:
+        if sum(value is not None for value in (self.degrees, self.like, self.weights)) != 1:
+            raise ValueError("expected one of degrees, like and weights")
+        return self
+
+
 class FileConfig(Section):
     """What one can say about files of any format."""
 
@@ -83,6 +102,8 @@ class FileConfig(Section):
     a     variable of the files that holds the start as text."""
     calendar: str | None = None
     """Calendar of the time coordinate, when the files do not say."""
+    regrid: Regrid | None = None
+    """Bring the fields to another grid on the way in; `region` then cuts what comes out."""
     region: Region | None = None
     storage_options: dict[str, Any] = Field(default={})
     """Passed on to fsspec for a URL."""
@@ -216,7 +237,7 @@ def _join(files: Sequence[_File]) -> xr.Dataset:
     return xr.Dataset(variables, {**coordinates, "time": np.concatenate(axes)}, first.attrs)
 
 
-class _Joined(BackendArray):
+class _Joined(DirectArray):
     """One variable of several files, joined along time without loading."""
 
     def __init__(
@@ -230,6 +251,22 @@ class _Joined(BackendArray):
     ) -> None:
         self.files, self.name, self.axis, self.bounds = files, name, axis, bounds
         self.shape, self.dtype = shape, dtype
+        found = direct(files[0].dataset().variables[name])
+        self.chunks = found[0].chunks if found else shape
+
+    def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        start, stop = spans[self.axis]
+        file = int(np.searchsorted(self.bounds, start, "right")) - 1
+        variable = self.files[file].dataset().variables[self.name]
+        found = direct(variable)
+        if found is None or stop > self.bounds[file + 1]:
+            values = self._read(tuple(slice(*span) for span in spans))
+            if out is not None:
+                out[...] = values
+            return values if out is None else out
+        array, offsets = found
+        before = [int(self.bounds[file]) if i == self.axis else 0 for i in range(len(spans))]
+        return array.box([(a + o - b, e + o - b) for (a, e), o, b in zip(spans, offsets, before, strict=True)], out)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
@@ -284,7 +321,35 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     if "time" in dataset.variables and "time" in dataset.dims:
         times = _decode_time(dataset["time"].variable, units_by, config.calendar, path)
         dataset = dataset.assign_coords(time=("time", times))
-    return _within(dataset, config.region)
+    return _within(_regridded(dataset, config, path), config.region)
+
+
+def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
+    """On the grid that `config.regrid` asks for."""
+    asked = config.regrid
+    if asked is None or not {"latitude", "longitude"} <= set(dataset.dims):
+        return dataset
+    if asked.weights is not None:
+        stored = read_weights(asked.weights)
+        shape = (dataset.sizes["latitude"], dataset.sizes["longitude"])
+        if stored.source_shape != shape:
+            raise ValueError(f"expected {path} on the grid of {asked.weights}, {stored.source_shape}, got {shape}")
+        return regrid(dataset, stored)
+    target = regular(asked.degrees) if asked.degrees is not None else _grid_of(str(asked.like))
+    source = Grid(dataset["latitude"].values.astype(np.float64), dataset["longitude"].values.astype(np.float64))
+    return regrid(dataset, conservative(source, target))
+
+
+def _grid_of(path: str) -> Grid:
+    """The grid of a file or store."""
+    if not Path(path).exists():
+        raise ValueError(f"expected a file or store with the grid, got {path!r}; change data.source.regrid.like")
+    opening: dict[str, Any] = (
+        {"engine": "zarr", "consolidated": False} if Path(path).is_dir() else {"engine": "netcdf4"}
+    )
+    with xr.open_dataset(path, decode_cf=False, **opening) as raw:
+        named = canonical(raw.drop_vars("time", errors="ignore"), FileConfig(), path)
+        return Grid(*(named[name].values.astype(np.float64) for name in ("latitude", "longitude")))
 
 
 def _role(raw: xr.Dataset, dim: str) -> str | None:

@@ -1,0 +1,63 @@
+"""Arrays in files that xarray indexes lazily and that also read a box straight into memory that one has already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from xarray.backends import BackendArray
+from xarray.core import indexing
+
+Spans = Sequence[tuple[int, int]]
+"""[start, stop) of every dimension."""
+
+
+class DirectArray(BackendArray):
+    """A subclass has `shape`, `dtype`, `chunks` (what is decoded at once) and `box`."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, ...]
+
+    def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The values inside the spans, in `out` (that shape) if given."""
+        raise NotImplementedError
+
+    def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
+        return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._basic)
+
+    def _basic(self, key: tuple[Any, ...]) -> NDArray[Any]:
+        """Integers and slices, as numpy has them."""
+        spans: list[tuple[int, int]] = []
+        after: list[slice | int] = []
+        for part, size in zip(key, self.shape, strict=True):
+            if isinstance(part, slice):
+                start, stop, step = part.indices(size)
+                wanted = range(start, stop, step)
+                spans.append((min(wanted), max(wanted) + 1) if wanted else (0, 0))
+                after.append(slice(None, None, step))
+            else:
+                spans.append((int(part) % size, int(part) % size + 1))
+                after.append(0)
+        return self.box(spans)[tuple(after)]
+
+
+def direct(variable: xr.Variable) -> tuple[DirectArray, list[int]] | None:
+    """The array behind a lazy variable, and where the variable begins in it; None where more than that lies between."""
+    data = variable._data
+    while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
+        data = data.array
+    if not isinstance(data, indexing.LazilyIndexedArray) or not isinstance(data.array, DirectArray):
+        return None
+    offsets = []
+    for part, size in zip(data.key.tuple, data.array.shape, strict=True):
+        if not isinstance(part, slice):
+            return None
+        start, stop, step = part.indices(size)
+        if step != 1 or stop < start:
+            return None
+        offsets.append(start)
+    return data.array, offsets
