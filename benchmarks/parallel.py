@@ -106,7 +106,7 @@ class Training:
         self.runtime = Runtime.start(section.parallelism, torch.device("cpu"), section.timeout)
         padding = {"activate": True, "mode": "earth", "pad_lat": PADS_LAT, "pad_lon": PADS_LON}
         config = wxformer.Config.model_validate(
-            {"dim": (32, 64, 128, 256), "depth": (1, 1, 2, 1), "dim_head": 32, "padding_conf": padding}
+            {"dim": (32, 64, 128, 256), "depth": (1, 1, 2, 1), "dim_head": 16, "padding_conf": padding}
         )
         with torch.device("meta"):
             model = wxformer.build(
@@ -243,6 +243,7 @@ class Team:
 
 def measure(layout: Layout, options: argparse.Namespace) -> dict[str, float]:
     """The largest rank's memory, and the median step."""
+    print(f"{layout.name} …", file=sys.stderr, flush=True)
     team = Team(layout, 1, options.width)
     team.step()
     memory = team.ask("memory")
@@ -253,6 +254,7 @@ def measure(layout: Layout, options: argparse.Namespace) -> dict[str, float]:
 
 def efficiency(layout: Layout, options: argparse.Namespace) -> float:
     """Step of one rank with two threads over step of two ranks with one, the median over neighbouring steps."""
+    print(f"{layout.name} beside two threads …", file=sys.stderr, flush=True)
     two, one = Team(layout, 1, options.width), Team(SERIAL, 2, options.width)
     two.step()
     one.step()

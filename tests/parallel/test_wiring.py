@@ -1,0 +1,157 @@
+"""The real objects in layouts: checkpoints go from any layout into any other, and forecasts are the same from all."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from credit_like import build
+from credit_like.checkpoint.manager import Checkpoint
+from credit_like.parallel.shards import whole, whole_of_shards
+from credit_like.schema.load import load_experiment
+from tests.parallel.test_communication import ROOT, SETTINGS, Case
+
+SAMPLES = 2  # of a global batch
+SERIAL = Case(1, 1, 1, data="none")
+LAYOUTS = [
+    SERIAL,
+    *(Case(*degrees) for degrees in [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]),
+    Case(2, 1, 1, data="ddp"),
+    Case(1, 1, 2, data="none"),
+]
+
+
+def name(case):
+    return f"{case.data}-{case.dp}{case.tensor}{case.domain}"
+
+
+def _experiment(case, save_loc, statistics):
+    case = dataclasses.replace(case, micro=SAMPLES // case.dp)
+    extra = [
+        f"data.statistics={statistics}",
+        "inference={init: [2000-01-11T06, 2000-01-12T06, 12h], lead: 12h, batch_size: 2}",
+    ]
+    return load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, *case.settings(), *extra, f"save_loc={save_loc}"])
+
+
+def _trainer(case, save_loc, statistics):
+    experiment = _experiment(case, save_loc, statistics)
+    runtime = build.start(experiment)
+    return build.build_trainer(build.assemble(experiment, runtime))
+
+
+def _save(rank, folder, statistics, case):
+    """Two steps and a checkpoint; everything whole, gathered by other means than those of the checkpoint."""
+    trainer = _trainer(case, folder / name(case), statistics)
+    batches = trainer.train_loader.batches(0)
+    for step in (1, 2):
+        trainer.train_step((next(batches) for _ in range(trainer.accumulation)), trainer.accumulation, 1e-2, step)
+    trainer.progress.step = trainer.progress.position = 2
+    trainer.save()
+    trainer.manager.wait()
+    state = {f"model/{n}": whole(p.detach()) for n, p in trainer.parameters.items()}
+    for n, p in trainer.parameters.items():
+        for kind, value in trainer.optimizer.state().get(n, {}).items():
+            divided = value.shape == getattr(p, "_local_tensor", p).shape
+            state[f"optimizer/{kind}/{n}"] = whole_of_shards(value, p) if divided else value
+        state[f"ema/{n}"] = whole_of_shards(trainer.ema.average[n], p)
+    trainer.runtime.close()
+    return {n: t.detach().clone() for n, t in state.items()} if rank == 0 else None
+
+
+def _load(rank, folder, statistics, case, sources, saved):
+    """From each source: every piece, bit by bit; then the loss of the next step."""
+    trainer = _trainer(case, folder / "nowhere", statistics)
+    losses = {}
+    for source in sources:
+        (newest,) = (folder / name(source) / "checkpoints").glob("step-*")
+        trainer.restore(Checkpoint.open(newest))
+        for key, piece in trainer.pieces().items():
+            if key in saved[source]:
+                box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.local.shape, strict=True))
+                assert torch.equal(piece.local, saved[source][key][box]), (name(source), key)
+        assert trainer.progress.step == 2
+        batches = trainer.train_loader.batches(0, 2 * trainer.accumulation)
+        micro = (next(batches) for _ in range(trainer.accumulation))
+        losses[source] = float(trainer.train_step(micro, trainer.accumulation, 1e-2, 3).values[0])
+    trainer.runtime.close()
+    return losses
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """(folder, statistics file)."""
+    folder = tmp_path_factory.mktemp("wiring")
+    experiment = load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, f"save_loc={folder}"])
+    assert build.preprocess(experiment) == 0
+    return folder, folder / "statistics.nc"
+
+
+def check(run_ranks, folder, statistics, sources, targets):
+    saved = {}
+    for source in sources:
+        saved[source] = run_ranks(source.world, _save, folder, statistics, source, timeout=280)[0]
+        (newest,) = (folder / name(source) / "checkpoints").glob("step-*")
+        checkpoint = Checkpoint.open(newest)
+        for key, value in saved[source].items():
+            assert torch.equal(checkpoint.read(key), value), (name(source), key)
+        assert {n for n in checkpoint.names() if n.startswith(("optimizer/", "ema/"))} <= set(saved[source])
+    for target in targets:
+        losses = run_ranks(target.world, _load, folder, statistics, target, sources, saved, timeout=280)
+        assert all(found == losses[0] for found in losses)
+        values = np.array(list(losses[0].values()))
+        np.testing.assert_allclose(values, values[0], rtol=2e-5)
+        yield values[0]
+
+
+def test_from_layout_to_layout(run_ranks, shared):
+    assert list(check(run_ranks, *shared, [Case(1, 2, 2)], [SERIAL]))
+
+
+@pytest.mark.slow
+def test_from_any_layout_to_any_other(run_ranks, tmp_path, shared):
+    """Identical weights and optimiser state; training goes on with the same loss."""
+    losses = list(check(run_ranks, tmp_path, shared[1], LAYOUTS, LAYOUTS))
+    np.testing.assert_allclose(losses, losses[0], rtol=5e-6)
+
+
+def _rollout(rank, experiment):
+    return build.rollout(experiment)
+
+
+def _forecasts(run_ranks, folder, statistics, cases):
+    """The forecast of each case, from the same weights."""
+    experiment = _experiment(SERIAL, folder / "first", statistics)
+    trainer = build.build_trainer(build.assemble(experiment, build.start(experiment)))
+    trainer.save()
+    trainer.manager.wait()
+    for case in cases:
+        save_loc = folder / f"forecast-{name(case)}"
+        shutil.copytree(folder / "first" / "checkpoints", save_loc / "checkpoints")
+        experiment = _experiment(case, save_loc, statistics)
+        assert run_ranks(case.world, _rollout, experiment, timeout=280) == [0] * case.world
+        yield xr.open_zarr(Path(save_loc) / "forecasts" / "forecast.zarr").load()
+
+
+def compare(forecasts):
+    serial, *others = forecasts
+    assert serial.sizes["time"] == 3
+    for other in others:
+        for variable in serial.data_vars:
+            scale = float(abs(serial[variable]).max())
+            np.testing.assert_allclose(other[variable], serial[variable], rtol=0, atol=2e-6 * scale, err_msg=variable)
+
+
+def test_forecasts_of_layouts(run_ranks, shared):
+    compare(_forecasts(run_ranks, *shared, [SERIAL, Case(1, 1, 2)]))
+
+
+@pytest.mark.slow
+def test_forecasts_of_every_layout(run_ranks, tmp_path, shared):
+    compare(_forecasts(run_ranks, tmp_path, shared[1], LAYOUTS))
