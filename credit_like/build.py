@@ -17,7 +17,7 @@ from credit_like.checkpoint.manager import CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.data.loader import Loader
 from credit_like.data.statistics import Statistics, fit_statistics
-from credit_like.data.store import FieldStore, open_store
+from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.data.windows import Windows
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.plots import plot_maps, plot_scores
@@ -81,19 +81,21 @@ def build_model(experiment: Experiment, variables: Variables, height: int, width
     return model
 
 
-def assemble(experiment: Experiment, runtime: Runtime) -> Parts:
+def assemble(experiment: Experiment, runtime: Runtime, train: bool = True) -> Parts:
     """Variables → store → model (meta) → parallel → statistics → weights → stepper."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
-    model = parallel_model(experiment, variables, store, runtime)
+    model = parallel_model(experiment, variables, store, runtime, train)
     return furnish(model, experiment, runtime, variables, store, load_statistics(experiment, store, variables, runtime))
 
 
-def parallel_model(experiment: Experiment, variables: Variables, store: FieldStore, runtime: Runtime) -> nn.Module:
+def parallel_model(
+    experiment: Experiment, variables: Variables, store: FieldStore, runtime: Runtime, train: bool = True
+) -> nn.Module:
     """The model as this rank has it, without values. Raises ValueError where a degree does not fit the model."""
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
-    return parallelise(model, experiment.trainer, runtime)
+    return parallelise(model, experiment.trainer, runtime, train)
 
 
 def furnish(
@@ -220,7 +222,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
     """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n parts."""
     with closing(start(experiment, training=False)) as runtime:
-        parts = assemble(experiment, runtime)
+        parts = assemble(experiment, runtime, train=False)
         checkpoint = load_weights(parts)
         model = parts.stepper.model
 
@@ -286,10 +288,29 @@ def evaluation_folder(experiment: Experiment) -> Path:
 
 
 def _truth(experiment: Experiment, store: FieldStore, variables: Variables) -> FieldStore:
-    """The experiment's own data, unless `evaluation.truth` says otherwise."""
+    """The experiment's own data, unless `evaluation.truth` says otherwise: there only what is forecast need be.
+
+    Raises ValueError where it is not.
+    """
     if experiment.evaluation.truth is None:
         return store
-    return open_store(experiment.data.model_copy(update={"source": experiment.evaluation.truth}), variables)
+    data, written = experiment.data, experiment.inference.output.variables
+    scored = {
+        role: getattr(data, role).model_copy(
+            update={
+                kind: tuple(spec for spec in getattr(getattr(data, role), kind) if not written or spec.name in written)
+                for kind in ("level", "surface")
+            }
+        )
+        for role in ("prognostic", "diagnostic")
+    }
+    nothing = {"level": (), "surface": ()}
+    other = {role: getattr(data, role).model_copy(update=nothing) for role in ("dynamic_forcing", "static")}
+    data = data.model_copy(update={"source": experiment.evaluation.truth, **scored, **other})
+    try:
+        return open_store(data, Variables(data))
+    except StoreError as error:
+        raise ValueError("\n".join(f"evaluation.truth: {message}" for _, message in error.problems)) from error
 
 
 def start(experiment: Experiment, training: bool = True) -> Runtime:

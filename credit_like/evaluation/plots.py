@@ -66,7 +66,7 @@ def plot_maps(
     files = ForecastFiles(dataset, truth.grid, "the forecasts")
     second = int(files.init[init])
     chosen = sorted({0, len(files.leads) - 1}) if leads is None else list(leads)
-    land = land_mask(truth, variables)
+    land = land_mask(truth)
     paths = []
     for variable in variables.outputs:
         if not (levels := files.levels_of(variable)):
@@ -90,10 +90,10 @@ def plot_maps(
     return paths
 
 
-def land_mask(store: FieldStore, variables: Variables) -> NDArray[np.float32] | None:
+def land_mask(store: FieldStore) -> NDArray[np.float32] | None:
     """(H, W), 1 on land: the static land-sea mask if there is one, else None."""
     start = 0
-    for variable in variables.role("static"):
+    for variable in store.variables.role("static"):
         if "land" in variable.name.lower() or variable.name.lower() in ("lsm", "mask"):
             return store.static()[start]
         start += len(variable)

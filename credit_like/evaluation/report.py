@@ -172,7 +172,7 @@ def describe_maps(
         "latitude": [round(float(x), 4) for x in grid.latitude[rows]],
         "longitude": [round(float(x), 4) for x in grid.longitude[columns]],
         "entries": entries,
-        "coast": coast(truth, variables),
+        "coast": coast(truth),
         "colours": {"field": _colours("viridis"), "error": _colours("RdBu_r")},
     }
 
@@ -215,9 +215,9 @@ def _entries(
     return result
 
 
-def coast(store: FieldStore, variables: Variables) -> list[list[float]] | None:
+def coast(store: FieldStore) -> list[list[float]] | None:
     """The coast of the data's own land-sea mask as lines (longitude, latitude, …); None: take the Earth's."""
-    land = land_mask(store, variables)
+    land = land_mask(store)
     if land is None or not land.min() < 0.5 < land.max():
         return None
     grid = store.grid

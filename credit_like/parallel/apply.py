@@ -21,8 +21,10 @@ from credit_like.parallel.unwrap import canonical_name
 from credit_like.schema.trainer import TrainerSection
 
 
-def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime) -> nn.Module:
+def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, train: bool = True) -> nn.Module:
     """Tensor parallel → domain → activation checkpointing → compile → FSDP2 or DDP.
+
+    Without `train` the last is left out: replicas then hold whole models and need not take equally many steps.
 
     The model may be on the meta device; then `materialise` gives it memory and values. Multiply the local loss by
     `runtime.gradient_scale` before backward: every gradient then is the one of the whole batch. Raises ValueError, on all
@@ -37,13 +39,13 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime) -> 
     if section.compile:
         for unit in _units(model):
             unit.compile(dynamic=False)
-    if section.parallelism.data == "fsdp2":
+    if section.parallelism.data == "fsdp2" and train:
         mesh = gradient_mesh(runtime.mesh)
         if mesh is not None:
             normalised = any(True for _ in spectral_norm.layers(model))
             apply_fsdp2(model, mesh, {"trainer": section, "model": {"use_spectral_norm": normalised}})
     shard_spectral_norms(model)
-    if section.parallelism.data != "fsdp2":
+    if section.parallelism.data != "fsdp2" and train:
         # `none` has one data rank; its domain ranks still add up their gradients.
         mesh = flat_gradient_mesh(runtime.mesh)
         if mesh is not None:

@@ -1,0 +1,169 @@
+"""Forecasts and scores by command: the same files from any number of ranks, and one message for what cannot be."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+
+from credit_like import build, cli
+from credit_like.schema.load import dump_experiment, load_experiment
+
+ROOT = Path(__file__).parents[2]
+TINY = [
+    "data.source.steps=60",
+    "data.train=[2000-01-01, 2000-01-09]",
+    "data.valid=[2000-01-09T06, 2000-01-11]",
+    "data.test=[2000-01-11T06, 2000-01-15T18]",
+    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 4, use_spectral_norm: true, "
+    "padding_conf: {activate: true, mode: earth, pad_lat: [16, 16], pad_lon: [0, 0]}}",
+    "trainer.device=cpu",
+    "trainer.epochs=1",
+    "trainer.batches_per_epoch=2",
+    "trainer.scheduler.warmup_steps=1",
+    "inference={init: [2000-01-11T06, 2000-01-12T06, 12h], lead: 18h}",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The file of a trained experiment without forecasts."""
+    folder = tmp_path_factory.mktemp("run")
+    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={folder / 'run'}"])
+    assert build.train(experiment) == 0
+    plain = experiment.to_dict()
+    del plain["inference"]["output"]  # tests choose their own
+    (folder / "experiment.yml").write_text(yaml.safe_dump(plain))
+    return folder / "experiment.yml"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _rollout(rank, file, overrides):
+    return build.rollout(load_experiment(file, overrides))
+
+
+ENSEMBLE = "inference.ensemble={members: 2, amplitude: {u: 0.5}}"
+LAYOUTS = {
+    "ddp": (2, ["trainer.parallelism={data: ddp}", "trainer.micro_batch_size=4"]),
+    "fsdp2": (2, ["trainer.parallelism={data: fsdp2}", "trainer.micro_batch_size=4"]),
+    "domain": (2, ["trainer.parallelism={domain: 2}"]),
+    "tensor": (2, ["trainer.parallelism={tensor: 2}"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "output"),
+    [*((layout, "zarr") for layout in LAYOUTS), pytest.param("domain", "netcdf", marks=pytest.mark.slow)],
+)
+def test_every_layout_writes_the_store_of_one_process(run, tmp_path, run_ranks, layout, output):
+    world, section = LAYOUTS[layout]
+    paths = [tmp_path / "one", tmp_path / "many"]
+    for path, ranks, extra in ((paths[0], 1, []), (paths[1], world, section)):
+        sets = [ENSEMBLE, f"inference.output={{type: {output}, path: {path}}}", *extra]
+        assert run_ranks(ranks, _rollout, run, sets) == [0] * ranks
+    if layout in ("ddp", "fsdp2"):  # the same arithmetic: the same bytes
+        one, many = map(contents, paths)
+        one.pop("forecast.json"), many.pop("forecast.json")
+        assert one == many
+        return
+    name = "forecast.zarr" if output == "zarr" else "forecast"
+    assert sorted(contents(paths[0] / name)) == sorted(contents(paths[1] / name))
+    stores = []
+    for path in paths:
+        if output == "zarr":
+            stores.append(xr.open_zarr(path / name).load())
+        else:
+            stores.append(xr.concat([xr.load_dataset(file) for file in sorted((path / name).iterdir())], "time"))
+    for variable, array in stores[0].data_vars.items():
+        scale = float(np.abs(array).max())
+        np.testing.assert_allclose(stores[1][variable].values, array.values, rtol=0, atol=1e-4 * scale)
+        assert stores[1][variable].attrs == array.attrs
+
+
+def refused(capsys, *arguments) -> str:
+    """The one message of a command that ends with exit status 2."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    assert end.value.code == 2, said.err
+    assert said.out == ""
+    (line,) = said.err.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("sets", "message"),
+    [
+        (["inference.init=2010-01-01"], "inference.init"),
+        (["inference.init=2000-01-11T07"], "inference.init"),
+        (["inference.lead=0"], "inference.lead"),
+        (["inference.lead=-6h"], "inference.lead"),
+        (["inference.lead=7h"], "inference.lead"),
+        (["inference.output={type: zarr, variables: [q]}"], "inference.output.variables"),
+        (["inference.output={type: zap}"], "inference.output"),
+        (["inference.ensemble={members: 2, amplitude: {q: 1}}"], "inference.ensemble.amplitude"),
+    ],
+    ids=lambda value: value[0].removeprefix("inference.") if isinstance(value, list) else "",
+)
+def test_a_rollout_that_cannot_be_writes_nothing(run, tmp_path, capsys, sets, message):
+    before = contents(run.parent)
+    line = refused(capsys, "rollout", run, *(part for text in sets for part in ("--set", text)))
+    assert message in line
+    assert "expected" in line
+    assert "got" in line
+    assert contents(run.parent) == before
+
+
+def test_forcing_that_ends_before_the_forecast_is_refused(tmp_path, capsys):
+    """The experiment of files whose forcing does not go as far as the lead."""
+    import sys
+
+    sys.path.insert(0, str(ROOT / "tests" / "inference"))
+    from world import make_data, make_experiment
+
+    make_data(tmp_path / "world.nc")
+    experiment = make_experiment(tmp_path / "world.nc", tmp_path / "run", init="2000-01-12", lead="3d")
+    file = tmp_path / "experiment.yml"
+    file.write_text(dump_experiment(experiment))
+    before = contents(tmp_path)
+    assert "sst" in refused(capsys, "rollout", file)
+    assert contents(tmp_path) == before
+
+
+def test_the_folder_of_another_experiment_and_a_truth_without_a_variable_are_refused(run, tmp_path, capsys):
+    shutil.copytree(run.parent, tmp_path / "copy")
+    file = tmp_path / "copy" / "experiment.yml"
+    file.write_text(file.read_text().replace(str(run.parent), str(tmp_path / "copy")))
+    experiment = load_experiment(file)
+    assert build.rollout(experiment) == 0
+    before = contents(tmp_path)
+    line = refused(capsys, "rollout", file, "--set", "inference.lead=12h")
+    assert "inference.output.path: expected forecasts of this experiment" in line
+    assert "inference.lead" in line
+    assert contents(tmp_path) == before
+
+    truth = xr.Dataset(
+        {"u": (("time", "latitude", "longitude"), np.zeros((2, 32, 64), "f4"))},
+        {
+            "time": np.array(["2000-01-12", "2000-01-13"], "datetime64[ns]"),
+            "latitude": np.linspace(-87, 87, 32),
+            "longitude": np.arange(64) * 5.625,
+        },
+    )
+    truth.to_netcdf(tmp_path / "truth.nc")
+    before = contents(tmp_path)
+    sets = ["--set", f"evaluation.truth={{type: netcdf, path: {tmp_path / 'truth.nc'}}}"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(["evaluate", str(file), *sets])
+    said = capsys.readouterr()
+    assert end.value.code == 2
+    assert said.out == ""
+    assert "evaluation.truth" in said.err
+    assert contents(tmp_path) == before
