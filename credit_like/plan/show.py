@@ -17,9 +17,11 @@ _HEAD = ("dp", "tensor", "domain", "replicate", "GB", "fits", "s/step", "samples
 def print_report(report: Report, console: Console | None = None) -> None:
     """The table, the degrees that cannot be, the assumptions, and the block to paste."""
     console = console or Console(soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
     table = Table(title=f"{report.name} on {report.world} × {report.machine.name}", box=None, pad_edge=False)
     for column in _HEAD:
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", no_wrap=True)
     for row in report.rows:
         table.add_row(*_cells(row), style=None if row.fits else "dim")
     console.print(table)

@@ -97,6 +97,11 @@ def on_gpu(rank, chosen, layout, which):
     return simulation.simulate(chosen, layout, which, GRID)
 
 
+@pytest.fixture(scope="session")
+def small_experiment():
+    return experiment
+
+
 @pytest.fixture
 def small():
     return SimpleNamespace(experiment=experiment, grid=GRID, real=real, simulated=simulated, on_gpu=on_gpu)

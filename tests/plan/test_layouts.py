@@ -1,0 +1,72 @@
+"""Which layouts there are: all that training accepts, each once, and a reason for every other degree."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from credit_like.plan.layouts import Layout, divisors, layouts, with_layout
+from credit_like.schema.checks import layout_findings
+
+
+@given(st.integers(1, 96), st.sampled_from([1, 4, 24, 96]), st.integers(1, 3))
+def test_degrees_multiply_to_the_number_of_ranks_and_none_is_forgotten(small_experiment, world, batch, micro):
+    experiment = small_experiment(global_batch_size=batch * micro, micro_batch_size=micro)
+    legal, illegal = layouts(experiment, world, 64, 128)
+    assert all(
+        layout.dp * layout.tensor * layout.domain == world and layout.dp % layout.replicate == 0 for layout in legal
+    )
+    assert len(set(legal)) == len(legal)
+    expected = set()
+    for tensor, domain in itertools.product(range(1, world + 1), repeat=2):
+        if world % (tensor * domain) == 0:
+            dp = world // (tensor * domain)
+            fits = not experiment.model.check_parallel(64, 128, tensor=tensor, domain=domain)
+            if fits and batch % dp == 0:
+                expected |= {(dp, tensor, domain, copies) for copies in range(1, dp + 1) if dp % copies == 0}
+    assert {(x.dp, x.tensor, x.domain, x.replicate) for x in legal} == expected
+    used = {(name, getattr(x, name)) for x in legal for name in ("tensor", "domain", "dp")}
+    for reason in illegal:
+        assert reason.reason
+        assert (reason.degree, reason.value) not in used
+
+
+@given(st.integers(1, 10_000))
+def test_divisors(number):
+    found = divisors(number)
+    assert found == sorted(set(found))
+    assert all(number % d == 0 for d in found)
+    assert {number // d for d in found} == set(found)
+
+
+def test_training_accepts_what_is_listed(small_experiment):
+    experiment = small_experiment(global_batch_size=16)
+    for layout in layouts(experiment, 16, 64, 128)[0]:
+        assert not list(layout_findings(with_layout(experiment, layout).trainer, 16))
+
+
+def test_one_replica_without_a_data_mode_is_planned_as_fsdp2(small_experiment):
+    experiment = small_experiment(parallelism={"data": "none"})
+    assert {layout.data for layout in layouts(experiment, 4, 64, 128)[0]} == {"fsdp2"}
+    assert {layout.data for layout in layouts(experiment, 1, 64, 128)[0]} == {"none"}
+
+
+def test_ddp_has_no_copies_to_choose(small_experiment):
+    experiment = small_experiment(parallelism={"data": "ddp"})
+    assert {layout.replicate for layout in layouts(experiment, 8, 64, 128)[0]} == {1}
+
+
+@pytest.mark.parametrize(
+    ("layout", "shards"),
+    [
+        (Layout(8), 8),
+        (Layout(8, domain=2), 16),
+        (Layout(8, 2, 2, replicate=4), 4),
+        (Layout(4, domain=2, data="ddp"), 1),
+    ],
+)
+def test_shards(layout, shards):
+    assert layout.shards == shards
