@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from credit_like.launch.plan import Plan
     from credit_like.schema.experiment import Experiment
 
 app = typer.Typer(
@@ -302,6 +303,9 @@ def submit(
     after: Annotated[list[str] | None, typer.Option(metavar="JOB", help="Wait for a job; may be repeated.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script and submit nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Submit though outputs or queued jobs exist.")] = False,
+    gpu: Annotated[
+        str | None, typer.Option(help="Plan the training first, for this GPU; refuse what cannot fit.")
+    ] = None,
 ) -> None:
     """Submit work to the batch system of `site`."""
     from credit_like.check import checked_experiment
@@ -310,18 +314,25 @@ def submit(
     from credit_like.launch.submit import chain_of, mode_of
     from credit_like.launch.submit import submit as submit_jobs
 
-    plan = submit_jobs(
-        file,
-        mode_of(mode),
-        options(walltime, nodes=nodes, ngpus=ngpus, queue=queue, account=account),
-        chain=chain_of(chain),
-        after=after or (),
-        overrides=set_ or (),
-        site=site,
-        dry_run=dry_run,
-        force=force,
-        check=checked_experiment,
-    )
+    def submission(dry_run: bool) -> Plan:
+        return submit_jobs(
+            file,
+            mode_of(mode),
+            options(walltime, nodes=nodes, ngpus=ngpus, queue=queue, account=account),
+            chain=chain_of(chain),
+            after=after or (),
+            overrides=set_ or (),
+            site=site,
+            dry_run=dry_run,
+            force=force,
+            check=checked_experiment,
+        )
+
+    if gpu is not None and mode == "train":
+        from credit_like.plan.command import checked_line
+
+        typer.echo(checked_line(file, set_ or (), submission(dry_run=True).resources.world, gpu, force))
+    plan = submission(dry_run)
     print_plan(plan, script=dry_run)
 
 

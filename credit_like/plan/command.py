@@ -52,6 +52,29 @@ def run(
     return int(any(report.recommended is None for report in reports))
 
 
+def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, force: bool) -> str:
+    """The plan of the experiment's own layout in one line.
+
+    Raises ValueError where it cannot fit, unless `force`.
+    """
+    machine = machine_of(gpu, {})
+    experiment, grid = _experiment(file, overrides, None)
+    from credit_like.plan.layouts import Layout
+    from credit_like.plan.run import plan_one
+    from credit_like.plan.show import line
+
+    chosen = experiment.trainer.parallelism
+    dp = world // chosen.model_ranks
+    layout = Layout(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data)
+    row = plan_one(experiment, layout, machine, grid)
+    if not (row.fits or force):
+        raise ValueError(
+            f"expected a layout that fits, got {line(row)}; change trainer.parallelism as "
+            f"`credit-like plan {file} --gpus {world} --gpu {gpu}` recommends, or add --force"
+        )
+    return line(row)
+
+
 def _worlds(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.isdigit() and int(part) > 0 for part in parts):
