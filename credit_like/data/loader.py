@@ -77,6 +77,8 @@ class Loader:
             _Batches(windows),
             batch_size=None,
             sampler=self._sampler,
+            # Its own: a start in mid-epoch, which draws a seed for the workers, must not move the run's random numbers.
+            generator=torch.Generator(),
             num_workers=num_workers,
             collate_fn=_same,
             pin_memory=pin_memory,

@@ -129,3 +129,9 @@ def test_rows_of_a_domain_rank(stored):
         assert torch.equal(a.prognostic[..., 3:6, :], b.prognostic)
         assert torch.equal(a.target[..., 3:6, :], b.target)
         assert torch.equal(a.forcing[..., 3:6, :], b.forcing)
+
+
+def test_random_numbers_of_the_run_are_left_alone(windows):
+    before = torch.get_rng_state()
+    list(loader(windows).batches(0, start=2))
+    assert torch.equal(torch.get_rng_state(), before)
