@@ -1,0 +1,89 @@
+"""A rank that hangs or raises ends the others, with the first cause; `torchrun --max-restarts` brings a run back by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults import harness
+from tests.faults.test_signals import wait_for_rows
+
+ROOT = Path(__file__).parents[2]
+SECTION = {"epochs": 2, "checkpoint": {"every": 2}, "parallelism": {"data": "fsdp2"}}
+
+
+def test_a_rank_that_hangs_ends_the_others_within_the_timeout(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.01")
+    harness.reference(tmp_path / "whole", SECTION, 2)
+    job = harness.Job(tmp_path / "run", SECTION, 2)
+    wait_for_rows(tmp_path / "run", 5)
+    job.signal(signal.SIGSTOP, 1)
+    began = time.monotonic()
+    job.processes[0].join(60)
+    assert job.processes[0].exitcode == 1
+    assert time.monotonic() - began < 40  # the harness gives collectives 20 s
+    text = (tmp_path / "run.0.out").read_text()
+    assert text.count("Traceback (most recent call last)") - text.count("direct cause of the following") == 1, text
+    job.end()
+    harness.reference(tmp_path / "run", SECTION, 2)
+    harness.assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def raising(rank, world, port, save_loc, section):
+    """Rank 1 meets an error of its own at its fifth step, in the first start."""
+    if rank == 1 and section.get("raises"):
+        from credit_like.training.step import TrainStep
+
+        inner = TrainStep.__call__
+
+        def step(self, micro_batches, count, learning_rate, number):
+            if number == 5:
+                raise RuntimeError("the wind has changed")
+            return inner(self, micro_batches, count, learning_rate, number)
+
+        TrainStep.__call__ = step
+    return harness._train(rank, world, port, save_loc, {k: v for k, v in section.items() if k != "raises"})
+
+
+def test_a_rank_that_raises_ends_the_others_and_is_the_one_to_blame(tmp_path) -> None:
+    harness.reference(tmp_path / "whole", SECTION, 2)
+    job = harness.Job(tmp_path / "run", {**SECTION, "raises": True}, 2, body=raising)
+    assert job.wait(60)
+    assert job.end() == [1, 1]
+    assert (tmp_path / "run.1.out").read_text().count("RuntimeError: the wind has changed") == 1
+    harness.reference(tmp_path / "run", SECTION, 2)
+    harness.assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def torchrun(save_loc: Path) -> subprocess.Popen:
+    from tests.integration.test_restart import TINY
+
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3"]
+    command += ["-m", "credit_like.cli", "train", str(ROOT / "config" / "demo.yml"), "--set", f"save_loc={save_loc}"]
+    for override in (*TINY, "trainer.parallelism={data: fsdp2}", "trainer.timeout=30s", "inference.init=null"):
+        command += ["--set", override]
+    with save_loc.with_suffix(".out").open("w") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT)
+
+
+def workers(agent: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(agent)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
+
+
+@pytest.mark.slow
+def test_torchrun_brings_a_killed_rank_back(tmp_path) -> None:
+    whole = torchrun(tmp_path / "whole")
+    assert whole.wait(300) == 0, (tmp_path / "whole.out").read_text()[-3000:]
+    job = torchrun(tmp_path / "run")
+    wait_for_rows(tmp_path / "run", 5)
+    os.kill(workers(job.pid)[-1], signal.SIGKILL)
+    assert job.wait(300) == 0, (tmp_path / "run.out").read_text()[-3000:]
+    assert (tmp_path / "run.out").read_text().count("continuing from") >= 1
+    harness.assert_same(tmp_path / "run", tmp_path / "whole")
