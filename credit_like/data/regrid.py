@@ -125,7 +125,7 @@ def regular(degrees: float) -> Grid:
     rows, columns = 180 / degrees, 360 / degrees
     if abs(rows - round(rows)) > 1e-6 or rows < 2:
         raise ValueError(f"expected regrid.degrees that divide 180, got {degrees:g}")
-    return Grid(np.linspace(90, -90, round(rows) + 1), np.arange(round(columns)) * degrees)
+    return Grid(np.linspace(90, -90, round(rows) + 1), np.asarray(np.arange(round(columns)) * degrees, np.float64))
 
 
 def read_weights(path: str) -> Stored:
@@ -149,7 +149,8 @@ def read_weights(path: str) -> Stored:
         raise ValueError(f"expected weights onto a latitude-longitude grid in {path}, got a curvilinear one")
     size = (shape[0] * shape[1], source_shape[0] * source_shape[1])
     matrix = sparse.csr_array((factor, (row - 1, col - 1)), shape=size)
-    return Stored(Grid(latitude[:, 0].astype(np.float64), longitude[0].astype(np.float64)), matrix, source_shape)
+    grid = Grid(np.asarray(latitude[:, 0], np.float64), np.asarray(longitude[0], np.float64))
+    return Stored(grid, matrix, source_shape)
 
 
 def regrid(dataset: xr.Dataset, weights: Weights) -> xr.Dataset:
