@@ -133,9 +133,9 @@ class Layout:
                 {"standard_name": "time", "long_name": "valid time"},
             )
         result = xr.Dataset(coords=coords, attrs=dict(self.attrs))
-        for name, coordinate in result.coords.items():
+        for coordinate in result.coords.values():
             if coordinate.dtype.kind == "f":
-                result[name].encoding = {"_FillValue": None}  # coordinates have no gaps, and CF no fill value for them
+                coordinate.encoding = {"_FillValue": None}  # coordinates have no gaps, and CF no fill value for them
         unit = "hours" if (seconds % 3600 == 0).all() else "seconds"
         result[period].attrs.setdefault("long_name", "lead time")
         result[period].encoding = {"units": unit, "dtype": "int64"}

@@ -53,14 +53,13 @@ def _fill(node: Any) -> Any:
     if "x-plugin" in node:
         kind = node["x-plugin"]
         kept = {key: value for key, value in node.items() if key not in ("x-plugin", "x-default", "type")}
-        choice = {"oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)] or [False]}
+        choice: dict[str, Any] = {
+            "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)] or [False]
+        }
         if node["x-default"] is None:
             return kept | choice
         # Without a type it is the default one, whose own keys are not repeated here.
-        named = (
-            {"anyOf": [{"required": ["type"]}, {"required": ["format"]}]}
-            if kind == "writer"
-            else {"required": ["type"]}
-        )
+        keys = ("type", "format") if kind == "writer" else ("type",)
+        named = {"anyOf": [{"required": [key]} for key in keys]}
         return kept | {"type": "object", "if": named, "then": choice}
     return {key: _fill(value) for key, value in node.items()}
