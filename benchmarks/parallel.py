@@ -4,7 +4,7 @@
 
 The global problem is the same in all layouts: a WXFormer, its image and four samples per optimiser step. Ranks are processes of
 one thread, over gloo. Memory is counted exactly, allocation by allocation, in one step: parameters, gradients and optimiser state
-that a rank keeps, and the most that activations take at once. Efficiency compares two ranks of one thread with one rank of two
+that a rank keeps, and the most that activations take at once in forward. Efficiency compares two ranks of one thread with one rank of two
 threads, both on the same two cores: the two take steps in turn (A B A B …), and the figure is the median over neighbouring
 steps. On a busy machine times say nothing; memory does not depend on it.
 """
@@ -122,9 +122,8 @@ class Training:
         self.points = shape[0] * CHANNELS * HEIGHT * width
         self.skip = torch.zeros(())
 
-    def backward(self) -> None:
-        loss = ((self.model(self.x) - self.target) ** 2).sum() / self.points
-        (loss * self.runtime.gradient_scale).backward()
+    def loss(self) -> Any:
+        return ((self.model(self.x) - self.target) ** 2).sum() * (self.runtime.gradient_scale / self.points)
 
     def update(self) -> None:
         from credit_like.parallel.collectives import clip_grad_norm_
@@ -133,13 +132,13 @@ class Training:
         self.optimizer.step(1e-3, self.skip)
 
     def step(self) -> None:
-        self.backward()
+        self.loss().backward()
         self.update()
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this rank keeps, by what they are for, and the most that activations take in a step."""
+        """Bytes that this rank keeps, by what they are for, and the most that activations take in forward."""
         from credit_like.parallel.shards import local
         from credit_like.plan.meter import ACTIVATIONS, GRADIENTS, Meter, total_bytes
 
@@ -164,7 +163,9 @@ class Training:
             for p in self.parameters.values()
         ]
         with meter:
-            self.backward()
+            loss = self.loss()
+            activations = meter.most[ACTIVATIONS]  # backward frees more of them than it makes
+            loss.backward()
         gradients = total_bytes(p.grad for p in self.parameters.values() if p.grad is not None)
         self.update()
         for hook in hooks:
@@ -175,7 +176,7 @@ class Training:
             "parameters": total_bytes(self.parameters.values()),
             "gradients": gradients,
             "optimizer": total_bytes(t for t in states if t.ndim),
-            "activations": meter.most[ACTIVATIONS],
+            "activations": activations,
             "peak": total_bytes([*self.parameters.values(), *states]) + meter.peak,
         }
 

@@ -117,6 +117,7 @@ class _OwnTensor(torch.autograd.Function):
         return grad
 
 
+@torch.compiler.disable  # it runs outside the compiled unit, and is not worth a graph of its own
 def _no_view(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
     """A forward hook: FSDP2 hangs its backward on a unit's output, which must therefore not be a view (a permutation)."""
     return _OwnTensor.apply(output) if isinstance(output, Tensor) and output._base is not None else output

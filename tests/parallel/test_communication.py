@@ -284,9 +284,11 @@ def derived(case: Case, rank: int) -> Counter:
             n = len(shards)
             padded = sum(-(-held(w)[0] // n) * n * math.prod(held(w)[1:]) for w in unit) * FLOAT
             add("all-gather", shards, padded, forwards * (1 if case.keep else 2))
-            # gradients of every use of a weight are reduced on their own; those of all micro-batches but the last never
-            add("reduce-scatter", shards, padded, case.leads)
-            add("all-reduce", copies, padded // n, case.leads)
+            # Autograd adds up what the steps of a rollout give before anything is sent, and what earlier micro-batches left
+            # is sent when the last one's rollout comes to its first use of a weight.
+            times = 2 if case.micro > 1 and case.leads > 1 else 1
+            add("reduce-scatter", shards, padded, times)
+            add("all-reduce", copies, padded // n, times)
     elif case.tensor == 1:
         total = sum(math.prod(w.shape) for unit in units() for w in unit) * FLOAT
         assert total < 2**20, "more than one bucket"

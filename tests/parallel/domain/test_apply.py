@@ -121,6 +121,17 @@ def test_a_layer_without_a_twin_is_named():
     check_twins(_Composite(nn.Conv2d(1, 1, 1)))
 
 
+def _without_a_twin(rank):
+    runtime = Runtime.start(Parallelism(data="none", domain=2), torch.device("cpu"))
+    apply_domain_parallel(_Composite(nn.Conv2d(1, 1, 3, padding=1)), runtime.submeshes["domain"])
+
+
+def test_a_layer_without_a_twin_is_an_error_everywhere(launch_ranks):
+    for answer in launch_ranks(2, _without_a_twin):
+        assert answer[0] == "error"
+        assert "layer (torch.nn.modules.conv.Conv2d)" in answer[1]
+
+
 @pytest.mark.parametrize(
     "function", [lambda x: x.roll(1, 2), lambda x: x.flip(2), lambda x: nn.functional.avg_pool2d(x, 3)]
 )
