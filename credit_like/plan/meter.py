@@ -76,6 +76,11 @@ class Meter(TorchDispatchMode):
         self._resize: Any = None
         self._kinds: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled under a meter, so guarding each operation against it would only cost time."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
