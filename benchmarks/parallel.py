@@ -2,11 +2,11 @@
 
     python benchmarks/parallel.py [--quick] [--steps 7] [--layouts NAME …] [--output benchmarks/results/parallel.md]
 
-The global problem is the same in all layouts: a WXFormer, its image and four samples per optimiser step. Ranks are processes of
-one thread, over gloo. Memory is counted exactly, allocation by allocation, in one step: parameters, gradients and optimiser state
-that a rank keeps, and the most that activations take at once in forward. Efficiency compares two ranks of one thread with one rank of two
-threads, both on the same two cores: the two take steps in turn (A B A B …), and the figure is the median over neighbouring
-steps. On a busy machine times say nothing; memory does not depend on it.
+The global problem is the same in all layouts: a WXFormer, its image and four samples per optimiser step. Ranks are processes
+of one thread, over gloo. Memory is counted exactly, allocation by allocation, in one step: the parameters, gradients and
+optimiser state that a rank keeps, and the most that activations take at once in forward. Efficiency compares two ranks of one
+thread with one rank of two threads, both on the same two cores: the two take steps in turn (A B A B …), and the figure is the
+median over neighbouring steps. On a busy machine times say nothing; memory does not depend on it.
 """
 
 from __future__ import annotations
