@@ -75,6 +75,7 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
         "",
         *_ratios(results),
         "",
+        "- `evaluation/report.html`: all scores, and maps to browse; opens in any browser",
         *(f"- `{figure.relative_to(save_loc)}`" for figure in sorted(save_loc.rglob("*.png"))),
     ]
     path = save_loc / "report.md"

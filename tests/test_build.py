@@ -83,6 +83,7 @@ def test_a_run_leaves_what_it_promises(run):
     for name in (
         "experiment.yml",
         "statistics.nc",
+        "evaluation/report.html",
         "evaluation/rmse.png",
         "evaluation/acc.png",
         "evaluation/map_u.png",
