@@ -152,8 +152,11 @@ class _TiledCorrelation(torch.autograd.Function):
                 real, imaginary = g_NRKO[:, 0], g_NRKO[:, 1]
                 pairs = torch.stack([torch.stack([real, imaginary], 1), torch.stack([-imaginary, real], 1)], dim=3)
                 w_KDRO.baddbmm_(x_KDN, _rows(pairs.flatten(3)))
+                del x_KDN, real, imaginary, pairs
+            del g_NRKO  # the next group is as large
         if ctx.needs_input_grad[1]:
             w = w_KDRO.view(half, tile, -1, 2, w_nnDO.shape[-1]).permute(3, 0, 1, 2, 4).reshape(2, half, tile, -1)
+            del w_KDRO
             dw = _inverse(w, taps, taps).view(w_nnDO.shape)
         return dx, dw, None
 

@@ -6,6 +6,7 @@ probabilities, activations) is made again in backward.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -221,7 +222,7 @@ def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
 
 
 class _AttentionBlock(torch.autograd.Function):
-    """x + out(attention(qkv(norm(x)))); keeps x, its mean and deviation, and q, k, v."""
+    """x + out(attention(qkv(norm(x)))); keeps x, its mean and deviation, and with `keep` also q, k, v."""
 
     @staticmethod
     def forward(
@@ -237,6 +238,7 @@ class _AttentionBlock(torch.autograd.Function):
         window: int,
         dim_head: int,
         dilated: bool,
+        keep: bool,
     ) -> Tensor:
         x = x.contiguous()
         normed, mean, rstd = aten.native_layer_norm(x, g.shape, g, b, eps)
@@ -244,10 +246,12 @@ class _AttentionBlock(torch.autograd.Function):
         del normed
         shape = window_shape(qkv.shape, window, dim_head, dilated)
         q, k, v = split_windows(qkv, shape, dilated)
+        kept = qkv if keep else None
+        del qkv
         p = _probabilities(q, k, bias_LL)
         attended = torch.bmm(p, v.reshape(p.shape[0], -1, dim_head)).view(v.shape)
         y = functional.linear(join_windows(attended, shape, dilated), w_out, b_out)
-        ctx.save_for_backward(x, g, b, w_qkv, w_out, bias_LL, mean, rstd, qkv)
+        ctx.save_for_backward(x, g, b, w_qkv, w_out, bias_LL, mean, rstd, kept)
         ctx.options = (eps, shape, dilated)
         return y.add_(x)
 
@@ -257,7 +261,8 @@ class _AttentionBlock(torch.autograd.Function):
         x, g, b, w_qkv, w_out, bias_LL, mean, rstd, qkv = ctx.saved_tensors
         eps, shape, dilated = ctx.options
         dy = dy.contiguous()
-        q, k, v = split_windows(qkv, shape, dilated)
+        normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
+        q, k, v = split_windows(functional.linear(normed, w_qkv) if qkv is None else qkv, shape, dilated)
         windows, heads, tokens, dim_head = q.shape
         flat = (windows * heads, tokens, dim_head)
         p = _probabilities(q, k, bias_LL)
@@ -275,11 +280,11 @@ class _AttentionBlock(torch.autograd.Function):
         dq = torch.bmm(ds, k.reshape(flat)).mul_(dim_head**-0.5)
         dk = torch.bmm(ds.transpose(1, 2), q.reshape(flat)).mul_(dim_head**-0.5)
         dqkv = _join_qkv(dq, dk, dv, shape, dilated)
-        normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
+        del dq, dk, dv, ds, q, k, v
         dw_qkv = _matrix_gradient(dqkv, normed)
         d_normed = (dqkv.view(-1, dqkv.shape[-1]) @ w_qkv).view(x.shape)
         dx, dg, db = aten.native_layer_norm_backward(d_normed, x, g.shape, mean, rstd, g, b, (True, True, True))
-        return dx.add_(dy), dg, db, dw_qkv, dw_out, db_out, d_bias, None, None, None, None
+        return dx.add_(dy), dg, db, dw_qkv, dw_out, db_out, d_bias, None, None, None, None, None
 
 
 def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
@@ -304,10 +309,11 @@ def attention_block(
     window: int,
     dim_head: int,
     dilated: bool,
+    keep: bool,
 ) -> Tensor:
     """See `kernels.attention_block`."""
     g, b, eps = norm
-    y: Tensor = _AttentionBlock.apply(x_BHWC, g, b, w_qkv, *out, bias_LL, eps, window, dim_head, dilated)
+    y: Tensor = _AttentionBlock.apply(x_BHWC, g, b, w_qkv, *out, bias_LL, eps, window, dim_head, dilated, keep)
     return y
 
 
@@ -350,10 +356,77 @@ class _FeedForwardBlock(torch.autograd.Function):
         return dx.add_(dy), dg, db, dw_up, db_up, dw_down, db_down, None
 
 
+class _LeanFeedForwardBlock(torch.autograd.Function):
+    """The same, but x alone is kept, and a few points at a time are taken through all of it while they are in the cache."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        g: Tensor,
+        b: Tensor,
+        w_up: Tensor,
+        b_up: Tensor,
+        w_down: Tensor,
+        b_down: Tensor,
+        eps: float,
+    ) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x, g, b, w_up, b_up, w_down)
+        ctx.eps = eps
+        y = torch.empty_like(x)
+        for part, x_NC in _portions(x, w_up.shape[0]):
+            expanded = functional.linear(aten.native_layer_norm(x_NC, g.shape, g, b, eps)[0], w_up, b_up)
+            out = y.view(-1, x.shape[-1])[part]
+            torch.addmm(b_down, aten.gelu_(expanded), w_down.t(), out=out)
+            out.add_(x_NC)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, g, b, w_up, b_up, w_down = ctx.saved_tensors
+        dy_NC = dy.reshape(-1, x.shape[-1])
+        dx = torch.empty_like(x)
+        dg, db, dw_up, db_up, dw_down = (torch.zeros_like(w) for w in (g, b, w_up, b_up, w_down))
+        for part, x_NC in _portions(x, w_up.shape[0]):
+            normed, mean, rstd = aten.native_layer_norm(x_NC, g.shape, g, b, ctx.eps)
+            expanded = functional.linear(normed, w_up, b_up)
+            dw_down.addmm_(dy_NC[part].t(), functional.gelu(expanded))
+            d_expanded = aten.gelu_backward(dy_NC[part] @ w_down, expanded)
+            dw_up.addmm_(d_expanded.t(), normed)
+            db_up += d_expanded.sum(0)
+            some = aten.native_layer_norm_backward(
+                d_expanded @ w_up, x_NC, g.shape, mean, rstd, g, b, (True, True, True)
+            )
+            torch.add(some[0], dy_NC[part], out=dx.view(-1, x.shape[-1])[part])
+            dg += some[1]
+            db += some[2]
+        return dx, dg, db, dw_up, db_up, dw_down, dy_NC.sum(0), None
+
+
+PORTION = 2**19  # values of the widest tensor that are worked on at a time
+
+
+def _portions(x: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
+    """Points (N, C) of x, some at a time, of about the same number."""
+    x_NC = x.view(-1, x.shape[-1])
+    count = max(1, -(-x_NC.shape[0] * width // PORTION))
+    size = max(1, -(-x_NC.shape[0] // count))
+    for start in range(0, x_NC.shape[0], size):
+        part = slice(start, start + size)
+        yield part, x_NC[part]
+
+
 def feed_forward_block(
-    x_BHWC: Tensor, norm: tuple[Tensor, Tensor, float], expand: tuple[Tensor, Tensor], contract: tuple[Tensor, Tensor]
+    x_BHWC: Tensor,
+    norm: tuple[Tensor, Tensor, float],
+    expand: tuple[Tensor, Tensor],
+    contract: tuple[Tensor, Tensor],
+    keep: bool,
 ) -> Tensor:
     """See `kernels.feed_forward_block`."""
     g, b, eps = norm
-    y: Tensor = _FeedForwardBlock.apply(x_BHWC, g, b, *expand, *contract, eps)
+    block = _FeedForwardBlock if keep else _LeanFeedForwardBlock
+    y: Tensor = block.apply(x_BHWC, g, b, *expand, *contract, eps)
     return y

@@ -3,8 +3,9 @@
 A layer on the whole image and its twin on a band of rows call the same function; the twin brings its halo rows and asks
 for no zero rows there. Tensors are (B, H, W, C) unless a name says otherwise; strides in memory are free.
 
-Which way a function takes is decided here, by `fused` (device, dtype) and `by_fourier` (shape): everywhere the plain operations,
-on the CPU in fp32 and fp64 the functions of `fused.py` and `fourier.py`, which do the same sums in fewer passes over memory.
+Which way a function takes is decided here, by `use_fused` (device, dtype), `by_fourier` and `keeps` (shape): everywhere the
+plain operations, on the CPU in fp32 and fp64 the functions of `fused.py` and `fourier.py`, which do the same sums in fewer
+passes over memory.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ __all__ = [
 FOURIER_FROM = 16  # kernels at least this wide are candidates for the Fourier transform
 DIRECT_SLOWDOWN = 4.0  # how much slower per operation the direct convolution with wide kernels is than matrix products
 
+KEEP_FROM = 256  # channels from which a block keeps its widest values for backward
+
 
 def use_fused(x: Tensor) -> bool:
     """Whether the CPU's own functions apply: fp32 or fp64, no autocast, not being traced by the compiler."""
@@ -38,6 +41,17 @@ def use_fused(x: Tensor) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()
     )
+
+
+def keeps(x: Tensor) -> bool:
+    """Whether a block keeps its widest values for backward, or makes them again from its input.
+
+    To make one value again takes as many operations as there are channels: with few it costs next to nothing, and these are
+    the large images. Where someone else decides what is kept (activation checkpointing drops it all, and backward follows at
+    once when it is made again), nothing is made a third time.
+    """
+    decided = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    return torch.is_grad_enabled() and (decided or x.shape[-1] >= KEEP_FROM)
 
 
 def by_fourier(rows: int, columns: int, kernel: int, stride: int, channels: int, outputs: int) -> bool:
@@ -150,15 +164,15 @@ def attention_block(
     *,
     dilated: bool,
 ) -> Tensor:
-    """x + out(window_attention(qkv(norm(x)))) with backward from x, its statistics and q, k, v alone; see `use_fused`."""
-    return fused.attention_block(x_BHWC, norm, qkv, out, bias_LL, window, dim_head, dilated)
+    """x + out(window_attention(qkv(norm(x)))); backward from x, and from q, k, v where it `keeps` them; see `use_fused`."""
+    return fused.attention_block(x_BHWC, norm, qkv, out, bias_LL, window, dim_head, dilated, keeps(x_BHWC))
 
 
 def feed_forward_block(
     x_BHWC: Tensor, norm: tuple[Tensor, Tensor, float], expand: tuple[Tensor, Tensor], contract: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """x + contract(GELU(expand(norm(x)))) with backward from x, its statistics and the expanded values; see `use_fused`."""
-    return fused.feed_forward_block(x_BHWC, norm, expand, contract)
+    """x + contract(GELU(expand(norm(x)))); backward from x, and from the expanded values where it `keeps` them; see `use_fused`."""
+    return fused.feed_forward_block(x_BHWC, norm, expand, contract, keeps(x_BHWC))
 
 
 def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:

@@ -1,0 +1,106 @@
+"""The blocks as single functions equal their plain composition, whether they keep their widest values or make them again."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from credit_like.nn import fused, kernels
+from credit_like.nn.attention import LongAttention, ShortAttention
+from credit_like.nn.feed_forward import FeedForward
+from credit_like.nn.init import initialise
+
+
+def blocks():
+    return {
+        "feed-forward": FeedForward(16),
+        "short": ShortAttention(16, 2, dim_head=8),
+        "long": LongAttention(16, 3, dim_head=8),
+    }
+
+
+def outcome(block, x, cotangent):
+    """Output, and gradients of the input and of every parameter."""
+    x = x.clone().requires_grad_()
+    y = block(x)
+    return [y, *torch.autograd.grad((y * cotangent).sum(), [x, *block.parameters()])]
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("portion", [64 * 5, 64 * 17, 2**19])
+@pytest.mark.parametrize("name", list(blocks()))
+def test_a_block_equals_its_plain_composition(name, portion, keep, monkeypatch):
+    block = initialise(blocks()[name], 0).double()
+    x, cotangent = torch.randn(2, 2, 6, 12, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with monkeypatch.context() as plain:
+        plain.setattr(kernels, "use_fused", lambda x: False)
+        expected = outcome(block, x, cotangent)
+    monkeypatch.setattr(fused, "PORTION", portion)
+    monkeypatch.setattr(kernels, "KEEP_FROM", 16 if keep else 17)
+    assert kernels.use_fused(x)
+    assert kernels.keeps(x) == keep
+    for a, b in zip(outcome(block, x, cotangent), expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
+    with torch.no_grad():
+        assert not kernels.keeps(x)
+        torch.testing.assert_close(block(x), expected[0], rtol=1e-11, atol=1e-12)
+
+
+def saved(block, x):
+    """Values that a forward keeps for backward besides its input and the weights."""
+    known = {t.untyped_storage().data_ptr() for t in (x, *block.parameters())}
+    kept = block(x).grad_fn.saved_tensors
+    return sum(t.numel() for t in kept if t is not None and t.untyped_storage().data_ptr() not in known)
+
+
+def test_what_is_made_again_is_not_kept(monkeypatch):
+    x = torch.randn(1, 24, 24, 16, requires_grad=True)
+    for name, wide in (("feed-forward", 4), ("short", 3)):
+        block = initialise(blocks()[name], 0)
+        counts = []
+        for threshold in (16, 17):
+            monkeypatch.setattr(kernels, "KEEP_FROM", threshold)
+            counts.append(saved(block, x))
+        assert counts[0] >= wide * x.numel()
+        assert counts[1] < x.numel()
+
+
+def test_nothing_is_made_a_third_time_under_activation_checkpointing():
+    from torch.utils.checkpoint import checkpoint
+
+    block = initialise(FeedForward(16), 0)
+    x = torch.randn(1, 4, 4, 16, requires_grad=True)
+    expected = torch.autograd.grad(block(x).sum(), [x, *block.parameters()])
+    asked = []
+    whole = block.forward
+
+    def watched(x):
+        asked.append(kernels.keeps(x))
+        return whole(x)
+
+    block.forward = watched
+    got = torch.autograd.grad(checkpoint(block, x, use_reentrant=False).sum(), [x, *block.parameters()])
+    assert asked == [True, True]
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not kernels.keeps(x)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "outputs"), [(3, 1, 5), (4, 2, 5), (3, 1, 400), (2, 2, 400)])
+def test_a_convolution_equals_the_library_s(kernel, stride, outputs):
+    """Few outputs, and more outputs than points."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 12, 14, 3, dtype=torch.float64, generator=generator).requires_grad_()
+    weight = torch.randn(outputs, 3, kernel, kernel, dtype=torch.float64, generator=generator).requires_grad_()
+    bias = torch.randn(outputs, dtype=torch.float64, generator=generator).requires_grad_()
+    pads = (1, kernel - stride - 1) if kernel > stride else (0, 0)
+    padded = functional.pad(x, (0, 0, *pads, *pads)).permute(0, 3, 1, 2)
+    expected = functional.conv2d(padded, weight, bias, stride=stride).permute(0, 2, 3, 1)
+    y = fused.conv(x, weight, bias, stride, pads, pads)
+    cotangent = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(y, expected, rtol=1e-11, atol=1e-11)
+    for a, b in zip(
+        torch.autograd.grad((y * cotangent).sum(), [x, weight, bias]),
+        torch.autograd.grad((expected * cotangent).sum(), [x, weight, bias]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-10)
