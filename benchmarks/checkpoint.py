@@ -173,7 +173,7 @@ def total_bytes(pieces: dict[str, Piece]) -> int:
 def ranks(folder: Path, megabytes: float) -> dict[str, Any]:
     """One rank of a save of a replicated state: bytes of its file, MiB that the save adds, seconds."""
     torch.set_num_threads(1)
-    runtime = Runtime.start(Parallelism(), torch.device("cpu"))
+    runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
     pieces = {name: Piece.whole(x) for name, x in state(megabytes).items()}
     manager = CheckpointManager(folder / "checkpoints", asynchronous=False, runtime=runtime)
     runtime.barrier()
