@@ -25,6 +25,7 @@ from torch import Tensor
 
 TILES = (16, 24, 32, 40, 48, 56, 64)
 MOST_BYTES = 64 * 2**20  # of transformed tiles held at a time
+PARTS = 4  # in which the gradient of the weights is transformed back: it is reordered on the way
 
 
 def tile_size(rows: int, columns: int, taps: int, channels: int, outputs: int) -> int:
@@ -155,9 +156,10 @@ class _TiledCorrelation(torch.autograd.Function):
                 del x_KDN, real, imaginary, pairs
             del g_NRKO  # the next group is as large
         if ctx.needs_input_grad[1]:
-            w = w_KDRO.view(half, tile, -1, 2, w_nnDO.shape[-1]).permute(3, 0, 1, 2, 4).reshape(2, half, tile, -1)
-            del w_KDRO
-            dw = _inverse(w, taps, taps).view(w_nnDO.shape)
+            dw = torch.empty_like(w_nnDO)
+            for some, out in zip(w_KDRO.chunk(PARTS, 1), dw.chunk(PARTS, 2), strict=True):
+                w_RFTD = some.view(half, tile, -1, 2, w_nnDO.shape[-1]).permute(3, 0, 1, 2, 4)
+                out.copy_(_inverse(w_RFTD.reshape(2, half, tile, -1), taps, taps).view(out.shape))
         return dx, dw, None
 
 

@@ -1,0 +1,44 @@
+"""Convolutions with wide kernels through the Fourier transform equal the direct ones, gradients included."""
+
+import pytest
+import torch
+from torch.nn import functional
+
+from credit_like.nn import fourier, kernels
+
+
+@pytest.mark.parametrize(("taps", "tile"), [(3, 16), (8, 16), (8, 40), (16, 24)])
+@pytest.mark.parametrize(("batch", "rows", "columns", "channels"), [(1, 30, 47, 3), (2, 17, 19, 6)])
+def test_a_tiled_correlation_equals_the_direct_one(taps, tile, batch, rows, columns, channels, monkeypatch):
+    monkeypatch.setattr(fourier, "MOST_BYTES", 10**6)  # several groups of tiles
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, rows, columns, channels, dtype=torch.float64, generator=generator).requires_grad_()
+    w = torch.randn(taps, taps, channels, 5, dtype=torch.float64, generator=generator).requires_grad_()
+    expected = functional.conv2d(x.permute(0, 3, 1, 2), w.permute(3, 2, 0, 1)).permute(0, 2, 3, 1)
+    y = fourier.correlate(x, w, tile)
+    cotangent = torch.randn(expected.shape, dtype=torch.float64, generator=generator)
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+    for a, b in zip(
+        torch.autograd.grad((y * cotangent).sum(), [x, w]),
+        torch.autograd.grad((expected * cotangent).sum(), [x, w]),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("stride", [2, 4])
+def test_a_cross_embedding_is_the_same_with_and_without_it(stride, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    sizes = (4, 8, 16, 32)
+    x = torch.randn(1, 48, 64, 3, dtype=torch.float64, generator=generator).requires_grad_()
+    weights = [torch.randn(4, 3, k, k, dtype=torch.float64, generator=generator).requires_grad_() for k in sizes]
+    biases = [torch.randn(4, dtype=torch.float64, generator=generator).requires_grad_() for _ in sizes]
+    pads = ((32 - stride) // 2, 32 - stride - (32 - stride) // 2)
+    results = []
+    for fast in (False, True):
+        monkeypatch.setattr(kernels, "use_fused", lambda x, fast=fast: fast)
+        monkeypatch.setattr(kernels, "by_fourier", lambda rows, columns, kernel, *_: kernel >= 16)
+        y = kernels.cross_embed(x, weights, biases, stride, pad_rows=pads, pad_cols=pads)
+        results.append([y, *torch.autograd.grad(y.square().sum(), [x, *weights, *biases])])
+    for a, b in zip(*results, strict=True):
+        assert (a - b).norm() < 1e-11 * b.norm()
