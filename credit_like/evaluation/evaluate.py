@@ -129,7 +129,9 @@ def evaluate(
     period = training.period(section.climatology_period or experiment.data.train)
     wanted = calendar.from_seconds(valid, truth.calendar)
     fitting = (training, scored, period, wanted, section.climatology_window_days)
-    climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(*fitting)
+    climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(
+        *fitting
+    )
     sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: Persistence(truths), **others}
     sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
     regions = Regions(truth.grid, section.regions)
