@@ -21,13 +21,13 @@ SECTION = {"epochs": 2, "checkpoint": {"every": 2}, "parallelism": {"data": "fsd
 def test_a_rank_that_hangs_ends_the_others_within_the_timeout(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.01")
     harness.reference(tmp_path / "whole", SECTION, 2)
-    job = harness.Job(tmp_path / "run", SECTION, 2)
+    job = harness.Job(tmp_path / "run", {**SECTION, "patience": 20}, 2)
     wait_for_rows(tmp_path / "run", 5)
     job.signal(signal.SIGSTOP, 1)
     began = time.monotonic()
     job.processes[0].join(60)
     assert job.processes[0].exitcode == 1
-    assert time.monotonic() - began < 40  # the harness gives collectives 20 s
+    assert time.monotonic() - began < 40
     text = (tmp_path / "run.0.out").read_text()
     assert text.count("Traceback (most recent call last)") - text.count("direct cause of the following") == 1, text
     job.end()
