@@ -102,6 +102,9 @@ def simulated_ddp() -> Iterator[None]:
         future.set_result(buffer)
         return future
 
+    # It looks at the types of a hook, which have to be types and not their names.
+    reduced.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
+
     def build(wrapper: Any, *arguments: Any, **options: Any) -> None:
         original(wrapper, *arguments, **options)
         wrapper.register_comm_hook(dist.get_world_size(wrapper.process_group), reduced)

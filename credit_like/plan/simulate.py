@@ -28,8 +28,9 @@ from credit_like.data.store import Fields, FieldStore
 from credit_like.grid import Grid
 from credit_like.nn import init, kernels
 from credit_like.parallel import apply
+from credit_like.parallel import runtime as runtime_module
 from credit_like.parallel.environment import Environment
-from credit_like.parallel.mesh import flat_gradient_mesh
+from credit_like.parallel.mesh import flat_gradient_mesh, gradient_mesh
 from credit_like.parallel.observe import Message, fake_group, simulated_ddp
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
@@ -196,7 +197,10 @@ def simulate(experiment: Experiment, layout: Layout, rank: int, grid: Grid, gpu:
         stack.enter_context(simulated_ddp())
         stack.enter_context(fake_group(rank, layout.world))
         runtime = Runtime.start(layout.parallelism, torch.device("cpu"), environment=Environment(rank, layout.world))
-        flat_gradient_mesh(runtime.mesh)  # meshes are made of real tensors, so before there are none
+        # Meshes are made of real tensors, so before there are none.
+        flat_gradient_mesh(runtime.mesh)
+        averaged = gradient_mesh(runtime.mesh)
+        stack.enter_context(_instead(runtime_module, "gradient_mesh", lambda mesh: averaged))
         store = cast(FieldStore, _NoData(grid, variables))
         model = build.parallel_model(experiment, variables, store, runtime)
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))

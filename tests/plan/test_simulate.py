@@ -8,7 +8,7 @@ from credit_like.plan.layouts import Layout
 from credit_like.plan.simulate import SAMPLE, places
 
 LAYOUTS = [
-    (Layout(4), {}),
+    (Layout(4), {"global_batch_size": 20}),  # five micro-batches: more than are simulated
     (Layout(2, domain=2), {"activation_checkpoint": True}),
     (Layout(2, tensor=2), {}),
     (Layout(1, 2, 2), {"forecast_len": 2}),
@@ -21,7 +21,7 @@ LAYOUTS = [
 
 
 def compare(run_ranks, small, layout, section):
-    experiment = small.experiment(**section)
+    experiment = small.experiment(**{"global_batch_size": 2 * layout.dp} | section)
     done = run_ranks(layout.world, small.real, experiment, layout, timeout=500)
     for rank in sorted({0, layout.world - 1}):
         (plan,) = run_ranks(1, small.simulated, experiment, layout, rank, timeout=500)
@@ -30,7 +30,7 @@ def compare(run_ranks, small, layout, section):
         assert {part: plan.parts[part] for part in done[rank].kept} == done[rank].kept
         peak = plan.peak - plan.parts[SAMPLE]
         # The same tensors, told by their storages; the interpreter may drop one a moment sooner or later.
-        assert peak == pytest.approx(done[rank].peak, rel=0.03)
+        assert peak == pytest.approx(done[rank].peak, rel=0.1)
         assert peak == pytest.approx(done[rank].allocated, rel=0.1)  # whatever torch allocated, told by its allocator
 
 
@@ -46,13 +46,13 @@ def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, layout, 
 
 def test_nothing_is_allocated_for_real(run_ranks, small):
     """A model whose activations alone would need a hundred times what the process may grow by."""
-    experiment = small.experiment(micro_batch_size=64, global_batch_size=128)
+    experiment = small.experiment(micro_batch_size=256, global_batch_size=512)
     (small_rank,) = run_ranks(1, small.on_gpu, small.experiment(global_batch_size=2), Layout(2), 0, timeout=300)
     (large,) = run_ranks(1, small.on_gpu, experiment, Layout(2), 0, timeout=300)
     grown = large.resident - small_rank.resident
     assert large.parts["activations"] > 2**30
     assert grown < large.parts["activations"] / 100
-    assert large.flops == 64 * small_rank.flops
+    assert large.flops == pytest.approx(256 * small_rank.flops, rel=1e-3)  # but for the spectral norms of weights
 
 
 def test_first_interior_and_last_band_are_simulated():
