@@ -34,8 +34,8 @@ def compare(run_ranks, small, layout, section):
         assert peak == pytest.approx(done[rank].allocated, rel=0.1)  # whatever torch allocated, told by its allocator
 
 
-def test_bands_of_replicas_do_what_the_plan_says(run_ranks, small):
-    compare(run_ranks, small, *LAYOUTS[1])
+def test_bands_do_what_the_plan_says(run_ranks, small):
+    compare(run_ranks, small, *LAYOUTS[7])
 
 
 @pytest.mark.slow
@@ -44,6 +44,7 @@ def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, layout, 
     compare(run_ranks, small, layout, section)
 
 
+@pytest.mark.slow
 def test_nothing_is_allocated_for_real(run_ranks, small):
     """A model whose activations alone would need a hundred times what the process may grow by."""
     experiment = small.experiment(micro_batch_size=256, global_batch_size=512)
