@@ -21,7 +21,7 @@ settings.load_profile("shared machine")
 GRACE = 2.0  # seconds that the other ranks get to end after one has failed
 
 
-def _child(rank, world, port, fn, args, pipe: Connection):
+def _child(rank, world, port: Connection, fn, args, pipe: Connection):
     """One rank: the launcher's environment, then the function; the result or the traceback goes back."""
     import torch
 
@@ -31,7 +31,7 @@ def _child(rank, world, port, fn, args, pipe: Connection):
         LOCAL_RANK=str(rank),
         LOCAL_WORLD_SIZE=str(world),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
+        MASTER_PORT=port.recv(),
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
     torch.set_num_threads(1)
@@ -76,15 +76,20 @@ def launch(world, fn, *args, timeout=120.0):
     """The answers ("ok", value) or ("error", message, traceback) of `world` forked ranks that ran fn(rank, *args)."""
     import torch.distributed as dist
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("fork")
-    pipes, processes = {}, {}
+    pipes, processes, ports = {}, {}, []
     for rank in range(world):
         receive, send = context.Pipe(duplex=False)
-        process = context.Process(target=_child, args=(rank, world, store.port, fn, args, send))
+        port, tell = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(rank, world, port, fn, args, send))
         process.start()
         send.close()
         pipes[rank], processes[rank] = receive, process
+        ports.append(tell)
+    # After the forks: a lock that the store's thread held at the moment of one would never be released in that rank.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for tell in ports:
+        tell.send(str(store.port))
     return _collect(pipes, processes, timeout)
 
 

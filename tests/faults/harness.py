@@ -73,6 +73,7 @@ def _train(rank, world, port, save_loc, section):
 
 
 def _child(rank, world, port, save_loc, section, body):
+    port = port.recv()
     gc.freeze()  # what the parent left, such as a store with a thread, is not this process's to take down
     with Path(save_loc).with_suffix(f".{rank}.out").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
@@ -102,19 +103,23 @@ class Job:
     """The processes of one start of a run."""
 
     def __init__(self, save_loc: Path, section: dict, world: int = 1, body: Callable = _train) -> None:
-        port = 0
-        if world > 1:
-            import torch.distributed as dist
-
-            self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            port = self.store.port
         context = multiprocessing.get_context("fork")
+        pipes = [context.Pipe(duplex=False) for _ in range(world)]
         self.processes = [
-            context.Process(target=_child, args=(rank, world, port, str(save_loc), section, body))
+            context.Process(target=_child, args=(rank, world, pipes[rank][0], str(save_loc), section, body))
             for rank in range(world)
         ]
         for process in self.processes:
             process.start()
+        port = 0
+        if world > 1:
+            import torch.distributed as dist
+
+            # After the forks: a lock that its thread held at the moment of one would never be released in that rank.
+            self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            port = self.store.port
+        for _, tell in pipes:
+            tell.send(port)
 
     def signal(self, number: int, rank: int | None = None) -> None:
         for process in self.processes if rank is None else [self.processes[rank]]:

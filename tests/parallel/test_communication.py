@@ -39,6 +39,7 @@ SETTINGS = [
     f"padding_conf: {{activate: true, mode: earth, pad_lat: [{NORTH}, {SOUTH}], pad_lon: [{WEST}, {EAST}]}}}}",
     "trainer.device=cpu",
     "trainer.use_ema=true",
+    "trainer.scheduler.warmup_steps=2",
 ]
 
 
