@@ -11,6 +11,7 @@ import signal
 import time
 from pathlib import Path
 
+import netCDF4
 import numpy as np
 import pytest
 import torch
@@ -113,6 +114,15 @@ def test_small_chunks_hold_the_same(data, tmp_path):
     array = zarr.open_array(forecast_path(split) / "u", mode="r")
     assert array.chunks == (1, 1, 1, 8, 16)
     assert array.shards == (1, 1, 2, 8, 16)
+
+
+def test_small_netcdf_chunks_hold_the_same(data, tmp_path):
+    whole, _ = write(data, tmp_path / "a", output={"type": "netcdf", "compression": 1})
+    split, _ = write(data, tmp_path / "b", output={"type": "netcdf", "chunk_mib": 0.0035})
+    xr.testing.assert_identical(read(whole), read(split))
+    with netCDF4.Dataset(next(forecast_path(split).iterdir())) as file:
+        assert file["u"].chunking() == [1, 3, 2, 8, 16]
+        assert file["rain"].chunking() == [1, 4, 8, 16]
 
 
 def test_members_are_reproducible_and_the_first_is_the_control(data, tmp_path):

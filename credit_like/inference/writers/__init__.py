@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from credit_like.schema.base import Section
 from credit_like.schema.inference import Lead
 
@@ -17,5 +19,7 @@ class WriterConfig(Section):
     levels: tuple[float, ...] = ()
     leads: tuple[Lead, ...] = ()
     """Leads to keep, as steps or durations."""
+    chunk_mib: float = Field(default=4.0, gt=0)
+    """Largest chunk; one chunk holds whole fields, then levels, then leads as long as they fit."""
     flavour: Literal["weatherbench2", "cf"] = "weatherbench2"
     """`weatherbench2`: dimensions time and prediction_timedelta; `cf`: forecast_reference_time and forecast_period."""

@@ -25,15 +25,18 @@ Fields = NDArray[np.float32]
 
 
 class Writer:
-    """Writes fields of one initial time, member and lead at a time; leads of a member come in ascending order.
+    """Takes fields of one initial time, member and lead at a time; leads of a member come in ascending order.
 
-    Positions (`init`, `member`, `lead`) count along the dimensions of `layout`. Safe to use from several processes at
-    once as long as no two write the same initial time.
+    Positions (`init`, `member`, `lead`) count along the dimensions of `layout`. Leads that share a chunk are held back
+    and stored together; no chunk spans initial times or members. Safe to use from several processes at once as long
+    as no two write the same initial time.
     """
 
-    def __init__(self, layout: Layout, folder: Path) -> None:
+    def __init__(self, layout: Layout, folder: Path, chunk_bytes: int) -> None:
         self.layout = layout
         self.folder = folder
+        self.chunk_bytes = chunk_bytes
+        self._held: dict[tuple[str, int, int], list[Fields]] = {}
 
     def open(self) -> None:
         """Make the files where they are not there yet."""
@@ -41,7 +44,26 @@ class Writer:
 
     def write(self, init: int, member: int, lead: int, fields: dict[str, Fields]) -> None:
         """Variable → ([levels], H, W)."""
+        leads_axis = len(self.layout.dims) - 1
+        for name, field in fields.items():
+            held = self._held.setdefault((name, init, member), [])
+            held.append(field)
+            if len(held) == self.chunks(name)[leads_axis] or lead == len(self.layout.leads) - 1:
+                self._store(name, init, member, slice(lead + 1 - len(held), lead + 1), np.stack(held))
+                del self._held[name, init, member]
+
+    def _store(self, name: str, init: int, member: int, leads: slice, values: Fields) -> None:
+        """Put (leads, [levels], H, W) into the file."""
         raise NotImplementedError
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """Chunks of whole fields, then as many levels, then as many leads as fit in `chunk_bytes`."""
+        shape = self.layout.field_shape(name)
+        n_levels, field = (shape[0] if len(shape) == 3 else 1), 4 * shape[-2] * shape[-1]
+        levels = min(n_levels, max(1, self.chunk_bytes // field))
+        leads = min(len(self.layout.leads), max(1, self.chunk_bytes // (field * n_levels)))
+        front = (1,) * (len(self.layout.dims) - 1)
+        return (*front, leads, *([levels] if len(shape) == 3 else []), *shape[-2:])
 
     def complete(self, init: int) -> None:
         """All members and leads of an initial time were written: make it last."""

@@ -18,10 +18,10 @@ _LOCK = NETCDF4_PYTHON_LOCK
 
 
 class NetcdfWriter(Writer):
-    """Writes lead by lead into `<initial time>.nc.part`, which is renamed when all its members and leads are there."""
+    """Writes into `<initial time>.nc.part`, which is renamed when all its members and leads are there."""
 
-    def __init__(self, layout: Layout, folder: Path, compression: int) -> None:
-        super().__init__(layout, folder)
+    def __init__(self, layout: Layout, folder: Path, chunk_bytes: int, compression: int) -> None:
+        super().__init__(layout, folder, chunk_bytes)
         self.compression = compression
         self._files: dict[int, netCDF4.Dataset] = {}
 
@@ -35,13 +35,12 @@ class NetcdfWriter(Writer):
     def open(self) -> None:
         (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
 
-    def write(self, init: int, member: int, lead: int, fields: dict[str, Fields]) -> None:
+    def _store(self, name: str, init: int, member: int, leads: slice, values: Fields) -> None:
         if init not in self._files:
             self._create(init)
-        where = (0, member, lead) if self.layout.members > 1 else (0, lead)
+        where = (0, member) if self.layout.members > 1 else (0,)
         with _LOCK:
-            for name, field in fields.items():
-                self._files[init][name][where] = field
+            self._files[init][name][(*where, leads)] = values
 
     def _create(self, init: int) -> None:
         layout = self.layout
@@ -71,7 +70,7 @@ class NetcdfWriter(Writer):
             fill_value=np.float32("nan"),
             zlib=self.compression > 0,
             complevel=self.compression,
-            chunksizes=(*(1,) * len(layout.dims), *layout.field_shape(name)),
+            chunksizes=self.chunks(name),
         )
         variable.setncatts(layout.attrs_of(name))
 

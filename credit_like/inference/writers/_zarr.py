@@ -17,14 +17,12 @@ from credit_like.inference.writers._base import Fields, Writer, replace_text
 
 
 class ZarrWriter(Writer):
-    """Buffers the leads that share a chunk and writes them as one region; no chunk spans initial times or members."""
+    """One store, written a region at a time; all levels of a lead share a file."""
 
     def __init__(self, layout: Layout, folder: Path, chunk_bytes: int) -> None:
-        super().__init__(layout, folder)
+        super().__init__(layout, folder, chunk_bytes)
         self.path = folder / "forecast.zarr"
         self.partial = folder / "forecast.zarr.part"
-        self.chunk_bytes = chunk_bytes
-        self._buffers: dict[tuple[str, int, int], list[Fields]] = {}
         self._arrays: dict[str, Any] = {}
 
     def open(self) -> None:
@@ -36,13 +34,12 @@ class ZarrWriter(Writer):
         dataset = layout.coordinates()
         encoding: dict[str, dict[str, Any]] = {}
         for name in layout.chosen:
-            chunks, shards = self._chunks(name)
             # Only the metadata are written now; dask stands for "no values yet".
             empty = dask.array.empty(layout.shape(name), chunks=-1, dtype=np.float32)
             dataset[name] = (layout.variable_dims(name), empty, layout.attrs_of(name))
-            encoding[name] = {"chunks": chunks, "_FillValue": np.float32("nan")} | (
-                {"shards": shards} if shards else {}
-            )
+            encoding[name] = {"chunks": self.chunks(name), "_FillValue": np.float32("nan")}
+            if shards := self._shards(name):
+                encoding[name]["shards"] = shards
         dataset.to_zarr(fresh, mode="w", compute=False, consolidated=False, zarr_format=3, encoding=encoding)
         _consolidate(fresh)
         try:
@@ -52,29 +49,17 @@ class ZarrWriter(Writer):
                 raise
             shutil.rmtree(fresh, ignore_errors=True)  # another process was faster
 
-    def _chunks(self, name: str) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Chunks of whole fields, then as many levels, then as many leads as fit; all levels of a lead share a file."""
-        layout = self.layout
-        shape = layout.field_shape(name)
-        n_levels, field = (shape[0] if len(shape) == 3 else 1), 4 * shape[-2] * shape[-1]
-        levels = min(n_levels, max(1, self.chunk_bytes // field))
-        leads = min(len(layout.leads), max(1, self.chunk_bytes // (field * n_levels))) if levels == n_levels else 1
-        front = (1,) * (len(layout.dims) - 1)
-        chunk = (*front, leads, *([levels] if len(shape) == 3 else []), *shape[-2:])
-        if levels == n_levels:
-            return chunk, None
+    def _shards(self, name: str) -> tuple[int, ...] | None:
+        """All levels of a lead in one file, where they are more than one chunk."""
+        chunks, field = self.chunks(name), self.layout.field_shape(name)
+        if len(field) == 2 or chunks[-3] == field[0]:
+            return None
         # A shard must be a whole number of chunks.
-        return chunk, (*front, 1, -(-n_levels // levels) * levels, *shape[-2:])
+        return (*chunks[:-3], -(-field[0] // chunks[-3]) * chunks[-3], *field[-2:])
 
-    def write(self, init: int, member: int, lead: int, fields: dict[str, Fields]) -> None:
-        for name, field in fields.items():
-            per_chunk = self._chunks(name)[0][len(self.layout.dims) - 1]
-            buffer = self._buffers.setdefault((name, init, member), [])
-            buffer.append(field)
-            if len(buffer) == per_chunk or lead == len(self.layout.leads) - 1:
-                where = (init, member) if self.layout.members > 1 else (init,)
-                self._array(name)[(*where, slice(lead + 1 - len(buffer), lead + 1))] = np.stack(buffer)
-                del self._buffers[name, init, member]
+    def _store(self, name: str, init: int, member: int, leads: slice, values: Fields) -> None:
+        where = (init, member) if self.layout.members > 1 else (init,)
+        self._array(name)[(*where, leads)] = values
 
     def _array(self, name: str) -> Any:
         if name not in self._arrays:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
 from credit_like.inference.writers import WriterConfig
 
 if TYPE_CHECKING:
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
 
 class Config(WriterConfig):
     type: Literal["zarr"] = "zarr"
-    chunk_mib: float = Field(default=4.0, gt=0)
-    """Largest chunk; one chunk holds whole fields, then levels, then leads as long as they fit."""
 
 
 def open_writer(config: Config, layout: Layout, folder: Path) -> ZarrWriter:
