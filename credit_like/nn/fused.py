@@ -50,10 +50,7 @@ class _Conv(torch.autograd.Function):
         if ctx.by_columns:
             x = _columns(x_BHWC, weight, stride, pad_rows, pad_cols)
             return functional.linear(x, weight.flatten(1), bias).view(-1, rows, columns, weight.shape[0])
-        padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
-        return channels_last(
-            aten.convolution(padded, weight, bias, (stride, stride), padding, (1, 1), False, (0, 0), 1)
-        )
+        return direct_conv(x_BHWC, weight, bias, stride, pad_rows, pad_cols)
 
     @staticmethod
     @once_differentiable
@@ -108,6 +105,14 @@ def _zero_pad(x_BHWC: Tensor, pad_rows: Pair, pad_cols: Pair) -> tuple[Tensor, P
     if min(*pad_rows, *pad_cols) >= 0 and pad_rows[0] == pad_rows[1] and pad_cols[0] == pad_cols[1]:
         return channels_first(x_BHWC), (pad_rows[0], pad_cols[0])
     return channels_first(functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows))), (0, 0)
+
+
+def direct_conv(
+    x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair
+) -> Tensor:
+    """The library's convolution, without its derivative."""
+    padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
+    return channels_last(aten.convolution(padded, weight, bias, (stride, stride), padding, (1, 1), False, (0, 0), 1))
 
 
 def _input_gradient(

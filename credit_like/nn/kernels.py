@@ -3,8 +3,8 @@
 A layer on the whole image and its twin on a band of rows call the same function; the twin brings its halo rows and asks
 for no zero rows there. Tensors are (B, H, W, C) unless a name says otherwise; strides in memory are free.
 
-Which way a function takes is decided here, by `use_fused` (device, dtype), `by_fourier` and `keeps` (shape): everywhere the
-plain operations, on the CPU in fp32 and fp64 the functions of `fused.py` and `fourier.py`, which do the same sums in fewer
+Which way a function takes is decided here, by `use_fused` (device, dtype), `by_fourier`, `by_winograd` and `keeps` (shape): everywhere the
+plain operations, on the CPU in fp32 and fp64 the functions of `fused.py`, `fourier.py` and `winograd.py`, which do the same sums in fewer
 passes over memory.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from credit_like.nn import fourier, fused
+from credit_like.nn import fourier, fused, winograd
 from credit_like.nn.fused import Pair, channels_first, channels_last
 
 __all__ = [
@@ -29,6 +29,9 @@ __all__ = [
 
 FOURIER_FROM = 16  # kernels at least this wide are candidates for the Fourier transform
 DIRECT_SLOWDOWN = 4.0  # how much slower per operation the direct convolution with wide kernels is than matrix products
+
+WINOGRAD_POINTS = 1000
+WINOGRAD_FORTH, WINOGRAD_BACK = 100, 36
 
 KEEP_FROM = 256  # channels from which a block keeps its widest values for backward
 
@@ -64,11 +67,24 @@ def by_fourier(rows: int, columns: int, kernel: int, stride: int, channels: int,
     return fourier.cost(rows, columns, taps, inputs, outputs, tile) < DIRECT_SLOWDOWN * direct
 
 
+def by_winograd(points: int, channels: int, outputs: int) -> tuple[bool, bool]:
+    """Whether Winograd's form is quicker for the output, and for the gradients, of a 3 x 3 convolution.
+
+    It transforms every value of image and weights to save multiplications, which are channels x outputs for each point: it needs
+    many points for a weight and many channels for a point. The library's own gradients are slower than its output.
+    """
+    least = min(channels, outputs)
+    return points >= WINOGRAD_POINTS and least >= WINOGRAD_FORTH, points >= WINOGRAD_POINTS and least >= WINOGRAD_BACK
+
+
 def conv3x3(
     x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, *, pad_rows: Pair = (1, 1), pad_cols: Pair = (1, 1)
 ) -> Tensor:
     """A 3 x 3 convolution, stride 1, after adding zero rows (before, after) and columns; weight (out, in, 3, 3)."""
     if use_fused(x_BHWC):
+        forth, back = by_winograd(x_BHWC.shape[0] * x_BHWC.shape[1] * x_BHWC.shape[2], weight.shape[1], weight.shape[0])
+        if back:
+            return winograd.conv3x3(x_BHWC, weight, bias, pad_rows, pad_cols, forth=forth)
         return fused.conv(x_BHWC, weight, bias, 1, pad_rows, pad_cols)
     padded = functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows)) if pad_rows != (1, 1) or pad_cols != (1, 1) else None
     if padded is None:
