@@ -51,7 +51,7 @@ def ours(side: str, arguments: dict[str, Any], checkpointing: bool, weights: Pat
         from torch.utils.checkpoint import checkpoint
 
         for module in model.modules():
-            if getattr(module, "_fsdp2_shard", False):
+            if getattr(module, "_fsdp2_shard", False) and getattr(module, "_recompute", True):
                 inner = module.forward
                 module.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
     forward: Callable[[Tensor], Tensor] = model
@@ -155,16 +155,34 @@ def steps(subject: Subject, mode: str) -> Callable[[], None]:
     return train if mode == "train" else infer
 
 
+def settle(model: nn.Module) -> None:
+    """Power iterations for CREDIT's singular vectors, as training would have done: they start at random.
+
+    Weights divided by what random vectors take for their norm give outputs of 1e19, in which nothing can be compared.
+    """
+    model.train()
+    with torch.no_grad():
+        for _ in range(20):
+            for module in model.modules():
+                for hook in module._forward_pre_hooks.values():
+                    hook(module, ())
+
+
 def outputs(subject: Subject, file: Path, side: str) -> float | None:
     """The output in evaluation: kept in the file by the other side, compared with it by ours (relative difference)."""
+    if side == "credit":
+        settle(subject.model)
     subject.model.eval()
     with torch.no_grad():
-        y = subject.forward(subject.x)
+        y = subject.forward(subject.x).double()
     if side != "ours":
         torch.save({"model_state_dict": subject.model.state_dict() if side == "credit" else {}, "y": y}, file)
         return None
     expected = torch.load(file, weights_only=True)["y"]
-    return float((y - expected).norm() / expected.norm())
+    size = float(expected.norm())
+    if not 0 < size < float("inf"):
+        raise SystemExit(f"the outputs cannot be compared: their norm is {size}")
+    return float((y - expected).norm()) / size
 
 
 def tell(reply: dict[str, Any]) -> None:
