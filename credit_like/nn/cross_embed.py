@@ -46,6 +46,7 @@ class CrossEmbed(nn.Module):
     """
 
     _fsdp2_shard = True
+    _recompute = False  # backward needs its input and nothing else
 
     def __init__(
         self, in_channels: int, dim: int, kernel_sizes: tuple[int, ...], stride: int, *, spectral_norm: bool = False

@@ -39,16 +39,21 @@ def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
     """Whether a module becomes a unit: with activation checkpointing the wrapper does, never the module inside as well."""
     if isinstance(module, CheckpointWrapper):
         return ac_enabled and _has_fsdp2_shard(module._checkpoint_wrapped_module)
-    return not ac_enabled and _has_fsdp2_shard(module)
+    return _has_fsdp2_shard(module) and not (ac_enabled and _recomputes(module))
+
+
+def _recomputes(module: nn.Module) -> bool:
+    """Whether activation checkpointing applies to a block: not where it says that it would gain nothing (`_recompute`)."""
+    return getattr(module, "_recompute", True) is True
 
 
 def _apply_activation_checkpointing(model: nn.Module) -> None:
-    """Recompute every `_fsdp2_shard` block in backward (non-reentrant); before sharding."""
+    """Recompute the `_fsdp2_shard` blocks in backward (non-reentrant); before sharding."""
     for parent in list(model.modules()):
         if isinstance(parent, CheckpointWrapper):
             continue
         for name, child in parent.named_children():
-            if _has_fsdp2_shard(child) and not isinstance(child, CheckpointWrapper):
+            if _has_fsdp2_shard(child) and _recomputes(child) and not isinstance(child, CheckpointWrapper):
                 setattr(parent, name, checkpoint_wrapper(child))
 
 
