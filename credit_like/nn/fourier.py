@@ -17,15 +17,17 @@ Legend: B batch, P Q rows and columns of the phase image, D = s^2 C channels, O 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 TILES = (16, 24, 32, 40, 48, 56, 64)
-MOST_BYTES = 64 * 2**20  # of transformed tiles held at a time
-PARTS = 4  # in which the gradient of the weights is transformed back: it is reordered on the way
+MOST_BYTES = 16 * 2**20  # of transformed tiles held at a time
+PARTS = 8  # of the channels, for which the gradient of the weights is taken in turn
 
 
 def tile_size(rows: int, columns: int, taps: int, channels: int, outputs: int) -> int:
@@ -93,26 +95,54 @@ def _inverse(y_RFTD: Tensor, rows: int, columns: int) -> Tensor:
     return (waves.t() @ z.view(2 * half, -1)).view(rows, columns, channels)
 
 
+def _phase(size: int, stride: int, count: int, first: int) -> tuple[slice, slice]:
+    """Of the points first, first + s, ... (`count` of them) those that lie in 0..size - 1: which they are, where they lie."""
+    start = max(0, -(first // stride))
+    stop = max(start, min(count, -((first - size) // stride)))
+    return slice(start, stop), slice(first + start * stride, first + stop * stride, stride)
+
+
+Geometry = tuple[
+    int, int, int, tuple[int, int]
+]  # stride, rows and columns of the phase image, zero rows and columns before
+
+
+def _parts(
+    height: int, width: int, geometry: Geometry
+) -> Iterator[tuple[tuple[slice, slice, int, int], tuple[slice, slice]]]:
+    """For each phase, where it lies in the phase image (rows, columns, p, q) and in the image (rows, columns)."""
+    stride, rows, columns, before = geometry
+    for p, q in itertools.product(range(stride), repeat=2):
+        row_to, row_from = _phase(height, stride, rows, p - before[0])
+        column_to, column_from = _phase(width, stride, columns, q - before[1])
+        yield (row_to, column_to, p, q), (row_from, column_from)
+
+
 def phases(x_BHWC: Tensor, stride: int, rows: int, columns: int, before: tuple[int, int]) -> Tensor:
     """The phase image (B, rows, columns, s^2 C) of an image with `before` zero rows and columns; zeros (or a cut) at the end."""
     batch, height, width, channels = x_BHWC.shape
-    after = (rows * stride - height - before[0], columns * stride - width - before[1])
-    padded = torch.nn.functional.pad(x_BHWC, (0, 0, before[1], after[1], before[0], after[0]))
-    split = (
-        padded.view(batch, rows, stride, columns, stride, channels)
-        if padded.is_contiguous()
-        else (padded.reshape(batch, rows, stride, columns, stride, channels))
-    )
-    return split.permute(0, 1, 3, 2, 4, 5).reshape(batch, rows, columns, stride * stride * channels)
+    out = x_BHWC.new_zeros(batch, rows, columns, stride, stride, channels)
+    for there, here in _parts(height, width, (stride, rows, columns, before)):
+        out[:, *there] = x_BHWC[:, *here]
+    return out.flatten(3)
+
+
+def from_phases(g_BPQD: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
+    """The gradient of an image of this shape, from that of its phase image."""
+    dx, g = g_BPQD.new_zeros(shape), g_BPQD.unflatten(-1, (geometry[0], geometry[0], -1))
+    for there, here in _parts(shape[1], shape[2], geometry):
+        dx[:, *here] = g[:, *there]
+    return dx
 
 
 class _TiledCorrelation(torch.autograd.Function):
-    """(B, P, Q, D) and (n, n, D, O) to (B, P - n + 1, Q - n + 1, O)."""
+    """(B, P, Q, D) and (n, n, D, O) to (B, P - n + 1, Q - n + 1, O); with a geometry, of the phases of an image (B, H, W, C)."""
 
     @staticmethod
-    def forward(ctx: Any, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -> Tensor:
-        ctx.save_for_backward(x_BPQD, w_nnDO)
-        ctx.tile = tile
+    def forward(ctx: Any, x: Tensor, w_nnDO: Tensor, tile: int, geometry: Geometry | None) -> Tensor:
+        ctx.save_for_backward(x, w_nnDO)
+        ctx.tile, ctx.geometry = tile, geometry
+        x_BPQD = phases(x, *geometry) if geometry else x
         taps, outputs = w_nnDO.shape[0], w_nnDO.shape[-1]
         batch, rows, columns = x_BPQD.shape[0], x_BPQD.shape[1] - taps + 1, x_BPQD.shape[2] - taps + 1
         w_RKDO = _transform_weights(w_nnDO, tile)
@@ -128,39 +158,45 @@ class _TiledCorrelation(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, g_BPQO: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x_BPQD, w_nnDO = ctx.saved_tensors
-        tile = ctx.tile
-        taps, step = w_nnDO.shape[0], tile - w_nnDO.shape[0] + 1
-        half = tile // 2 + 1
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            dx, w_RKDO = torch.zeros_like(x_BPQD), _transform_weights(w_nnDO, tile)
-        if ctx.needs_input_grad[1]:
-            w_KDRO = x_BPQD.new_zeros(half * tile, x_BPQD.shape[-1], 2 * w_nnDO.shape[-1])
-        for group in _groups(x_BPQD, taps, tile):
-            g_NRKO = _transform_tiles(g_BPQO, group, tile, size=step)
-            if dx is not None:
-                for image, (b, top, left) in zip(
-                    _back(_multiply(g_NRKO, w_RKDO.transpose(-1, -2), conjugate=False), tile, tile, tile),
-                    group,
-                    strict=True,
-                ):
-                    part = dx[b, top : top + tile, left : left + tile]
-                    part += image[: part.shape[0], : part.shape[1]]
-            if ctx.needs_input_grad[1]:
-                x_KDN = _rows(_transform_tiles(x_BPQD, group, tile)).transpose(1, 2)
-                real, imaginary = g_NRKO[:, 0], g_NRKO[:, 1]
-                pairs = torch.stack([torch.stack([real, imaginary], 1), torch.stack([-imaginary, real], 1)], dim=3)
-                w_KDRO.baddbmm_(x_KDN, _rows(pairs.flatten(3)))
-                del x_KDN, real, imaginary, pairs
-            del g_NRKO  # the next group is as large
-        if ctx.needs_input_grad[1]:
-            dw = torch.empty_like(w_nnDO)
-            for some, out in zip(w_KDRO.chunk(PARTS, 1), dw.chunk(PARTS, 2), strict=True):
-                w_RFTD = some.view(half, tile, -1, 2, w_nnDO.shape[-1]).permute(3, 0, 1, 2, 4)
-                out.copy_(_inverse(w_RFTD.reshape(2, half, tile, -1), taps, taps).view(out.shape))
-        return dx, dw, None
+    def backward(ctx: Any, g_BPQO: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        x, w_nnDO = ctx.saved_tensors
+        x_BPQD = phases(x, *ctx.geometry) if ctx.geometry else x
+        dx = _input_gradient(g_BPQO, x_BPQD, w_nnDO, ctx.tile) if ctx.needs_input_grad[0] else None
+        dw = _weight_gradient(g_BPQO, x_BPQD, w_nnDO, ctx.tile) if ctx.needs_input_grad[1] else None
+        if dx is not None and ctx.geometry:
+            dx = from_phases(dx, x.shape, ctx.geometry)
+        return dx, dw, None, None
+
+
+def _input_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -> Tensor:
+    """dx, overlapping tiles added."""
+    taps = w_nnDO.shape[0]
+    dx, w_RKOD = torch.zeros_like(x_BPQD), _transform_weights(w_nnDO, tile).transpose(-1, -2)
+    for group in _groups(x_BPQD, taps, tile):
+        g_NRKO = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1)
+        images = _back(_multiply(g_NRKO, w_RKOD, conjugate=False), tile, tile, tile)
+        for image, (b, top, left) in zip(images, group, strict=True):
+            part = dx[b, top : top + tile, left : left + tile]
+            part += image[: part.shape[0], : part.shape[1]]
+    return dx
+
+
+def _weight_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -> Tensor:
+    """dw, a part of the channels of x at a time: there is a value for each frequency and weight."""
+    taps, outputs, half = w_nnDO.shape[0], w_nnDO.shape[-1], tile // 2 + 1
+    dw = torch.empty_like(w_nnDO)
+    for x_BPQE, out in zip(x_BPQD.chunk(PARTS, -1), dw.chunk(PARTS, 2), strict=True):
+        w_KERO = x_BPQD.new_zeros(half * tile, out.shape[2], 2 * outputs)
+        for group in _groups(x_BPQE, taps, tile):
+            real, imaginary = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1).unbind(1)
+            pairs = torch.stack([torch.stack([real, imaginary], 1), torch.stack([-imaginary, real], 1)], dim=3)
+            x_KEN = _rows(_transform_tiles(x_BPQE, group, tile)).transpose(1, 2)
+            w_KERO.baddbmm_(x_KEN, _rows(pairs.flatten(3)))
+            del x_KEN, real, imaginary, pairs  # the next group is as large
+        w_RFTE = w_KERO.view(half, tile, -1, 2, outputs).permute(3, 0, 1, 2, 4).reshape(2, half, tile, -1)
+        del w_KERO
+        out.copy_(_inverse(w_RFTE, taps, taps).view(out.shape))
+    return dw
 
 
 def _transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
@@ -228,12 +264,16 @@ def _back(y_KNRO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
     return _inverse(y, rows, columns).view(rows, columns, tiles, outputs).permute(2, 0, 1, 3)
 
 
-def correlate(x_BPQD: Tensor, w_nnDO: Tensor, tile: int | None = None) -> Tensor:
-    """The valid correlation with stride 1: (B, P, Q, D), (n, n, D, O) to (B, P - n + 1, Q - n + 1, O)."""
+def correlate(x: Tensor, w_nnDO: Tensor, tile: int | None = None, geometry: Geometry | None = None) -> Tensor:
+    """The valid correlation with stride 1: (B, P, Q, D), (n, n, D, O) to (B, P - n + 1, Q - n + 1, O).
+
+    With a geometry (the arguments of `phases`) x is an image, of whose phases it is taken; backward keeps the image alone.
+    """
     taps, _, channels, outputs = w_nnDO.shape
+    rows, columns = geometry[1:3] if geometry else x.shape[1:3]
     if tile is None:
-        tile = tile_size(x_BPQD.shape[1] - taps + 1, x_BPQD.shape[2] - taps + 1, taps, channels, outputs)
-    y: Tensor = _TiledCorrelation.apply(x_BPQD, w_nnDO, tile)
+        tile = tile_size(rows - taps + 1, columns - taps + 1, taps, channels, outputs)
+    y: Tensor = _TiledCorrelation.apply(x, w_nnDO, tile, geometry)
     return y
 
 

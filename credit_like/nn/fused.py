@@ -30,6 +30,46 @@ def channels_last(x_BCHW: Tensor) -> Tensor:
     return x_BCHW.permute(0, 2, 3, 1)
 
 
+def in_order(x_BHWC: Tensor) -> Tensor:
+    """The same image, contiguous. An image at a time, for a transposition of two dimensions is quicker than one of four."""
+    if x_BHWC.is_contiguous():
+        return x_BHWC
+    return torch.stack([image.flatten(0, 1).contiguous().view(image.shape) for image in x_BHWC.unbind(0)])
+
+
+class _PixelShuffle(torch.autograd.Function):
+    """One strided copy for each offset, forth and back."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BHWC: Tensor, factor: int) -> Tensor:
+        batch, height, width, channels = x_BHWC.shape
+        y = x_BHWC.new_empty(batch, height, factor, width, factor, channels // factor**2)
+        x = x_BHWC.unflatten(-1, (-1, factor, factor))
+        for i in range(factor):
+            for j in range(factor):
+                y[:, :, i, :, j] = x[..., i, j]
+        ctx.factor = factor
+        return y.view(batch, height * factor, width * factor, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_BHWC: Tensor) -> tuple[Tensor, None]:
+        batch, height, width, channels = g_BHWC.shape
+        factor = ctx.factor
+        g = g_BHWC.unflatten(2, (-1, factor)).unflatten(1, (-1, factor))
+        dx = g_BHWC.new_empty(batch, height // factor, width // factor, channels, factor, factor)
+        for i in range(factor):
+            for j in range(factor):
+                dx[..., i, j] = g[:, :, i, :, j]
+        return dx.flatten(3), None
+
+
+def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:
+    """See `kernels.pixel_shuffle`."""
+    y: Tensor = _PixelShuffle.apply(x_BHWC, factor)
+    return y
+
+
 class _Conv(torch.autograd.Function):
     """A convolution in channels-last order, whose weight gradient is a matrix product per tap.
 
@@ -203,15 +243,12 @@ def join_windows(y_NhLd: Tensor, shape: Shape, dilated: bool) -> Tensor:
     return y_NhLd.reshape(sizes).permute(order).reshape(batch, r0 * r1, c0 * c1, heads * dim_head)
 
 
-def _join_qkv(dq: Tensor, dk: Tensor, dv: Tensor, shape: Shape, dilated: bool) -> Tensor:
-    """(windows, heads, tokens, d) of q, k, v to (B, H, W, h 3 d)."""
+def _join_one(part_NhLd: Tensor, shape: Shape, dilated: bool, out: Tensor) -> None:
+    """(windows, heads, tokens, d) of q, k or v to (B, rows, rows, columns, columns, h, d)."""
     batch, r0, r1, c0, c1, heads, dim_head = shape
-    out = dq.new_empty(batch, r0, r1, c0, c1, heads, 3, dim_head)
     sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)
     order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
-    for i, part in enumerate((dq, dk, dv)):
-        out[..., i, :] = part.view(sizes).permute(order)
-    return out.view(batch, r0 * r1, c0 * c1, -1)
+    out.copy_(part_NhLd.view(sizes).permute(order))
 
 
 def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
@@ -268,6 +305,7 @@ class _AttentionBlock(torch.autograd.Function):
         dy = dy.contiguous()
         normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
         q, k, v = split_windows(functional.linear(normed, w_qkv) if qkv is None else qkv, shape, dilated)
+        del normed, qkv  # the normalised values are soon made again
         windows, heads, tokens, dim_head = q.shape
         flat = (windows * heads, tokens, dim_head)
         p = _probabilities(q, k, bias_LL)
@@ -277,16 +315,20 @@ class _AttentionBlock(torch.autograd.Function):
         d_attended = (dy.view(-1, dy.shape[-1]) @ w_out).view(attended.shape)
         del attended
         d_attended = _split_one(d_attended, shape, dilated).reshape(flat)
-        dv = torch.bmm(p.transpose(1, 2), d_attended)
+        dqkv = x.new_empty(*shape[:6], 3, dim_head)
+        _join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated, dqkv[..., 2, :])
         dp = torch.bmm(d_attended, v.reshape(flat).transpose(1, 2))
         ds = aten._softmax_backward_data(dp, p, -1, p.dtype)
         del dp, p, d_attended
         d_bias = ds.sum(0)
-        dq = torch.bmm(ds, k.reshape(flat)).mul_(dim_head**-0.5)
-        dk = torch.bmm(ds.transpose(1, 2), q.reshape(flat)).mul_(dim_head**-0.5)
-        dqkv = _join_qkv(dq, dk, dv, shape, dilated)
-        del dq, dk, dv, ds, q, k, v
+        ds.mul_(dim_head**-0.5)
+        _join_one(torch.bmm(ds, k.reshape(flat)), shape, dilated, dqkv[..., 0, :])
+        _join_one(torch.bmm(ds.transpose(1, 2), q.reshape(flat)), shape, dilated, dqkv[..., 1, :])
+        del ds, q, k, v
+        dqkv = dqkv.view(*x.shape[:3], -1)
+        normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
         dw_qkv = _matrix_gradient(dqkv, normed)
+        del normed
         d_normed = (dqkv.view(-1, dqkv.shape[-1]) @ w_qkv).view(x.shape)
         dx, dg, db = aten.native_layer_norm_backward(d_normed, x, g.shape, mean, rstd, g, b, (True, True, True))
         return dx.add_(dy), dg, db, dw_qkv, dw_out, db_out, d_bias, None, None, None, None, None
@@ -410,7 +452,7 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
         return dx, dg, db, dw_up, db_up, dw_down, dy_NC.sum(0), None
 
 
-PORTION = 2**19  # values of the widest tensor that are worked on at a time
+PORTION = 2**18  # values of the widest tensor that are worked on at a time
 
 
 def _portions(x: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:

@@ -3,9 +3,9 @@
 A layer on the whole image and its twin on a band of rows call the same function; the twin brings its halo rows and asks
 for no zero rows there. Tensors are (B, H, W, C) unless a name says otherwise; strides in memory are free.
 
-Which way a function takes is decided here, by `use_fused` (device, dtype), `by_fourier`, `by_winograd` and `keeps` (shape): everywhere the
-plain operations, on the CPU in fp32 and fp64 the functions of `fused.py`, `fourier.py` and `winograd.py`, which do the same sums in fewer
-passes over memory.
+Which way a function takes is decided here, by `use_fused` (device, dtype), and `by_fourier`, `by_winograd` and `keeps` (shape):
+everywhere the plain operations, on the CPU in fp32 and fp64 the functions of `fused.py`, `fourier.py` and `winograd.py`, which
+do the same sums in fewer passes over memory or with fewer multiplications.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def cross_embed(
     shifts = [(widest - stride) // 2 - (weight.shape[-1] - stride) // 2 for weight in weights]
     quick = use_fused(x_BHWC)
     if quick:
-        x_BHWC = x_BHWC.contiguous()
+        x_BHWC = fused.in_order(x_BHWC)
     channels = x_BHWC.shape[-1]
     wide = [
         i
@@ -143,14 +143,22 @@ def cross_embed(
         if quick:
             branches.append(fused.conv(x_BHWC, weight, bias, stride, row_pads, column_pads))
         else:
-            padded = functional.pad(channels_first(x_BHWC), (*column_pads, *row_pads))
-            branches.append(channels_last(functional.conv2d(padded, weight, bias, stride=stride)))
+            branches.append(_strided_conv(x_BHWC, weight, bias, stride, row_pads, column_pads))
     if wide:  # the widest kernels come last
         taps = -(-widest // stride)
         frame = fourier.frame([weights[i] for i in wide], [shifts[i] for i in wide], taps, stride)
-        phases = fourier.phases(x_BHWC, stride, rows + taps - 1, columns + taps - 1, (pad_rows[0], pad_cols[0]))
-        branches.append(fourier.correlate(phases, frame) + torch.cat([biases[i] for i in wide]))
+        geometry = (stride, rows + taps - 1, columns + taps - 1, (pad_rows[0], pad_cols[0]))
+        branches.append(fourier.correlate(x_BHWC, frame, geometry=geometry) + torch.cat([biases[i] for i in wide]))
     return torch.cat(branches, dim=-1) if len(branches) > 1 else branches[0]
+
+
+def _strided_conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
+    """The library's convolution; backward keeps x itself unless zeros must be laid around it first."""
+    x_BCHW = channels_first(x_BHWC)
+    padding = (pad_rows[0], pad_cols[0])
+    if min(padding) < 0 or padding != (pad_rows[1], pad_cols[1]):
+        x_BCHW, padding = functional.pad(x_BCHW, (*pad_cols, *pad_rows)), (0, 0)
+    return channels_last(functional.conv2d(x_BCHW, weight, bias, stride=stride, padding=padding))
 
 
 def _pads(size: int, before: int, outputs: int, kernel: int, stride: int) -> Pair:
@@ -193,6 +201,8 @@ def feed_forward_block(
 
 def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:
     """(B, H, W, C f^2) to (B, f H, f W, C); channel c f^2 + f i + j goes to row offset i, column offset j."""
+    if use_fused(x_BHWC):
+        return fused.pixel_shuffle(x_BHWC, factor)
     batch, height, width, channels = x_BHWC.shape
     x = x_BHWC.unflatten(-1, (channels // factor**2, factor, factor)).permute(0, 1, 4, 2, 5, 3)
     return x.reshape(batch, height * factor, width * factor, channels // factor**2)

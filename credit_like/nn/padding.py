@@ -82,4 +82,5 @@ class Unpad(nn.Module):
         """(B, C, H, W) to (B, C, H - north - south, W - west - east)."""
         (north, south), (west, east) = self.pad_lat, self.pad_lon
         height, width = x_BCHW.shape[-2:]
-        return x_BCHW[..., north : height - south, west : width - east]
+        x_BHWC = x_BCHW.permute(0, 2, 3, 1)  # so that the gradient is laid out as the decoder's images are
+        return x_BHWC[:, north : height - south, west : width - east].permute(0, 3, 1, 2)

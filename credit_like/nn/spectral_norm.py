@@ -38,8 +38,14 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         weight, u, v, inv_sigma = ctx.saved_tensors
         product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
-        corrected = as_matrix(grad, ctx.output_dim) * inv_sigma.to(grad.dtype)
-        corrected = torch.addr(corrected, (product * -(inv_sigma**2) * u).to(grad.dtype), v.to(grad.dtype))
+        along_u = (product * -(inv_sigma**2) * u).to(grad.dtype)
+        matrix = as_matrix(grad, ctx.output_dim)
+        if (
+            grad.device.type == "cpu" and not torch.compiler.is_compiling()
+        ):  # a pass less; elsewhere reading 1/sigma waits
+            corrected = torch.addr(matrix, along_u, v.to(grad.dtype), beta=float(inv_sigma))
+        else:
+            corrected = torch.addr(matrix * inv_sigma.to(grad.dtype), along_u, v.to(grad.dtype))
         return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
 
 
@@ -86,8 +92,9 @@ class SpectralNorm(nn.Module):
         matrix = as_matrix(weight, self.output_dim).to(self.u.dtype)
         for _ in range(count):
             self.v.copy_(nn.functional.normalize(torch.mv(matrix.t(), self.u), dim=0, eps=1e-12))
-            self.u.copy_(nn.functional.normalize(torch.mv(matrix, self.v), dim=0, eps=1e-12))
-        self.inv_sigma.copy_(1.0 / torch.dot(self.u, torch.mv(matrix, self.v)))
+            image = torch.mv(matrix, self.v)
+            self.u.copy_(nn.functional.normalize(image, dim=0, eps=1e-12))
+        self.inv_sigma.copy_(1.0 / torch.dot(self.u, image))
 
     @classmethod
     def iterate_all(cls, members: Sequence[Member]) -> None:

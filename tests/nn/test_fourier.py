@@ -42,3 +42,18 @@ def test_a_cross_embedding_is_the_same_with_and_without_it(stride, monkeypatch):
         results.append([y, *torch.autograd.grad(y.square().sum(), [x, *weights, *biases])])
     for a, b in zip(*results, strict=True):
         assert (a - b).norm() < 1e-11 * b.norm()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("before", [(0, 0), (5, 1), (-2, -3)])
+@pytest.mark.parametrize("count", [(2, 3), (9, 8)])
+def test_phases_are_those_of_the_padded_image(stride, before, count):
+    x = torch.randn(2, 11, 13, 3, dtype=torch.float64, requires_grad=True)
+    rows, columns = count
+    padded = functional.pad(x, (0, 0, before[1], 99, before[0], 99))[:, : rows * stride, : columns * stride]
+    split = padded.reshape(2, rows, stride, columns, stride, 3).permute(0, 1, 3, 2, 4, 5)
+    expected = split.reshape(2, rows, columns, stride * stride * 3)
+    cotangent = torch.randn_like(expected)
+    assert torch.equal(fourier.phases(x.detach(), stride, rows, columns, before), expected)
+    gradient = torch.autograd.grad((expected * cotangent).sum(), x)[0]
+    assert torch.equal(fourier.from_phases(cotangent, x.shape, (stride, rows, columns, before)), gradient)

@@ -104,3 +104,13 @@ def test_a_convolution_equals_the_library_s(kernel, stride, outputs):
         strict=True,
     ):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-10)
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_pixel_shuffle_equals_the_library_s(factor):
+    x = torch.randn(2, 3, 4, 5 * factor**2, dtype=torch.float64, requires_grad=True)
+    expected = functional.pixel_shuffle(x.permute(0, 3, 1, 2), factor).permute(0, 2, 3, 1)
+    y = kernels.pixel_shuffle(x, factor)
+    cotangent = torch.randn_like(expected)
+    assert torch.equal(y, expected)
+    assert torch.equal(*(torch.autograd.grad((z * cotangent).sum(), x)[0] for z in (y, expected)))
