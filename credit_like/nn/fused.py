@@ -453,13 +453,14 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
 
 
 PORTION = 2**18  # values of the widest tensor that are worked on at a time
+FEWEST = 512  # points of a portion: the weights are read again for each
 
 
 def _portions(x: Tensor, width: int) -> Iterator[tuple[slice, Tensor]]:
     """Points (N, C) of x, some at a time, of about the same number."""
     x_NC = x.view(-1, x.shape[-1])
     count = max(1, -(-x_NC.shape[0] * width // PORTION))
-    size = max(1, -(-x_NC.shape[0] // count))
+    size = max(FEWEST, -(-x_NC.shape[0] // count))
     for start in range(0, x_NC.shape[0], size):
         part = slice(start, start + size)
         yield part, x_NC[part]
