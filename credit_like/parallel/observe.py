@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
@@ -57,7 +58,12 @@ def kind_of(func: Any) -> str | None:
 
 def wraps_others(types: Iterable[type]) -> bool:
     """Whether an operation is on sharded or awaited tensors, and comes again as operations on what this rank holds."""
-    return any(issubclass(t, DTensor | AsyncCollectiveTensor) for t in types)
+    return any(map(_wraps_others, types))
+
+
+@functools.cache
+def _wraps_others(kind: type) -> bool:
+    return issubclass(kind, DTensor | AsyncCollectiveTensor)
 
 
 def message(kind: str, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any) -> Message:

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from credit_like.parallel.observe import Message, kind_of, message, wraps_others
 from credit_like.parallel.shards import local
+from credit_like.plan.replay import Arguments, Replay
 
 aten = torch.ops.aten
 
@@ -31,6 +32,8 @@ DYNAMIC = (GRADIENTS, GATHERED, COMMUNICATION, ACTIVATIONS)
 # Where FSDP puts gathered parameters, and where it collects the gradients of a unit.
 _SPLIT_OUT = ("fsdp::split_with_sizes_copy", "aten::split_with_sizes_copy")
 _COLLECT = ("fsdp::chunk_cat", "aten::_chunk_cat")
+_MOVERS = frozenset((aten.split_with_sizes_copy.out, aten._chunk_cat.default, aten._chunk_cat.out))
+_DEVICE = torch.ops.prim.device.default
 _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
 
 
@@ -64,8 +67,9 @@ class Meter(TorchDispatchMode):
     are answered by one: yes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, replay: Replay | None = None) -> None:
         super().__init__()
+        self.replay = replay
         self.live = 0
         self.peak = 0
         self.by_part: Counter[str] = Counter()
@@ -87,17 +91,38 @@ class Meter(TorchDispatchMode):
         if wraps_others(types):
             return NotImplemented
         kwargs = kwargs or {}
+        if func.namespace == "prim":
+            return args[0].device if func is _DEVICE and isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return {torch.bool: True}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
+        if self.replay is not None and func.namespace == "aten":
+            return self._replayed(self.replay, func, args, kwargs)
         out = func(*args, **kwargs)
-        if func.namespace == "prim":
-            return out
         self._note(func, args, kwargs, out)
         return out
 
+    def _replayed(self, replay: Replay, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """As it would be done and noted, from what is remembered of an equal operation where there was one."""
+        given = Arguments(func, args, kwargs, replay.mode)
+        recipe = None if given.key is None else replay.recipes.known.get(given.key)
+        if recipe is None:
+            out = func(*args, **kwargs)
+            piece = self._note(func, args, kwargs, out)
+            if given.key is not None and func not in _MOVERS:
+                replay.learn(given, Arguments(func, args, kwargs, replay.mode), out, piece)
+            return out
+        results = replay.repeat(recipe, given.tensors)
+        self._own([result for result in results if result is not None], ACTIVATIONS)
+        if recipe.piece is not None:
+            self.work.pieces[recipe.piece] += 1
+        return recipe.kind(results) if recipe.kind else results[0]
+
     # ---- operations and messages -------------------------------------------------------------------------------------
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def _note(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> tuple[bool, int, int] | None:
+        """Count it; returns what it adds to `work`."""
         kind = kind_of(func)
         outs = _tensors(out)
         name = func.name().partition(".")[0]
@@ -106,7 +131,7 @@ class Meter(TorchDispatchMode):
             self._own(outs, COMMUNICATION if kind != "all-reduce" else ACTIVATIONS)
             if func.namespace == "c10d":
                 self._move(_tensors(args), COMMUNICATION)
-            return
+            return None
         self._own(outs, ACTIVATIONS)
         if name in _SPLIT_OUT and "out" in kwargs:
             self._move(_tensors(kwargs["out"]), GATHERED)
@@ -114,11 +139,13 @@ class Meter(TorchDispatchMode):
             self._move(_tensors(args), GRADIENTS)
         moves, count = self._about(func)
         if not moves:
-            return
+            return None
         ins = _tensors((args, kwargs))
         flops = count(*args, **kwargs, out_val=out) if count else 0
         wide = not any(t.dtype in (torch.bfloat16, torch.float16) for t in ins)
-        self.work.add(wide, int(flops), sum(map(_bytes, ins)) + sum(map(_bytes, outs)))
+        piece = wide, int(flops), sum(map(_bytes, ins)) + sum(map(_bytes, outs))
+        self.work.add(*piece)
+        return piece
 
     def _about(self, func: Any) -> tuple[bool, Callable[..., int] | None]:
         """Whether an operation moves data (views do not), and how its floating-point operations are counted."""

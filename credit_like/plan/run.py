@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections import deque
@@ -15,6 +16,7 @@ from credit_like.grid import Grid
 from credit_like.plan.estimate import Report, Row, in_order
 from credit_like.plan.layouts import Illegal, Layout, layouts
 from credit_like.plan.machine import Machine
+from credit_like.plan.replay import Key, Recipe, Recipes
 from credit_like.plan.simulate import Rank, places, simulate
 from credit_like.schema.experiment import Experiment
 
@@ -77,13 +79,14 @@ def _in_processes(
     """
     context = multiprocessing.get_context("fork")
     waiting, answers = deque(tasks), {}
+    known: dict[Key, Recipe] = {}  # a new process starts with what those before it have found out
     running: dict[Connection, tuple[Task, ForkProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < most:
                 task = waiting.popleft()
                 receive, send = context.Pipe(duplex=False)
-                process = context.Process(target=_answer, args=(experiment, grid, task, send))
+                process = context.Process(target=_answer, args=(experiment, grid, task, known, send))
                 process.start()
                 send.close()
                 running[receive] = task, process
@@ -91,7 +94,8 @@ def _in_processes(
                 assert isinstance(pipe, Connection)
                 task, process = running.pop(pipe)
                 try:
-                    answers[task] = pipe.recv()
+                    answers[task], learnt = pipe.recv()
+                    known.update(learnt)
                 except EOFError:
                     process.join()
                     raise RuntimeError(
@@ -106,12 +110,14 @@ def _in_processes(
     return answers
 
 
-def _answer(experiment: Experiment, grid: Grid, task: Task, pipe: Connection) -> None:
+def _answer(experiment: Experiment, grid: Grid, task: Task, known: dict[Key, Recipe], pipe: Connection) -> None:
     layout, rank = task
+    gc.freeze()  # what was there before need not be looked through again and again
+    recipes = Recipes(known)
     try:
-        pipe.send(simulate(experiment, layout, rank, grid))
+        pipe.send((simulate(experiment, layout, rank, grid, recipes=recipes), recipes.learnt))
     except ValueError as error:
-        pipe.send(str(error))
+        pipe.send((str(error), {}))
     pipe.close()
     os._exit(0)  # without the finalisers of the process it was forked from
 

@@ -36,6 +36,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
 from credit_like.plan.layouts import Layout, with_layout
 from credit_like.plan.meter import GRADIENTS, Meter, Work, attention_as_on_gpu, total_bytes
+from credit_like.plan.replay import Recipes, Replay
 from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
 from credit_like.training.trainer import Trainer, accumulation
@@ -176,10 +177,13 @@ def _tagging(meter: Meter) -> Any:
     return tag
 
 
-def simulate(experiment: Experiment, layout: Layout, rank: int, grid: Grid, gpu: bool = True) -> Rank:
+def simulate(
+    experiment: Experiment, layout: Layout, rank: int, grid: Grid, gpu: bool = True, recipes: Recipes | None = None
+) -> Rank:
     """This process as `rank` of the layout, for one optimiser step. Only once in a process.
 
-    `gpu`: take the layers' ways for GPUs rather than those for the CPU. Raises ValueError, as training does, where a
+    `gpu`: take the layers' ways for GPUs rather than those for the CPU. `recipes`: of simulations before this one, which
+    save time and change no figure; it learns new ones. Raises ValueError, as training does, where a
     degree does not fit the model.
     """
     began = time.process_time()
@@ -203,10 +207,10 @@ def simulate(experiment: Experiment, layout: Layout, rank: int, grid: Grid, gpu:
         stack.enter_context(_instead(runtime_module, "gradient_mesh", lambda mesh: averaged))
         store = cast(FieldStore, _NoData(grid, variables))
         model = build.parallel_model(experiment, variables, store, runtime)
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        with Meter():  # answers what construction asks of values
+        replay = Replay(stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True)), recipes)
+        with Meter(replay):  # answers what construction asks of values
             trainer = _trainer(model, experiment, runtime, variables, store, grid)
-        return _run(trainer, experiment, layout, variables, grid, began)
+        return _run(trainer, experiment, layout, variables, grid, began, replay)
 
 
 def _trainer(
@@ -219,9 +223,15 @@ def _trainer(
 
 
 def _run(
-    trainer: Trainer, experiment: Experiment, layout: Layout, variables: Variables, grid: Grid, began: float
+    trainer: Trainer,
+    experiment: Experiment,
+    layout: Layout,
+    variables: Variables,
+    grid: Grid,
+    began: float,
+    replay: Replay,
 ) -> Rank:
-    runtime, meter = trainer.runtime, Meter()
+    runtime, meter = trainer.runtime, Meter(replay)
     count = min(trainer.accumulation, _SIMULATED)
     samples = [sample_of(experiment, variables, grid, trainer.rows) for _ in range(count)]
     marks: list[tuple[Counter[Message], Counter[tuple[bool, int, int]]]] = []

@@ -88,9 +88,9 @@ def real(rank, chosen, layout):
     )
 
 
-def simulated(rank, chosen, layout, which):
+def simulated(rank, chosen, layout, which, recipes=None):
     os.environ["WORLD_SIZE"] = "1"
-    return simulation.simulate(chosen, layout, which, GRID, gpu=False)
+    return simulation.simulate(chosen, layout, which, GRID, gpu=False, recipes=recipes)
 
 
 def on_gpu(rank, chosen, layout, which):
