@@ -32,7 +32,6 @@ DYNAMIC = (GRADIENTS, GATHERED, COMMUNICATION, ACTIVATIONS)
 # Where FSDP puts gathered parameters, and where it collects the gradients of a unit.
 _SPLIT_OUT = ("fsdp::split_with_sizes_copy", "aten::split_with_sizes_copy")
 _COLLECT = ("fsdp::chunk_cat", "aten::_chunk_cat")
-_MOVERS = frozenset((aten.split_with_sizes_copy.out, aten._chunk_cat.default, aten._chunk_cat.out))
 _DEVICE = torch.ops.prim.device.default
 _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
 
@@ -95,7 +94,10 @@ class Meter(TorchDispatchMode):
             return args[0].device if func is _DEVICE and isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return {torch.bool: True}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
-        if self.replay is not None and func.namespace == "aten":
+        if func.namespace == "profiler":
+            with torch._C._DisableTorchDispatch():
+                return func(*args, **kwargs)
+        if self.replay is not None and func.namespace in ("aten", "fsdp"):
             return self._replayed(self.replay, func, args, kwargs)
         out = func(*args, **kwargs)
         self._note(func, args, kwargs, out)
@@ -108,11 +110,12 @@ class Meter(TorchDispatchMode):
         if recipe is None:
             out = func(*args, **kwargs)
             piece = self._note(func, args, kwargs, out)
-            if given.key is not None and func not in _MOVERS:
+            if given.key is not None:
                 replay.learn(given, Arguments(func, args, kwargs, replay.mode), out, piece)
             return out
         results = replay.repeat(recipe, given.tensors)
         self._own([result for result in results if result is not None], ACTIVATIONS)
+        self._retag(func, args, kwargs)
         if recipe.piece is not None:
             self.work.pieces[recipe.piece] += 1
         return recipe.kind(results) if recipe.kind else results[0]
@@ -125,7 +128,6 @@ class Meter(TorchDispatchMode):
         """Count it; returns what it adds to `work`."""
         kind = kind_of(func)
         outs = _tensors(out)
-        name = func.name().partition(".")[0]
         if kind is not None:
             self.messages[message(kind, func, args, kwargs, out)] += 1
             self._own(outs, COMMUNICATION if kind != "all-reduce" else ACTIVATIONS)
@@ -133,10 +135,7 @@ class Meter(TorchDispatchMode):
                 self._move(_tensors(args), COMMUNICATION)
             return None
         self._own(outs, ACTIVATIONS)
-        if name in _SPLIT_OUT and "out" in kwargs:
-            self._move(_tensors(kwargs["out"]), GATHERED)
-        elif name in _COLLECT:
-            self._move(_tensors(args), GRADIENTS)
+        self._retag(func, args, kwargs)
         moves, count = self._about(func)
         if not moves:
             return None
@@ -146,6 +145,14 @@ class Meter(TorchDispatchMode):
         piece = wide, int(flops), sum(map(_bytes, ins)) + sum(map(_bytes, outs))
         self.work.add(*piece)
         return piece
+
+    def _retag(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """What FSDP's own operations say of their arguments."""
+        name = func.name().partition(".")[0]
+        if name in _SPLIT_OUT and "out" in kwargs:
+            self._move(_tensors(kwargs["out"]), GATHERED)
+        elif name in _COLLECT:
+            self._move(_tensors(args), GRADIENTS)
 
     def _about(self, func: Any) -> tuple[bool, Callable[..., int] | None]:
         """Whether an operation moves data (views do not), and how its floating-point operations are counted."""
