@@ -53,11 +53,16 @@ def simulate_all(
     grid: Grid,
     processes: int | None = None,
     progress: Progress = lambda done, all_: None,
+    places: Callable[[Layout], list[int]] = places,
+    known: dict[Key, Recipe] | None = None,
 ) -> tuple[list[Row], list[Illegal]]:
-    """Rows of these layouts, and those that the model itself refuses."""
-    chosen = list(chosen)
+    """Rows of these layouts, and those that the model itself refuses.
+
+    `places`: which ranks of a layout to simulate. `known`: what simulations before found out; it grows.
+    """
+    chosen, known = list(chosen), {} if known is None else known
     tasks = [(layout, rank) for layout in chosen for rank in places(layout)]
-    answers = _in_processes(experiment, grid, tasks, processes or os.cpu_count() or 1, progress)
+    answers = _in_processes(experiment, grid, tasks, processes or os.cpu_count() or 1, progress, known)
     rows, refused = [], []
     for layout in chosen:
         ranks = [answers[layout, rank] for rank in places(layout)]
@@ -71,15 +76,20 @@ def simulate_all(
 
 
 def _in_processes(
-    experiment: Experiment, grid: Grid, tasks: list[Task], most: int, progress: Progress
+    experiment: Experiment,
+    grid: Grid,
+    tasks: list[Task],
+    most: int,
+    progress: Progress,
+    known: dict[Key, Recipe],
 ) -> dict[Task, Rank | str]:
     """The simulated rank of each task, or why the model refuses it.
 
-    Forked, because a process that has torch loaded starts another in hundredths of a second.
+    Forked, because a process that has torch loaded starts another in hundredths of a second, and the new one knows what
+    those before it have found out.
     """
     context = multiprocessing.get_context("fork")
     waiting, answers = deque(tasks), {}
-    known: dict[Key, Recipe] = {}  # a new process starts with what those before it have found out
     running: dict[Connection, tuple[Task, ForkProcess]] = {}
     try:
         while waiting or running:
