@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,6 @@ from credit_like.state import Sample
 
 FILL = -1
 """Stands for a window that counts nothing."""
-_LOG = logging.getLogger(__name__)
 
 
 def sample_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
@@ -39,9 +39,9 @@ class Loader:
     the last incomplete global batch. Unshuffled ones (validation) take every sample and end with smaller micro-batches; a
     rank for which nothing is left gets a sample with index −1, so that all ranks have equally many micro-batches.
 
-    Ranks that differ in tensor or domain coordinate alone get the same samples. `num_workers` processes read ahead
-    `prefetch_factor` micro-batches each; the order is the same for any number. Raises ValueError where the batch
-    sizes do not divide, or a global batch needs more samples than there are.
+    Ranks that differ in tensor or domain coordinate alone get the same samples. `num_workers` processes, or with 0 one
+    thread, read ahead `prefetch_factor` micro-batches each; the order is the same for any number. Raises ValueError
+    where the batch sizes do not divide, or a global batch needs more samples than there are.
     """
 
     def __init__(
@@ -69,20 +69,22 @@ class Loader:
         self.micro_batch_size, self.dp_rank, self.dp_size = micro_batch_size, dp_rank, dp_size
         self.accumulation = global_batch_size // (micro_batch_size * dp_size)
         self.samples = self._epoch_samples(len(windows), global_batch_size, batches_per_epoch)
-        self._sampler = _Fixed()
-        workers: dict[str, Any] = (
-            {"prefetch_factor": prefetch_factor, "persistent_workers": True} if num_workers else {}
-        )
-        self._loader = DataLoader(
-            _Batches(windows),
+        self._dataset, self._sampler = _Batches(windows), _Fixed()
+        self._ahead, self._pin_memory = prefetch_factor, pin_memory
+        self._loader = self._with_workers(num_workers) if num_workers else None
+
+    def _with_workers(self, num_workers: int) -> DataLoader[Any]:
+        return DataLoader(
+            self._dataset,
             batch_size=None,
             sampler=self._sampler,
             # Its own: a start in mid-epoch, which draws a seed for the workers, must not move the run's random numbers.
             generator=torch.Generator(),
             num_workers=num_workers,
             collate_fn=_same,
-            pin_memory=pin_memory,
-            **workers,
+            pin_memory=self._pin_memory,
+            prefetch_factor=self._ahead,
+            persistent_workers=True,
         )
 
     def _epoch_samples(self, n: int, global_batch_size: int, batches_per_epoch: int) -> int:
@@ -95,12 +97,13 @@ class Loader:
 
     @property
     def windows_ahead(self) -> int:
-        """Micro-batches that workers may have read before they are asked for."""
-        return self._loader.num_workers * (self._loader.prefetch_factor or 0)
+        """Micro-batches that may have been read before they are asked for."""
+        return self._ahead * (self._loader.num_workers if self._loader else 1)
 
     def close(self) -> None:
         """End the workers; the next `batches` starts new ones."""
-        self._loader._iterator = None
+        if self._loader is not None:
+            self._loader._iterator = None
 
     def __len__(self) -> int:
         """Micro-batches of this rank in an epoch."""
@@ -120,21 +123,44 @@ class Loader:
 
         Raises ReadError naming variable, time and file where data cannot be read, and the worker where one dies.
         """
-        self._sampler.batches = self.indices(epoch)[start:]
-        self._sampler.number = start
+        wanted = self.indices(epoch)[start:]
+        source = self._from_thread(wanted) if self._loader is None else self._from_workers(wanted, epoch, start)
+        for sample in source:
+            yield sample.unwrap() if isinstance(sample, _Failure) else sample
+
+    def _from_thread(self, wanted: list[NDArray[np.int64]]) -> Iterator[Any]:
+        """Read by a thread of this process while the batch before is computed with."""
+        reader = ThreadPoolExecutor(1, thread_name_prefix="loader")
+        coming: deque[Future[Any]] = deque()
+        try:
+            for indices in wanted:
+                coming.append(reader.submit(self._read, indices.tolist()))
+                if len(coming) > self._ahead:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            reader.shutdown(cancel_futures=True)
+
+    def _read(self, indices: list[int]) -> Any:
+        sample = self._dataset[indices]
+        return sample.pin_memory() if self._pin_memory and isinstance(sample, Sample) else sample
+
+    def _from_workers(self, wanted: list[NDArray[np.int64]], epoch: int, start: int) -> Iterator[Any]:
+        assert self._loader is not None
+        self._sampler.batches = wanted
         source = iter(self._loader)
-        for number, wanted in enumerate(self._sampler.batches, start):
+        for number, indices in enumerate(wanted, start):
             try:
-                sample = next(source)
+                yield next(source)
             except RuntimeError as error:
                 if "DataLoader worker" not in str(error):
                     raise
-                at = self.windows.store.time_seconds(self.windows.starts[np.maximum(wanted, 0)])
+                at = self.windows.store.time_seconds(self.windows.starts[np.maximum(indices, 0)])
                 times = ", ".join(map(to_text, from_seconds(at, self.windows.store.calendar)))
                 raise ReadError(
                     f"a loader worker died near micro-batch {number} of epoch {epoch} ({times}): {error}"
                 ) from error
-            yield sample.unwrap() if isinstance(sample, _Failure) else sample
 
 
 class _Failure:
@@ -152,7 +178,6 @@ class _Fixed(Sampler[Any]):
 
     def __init__(self) -> None:
         self.batches: Sequence[NDArray[np.int64]] = ()
-        self.number = 0
 
     def __iter__(self) -> Iterator[list[int]]:
         return iter([batch.tolist() for batch in self.batches])

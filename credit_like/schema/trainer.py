@@ -85,6 +85,7 @@ class LoaderSection(Section):
     """How samples are read ahead."""
 
     num_workers: int = Field(default=0, ge=0)
+    """Processes that read; 0 = a thread of the training process."""
     prefetch_factor: int = Field(default=2, ge=1)
 
 
