@@ -88,6 +88,28 @@ def test_stop_after_is_a_time(tmp_path, monkeypatch) -> None:
     assert 0 < found["step"] < 18
 
 
+def _under_a_jumping_clock(rank, world, port, save_loc, section) -> int:
+    """Every look at the clock on the wall finds it up to three years off, before or after."""
+    draw, truth = random.Random(3), time.time
+    time.time = lambda: truth() + draw.uniform(-1e8, 1e8)
+    return harness._train(rank, world, port, save_loc, section)
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.02")
+    section = {**SECTION, "checkpoint": {"every": 4, "keep": 2}}
+    harness.reference(tmp_path / "whole", section)
+    run = tmp_path / "run"
+    job = harness.Job(run, {**section, "stop_after": "0.4s"}, body=_under_a_jumping_clock)
+    assert job.wait(60)
+    assert job.end() == [0]
+    assert 0 < status(run)["step"] < 18
+    job = harness.Job(run, section, body=_under_a_jumping_clock)
+    assert job.wait(60)
+    assert job.end() == [0]
+    harness.assert_same(run, tmp_path / "whole")
+
+
 def test_a_stop_during_validation_validates_after_the_restart(tmp_path, monkeypatch) -> None:
     """The validation that was given up is made up for, once, from the same weights."""
     monkeypatch.setenv("PAUSE", "0.01")
