@@ -59,6 +59,10 @@ def train(folder: Path) -> int:
     if rank:
         while not (asked or done.exists()):
             time.sleep(0.02)
+        # A signal that ended the run is on its way to this worker too, which would else be gone before it comes.
+        patience = time.monotonic() + (20 if done.exists() and done.read_text() == "stopped" else 0)
+        while not asked and time.monotonic() < patience:
+            time.sleep(0.02)
         _write(folder / "seen" / f"{job}-{rank}-signals.json", asked)
         return 0
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
@@ -80,8 +84,9 @@ def train(folder: Path) -> int:
             _save(folder, step, value)
     _save(folder, step, value)
     _write(folder / "seen" / f"{job}-{rank}-signals.json", asked)
-    done.touch()
     finished = step == steps
+    done.with_suffix(".new").write_text("finished" if finished else "stopped")
+    done.with_suffix(".new").rename(done)
     _write(folder / "status.json", {"state": "finished" if finished else "continue", "step": step, "reason": None})
     return 0
 
