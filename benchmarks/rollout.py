@@ -1,15 +1,17 @@
 """What writing forecasts costs, and whether memory grows with the lead; writes benchmarks/results/rollout.md.
 
-    python benchmarks/rollout.py [--repeats 3]
+    python benchmarks/rollout.py [--pairs 7]
 
 The demonstration's model with random weights (which cost as much as trained ones) and its forecasts of five days.
-Output is what a rollout takes more of the processor than one that writes no field, and what the computing thread waits
-for it, as a share of the time that passes. Memory is the peak of a process that makes one forecast of so many steps.
+Output is what a rollout takes longer, and more of the processor, than one that writes no field and is else the same;
+the two are made in turn, and the share is the median over pairs. Memory is the peak of a process that makes one
+forecast of so many steps.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import os
 import platform
 import resource
@@ -17,7 +19,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -26,27 +27,10 @@ import torch
 
 from credit_like import build
 from credit_like.inference import forecast as forecasts
-from credit_like.inference.writers._base import Background
 from credit_like.schema.load import load_experiment
 
 LEADS = (20, 100, 500)
-INITS = 16
-
-
-class Watched(Background):
-    """Counts the time that passes while others wait for what is written."""
-
-    waiting = 0.0
-
-    def submit(self, action: Callable[[], None]) -> None:
-        before = time.perf_counter()
-        super().submit(action)
-        Watched.waiting += time.perf_counter() - before
-
-    def close(self) -> None:
-        before = time.perf_counter()
-        super().close()
-        Watched.waiting += time.perf_counter() - before
+INITS = 32
 
 
 def parts_of(save_loc: Path, *overrides: str) -> build.Parts:
@@ -55,14 +39,15 @@ def parts_of(save_loc: Path, *overrides: str) -> build.Parts:
     return build.assemble(experiment, build.start(experiment), train=False)
 
 
-def output(kind: str, flags: str, write: bool = True) -> tuple[float, float, float, float]:
-    """(seconds of the processor, waiting / time, seconds, megabytes); without `write` no field is handed on."""
+def output(kind: str, flags: str, write: bool = True) -> tuple[float, float, float]:
+    """(seconds, seconds of the processor, megabytes); without `write` no field is handed on."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forecasts"
-        init = f"inference.init=[2000-09-27, 2000-10-{12 if INITS > 8 else 4}T18, 24h]"
-        parts = parts_of(Path(folder), init, f"inference.output={{type: {kind}, path: {path}{flags}}}")
-        forecasts.Background = Watched
-        Watched.waiting = 0.0
+        parts = parts_of(
+            Path(folder),
+            "inference.init=[2000-09-27, 2000-10-28T18, 24h]",
+            f"inference.output={{type: {kind}, path: {path}{flags}}}",
+        )
         submit = forecasts._submit
         if not write:
             forecasts._submit = lambda *_: None
@@ -73,8 +58,21 @@ def output(kind: str, flags: str, write: bool = True) -> tuple[float, float, flo
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         forecasts._submit = submit
         assert outcome.finished
+        assert outcome.computed == INITS
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6
-        return cpu, Watched.waiting / wall, wall, size
+        return wall, cpu, size
+
+
+def share(kind: str, flags: str, pairs: int) -> str:
+    """A row of the table."""
+    runs = []
+    for turn in range(pairs):
+        order = (False, True) if turn % 2 else (True, False)
+        found = {write: output(kind, flags, write) for write in order}
+        runs.append([*(1 - found[False][i] / found[True][i] for i in (0, 1)), found[True][0], found[True][2]])
+    wall, cpu, seconds, size = np.median(runs, 0)
+    name = kind + flags.replace(",", "").replace(":", "")
+    return f"| {name} | {100 * wall:.1f} % | {100 * cpu:.1f} % | {seconds:.1f} | {size:.0f} |"
 
 
 def peak(leads: int) -> float:
@@ -94,27 +92,25 @@ def one(leads: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         one(arguments.one)
         return
+    output("zarr", "")  # warms up
     lines = [
         "# Rollouts",
         "",
-        f"{platform.machine()}, {os.cpu_count()} cores, PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s); "
-        f"the demonstration's model, {INITS} initial times, 20 leads; medians of {arguments.repeats}.",
+        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, PyTorch "
+        f"{torch.__version__}, {torch.get_num_threads()} thread(s); the demonstration's model, {INITS} initial times, "
+        f"20 leads; medians of {arguments.pairs} pairs.",
         "",
-        "| output | output / processor time | waiting / time | seconds | MB |",
+        "| output | share of the time | share of the processor | seconds | MB |",
         "|---|---|---|---|---|",
     ]
-    for kind, flags in (("zarr", ""), ("netcdf", ""), ("netcdf", ", compression: 0")):
-        pairs = [(output("zarr", "", write=False), output(kind, flags)) for _ in range(arguments.repeats)]
-        runs = [(1 - without[0] / with_it[0], *with_it[1:]) for without, with_it in pairs]
-        writing, waiting, seconds, size = np.median(runs, 0)
-        name = kind + flags.replace(",", "").replace(":", "")
-        lines.append(f"| {name} | {100 * writing:.1f} % | {100 * waiting:.1f} % | {seconds:.1f} | {size:.0f} |")
+    kinds = [("zarr", ""), ("netcdf", ""), ("netcdf", ", compression: 1")]
+    lines += [share(*kind, arguments.pairs) for kind in kinds]
     lines += ["", "| steps | peak memory (MiB) |", "|---|---|"]
     lines += [f"| {leads} | {peak(leads):.0f} |" for leads in LEADS]
     text = "\n".join(lines) + "\n"

@@ -22,7 +22,7 @@ from credit_like.inference.layout import Layout, choose
 from credit_like.inference.perturb import perturbations
 from credit_like.inference.rollout import rollout
 from credit_like.inference.times import initial_times, lead_steps, times_at
-from credit_like.inference.writers._base import Background, Writer, claim
+from credit_like.inference.writers._base import Background, Place, Writer, claim
 from credit_like.schema.experiment import Experiment
 from credit_like.state import State
 from credit_like.stepper import Stepper
@@ -157,7 +157,7 @@ def write_forecasts(
                     if lead in the.layout.leads:
                         fields = _fields(stepper, state, gather)
                         if fields is not None:
-                            _submit(background, writer, the.layout, pairs, the.layout.leads.index(lead), fields)
+                            _submit(background, writer, pairs, the.layout.leads.index(lead), fields)
                     done += 1
                     if progress is not None:
                         progress(done, steps)
@@ -204,10 +204,8 @@ def forecast(
             prediction_timedelta=[np.timedelta64(lead * store.step_seconds, "s").astype("timedelta64[ns]")]
         )
         fields = stepper.masked(stepper.outputs(state)).float().cpu().numpy()
-        by_name = [layout.select(one) for one in fields]
-        for name in layout.chosen:
-            values = np.stack([one[name] for one in by_name])[:, None]
-            dataset[name] = (layout.variable_dims(name), values, layout.attrs_of(name))
+        for name, values in layout.select(fields).items():
+            dataset[name] = (layout.variable_dims(name), values[:, None], layout.attrs_of(name))
         yield dataset
 
 
@@ -219,7 +217,7 @@ def _identity(experiment: Experiment, the: Plan, checkpoint: str) -> dict[str, A
     return {"experiment": kept, "checkpoint": checkpoint, "initial_times": init, "leads": list(the.layout.leads)}
 
 
-def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[tuple[int, int]]]:
+def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[Place]]:
     """(initial time, member) pairs of a group, `batch_size` at a time."""
     pairs = [(i, member) for i in group for member in range(members)]
     return [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
@@ -259,12 +257,5 @@ def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | 
         return _OnHost(host, event)
 
 
-def _submit(
-    background: Background, writer: Writer, layout: Layout, pairs: Sequence[tuple[int, int]], lead: int, fields: _OnHost
-) -> None:
-    def write() -> None:
-        arrays = fields.wait().numpy()
-        for (i, member), one in zip(pairs, arrays, strict=True):
-            writer.write(i, member, lead, layout.select(one))
-
-    background.submit(write)
+def _submit(background: Background, writer: Writer, places: Sequence[Place], lead: int, fields: _OnHost) -> None:
+    background.submit(lambda: writer.write(places, lead, fields.wait().numpy()))

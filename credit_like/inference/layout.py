@@ -70,10 +70,10 @@ class Layout:
             for name, levels in self.chosen.items()
         }
 
-    def select(self, fields_CHW: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Variable → (levels, H, W), or (H, W) at the surface, of one state."""
+    def select(self, fields_BCHW: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
+        """Variable → (B, levels, H, W), or (B, H, W) at the surface."""
         return {
-            name: fields_CHW[channels] if self.chosen[name] else fields_CHW[channels[0]]
+            name: fields_BCHW[:, channels] if self.chosen[name] else fields_BCHW[:, channels[0]]
             for name, channels in self._channels.items()
         }
 

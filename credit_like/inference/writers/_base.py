@@ -11,7 +11,7 @@ import os
 import queue
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,36 +24,40 @@ from credit_like.inference.layout import Layout
 Fields = NDArray[np.float32]
 
 
-class Writer:
-    """Takes fields of one initial time, member and lead at a time; leads of a member come in ascending order.
+Place = tuple[int, int]
+"""(initial time, member), as positions along their dimensions."""
 
-    Positions (`init`, `member`, `lead`) count along the dimensions of `layout`. Leads that share a chunk are held back
-    and stored together; no chunk spans initial times or members. Safe to use from several processes at once as long
-    as no two write the same initial time.
+
+class Writer:
+    """Takes the fields of one lead of a batch at a time; the leads of a batch come in ascending order.
+
+    Positions count along the dimensions of `layout`. Leads that share a chunk are held back and stored together; no
+    chunk spans initial times or members. Safe to use from several processes at once as long as no two write the same
+    initial time.
     """
 
     def __init__(self, layout: Layout, folder: Path, chunk_bytes: int) -> None:
         self.layout = layout
         self.folder = folder
         self.chunk_bytes = chunk_bytes
-        self._held: dict[tuple[str, int, int], list[Fields]] = {}
+        self._held: dict[str, list[Fields]] = {}
 
     def open(self) -> None:
         """Make the files where they are not there yet."""
         raise NotImplementedError
 
-    def write(self, init: int, member: int, lead: int, fields: dict[str, Fields]) -> None:
-        """Variable → ([levels], H, W)."""
+    def write(self, places: Sequence[Place], lead: int, fields_BCHW: Fields) -> None:
+        """The stepper's outputs, one place after the other."""
         leads_axis = len(self.layout.dims) - 1
-        for name, field in fields.items():
-            held = self._held.setdefault((name, init, member), [])
-            held.append(field)
+        for name, fields in self.layout.select(fields_BCHW).items():
+            held = self._held.setdefault(name, [])
+            held.append(fields)
             if len(held) == self.chunks(name)[leads_axis] or lead == len(self.layout.leads) - 1:
-                self._store(name, init, member, slice(lead + 1 - len(held), lead + 1), np.stack(held))
-                del self._held[name, init, member]
+                self._store(name, places, slice(lead + 1 - len(held), lead + 1), np.stack(held, 1))
+                del self._held[name]
 
-    def _store(self, name: str, init: int, member: int, leads: slice, values: Fields) -> None:
-        """Put (leads, [levels], H, W) into the file."""
+    def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
+        """Put (B, leads, [levels], H, W) into the files."""
         raise NotImplementedError
 
     def chunks(self, name: str) -> tuple[int, ...]:

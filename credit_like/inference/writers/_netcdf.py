@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import netCDF4
@@ -11,7 +12,7 @@ from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
 from xarray.conventions import cf_encoder
 
 from credit_like.inference.layout import Layout
-from credit_like.inference.writers._base import Fields, Writer, compact
+from credit_like.inference.writers._base import Fields, Place, Writer, compact
 
 # The HDF5 library is not thread-safe: files written here and files that xarray reads in other threads take turns.
 _LOCK = NETCDF4_PYTHON_LOCK
@@ -35,12 +36,13 @@ class NetcdfWriter(Writer):
     def open(self) -> None:
         (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
 
-    def _store(self, name: str, init: int, member: int, leads: slice, values: Fields) -> None:
-        if init not in self._files:
-            self._create(init)
-        where = (0, member) if self.layout.members > 1 else (0,)
-        with _LOCK:
-            self._files[init][name][(*where, leads)] = values
+    def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
+        for (init, member), part in zip(places, values, strict=True):
+            if init not in self._files:
+                self._create(init)
+            where = (0, member) if self.layout.members > 1 else (0,)
+            with _LOCK:
+                self._files[init][name][(*where, leads)] = part
 
     def _create(self, init: int) -> None:
         layout = self.layout

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import dask.array
 import numpy as np
 import zarr
+from zarr.codecs import BloscCodec
 
 from credit_like.inference.layout import Layout
-from credit_like.inference.writers._base import Fields, Writer, replace_text
+from credit_like.inference.writers._base import Fields, Place, Writer, replace_text
+
+# A fifth smaller than plain numbers, as zstd makes them too, in the time that it takes to write those.
+_COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
 
 
 class ZarrWriter(Writer):
@@ -37,7 +42,11 @@ class ZarrWriter(Writer):
             # Only the metadata are written now; dask stands for "no values yet".
             empty = dask.array.empty(layout.shape(name), chunks=-1, dtype=np.float32)
             dataset[name] = (layout.variable_dims(name), empty, layout.attrs_of(name))
-            encoding[name] = {"chunks": self.chunks(name), "_FillValue": np.float32("nan")}
+            encoding[name] = {
+                "chunks": self.chunks(name),
+                "compressors": _COMPRESSOR,
+                "_FillValue": np.float32("nan"),
+            }
             if shards := self._shards(name):
                 encoding[name]["shards"] = shards
         dataset.to_zarr(fresh, mode="w", compute=False, consolidated=False, zarr_format=3, encoding=encoding)
@@ -57,9 +66,11 @@ class ZarrWriter(Writer):
         # A shard must be a whole number of chunks.
         return (*chunks[:-3], -(-field[0] // chunks[-3]) * chunks[-3], *field[-2:])
 
-    def _store(self, name: str, init: int, member: int, leads: slice, values: Fields) -> None:
-        where = (init, member) if self.layout.members > 1 else (init,)
-        self._array(name)[(*where, leads)] = values
+    def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
+        for box, part in _boxes(places):
+            where = box if self.layout.members > 1 else box[:1]
+            shape = [s.stop - s.start for s in where]
+            self._array(name)[(*where, leads)] = values[part].reshape(*shape, *values.shape[1:])
 
     def _array(self, name: str) -> Any:
         if name not in self._arrays:
@@ -78,6 +89,20 @@ class ZarrWriter(Writer):
                 assert self.path.exists()
         self.sweep()
         return True
+
+
+def _boxes(places: Sequence[Place]) -> Iterator[tuple[tuple[slice, slice], slice]]:
+    """(initial times, members) of each region that successive places fill, and which of the places those are."""
+    start = 0
+    while start < len(places):
+        (init, first), members = places[start], 1
+        while start + members < len(places) and places[start + members] == (init, first + members):
+            members += 1
+        end, inits = start + members, 1
+        while [*places[end : end + members]] == [(init + inits, first + m) for m in range(members)]:
+            end, inits = end + members, inits + 1
+        yield (slice(init, init + inits), slice(first, first + members)), slice(start, end)
+        start = end
 
 
 def _consolidate(path: Path) -> None:
