@@ -4,7 +4,8 @@
 
 The demonstration's model with random weights (which cost as much as trained ones) and its forecasts of five days.
 Output is what a rollout takes longer, and more of the processor, than one that writes no field and is else the same;
-the two are made in turn, and the share is the median over pairs. Memory is the peak of a process that makes one
+the two are made in turn, and the share is the median over pairs: with all cores computing, and with one left for the
+writer, as a node with GPUs has many. Memory is the peak of a process that makes one
 forecast of so many steps.
 """
 
@@ -63,16 +64,17 @@ def output(kind: str, flags: str, write: bool = True) -> tuple[float, float, flo
         return wall, cpu, size
 
 
-def share(kind: str, flags: str, pairs: int) -> str:
+def share(threads: int, kind: str, flags: str, pairs: int) -> str:
     """A row of the table."""
+    torch.set_num_threads(threads)
     runs = []
     for turn in range(pairs):
         order = (False, True) if turn % 2 else (True, False)
-        found = {write: output(kind, flags, write) for write in order}
+        found = {write: output(*((kind, flags) if write else ("zarr", "")), write) for write in order}
         runs.append([*(1 - found[False][i] / found[True][i] for i in (0, 1)), found[True][0], found[True][2]])
     wall, cpu, seconds, size = np.median(runs, 0)
     name = kind + flags.replace(",", "").replace(":", "")
-    return f"| {name} | {100 * wall:.1f} % | {100 * cpu:.1f} % | {seconds:.1f} | {size:.0f} |"
+    return f"| {name} | {threads} | {100 * wall:.1f} % | {100 * cpu:.1f} % | {seconds:.1f} | {size:.0f} |"
 
 
 def peak(leads: int) -> float:
@@ -103,14 +105,16 @@ def main() -> None:
         "# Rollouts",
         "",
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, PyTorch "
-        f"{torch.__version__}, {torch.get_num_threads()} thread(s); the demonstration's model, {INITS} initial times, "
+        f"{torch.__version__}; the demonstration's model, {INITS} initial times, "
         f"20 leads; medians of {arguments.pairs} pairs.",
         "",
-        "| output | share of the time | share of the processor | seconds | MB |",
-        "|---|---|---|---|---|",
+        "| output | threads | share of the time | share of the processor | seconds | MB |",
+        "|---|---|---|---|---|---|",
     ]
+    all_cores = torch.get_num_threads()
     kinds = [("zarr", ""), ("netcdf", ""), ("netcdf", ", compression: 1")]
-    lines += [share(*kind, arguments.pairs) for kind in kinds]
+    for threads in sorted({all_cores, max(1, all_cores - 1)}, reverse=True):
+        lines += [share(threads, *kind, arguments.pairs) for kind in kinds]
     lines += ["", "| steps | peak memory (MiB) |", "|---|---|"]
     lines += [f"| {leads} | {peak(leads):.0f} |" for leads in LEADS]
     text = "\n".join(lines) + "\n"

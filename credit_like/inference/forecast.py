@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,7 @@ def write_forecasts(
                     if progress is not None:
                         progress(done, steps)
             if gather is None or fields is not None:
-                for i in group:
-                    background.submit(lambda i=i: writer.complete(i))  # type: ignore[misc]
+                background.submit(partial(_complete, writer, group))
         background.close()
     except BaseException:
         background.abandon()
@@ -259,3 +259,8 @@ def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | 
 
 def _submit(background: Background, writer: Writer, places: Sequence[Place], lead: int, fields: _OnHost) -> None:
     background.submit(lambda: writer.write(places, lead, fields.wait().numpy()))
+
+
+def _complete(writer: Writer, group: Sequence[int]) -> None:
+    for i in group:
+        writer.complete(i)
