@@ -194,11 +194,11 @@ class Both:
         self.pieces = {name: Piece.whole(x) for name, x in self.state.items()}
         self.bytes = total_bytes(self.pieces)
         self.ours, self.plain = folder / "ours", folder / "plain.pt"
-        self.step = 0
+        self.step, self.manager = 0, CheckpointManager(self.ours, keep=1, asynchronous=False)
 
     def save_ours(self) -> None:
         self.step += 1
-        CheckpointManager(self.ours, keep=1, asynchronous=False).save(self.step, self.pieces, {})
+        self.manager.save(self.step, self.pieces, {})
 
     def save_plain(self) -> None:
         torch.save(self.state, self.plain)
@@ -227,7 +227,7 @@ def throughput(folder: Path, megabytes: float, pairs: int) -> dict[str, Any]:
     took: dict[str, list[float]] = {name: [] for name in operations}
     for pair in range(pairs + 1):
         for name in operations:
-            if name == "save_plain":
+            if name.startswith("save"):
                 os.sync()  # what is left from before is not this one's
             time_taken = seconds(getattr(both, name))
             if pair:  # the first turn warms up

@@ -246,7 +246,8 @@ def measure(layout: Layout, options: argparse.Namespace) -> dict[str, float]:
     """The largest rank's memory, and the median step."""
     print(f"{layout.name} …", file=sys.stderr, flush=True)
     team = Team(layout, 1, options.width)
-    team.step()
+    for _ in range(2):  # DDP makes its buckets anew at the second, which is no activation
+        team.step()
     memory = team.ask("memory")
     times = [team.step() for _ in range(options.steps)]
     team.close()
