@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from credit_like.data.arena import Allocate, Arena, Handed, hand_over, plain, size_of
 from credit_like.data.store import ReadError
 from credit_like.data.times import from_seconds, to_text
 from credit_like.data.windows import Windows
@@ -69,18 +71,21 @@ class Loader:
         self.micro_batch_size, self.dp_rank, self.dp_size = micro_batch_size, dp_rank, dp_size
         self.accumulation = global_batch_size // (micro_batch_size * dp_size)
         self.samples = self._epoch_samples(len(windows), global_batch_size, batches_per_epoch)
-        self._dataset, self._sampler = _Batches(windows), _Fixed()
-        self._ahead, self._pin_memory = prefetch_factor, pin_memory
-        self._loader = self._with_workers(num_workers) if num_workers else None
+        self._sampler = _Fixed()
+        self._num_workers, self._ahead, self._pin_memory = num_workers, prefetch_factor, pin_memory
+        self._loader: DataLoader[Any] | None = None
 
-    def _with_workers(self, num_workers: int) -> DataLoader[Any]:
+    def _with_workers(self) -> DataLoader[Any]:
+        # What is read ahead, what is being read, and what the main process holds: the batch at hand and the one before.
+        size = size_of(self.windows.shapes(self.micro_batch_size))
+        arena = Arena(self._num_workers, self._ahead + 3, size)
         return DataLoader(
-            self._dataset,
+            _Batches(self.windows, arena),
             batch_size=None,
             sampler=self._sampler,
             # Its own: a start in mid-epoch, which draws a seed for the workers, must not move the run's random numbers.
             generator=torch.Generator(),
-            num_workers=num_workers,
+            num_workers=self._num_workers,
             collate_fn=_same,
             pin_memory=self._pin_memory,
             prefetch_factor=self._ahead,
@@ -98,12 +103,11 @@ class Loader:
     @property
     def windows_ahead(self) -> int:
         """Micro-batches that may have been read before they are asked for."""
-        return self._ahead * (self._loader.num_workers if self._loader else 1)
+        return self._ahead * max(1, self._num_workers)
 
     def close(self) -> None:
         """End the workers; the next `batches` starts new ones."""
-        if self._loader is not None:
-            self._loader._iterator = None
+        self._loader = None
 
     def __len__(self) -> int:
         """Micro-batches of this rank in an epoch."""
@@ -124,7 +128,7 @@ class Loader:
         Raises ReadError naming variable, time and file where data cannot be read, and the worker where one dies.
         """
         wanted = self.indices(epoch)[start:]
-        source = self._from_thread(wanted) if self._loader is None else self._from_workers(wanted, epoch, start)
+        source = self._from_workers(wanted, epoch, start) if self._num_workers else self._from_thread(wanted)
         for sample in source:
             yield sample.unwrap() if isinstance(sample, _Failure) else sample
 
@@ -143,11 +147,11 @@ class Loader:
             reader.shutdown(cancel_futures=True)
 
     def _read(self, indices: list[int]) -> Any:
-        sample = self._dataset[indices]
+        sample = _Batches(self.windows)[indices]
         return sample.pin_memory() if self._pin_memory and isinstance(sample, Sample) else sample
 
     def _from_workers(self, wanted: list[NDArray[np.int64]], epoch: int, start: int) -> Iterator[Any]:
-        assert self._loader is not None
+        self._loader = self._loader or self._with_workers()
         self._sampler.batches = wanted
         source = iter(self._loader)
         for number, indices in enumerate(wanted, start):
@@ -187,19 +191,24 @@ class _Fixed(Sampler[Any]):
 
 
 class _Batches(Dataset[Any]):
-    """Maps the window numbers of a micro-batch to its Sample."""
+    """Maps the window numbers of a micro-batch to its Sample; with an arena, in a worker, to one that lies there."""
 
-    def __init__(self, windows: Windows) -> None:
-        self.windows = windows
+    def __init__(self, windows: Windows, arena: Arena | None = None) -> None:
+        self.windows, self.arena = windows, arena
 
-    def __getitem__(self, indices: Any) -> Sample | _Failure:
+    def __getitem__(self, indices: Any) -> Sample | Handed | _Failure:
         try:
-            if indices == [FILL]:
-                fill = self.windows.batch([0])
-                return replace(fill, index=torch.full_like(fill.index, FILL))
-            return self.windows.batch(indices)
+            if self.arena is None:
+                return self._make(indices, plain)
+            return hand_over(self.arena, partial(self._make, indices))
         except (ReadError, ValueError) as error:
             return _Failure(error)
+
+    def _make(self, indices: list[int], allocate: Allocate) -> Sample:
+        if indices == [FILL]:
+            fill = self.windows.batch([0], allocate)
+            return replace(fill, index=torch.full_like(fill.index, FILL))
+        return self.windows.batch(indices, allocate)
 
 
 def _same(item: Any) -> Any:

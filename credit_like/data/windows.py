@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset
 
+from credit_like.data.arena import Allocate, plain
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, to_text
 from credit_like.schema.data import Periods
@@ -55,14 +55,21 @@ class Windows(Dataset[Sample]):
         """The i-th window as a batch of one."""
         return self.batch([i])
 
-    def batch(self, indices: Sequence[int]) -> Sample:
-        """Several windows as one batch; in a worker process straight into memory shared with its parent."""
+    def shapes(self, batch: int) -> list[tuple[int, ...]]:
+        """Of prognostic, forcing and target of so many windows."""
+        frames, leads = self.history_len, self.forecast_len
+        grid = (self.rows.stop - self.rows.start, self.store.grid.width)
+        return [
+            (batch, self.variables.n("prognostic"), frames, *grid),
+            (batch, self.variables.n("dynamic_forcing"), frames + leads - 1, *grid),
+            (batch, self.variables.out_channels, leads, *grid),
+        ]
+
+    def batch(self, indices: Sequence[int], allocate: Allocate = plain) -> Sample:
+        """Several windows as one batch, in memory that `allocate` gives."""
         n_prognostic, n_outputs = self.variables.n("prognostic"), self.variables.out_channels
-        height, width = self.rows.stop - self.rows.start, self.store.grid.width
-        batch, frames, leads = len(indices), self.history_len, self.forecast_len
-        prognostic = _new(batch, n_prognostic, frames, height, width)
-        forcing = _new(batch, self.variables.n("dynamic_forcing"), frames + leads - 1, height, width)
-        target = _new(batch, n_outputs, leads, height, width)
+        frames, leads = self.history_len, self.forecast_len
+        prognostic, forcing, target = map(allocate, self.shapes(len(indices)))
         positions = self.starts[list(indices)]
         for b, now in enumerate(positions.tolist()):
             past, future = prognostic[b].numpy(), target[b].numpy()
@@ -95,13 +102,6 @@ class Windows(Dataset[Sample]):
                         f"expected data of {channel} at {time}, got {bad.sum()} missing of {bad.size} points; the data "
                         "have changed since the statistics were fitted: fit them again with `credit-like preprocess`"
                     )
-
-
-def _new(*shape: int) -> torch.Tensor:
-    if get_worker_info() is None or not math.prod(shape):
-        return torch.empty(shape, dtype=torch.float32)
-    storage = torch.UntypedStorage._new_shared(4 * math.prod(shape))  # `share_memory_` of a tensor would copy it
-    return torch.empty(0, dtype=torch.float32).set_(storage).view(shape)
 
 
 def _starts(

@@ -1,3 +1,5 @@
+import gc
+import multiprocessing
 import os
 import signal
 
@@ -74,6 +76,50 @@ def test_an_epoch_left_early_does_not_disturb_the_next(windows):
     again = list(many.batches(0))
     assert torch.equal(first.prognostic, again[0].prognostic)
     assert len(again) == len(many)
+
+
+def test_a_sample_stays_what_it_is_as_long_as_it_is_held(windows):
+    """Blocks are used again only when nothing refers to them: not a batch, a slice of one, or what autograd saved."""
+    plain, many, random = list(loader(windows).batches(0)), loader(windows, num_workers=2), np.random.default_rng(0)
+    for epoch in range(3):
+        expected = plain if epoch == 0 else list(loader(windows).batches(epoch))
+        held = {}
+        for k, sample in enumerate(many.batches(epoch)):
+            held[k] = sample.prognostic[0, 1:] if k % 3 else sample
+            del sample
+            for gone in [j for j in held if random.random() < 0.3]:
+                del held[gone]
+            for j, kept in held.items():
+                if isinstance(kept, torch.Tensor):
+                    assert torch.equal(kept, expected[j].prognostic[0, 1:])
+                else:
+                    assert all(torch.equal(getattr(kept, f), getattr(expected[j], f)) for f in FIELDS)
+        arena = many._loader.dataset.arena
+        assert int(arena.taken.sum()) <= len(held)
+    weight = torch.ones((), requires_grad=True)
+    loss = sum((sample.target * weight).sum() for sample in many.batches(0))
+    gc.collect()
+    assert arena.taken.any()
+    loss.backward()
+    assert float(weight.grad) == pytest.approx(sum(float(s.target.sum()) for s in plain), rel=1e-5)
+    held.clear()
+    del loss, kept
+    gc.collect()
+    assert not arena.taken.any()
+
+
+def test_what_a_forked_process_forgets_is_still_held_here(windows):
+    many = loader(windows, num_workers=1)
+    held = [next(iter(many.batches(0)))]
+    (before,) = (sample.prognostic.clone() for sample in held)
+    taken = many._loader.dataset.arena.taken
+    child = multiprocessing.get_context("fork").Process(target=held.clear)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert taken.any()
+    list(many.batches(1))
+    assert torch.equal(held[0].prognostic, before)
 
 
 def test_validation_takes_all_in_order(windows):

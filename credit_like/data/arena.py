@@ -1,0 +1,126 @@
+"""Memory in which worker processes hand over samples, used again as soon as the main process has let go of one.
+
+A fresh shared page costs more than to fill it: its first touch takes the kernel as long as decoding a third of what
+goes in.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from credit_like.state import Sample
+
+Shape = tuple[int, ...]
+Allocate = Callable[[Shape], Tensor]
+
+_ALIGN = 64  # bytes
+_FIELDS = ("prognostic", "forcing", "target")
+_numbers = itertools.count()
+_arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
+
+
+def plain(shape: Shape) -> Tensor:
+    """Memory of this process."""
+    return torch.empty(shape, dtype=torch.float32)
+
+
+def size_of(shapes: list[Shape]) -> int:
+    """Bytes of float32 tensors of these shapes in a block."""
+    return sum(_ALIGN * -(-4 * math.prod(shape) // _ALIGN) for shape in shapes)
+
+
+class Arena:
+    """`per_worker` blocks of `size` bytes for each worker process; made by the process that the samples go to.
+
+    A block is taken by its worker, and free again when no tensor of the main process refers to it. A sample for which
+    no block is free, or too large for one, travels in memory of its own.
+    """
+
+    def __init__(self, workers: int, per_worker: int, size: int) -> None:
+        self.number, self.per_worker, self.size = next(_numbers), per_worker, size
+        self.taken = torch.zeros(workers * per_worker, dtype=torch.uint8).share_memory_()
+        # Pages come into being when they are touched.
+        storage = torch.UntypedStorage._new_shared(max(1, workers * per_worker * size))
+        self.memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+        _arenas[self.number] = self
+
+    def block(self) -> int | None:
+        """A free block of this worker, now taken."""
+        info = get_worker_info()
+        assert info is not None
+        own = range(info.id * self.per_worker, (info.id + 1) * self.per_worker)
+        found = next((k for k in own if not self.taken[k]), None)
+        if found is not None:
+            self.taken[found] = 1
+        return found
+
+    def carve(self, block: int, shapes: list[Shape]) -> list[Tensor]:
+        """Tensors in a block; it is freed when the last of them, and of their views, is gone."""
+        start = block * self.size
+        # Torch keeps this view of it, and only this one, alive as long as any tensor that is made here.
+        view = self.memory.numpy()[start : start + self.size]
+        weakref.finalize(view, _let_go, self.taken, block, os.getpid()).atexit = False
+        whole, tensors, position = torch.from_numpy(view), [], 0
+        for shape in shapes:
+            length = 4 * math.prod(shape)
+            tensors.append(whole[position : position + length].view(torch.float32).view(shape))
+            position += size_of([shape])
+        return tensors
+
+
+def _let_go(taken: Tensor, block: int, owner: int) -> None:
+    # A process that was forked while this one held the sample has no say.
+    if os.getpid() == owner:
+        taken[block] = 0
+
+
+class Handed:
+    """A sample in a block, on its way: it arrives as a Sample."""
+
+    def __init__(self, arena: Arena, block: int, sample: Sample) -> None:
+        self.arena, self.block = arena, block
+        self.shapes = [tuple(getattr(sample, name).shape) for name in _FIELDS]
+        self.index = sample.index.tolist()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (self.arena.number, self.block, self.shapes, self.index)
+
+
+def _receive(number: int, block: int, shapes: list[Shape], index: list[int]) -> Sample:
+    prognostic, forcing, target = _arenas[number].carve(block, shapes)
+    return Sample(prognostic, forcing, target, torch.tensor(index, dtype=torch.int64))
+
+
+def hand_over(arena: Arena, make: Callable[[Allocate], Sample]) -> Sample | Handed:
+    """Run `make` with an allocator that takes from a block where one is free; in a worker process."""
+    block = arena.block()
+    if block is None:
+        return make(plain)
+    start, end = block * arena.size, (block + 1) * arena.size
+    position = start
+
+    def allocate(shape: Shape) -> Tensor:
+        nonlocal position
+        first, position = position, position + size_of([shape])
+        if position > end:
+            return plain(shape)
+        return arena.memory[first : first + 4 * math.prod(shape)].view(torch.float32).view(shape)
+
+    try:
+        sample = make(allocate)
+    except BaseException:
+        arena.taken[block] = 0
+        raise
+    if position > end:
+        arena.taken[block] = 0
+        return sample
+    return Handed(arena, block, sample)
