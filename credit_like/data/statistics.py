@@ -155,7 +155,11 @@ class Moments:
 
 def moments_of(plane: NDArray[np.floating]) -> tuple[int, float, float]:
     """Count, mean and sum of squared deviations in float64 of the points with data."""
-    values = plane.astype(np.float64).ravel()
+    return _moments_of(plane.astype(np.float64).ravel())
+
+
+def _moments_of(values: NDArray[np.float64]) -> tuple[int, float, float]:
+    """The same; changes the values."""
     total = values.sum()
     if not np.isfinite(total):
         values = values[np.isfinite(values)]
@@ -211,7 +215,9 @@ class Scan:
             elif not np.isfinite(plane.sum()):
                 lacking[channel] = (~np.isfinite(plane)).sum()
             if training and before_CHW is not None:
-                self.change.add(channel, *moments_of(plane.astype(np.float64) - before_CHW[channel]))
+                self.change.add(
+                    channel, *_moments_of(np.subtract(plane, before_CHW[channel], dtype=np.float64).ravel())
+                )
             self.valid[channel] |= np.isfinite(plane) if lacking[channel] else True
         if lacking.any():
             self.lacking[position] = lacking
