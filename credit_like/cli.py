@@ -240,7 +240,9 @@ def plan(
     file: File,
     gpus: Annotated[str, typer.Option(metavar="N[,N…]", help="How many GPUs; several numbers give a table each.")],
     set_: Set = None,
-    gpu: Annotated[str, typer.Option(help="v100-32gb, a100-40gb, a100-80gb, h100, h200 or mi250x.")] = "a100-40gb",
+    gpu: Annotated[
+        str, typer.Option(help="v100-32gb, a100-40gb, a100-80gb, h100, h200, mi250x or a file of `bench`.")
+    ] = "a100-40gb",
     memory: Annotated[float | None, typer.Option("--gpu-memory", metavar="GB", help="Memory of a GPU.")] = None,
     peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak in bfloat16.")] = None,
     wide_peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak in float32.")] = None,
@@ -286,6 +288,20 @@ def plan(
             plot=plot,
         )
     )
+
+
+@app.command()
+def bench(
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="YML", help="Where to write.")] = None,
+) -> None:
+    """Measure this machine for `plan --gpu YML`; under torchrun the network too."""
+    if output is not None and not output.absolute().parent.is_dir():
+        raise ValueError(f"expected --output in a folder that is there, got {output}")
+    from credit_like.plan.calibrate import bench as measured
+    from credit_like.plan.show import print_machine
+
+    if machine := measured(output):
+        print_machine(machine)
 
 
 @app.command()

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from credit_like.registry import did_you_mean
 
@@ -80,14 +83,34 @@ PRESETS = {
 
 
 def machine_of(name: str, changes: Mapping[str, Any]) -> Machine:
-    """A preset with some figures replaced; None changes nothing.
+    """A preset, or what `credit-like bench` has written, with some figures replaced; None changes nothing.
 
-    Raises ValueError for a name that is not there and for figures that cannot be.
+    Raises ValueError for a name that is not there, a file that is not one of these, and for figures that cannot be.
     """
+    if name.endswith((".yml", ".yaml")):
+        return replace(_from_file(Path(name)), **{key: value for key, value in changes.items() if value is not None})
     if name not in PRESETS:
         known = list(PRESETS)
-        raise ValueError(f"expected --gpu {', '.join(known)}, got {name!r}{did_you_mean(name, known)}")
+        raise ValueError(
+            f"expected --gpu {', '.join(known)} or a file of `credit-like bench`, got {name!r}{did_you_mean(name, known)}"
+        )
     return replace(PRESETS[name], **{key: value for key, value in changes.items() if value is not None})
+
+
+def _from_file(path: Path) -> Machine:
+    try:
+        figures = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {error}") from error
+    wanted = {field.name: field.type for field in fields(Machine)}
+    numbers = isinstance(figures, dict) and all(
+        isinstance(figures.get(key), str if key == "name" else int | float) for key in wanted
+    )
+    if not numbers or set(figures) != set(wanted):
+        raise ValueError(
+            f"expected {', '.join(wanted)} in {path}, got something else; let `credit-like bench` write it"
+        )
+    return Machine(**figures)
 
 
 def transfer_seconds(machine: Machine, kind: str, ranks: Sequence[int], size: int) -> float:

@@ -37,6 +37,14 @@ def print_report(report: Report, console: Console | None = None) -> None:
         console.print(f"#   {size / 1e9:8.3f} GB {name}", markup=False, highlight=False)
 
 
+def print_machine(machine: Machine) -> None:
+    """Every figure, as `--gpu FILE` takes them."""
+    console = Console(soft_wrap=True)
+    for name, value in machine.assumptions().items():
+        shown = value if isinstance(value, str) else f"{value:.4g}"
+        console.print(f"{name}: {shown}", markup=False, highlight=False)
+
+
 def _cells(row: Row) -> list[str]:
     layout, rank = row.layout, row.fullest
     sent = rank.collectives().values()

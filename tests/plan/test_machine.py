@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from credit_like.parallel.runtime import Runtime
+from credit_like.plan.calibrate import _network, bench
 from credit_like.plan.machine import PRESETS, Machine, compute_seconds, machine_of, transfer_seconds
+from credit_like.schema.trainer import Parallelism
 
 PLAIN = Machine("plain", 10, 2.0, 1.0, 100, 10, 1, 4, latency=0, reached=1.0, overlap=0.0, reserve=0.0)
 
@@ -59,3 +65,40 @@ def test_figures_replace_those_of_a_preset():
 def test_what_cannot_be_is_refused(name, changes, message):
     with pytest.raises(ValueError, match=message):
         machine_of(name, changes)
+
+
+def test_a_measured_machine_plans_as_it_was_measured(tmp_path):
+    measured = bench(tmp_path / "here.yml")
+    assert machine_of(str(tmp_path / "here.yml"), {}) == measured
+    assert machine_of(str(tmp_path / "here.yml"), {"node": 16}).node == 16
+    n = 512
+    a = torch.ones(n, n)
+    began = time.perf_counter()
+    for _ in range(20):
+        a @ a
+    seen = 20 * 2 * n**3 / (time.perf_counter() - began) / 1e12
+    assert seen / 10 < measured.wide_peak < 10 * seen
+    assert 0.01 < measured.reached <= 1
+
+
+def _between_ranks(rank):
+    runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
+    try:
+        return _network(runtime)
+    finally:
+        runtime.close()
+
+
+def test_the_network_is_measured_between_ranks(run_ranks):
+    for bandwidth, latency in run_ranks(2, _between_ranks):
+        assert 0.01 < bandwidth < 1000
+        assert 1 < latency < 1e6
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "name: x", "\x00"])
+def test_what_bench_has_not_written_is_refused(tmp_path, content):
+    (tmp_path / "x.yml").write_text(content)
+    with pytest.raises(ValueError, match=r"x\.yml"):
+        machine_of(str(tmp_path / "x.yml"), {})
+    with pytest.raises(ValueError, match="absent"):
+        machine_of(str(tmp_path / "absent.yml"), {})

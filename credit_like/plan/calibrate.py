@@ -1,0 +1,134 @@
+"""`credit-like bench`: what the machine at hand can do, measured, for `credit-like plan --gpu FILE`.
+
+Peaks are those of large matrix products, bandwidths those of a copy and of an all-reduce. `reached` is what of them a
+training step of a small WXFormer gets: its operations' time by the roofline, over the time that it takes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import socket
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import yaml
+
+from credit_like.checkpoint.files import replace_file
+from credit_like.models import wxformer
+from credit_like.nn.init import initialise
+from credit_like.parallel.runtime import Runtime
+from credit_like.plan.machine import Machine, compute_seconds
+from credit_like.plan.meter import Meter
+from credit_like.schema.trainer import Parallelism
+
+_TURNS = 5
+_GRID, _CHANNELS = (64, 128), 16  # of the step that is timed
+
+
+def bench(path: Path | None) -> Machine | None:
+    """Measure, and write `path` (YAML); under a launcher all ranks take part, and the main one alone has the figures.
+
+    Without several ranks the network is unknown, and without several nodes that between nodes: their figures stay those
+    of the memory and of the node.
+    """
+    runtime = Runtime.start(Parallelism(data="ddp"))
+    machine = measure(runtime)
+    if path is not None and runtime.is_main:
+        replace_file(path, yaml.safe_dump(dict(machine.assumptions()), sort_keys=False).encode())
+    runtime.close()
+    return machine if runtime.is_main else None
+
+
+def measure(runtime: Runtime) -> Machine:
+    """The figures of this rank's device and of the network between the ranks."""
+    device = runtime.device
+    node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    bandwidth = _copies(device)
+    network, latency = _network(runtime)
+    within = network if runtime.world <= node else bandwidth
+    bare = Machine(
+        name=f"{_name(device)}, {socket.gethostname()}",
+        memory=_memory(device, node),
+        peak=_products(device, torch.bfloat16),
+        wide_peak=_products(device, torch.float32),
+        bandwidth=bandwidth,
+        intra=within or bandwidth,
+        inter=network or bandwidth,
+        node=node,
+        latency=latency,
+        reached=1.0,
+    )
+    return Machine(**{**bare.assumptions(), "reached": _reached(bare, device)})  # type: ignore[arg-type]
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+
+
+def _memory(device: torch.device, node: int) -> float:
+    """GB of a rank."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory / 1e9
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / node
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """The median of some turns after one to warm up."""
+    times = []
+    for _ in range(_TURNS + 1):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
+
+
+def _products(device: torch.device, dtype: torch.dtype) -> float:
+    """TFLOP/s."""
+    n = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    return 2 * n**3 / _seconds(lambda: a @ b, device) / 1e12
+
+
+def _copies(device: torch.device) -> float:
+    """GB/s read and written."""
+    source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / _seconds(lambda: target.copy_(source), device) / 1e9
+
+
+def _network(runtime: Runtime) -> tuple[float | None, float]:
+    """GB/s of a rank in an all-reduce, by the ring's count, and µs of a small one per doubling of the ranks."""
+    if runtime.world == 1:
+        return None, Machine.latency
+    large, small = torch.ones(2**24, device=runtime.device), torch.ones(1, device=runtime.device)
+    latency = _seconds(lambda: runtime.sum_over_data(small), runtime.device)
+    took = _seconds(lambda: runtime.sum_over_data(large), runtime.device)
+    sent = 2 * large.nbytes * (runtime.world - 1) / runtime.world
+    return sent / max(took - latency, 1e-9) / 1e9, 1e6 * latency / math.ceil(math.log2(runtime.world))
+
+
+def _reached(machine: Machine, device: torch.device) -> float:
+    """Roofline time over measured time of forward and backward, without autocast."""
+    config = wxformer.Config(dim=(32, 64, 128, 256), depth=(1, 1, 2, 1), dim_head=32)
+    model = wxformer.build(
+        config, in_channels=_CHANNELS, out_channels=_CHANNELS, frames=1, height=_GRID[0], width=_GRID[1]
+    )
+    initialise(model, 0)
+    model.to(device)
+    x = torch.randn(1, _CHANNELS, 1, *_GRID, device=device)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+
+    step()
+    with Meter() as meter:
+        step()
+    ideal = compute_seconds(machine, meter.work.pieces)
+    return min(1.0, ideal / _seconds(step, device))
