@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 
 from credit_like import cli
+from credit_like.plan.machine import PRESETS
 from credit_like.plan.run import grid_of
 
 
@@ -43,23 +45,42 @@ def test_a_grid_without_data():
 
 
 @pytest.mark.slow
-def test_plan_of_two_ranks(small, tmp_path, capsys):
+def test_plan_of_four_ranks(small, tmp_path, capsys):
     """Every row has as many ranks as there are; parameters and optimiser state are shared by the shards."""
-    import yaml
-
     file = tmp_path / "small.yml"
     file.write_text(yaml.safe_dump(small.experiment().to_dict()))
-    assert call("plan", file, "--gpus", "2", "--grid", "64x128", "--json", "--plot", tmp_path / "memory.png") == 0
+    assert call("plan", file, "--gpus", "4", "--grid", "64x128", "--json", "--plot", tmp_path / "memory.png") == 0
     document = json.loads(capsys.readouterr().out)
     assert (tmp_path / "memory.png").exists()
     rows = {(x["dp"], x["tensor"], x["domain"], x["replicate"]): x for x in document["layouts"]}
-    assert set(rows) == {(2, 1, 1, 1), (2, 1, 1, 2), (1, 2, 1, 1), (1, 1, 2, 1)}
+    assert all(dp * tensor * domain == 4 and dp % copies == 0 for dp, tensor, domain, copies in rows)
+    assert {(4, 1, 1, 1), (4, 1, 1, 2), (4, 1, 1, 4), (2, 1, 2, 1), (2, 1, 2, 2), (2, 2, 1, 1), (1, 2, 2, 1)} <= set(
+        rows
+    )
 
-    def held(*layout):
+    def held(layout):
         memory = rows[layout]["ranks"][0]["memory"]
         return memory["parameters"] + memory["optimiser state"]
 
-    whole = held(2, 1, 1, 2)
-    assert held(2, 1, 1, 1) == pytest.approx(whole / 2, rel=0.02)
-    assert held(1, 1, 2, 1) == pytest.approx(whole / 2, rel=0.02)
+    whole = held((4, 1, 1, 4))
+    for dp, tensor, domain, copies in rows:
+        if tensor == 1:
+            assert held((dp, tensor, domain, copies)) == pytest.approx(whole / (dp * domain / copies), rel=0.03)
     assert document["recommended"] == document["layouts"][0]["parallelism"]
+
+
+@pytest.mark.slow
+def test_submit_says_the_plan_and_refuses_what_cannot_fit(small, tmp_path, capsys):
+    file, machine = tmp_path / "small.yml", tmp_path / "machine.yml"
+    document = small.experiment(parallelism={"data": "none"}).to_dict() | {"save_loc": str(tmp_path / "run")}
+    file.write_text(yaml.safe_dump(document))
+    submit = ["submit", file, "--site", "local", "--dry-run", "--gpu", machine]
+    for memory, more, status in ((1e-3, [], 2), (1e-3, ["--force"], 0)):
+        machine.write_text(yaml.safe_dump(PRESETS["a100-40gb"].assumptions() | {"memory": memory}))
+        assert call(*submit, *more) == status
+        out, err = capsys.readouterr()
+        if status:
+            assert "expected a layout that fits, got" in err
+        else:
+            assert "GB" in out.splitlines()[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["machine.yml", "small.yml"]
