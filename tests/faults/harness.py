@@ -162,7 +162,10 @@ def torment(
             codes = job.end()
             assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
             return counts
-        if job.wait(rng.uniform(0, within)):
+        ended = job.wait(rng.uniform(0, within))
+        if not ended and rng.random() < 0.3:
+            ended = not _saving(job, save_loc)
+        if ended:
             codes = job.end()
             assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
             return counts
@@ -170,6 +173,16 @@ def torment(
         counts.kills += 1
         counts.in_save += any((save_loc / "checkpoints").glob(".step-*"))
         job.end(grace=5.0)
+
+
+def _saving(job: Job, save_loc: Path) -> bool:
+    """Return in the middle of a save: True; or when the run has ended: False."""
+    deadline = time.monotonic() + 5
+    while not any((save_loc / "checkpoints").glob(".step-*")) and time.monotonic() < deadline:
+        if job.wait(0):
+            return False
+        time.sleep(0.0005)
+    return True
 
 
 def tensors(save_loc: Path) -> dict[str, torch.Tensor]:
