@@ -11,7 +11,7 @@ import pytest
 from credit_like import cli
 
 COMMANDS = [
-    "demo", "check", "schema", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "submit", "status",
+    "demo", "check", "schema", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "bench", "submit", "status",
     "checkpoints", "export", "import-credit",
 ]  # fmt: skip
 
