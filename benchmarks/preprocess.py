@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import datetime as dt
+import itertools
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,17 +24,13 @@ from pathlib import Path
 
 import numpy as np
 import zarr
+from loader import LEVELS, weather
 
 from credit_like.data.preprocess import in_processes, preprocess
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import open_store
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
-
-sys.path.insert(0, str(Path(__file__).parent))
-import itertools
-
-from loader import LEVELS, weather
 
 HEIGHT, WIDTH, BLOCK = 181, 360, 24
 LEVEL, SURFACE = list("utvq"), ["sp", "t2m", "u10", "v10"]

@@ -69,12 +69,13 @@ class Arena:
         # Torch keeps this view of it, and only this one, alive as long as any tensor that is made here.
         view = self.memory.numpy()[start : start + self.size]
         weakref.finalize(view, _let_go, self.taken, block, os.getpid()).atexit = False
-        whole, tensors, position = torch.from_numpy(view), [], 0
-        for shape in shapes:
-            length = 4 * math.prod(shape)
-            tensors.append(whole[position : position + length].view(torch.float32).view(shape))
-            position += size_of([shape])
-        return tensors
+        whole = torch.from_numpy(view)
+        return [_cut(whole, size_of(shapes[:i]), shape) for i, shape in enumerate(shapes)]
+
+
+def _cut(memory: Tensor, start: int, shape: Shape) -> Tensor:
+    """The float32 tensor that begins at this byte."""
+    return memory[start : start + 4 * math.prod(shape)].view(torch.float32).view(shape)
 
 
 def _let_go(taken: Tensor, block: int, owner: int) -> None:
@@ -113,7 +114,7 @@ def hand_over(arena: Arena, make: Callable[[Allocate], Sample]) -> Sample | Hand
         first, position = position, position + size_of([shape])
         if position > end:
             return plain(shape)
-        return arena.memory[first : first + 4 * math.prod(shape)].view(torch.float32).view(shape)
+        return _cut(arena.memory, first, shape)
 
     try:
         sample = make(allocate)

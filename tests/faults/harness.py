@@ -123,7 +123,8 @@ class Job:
 
     def signal(self, number: int, rank: int | None = None) -> None:
         for process in self.processes if rank is None else [self.processes[rank]]:
-            os.kill(process.pid, number)
+            if process.exitcode is None:  # one that has ended may be reaped already, and its number another's
+                os.kill(process.pid, number)
 
     def wait(self, seconds: float) -> bool:
         """Whether all ended in time."""
