@@ -1,7 +1,8 @@
 """What a job of a chain asks at its beginning and records at its end.
 
 `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB`. The record is `save_loc/jobs/history.jsonl`, one event per
-line: `submitted` (ids), `begin`, `extended` (next), `end`. Whether there is work left is told by the trainer's
+line: `submission` before jobs are queued (the first may begin at once), `submitted` (ids) after, `begin`, `extended`
+(next), `end`. Whether there is work left is told by the trainer's
 `status.json`, and whether jobs get anywhere by the newest checkpoint.
 """
 
@@ -31,9 +32,14 @@ class Decision:
     reason: str = ""
 
 
+def history_file(save_loc: Path) -> Path:
+    """Where the record is."""
+    return save_loc / "jobs" / "history.jsonl"
+
+
 def history(save_loc: Path) -> list[Event]:
     """All events of a run's jobs, oldest first; a line cut short by a full disk is passed over."""
-    path = save_loc / "jobs" / "history.jsonl"
+    path = history_file(save_loc)
     if not path.exists():
         return []
     events = []
@@ -49,7 +55,7 @@ def record(save_loc: Path, event: str, **details: Any) -> None:
     """Append an event, in one write, so that jobs of an array may do so at the same time."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     line = json.dumps({"event": event, "time": now, **details})
-    path = save_loc / "jobs" / "history.jsonl"
+    path = history_file(save_loc)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(line + "\n")
@@ -81,7 +87,7 @@ def decide(status: Event, checkpoint: int, events: Sequence[Event], job: str) ->
     if status.get("state") == "finished":
         return Decision("finished", f"finished at step {status.get('step')}")
     last = max(
-        (i for i, event in enumerate(events) if event["event"] == "submitted" and event["mode"] == "train"), default=0
+        (i for i, event in enumerate(events) if event["event"] == "submission" and event["mode"] == "train"), default=0
     )
     begun = [event for event in events[last:] if event["event"] == "begin" and event["mode"] == "train"]
     if not begun or begun[-1]["job"] == job:

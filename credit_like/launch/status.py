@@ -96,9 +96,11 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
     rows: dict[str, dict[str, Any]] = {}
     for event in events:
         kind, time = event["event"], event["time"]
+        if kind == "submission":
+            continue
         if kind == "submitted":
-            for job in event["ids"]:
-                rows[job] = {"mode": event["mode"], "state": "submitted"}
+            for job in event["ids"]:  # the first may have begun before it was known what it is called
+                rows.setdefault(job, {"mode": event["mode"], "state": "submitted"})
         elif kind == "extended":
             rows.setdefault(event["next"], {"mode": event["mode"], "state": "submitted"})
         else:
@@ -121,7 +123,7 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
 
 def _scheduler_states(events: list[Event]) -> dict[str, str]:
     """What the scheduler of the last submission says."""
-    site = next((event["site"] for event in reversed(events) if event["event"] == "submitted"), None)
+    site = next((event["site"] for event in reversed(events) if event["event"] == "submission"), None)
     if site is None or site not in sites.profiles():
         return {}
     ids = [job for event in events for job in (*event.get("ids", ()), event.get("next")) if job]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from credit_like.launch import scheduler
-from credit_like.launch.chain import history, newest_checkpoint, record, run_status
+from credit_like.launch.chain import history, history_file, newest_checkpoint, record, run_status
 from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
 from credit_like.launch.resources import Options, resources, seconds
@@ -102,12 +102,14 @@ def submit(
         files.write(plan.experiment, _frozen(experiment, file))
         files.write(plan.script, plan.scripts[plan.script.name])
         files.folder(plan.logs)
+        files.remember(history_file(plan.save_loc))
+        record(plan.save_loc, "submission", mode=mode, site=plan.site, chain=chain)
         if profile.scheduler == "local":
             files.keep()
             return replace(plan, ids=_run_here(plan))
         ids = _queue(plan, dialect, profile)
         files.keep()
-    record(plan.save_loc, "submitted", mode=mode, ids=list(ids), site=plan.site, chain=chain)
+    record(plan.save_loc, "submitted", mode=mode, ids=list(ids))
     return replace(plan, ids=ids)
 
 
@@ -227,7 +229,6 @@ def _run_here(plan: Plan) -> tuple[str, ...]:
         return plan.mode == "train" and (codes[-1] != 0 or run_status(plan.save_loc).get("state") == "finished")
 
     codes: list[int] = []
-    record(plan.save_loc, "submitted", mode=plan.mode, ids=[], site=plan.site, chain=plan.chain)
     run_all(count, run, is_over, lambda _, code: codes.append(code))
     failed = [f"{name} (exit status {code})" for name, code in zip(names, codes, strict=True) if code]
     if failed and (plan.mode != "train" or codes[-1]):
@@ -252,9 +253,13 @@ class _Files:
             folder.mkdir()
             self._folders.append(folder)
 
-    def write(self, path: Path, text: str) -> None:
+    def remember(self, path: Path) -> None:
+        """What stands there now is to be put back."""
         self.folder(path.parent)
         self._before[path] = path.read_bytes() if path.exists() else None
+
+    def write(self, path: Path, text: str) -> None:
+        self.remember(path)
         path.write_text(text, encoding="utf-8")
 
     def keep(self) -> None:

@@ -3,7 +3,7 @@
 As PBS does, it copies the script at submission, runs it in the home folder with the PBS variables, waits for `afterany`
 dependencies, runs an array's jobs side by side, sends SIGTERM to all processes of a job at its walltime and SIGKILL
 some seconds later. The environment of the submitting shell does not reach a job. Two "nodes" are two names of this
-machine.
+machine. Where a file `tardy` lies in the spool, `qsub` tells a job's id only when that job is over.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ if name == "qsub":
            "variables": variables, "array": int(array[1]) + 1 if array else 0,
            "state": "H" if after else "Q", "code": None, "path": files[0]}}
     save(job)
+    while os.path.exists(os.path.join(spool, "tardy")) and not job["after"] and jobs()[job["id"]]["state"] != "F":
+        time.sleep(0.05)
     print(job["id"])
 elif name == "qstat":
     known = jobs()

@@ -9,7 +9,7 @@ import pytest
 from credit_like.launch import chain
 from credit_like.launch.chain import decide
 
-SUBMITTED = {"event": "submitted", "mode": "train", "ids": ["1", "2"]}
+SUBMITTED = {"event": "submission", "mode": "train"}
 
 
 def began(job, checkpoint):

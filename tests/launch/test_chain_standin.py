@@ -82,7 +82,10 @@ def test_chain_that_finishes_early_lets_the_rest_pass(tmp_path, pbs):
     assert [row.state for row in rows] == ["finished, exit status 0"] + ["not needed: finished at step 3"] * 2
 
 
-def test_failure_stops_the_chain_with_its_reason(tmp_path, pbs):
+@pytest.mark.parametrize("begins", ["later", "before its id is known"])
+def test_failure_stops_the_chain_with_its_reason(tmp_path, pbs, begins):
+    if begins != "later":
+        (pbs.spool / "tardy").touch()
     file = write_experiment(
         tmp_path, steps=9, seconds=0.01, STUB_FAULT="fail", STUB_FAULT_STEP="4", STUB_SAVE_EVERY="2"
     )
@@ -90,7 +93,9 @@ def test_failure_stops_the_chain_with_its_reason(tmp_path, pbs):
     jobs = pbs.wait()
     assert [job["code"] for job in jobs.values()] == [1, 1], pbs.outputs
     assert f"job {plan.ids[0]} failed at step 4: loss is nan; the chain stops" in pbs.outputs[plan.ids[1]]
-    assert "stopped: job" in status(tmp_path / "run").jobs[1].state
+    first, second = status(tmp_path / "run").jobs
+    assert (first.job, first.state) == (plan.ids[0], "failed, exit status 1")
+    assert (second.job, second.state[:12]) == (plan.ids[1], "stopped: job")
 
 
 def test_job_that_dies_without_a_checkpoint_stops_the_chain(tmp_path, pbs):
