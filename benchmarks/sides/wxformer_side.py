@@ -48,12 +48,9 @@ def ours(side: str, arguments: dict[str, Any], checkpointing: bool, weights: Pat
     if side == "plain":
         kernels.use_fused = lambda x: False
     if checkpointing:
-        from torch.utils.checkpoint import checkpoint
+        from credit_like.parallel.fsdp2 import _apply_activation_checkpointing
 
-        for module in model.modules():
-            if getattr(module, "_fsdp2_shard", False) and getattr(module, "_recompute", True):
-                inner = module.forward
-                module.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
+        _apply_activation_checkpointing(model)
     forward: Callable[[Tensor], Tensor] = model
     if side == "definition":
         import runpy

@@ -91,12 +91,16 @@ class WindowAttention(nn.Module):
             else None
         )
 
+    def is_fused(self, x_BHWC: Tensor) -> bool:
+        """Whether this is one function, which knows what it needs for backward (with windows of one token two layers)."""
+        return type(self.qkv) is Linear and type(self.out) is Linear and kernels.use_fused(x_BHWC)
+
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
         if self.bias is None:
             return x_BHWC + self.out(self._values(self.norm(x_BHWC)))
         bias = self.bias()
-        if type(self.qkv) is Linear and type(self.out) is Linear and kernels.use_fused(x_BHWC):
+        if self.is_fused(x_BHWC):
             norm = (self.norm.weight, self.norm.bias, self.norm.eps)
             out = (self.out.effective_weight(), self.out.bias)
             weight = self.qkv.effective_weight()

@@ -21,9 +21,13 @@ class FeedForward(nn.Module):
         self.expand = Linear(dim, 4 * dim, spectral_norm=spectral_norm)
         self.contract = Linear(4 * dim, dim, spectral_norm=spectral_norm)
 
+    def is_fused(self, x_BHWC: Tensor) -> bool:
+        """Whether this is one function, which knows what it needs for backward."""
+        return type(self.expand) is Linear and type(self.contract) is Linear and kernels.use_fused(x_BHWC)
+
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
-        if type(self.expand) is Linear and type(self.contract) is Linear and kernels.use_fused(x_BHWC):
+        if self.is_fused(x_BHWC):
             norm = (self.norm.weight, self.norm.bias, self.norm.eps)
             expand = (self.expand.effective_weight(), self.expand.bias)
             contract = (self.contract.effective_weight(), self.contract.bias)

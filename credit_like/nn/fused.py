@@ -70,6 +70,40 @@ def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:
     return y
 
 
+class _NormSilu(torch.autograd.Function):
+    """SiLU(GroupNorm(x)); keeps x, its means and deviations."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BHWC: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+        x_BCHW = channels_first(x_BHWC)
+        batch, channels, height, width = x_BCHW.shape
+        sizes = (batch, channels, height * width, groups)
+        normed, mean, rstd = aten.native_group_norm(x_BCHW, weight, bias, *sizes, eps)
+        ctx.save_for_backward(x_BHWC, weight, bias, mean, rstd)
+        ctx.sizes = sizes
+        return channels_last(aten.silu_(normed))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_BHWC: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x_BHWC, weight, bias, mean, rstd = ctx.saved_tensors
+        groups = mean.shape[1]
+        scale_BC = (rstd[..., None] * weight.view(groups, -1)).flatten(1)
+        shift_BC = bias - (mean[..., None] * scale_BC.unflatten(1, (groups, -1))).flatten(1)
+        normed = torch.addcmul(shift_BC[:, None, None], x_BHWC, scale_BC[:, None, None])
+        g = channels_first(aten.silu_backward(g_BHWC, normed))
+        x_BCHW = channels_first(x_BHWC)
+        dx, dw, db = aten.native_group_norm_backward(g, x_BCHW, mean, rstd, weight, *ctx.sizes, (True, True, True))
+        return channels_last(dx), dw, db, None, None
+
+
+def norm_silu(x_BHWC: Tensor, norm: tuple[Tensor, Tensor, float], groups: int) -> Tensor:
+    """See `kernels.norm_silu`."""
+    weight, bias, eps = norm
+    y: Tensor = _NormSilu.apply(x_BHWC, weight, bias, groups, eps)
+    return y
+
+
 class _Conv(torch.autograd.Function):
     """A convolution in channels-last order, whose weight gradient is a matrix product per tap.
 

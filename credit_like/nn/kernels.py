@@ -10,6 +10,10 @@ do the same sums in fewer passes over memory or with fewer multiplications.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -34,6 +38,9 @@ WINOGRAD_POINTS = 1000
 WINOGRAD_FORTH, WINOGRAD_BACK = 100, 36
 
 KEEP_FROM = 256  # channels from which a block keeps its widest values for backward
+KEEP_UP_TO = 2  # points for each channel up to which these are no more values than its weights have
+
+_LEAN = ContextVar("lean", default=False)
 
 
 def use_fused(x: Tensor) -> bool:
@@ -50,11 +57,29 @@ def keeps(x: Tensor) -> bool:
     """Whether a block keeps its widest values for backward, or makes them again from its input.
 
     To make one value again takes as many operations as there are channels: with few it costs next to nothing, and these are
-    the large images. Where someone else decides what is kept (activation checkpointing drops it all, and backward follows at
-    once when it is made again), nothing is made a third time.
+    the large images. Where memory is short (`lean`), they are kept only if they are no more than the block's weights. Where
+    someone else decides what is kept (activation checkpointing drops it all, and backward follows at once when it is made
+    again), nothing is made a third time.
     """
-    decided = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    return torch.is_grad_enabled() and (decided or x.shape[-1] >= KEEP_FROM)
+    if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return torch.is_grad_enabled()
+    channels = x.shape[-1]
+    if _LEAN.get():
+        return x.numel() <= KEEP_UP_TO * channels**2
+    return channels >= KEEP_FROM
+
+
+@contextmanager
+def lean() -> Iterator[None]:
+    """Within, a block keeps little more than its input for backward and makes the rest again by itself.
+
+    This is what activation checkpointing is for, but a block that knows what backward needs makes no more than that again.
+    """
+    token = _LEAN.set(True)
+    try:
+        yield
+    finally:
+        _LEAN.reset(token)
 
 
 def by_fourier(rows: int, columns: int, kernel: int, stride: int, channels: int, outputs: int) -> bool:
@@ -197,6 +222,11 @@ def feed_forward_block(
 ) -> Tensor:
     """x + contract(GELU(expand(norm(x)))); backward from x, and from the expanded values where it `keeps` them; see `use_fused`."""
     return fused.feed_forward_block(x_BHWC, norm, expand, contract, keeps(x_BHWC))
+
+
+def norm_silu(x_BHWC: Tensor, norm: tuple[Tensor, Tensor, float], groups: int) -> Tensor:
+    """SiLU(GroupNorm(x)); backward from x; see `use_fused`."""
+    return fused.norm_silu(x_BHWC, norm, groups)
 
 
 def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:

@@ -21,9 +21,20 @@ class Refine(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
+        fused = self.is_fused(x_BHWC)
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x_BHWC = nn.functional.silu(norm(conv(x_BHWC)))
+            y_BHWC = conv(x_BHWC)
+            if fused:
+                assert isinstance(norm, GroupNorm)
+                x_BHWC = kernels.norm_silu(y_BHWC, (norm.weight, norm.bias, norm.eps), norm.groups)
+            else:
+                x_BHWC = nn.functional.silu(norm(y_BHWC))
         return x_BHWC
+
+    def is_fused(self, x_BHWC: Tensor) -> bool:
+        """Whether its layers are functions that keep no more than their input for backward."""
+        serial = all(type(layer) in (Conv2d, GroupNorm) for layer in (*self.convs, *self.norms))
+        return serial and kernels.use_fused(x_BHWC)
 
 
 class UpBlock(nn.Module):
@@ -52,6 +63,13 @@ class UpBlock(nn.Module):
         else:
             self.up = ConvTranspose2d(in_channels, out_channels, 2, spectral_norm=spectral_norm)
         self.refine = Refine(out_channels, groups, spectral_norm=spectral_norm)
+
+    def makes_again(self, x_BHWC: Tensor) -> bool:
+        """Whether it keeps little by itself, and needs no recomputation from outside.
+
+        That is the images between its convolutions, which are the dearest of all to make again.
+        """
+        return self.refine.is_fused(x_BHWC)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, in) to (B, 2H, 2W, out)."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from credit_like.nn import spectral_norm
+from credit_like.nn import kernels, spectral_norm
 from credit_like.parallel.shards import local, slice_like, whole
 from credit_like.parallel.unwrap import canonical_name
 
@@ -47,6 +47,18 @@ def _recomputes(module: nn.Module) -> bool:
     return getattr(module, "_recompute", True) is True
 
 
+class _Recomputed(CheckpointWrapper):
+    """A block whose forward is run again in backward, unless it makes again by itself what it needs, which is less."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        block = self._checkpoint_wrapped_module
+        makes_again = getattr(block, "makes_again", None)
+        if makes_again is not None and makes_again(*args):
+            with kernels.lean():
+                return block(*args, **kwargs)
+        return super().forward(*args, **kwargs)
+
+
 def _apply_activation_checkpointing(model: nn.Module) -> None:
     """Recompute the `_fsdp2_shard` blocks in backward (non-reentrant); before sharding."""
     for parent in list(model.modules()):
@@ -54,7 +66,7 @@ def _apply_activation_checkpointing(model: nn.Module) -> None:
             continue
         for name, child in parent.named_children():
             if _has_fsdp2_shard(child) and _recomputes(child) and not isinstance(child, CheckpointWrapper):
-                setattr(parent, name, checkpoint_wrapper(child))
+                setattr(parent, name, _Recomputed(child))
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:

@@ -87,6 +87,29 @@ def test_nothing_is_made_a_third_time_under_activation_checkpointing():
     assert not kernels.keeps(x)
 
 
+def test_within_lean_a_block_keeps_no_more_than_its_weights(monkeypatch):
+    monkeypatch.setattr(kernels, "KEEP_FROM", 1)
+    few, many = torch.randn(1, 4, 8, 16, requires_grad=True), torch.randn(1, 6, 8, 16, requires_grad=True)
+    with kernels.lean():
+        assert kernels.keeps(few)
+        assert not kernels.keeps(many)
+        assert saved(initialise(blocks()["feed-forward"], 0), many) == 0
+    assert kernels.keeps(many)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_norm_and_activation_equal_the_library_s(groups):
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
+
+    x, weight, bias = random(2, 5, 6, 12), random(12), random(12)
+    expected = functional.silu(functional.group_norm(x.permute(0, 3, 1, 2), groups, weight, bias, 1e-5))
+    y = kernels.norm_silu(x, (weight, bias, 1e-5), groups)
+    assert_same_function(y, expected.permute(0, 2, 3, 1), [x, weight, bias], generator, 1e-11)
+
+
 @pytest.mark.parametrize(("kernel", "stride", "outputs"), [(3, 1, 5), (4, 2, 5), (3, 1, 400), (2, 2, 400)])
 def test_a_convolution_equals_the_library_s(kernel, stride, outputs):
     """Few outputs, and more outputs than points."""

@@ -68,6 +68,33 @@ def test_units_are_wrappers_or_blocks_never_both(tiny):
     assert [canonical_name(n) for n, _ in model.named_parameters()] == names
 
 
+@pytest.mark.parametrize("quick", [True, False])
+def test_activation_checkpointing_changes_what_is_kept_and_no_gradient(tiny, quick, monkeypatch):
+    """Where blocks make again by themselves what they need, no forward runs twice; elsewhere all of them do."""
+    from credit_like.nn import kernels, spectral_norm
+
+    x, target = tiny.batch(2)
+    if not quick:
+        monkeypatch.setattr(kernels, "use_fused", lambda x: False)
+    found = []
+    for recompute in (False, True):
+        model = tiny.model()
+        if recompute:
+            _apply_activation_checkpointing(model)
+        spectral_norm.before_step(model)
+        calls = []
+        for module in model.modules():
+            if getattr(module, "_fsdp2_shard", False):
+                module.register_forward_pre_hook(lambda module, args, calls=calls: calls.append(module))
+        y = model(x)
+        blocks = len(calls)
+        tiny.loss(y, target).backward()
+        assert (len(calls) == blocks) == (quick or not recompute)
+        found.append([p.grad for p in model.parameters()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-14)
+
+
 def test_an_instance_may_declare_itself_a_unit():
     layer = nn.Linear(2, 2)
     assert not _has_fsdp2_shard(layer)

@@ -52,6 +52,10 @@ class TransformerLayer(nn.Module):
         )
         self.long_ff = FeedForward(dim, spectral_norm=normalised)
 
+    def makes_again(self, x_BHWC: Tensor) -> bool:
+        """Whether its blocks keep little by themselves within `kernels.lean`, and need no recomputation from outside."""
+        return all(block.is_fused(x_BHWC) for block in (self.short, self.short_ff, self.long, self.long_ff))
+
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
         return self.long_ff(self.long(self.short_ff(self.short(x_BHWC))))
