@@ -101,11 +101,11 @@ class WindowAttention(nn.Module):
             return x_BHWC + self.out(self._values(self.norm(x_BHWC)))
         bias = self.bias()
         if self.is_fused(x_BHWC):
-            norm = (self.norm.weight, self.norm.bias, self.norm.eps)
-            out = (self.out.effective_weight(), self.out.bias)
-            weight = self.qkv.effective_weight()
+            weight, factor = self.qkv.factors()
+            out = (*self.out.factors(), self.out.bias)
+            window, dim_head, dilated = self.window, self.dim_head, self.dilated
             return kernels.attention_block(
-                x_BHWC, norm, weight, out, bias, window=self.window, dim_head=self.dim_head, dilated=self.dilated
+                x_BHWC, self.norm.times(factor), weight, out, bias, window, dim_head, dilated=dilated
             )
         qkv = self.qkv(self.norm(x_BHWC))
         return x_BHWC + self.out(kernels.window_attention(qkv, bias, self.window, self.dim_head, dilated=self.dilated))

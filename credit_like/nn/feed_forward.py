@@ -28,8 +28,7 @@ class FeedForward(nn.Module):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
         if self.is_fused(x_BHWC):
-            norm = (self.norm.weight, self.norm.bias, self.norm.eps)
-            expand = (self.expand.effective_weight(), self.expand.bias)
-            contract = (self.contract.effective_weight(), self.contract.bias)
-            return kernels.feed_forward_block(x_BHWC, norm, expand, contract)
+            weight, factor = self.expand.factors()
+            contract = (*self.contract.factors(), self.contract.bias)
+            return kernels.feed_forward_block(x_BHWC, self.norm.times(factor), (weight, self.expand.bias), contract)
         return x_BHWC + self.contract(nn.functional.gelu(self.expand(self.norm(x_BHWC))))

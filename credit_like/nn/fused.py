@@ -308,6 +308,7 @@ class _AttentionBlock(torch.autograd.Function):
         b: Tensor,
         w_qkv: Tensor,
         w_out: Tensor,
+        factor: float,
         b_out: Tensor,
         bias_LL: Tensor,
         eps: float,
@@ -326,17 +327,18 @@ class _AttentionBlock(torch.autograd.Function):
         del qkv
         p = _probabilities(q, k, bias_LL)
         attended = torch.bmm(p, v.reshape(p.shape[0], -1, dim_head)).view(v.shape)
-        y = functional.linear(join_windows(attended, shape, dilated), w_out, b_out)
+        y = _linear(join_windows(attended, shape, dilated), w_out, factor, b_out)
         ctx.save_for_backward(x, g, b, w_qkv, w_out, bias_LL, mean, rstd, kept)
-        ctx.options = (eps, shape, dilated)
+        ctx.options = (eps, shape, dilated, factor)
         return y.add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, g, b, w_qkv, w_out, bias_LL, mean, rstd, qkv = ctx.saved_tensors
-        eps, shape, dilated = ctx.options
+        eps, shape, dilated, factor = ctx.options
         dy = dy.contiguous()
+        d_out = _times(dy, factor)
         normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
         q, k, v = split_windows(functional.linear(normed, w_qkv) if qkv is None else qkv, shape, dilated)
         del normed, qkv  # the normalised values are soon made again
@@ -344,10 +346,10 @@ class _AttentionBlock(torch.autograd.Function):
         flat = (windows * heads, tokens, dim_head)
         p = _probabilities(q, k, bias_LL)
         attended = join_windows(torch.bmm(p, v.reshape(flat)).view(v.shape), shape, dilated)
-        dw_out = _matrix_gradient(dy, attended)
+        dw_out = _matrix_gradient(d_out, attended)
         db_out = dy.sum((0, 1, 2))
-        d_attended = (dy.view(-1, dy.shape[-1]) @ w_out).view(attended.shape)
-        del attended
+        d_attended = (d_out.view(-1, dy.shape[-1]) @ w_out).view(attended.shape)
+        del attended, d_out
         d_attended = _split_one(d_attended, shape, dilated).reshape(flat)
         dqkv = x.new_empty(*shape[:6], 3, dim_head)
         _join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated, dqkv[..., 2, :])
@@ -365,7 +367,7 @@ class _AttentionBlock(torch.autograd.Function):
         del normed
         d_normed = (dqkv.view(-1, dqkv.shape[-1]) @ w_qkv).view(x.shape)
         dx, dg, db = aten.native_layer_norm_backward(d_normed, x, g.shape, mean, rstd, g, b, (True, True, True))
-        return dx.add_(dy), dg, db, dw_qkv, dw_out, db_out, d_bias, None, None, None, None, None
+        return dx.add_(dy), dg, db, dw_qkv, dw_out, None, db_out, d_bias, None, None, None, None, None
 
 
 def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
@@ -374,6 +376,16 @@ def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
     order = (0, 2, 4, 5, 1, 3, 6) if dilated else (0, 1, 3, 5, 2, 4, 6)
     x = x_BHWC.view(*image, heads, dim_head).permute(order)
     return x.reshape(-1, heads, x.shape[4] * x.shape[5], dim_head)
+
+
+def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor) -> Tensor:
+    """factor x W^T + b."""
+    flat = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t(), alpha=factor)
+    return flat.view(*x.shape[:-1], weight.shape[0])
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor
 
 
 def _matrix_gradient(dy: Tensor, x: Tensor) -> Tensor:
@@ -385,7 +397,7 @@ def attention_block(
     x_BHWC: Tensor,
     norm: tuple[Tensor, Tensor, float],
     w_qkv: Tensor,
-    out: tuple[Tensor, Tensor],
+    out: tuple[Tensor, float, Tensor],
     bias_LL: Tensor,
     window: int,
     dim_head: int,
@@ -410,6 +422,7 @@ class _FeedForwardBlock(torch.autograd.Function):
         w_up: Tensor,
         b_up: Tensor,
         w_down: Tensor,
+        factor: float,
         b_down: Tensor,
         eps: float,
     ) -> Tensor:
@@ -417,24 +430,27 @@ class _FeedForwardBlock(torch.autograd.Function):
         normed, mean, rstd = aten.native_layer_norm(x, g.shape, g, b, eps)
         expanded = functional.linear(normed, w_up, b_up)
         ctx.save_for_backward(x, g, b, w_up, w_down, mean, rstd, expanded)
-        ctx.eps = eps
-        return functional.linear(functional.gelu(expanded), w_down, b_down).add_(x)
+        ctx.options = (eps, factor)
+        return _linear(functional.gelu(expanded), w_down, factor, b_down).add_(x)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, g, b, w_up, w_down, mean, rstd, expanded = ctx.saved_tensors
+        eps, factor = ctx.options
         dy = dy.contiguous()
-        dw_down = _matrix_gradient(dy, functional.gelu(expanded))
+        d_out = _times(dy, factor)
+        dw_down = _matrix_gradient(d_out, functional.gelu(expanded))
         db_down = dy.sum((0, 1, 2))
-        d_expanded = (dy.view(-1, dy.shape[-1]) @ w_down).view(expanded.shape)
+        d_expanded = (d_out.view(-1, dy.shape[-1]) @ w_down).view(expanded.shape)
+        del d_out
         d_expanded = aten.gelu_backward(d_expanded, expanded)
-        normed = aten.native_layer_norm(x, g.shape, g, b, ctx.eps)[0]
+        normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
         dw_up = _matrix_gradient(d_expanded, normed)
         db_up = d_expanded.sum((0, 1, 2))
         d_normed = (d_expanded.view(-1, d_expanded.shape[-1]) @ w_up).view(x.shape)
         dx, dg, db = aten.native_layer_norm_backward(d_normed, x, g.shape, mean, rstd, g, b, (True, True, True))
-        return dx.add_(dy), dg, db, dw_up, db_up, dw_down, db_down, None
+        return dx.add_(dy), dg, db, dw_up, db_up, dw_down, None, db_down, None
 
 
 class _LeanFeedForwardBlock(torch.autograd.Function):
@@ -449,17 +465,18 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
         w_up: Tensor,
         b_up: Tensor,
         w_down: Tensor,
+        factor: float,
         b_down: Tensor,
         eps: float,
     ) -> Tensor:
         x = x.contiguous()
         ctx.save_for_backward(x, g, b, w_up, b_up, w_down)
-        ctx.eps = eps
+        ctx.options = (eps, factor)
         y = torch.empty_like(x)
         for part, x_NC in _portions(x, w_up.shape[0]):
             expanded = functional.linear(aten.native_layer_norm(x_NC, g.shape, g, b, eps)[0], w_up, b_up)
             out = y.view(-1, x.shape[-1])[part]
-            torch.addmm(b_down, aten.gelu_(expanded), w_down.t(), out=out)
+            torch.addmm(b_down, aten.gelu_(expanded), w_down.t(), alpha=factor, out=out)
             out.add_(x_NC)
         return y
 
@@ -467,14 +484,16 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, g, b, w_up, b_up, w_down = ctx.saved_tensors
+        eps, factor = ctx.options
         dy_NC = dy.reshape(-1, x.shape[-1])
         dx = torch.empty_like(x)
         dg, db, dw_up, db_up, dw_down = (torch.zeros_like(w) for w in (g, b, w_up, b_up, w_down))
         for part, x_NC in _portions(x, w_up.shape[0]):
-            normed, mean, rstd = aten.native_layer_norm(x_NC, g.shape, g, b, ctx.eps)
+            normed, mean, rstd = aten.native_layer_norm(x_NC, g.shape, g, b, eps)
             expanded = functional.linear(normed, w_up, b_up)
-            dw_down.addmm_(dy_NC[part].t(), functional.gelu(expanded))
-            d_expanded = aten.gelu_backward(dy_NC[part] @ w_down, expanded)
+            d_out = _times(dy_NC[part], factor)
+            dw_down.addmm_(d_out.t(), functional.gelu(expanded))
+            d_expanded = aten.gelu_backward(d_out @ w_down, expanded)
             dw_up.addmm_(d_expanded.t(), normed)
             db_up += d_expanded.sum(0)
             some = aten.native_layer_norm_backward(
@@ -483,7 +502,7 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
             torch.add(some[0], dy_NC[part], out=dx.view(-1, x.shape[-1])[part])
             dg += some[1]
             db += some[2]
-        return dx, dg, db, dw_up, db_up, dw_down, dy_NC.sum(0), None
+        return dx, dg, db, dw_up, db_up, dw_down, None, dy_NC.sum(0), None
 
 
 PORTION = 2**18  # values of the widest tensor that are worked on at a time
@@ -504,7 +523,7 @@ def feed_forward_block(
     x_BHWC: Tensor,
     norm: tuple[Tensor, Tensor, float],
     expand: tuple[Tensor, Tensor],
-    contract: tuple[Tensor, Tensor],
+    contract: tuple[Tensor, float, Tensor],
     keep: bool,
 ) -> Tensor:
     """See `kernels.feed_forward_block`."""

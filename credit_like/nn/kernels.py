@@ -206,21 +206,30 @@ def attention_block(
     x_BHWC: Tensor,
     norm: tuple[Tensor, Tensor, float],
     qkv: Tensor,
-    out: tuple[Tensor, Tensor],
+    out: tuple[Tensor, float, Tensor],
     bias_LL: Tensor,
     window: int,
     dim_head: int,
     *,
     dilated: bool,
 ) -> Tensor:
-    """x + out(window_attention(qkv(norm(x)))); backward from x, and from q, k, v where it `keeps` them; see `use_fused`."""
+    """x + out(window_attention(qkv(norm(x)))); backward from x, and from q, k, v where it `keeps` them; see `use_fused`.
+
+    out: a matrix, a number that multiplies it, and a bias.
+    """
     return fused.attention_block(x_BHWC, norm, qkv, out, bias_LL, window, dim_head, dilated, keeps(x_BHWC))
 
 
 def feed_forward_block(
-    x_BHWC: Tensor, norm: tuple[Tensor, Tensor, float], expand: tuple[Tensor, Tensor], contract: tuple[Tensor, Tensor]
+    x_BHWC: Tensor,
+    norm: tuple[Tensor, Tensor, float],
+    expand: tuple[Tensor, Tensor],
+    contract: tuple[Tensor, float, Tensor],
 ) -> Tensor:
-    """x + contract(GELU(expand(norm(x)))); backward from x, and from the expanded values where it `keeps` them; see `use_fused`."""
+    """x + contract(GELU(expand(norm(x)))); backward from x, and from the expanded values where it `keeps` them; see `use_fused`.
+
+    contract: a matrix, a number that multiplies it, and a bias.
+    """
     return fused.feed_forward_block(x_BHWC, norm, expand, contract, keeps(x_BHWC))
 
 

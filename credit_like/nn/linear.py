@@ -20,6 +20,10 @@ class Linear(nn.Linear):
         """The weight that multiplies: W, or W/sigma."""
         return self.weight if self.spectral is None else self.spectral(self.weight)
 
+    def factors(self) -> tuple[Tensor, float]:
+        """What multiplies as a matrix and a number: W and 1, or W and 1/sigma."""
+        return (self.weight, 1.0) if self.spectral is None else self.spectral.factors(self.weight)
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) to (..., out)."""
         return nn.functional.linear(x, self.effective_weight(), self.bias)

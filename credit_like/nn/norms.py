@@ -16,6 +16,12 @@ class ChannelNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
 
+    def times(self, factor: float) -> tuple[Tensor, Tensor, float]:
+        """Weight, bias and eps of the same norm multiplied by a number."""
+        if factor == 1.0:
+            return self.weight, self.bias, self.eps
+        return self.weight * factor, self.bias * factor, self.eps
+
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
         return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)

@@ -49,6 +49,24 @@ class _Normalised(torch.autograd.Function):
         return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
 
 
+class _GradientOfNormalised(torch.autograd.Function):
+    """W itself; backward makes of the gradient at constant sigma, g, that with sigma = u^T W v: g - <g, W>/sigma u v^T."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
+        ctx.save_for_backward(weight, u, v, inv_sigma)
+        ctx.output_dim = output_dim
+        return weight.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        weight, u, v, inv_sigma = ctx.saved_tensors
+        product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
+        along_u = (product * -inv_sigma * u).to(grad.dtype)
+        corrected = torch.addr(as_matrix(grad, ctx.output_dim), along_u, v.to(grad.dtype))
+        return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
+
+
 class SpectralNorm(nn.Module):
     """The singular vectors of one weight, and the weight divided by its largest singular value.
 
@@ -75,6 +93,12 @@ class SpectralNorm(nn.Module):
             normalised: Tensor = _Normalised.apply(weight, self.u, self.v, self.inv_sigma, self.output_dim)
             return normalised
         return weight * self.inv_sigma.to(weight.dtype)
+
+    def factors(self, weight: Tensor) -> tuple[Tensor, float]:
+        """W and 1/sigma, for who multiplies by both in turn and needs no copy of W; reads a number, so for the CPU."""
+        if self.in_backward:
+            weight = _GradientOfNormalised.apply(weight, self.u, self.v, self.inv_sigma, self.output_dim)
+        return weight, float(self.inv_sigma)
 
     def reset_buffers(self) -> None:
         """1/sigma is not saved: 1 until `refresh` or `before_step` has seen the weight."""

@@ -11,11 +11,11 @@ from credit_like.nn.init import initialise
 from tests.nn.agreement import assert_same_function
 
 
-def blocks():
+def blocks(**options):
     return {
-        "feed-forward": FeedForward(16),
-        "short": ShortAttention(16, 2, dim_head=8),
-        "long": LongAttention(16, 3, dim_head=8),
+        "feed-forward": FeedForward(16, **options),
+        "short": ShortAttention(16, 2, dim_head=8, **options),
+        "long": LongAttention(16, 3, dim_head=8, **options),
     }
 
 
@@ -26,11 +26,12 @@ def outcome(block, x, cotangent):
     return [y, *torch.autograd.grad((y * cotangent).sum(), [x, *block.parameters()])]
 
 
+@pytest.mark.parametrize("normalised", [True, False])
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("portion", [64 * 5, 64 * 17, 2**19])
 @pytest.mark.parametrize("name", list(blocks()))
-def test_a_block_equals_its_plain_composition(name, portion, keep, monkeypatch):
-    block = initialise(blocks()[name], 0).double()
+def test_a_block_equals_its_plain_composition(name, portion, keep, normalised, monkeypatch):
+    block = initialise(blocks(spectral_norm=normalised)[name], 0).double()
     x, cotangent = torch.randn(2, 2, 6, 12, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with monkeypatch.context() as plain:
         plain.setattr(kernels, "use_fused", lambda x: False)
