@@ -41,7 +41,7 @@ from credit_like.variables import Variables
 
 Mapper = Callable[[Callable[["Piece"], Path], Sequence["Piece"]], Iterable[Path]]
 """Runs a function on every piece, anywhere and in any order, e.g. `lambda f, x: client.gather(client.map(f, x))` of dask."""
-_PIECES = 64
+_PIECES, _PIECE_TIMES = 64, 32
 _SLOT_BYTES = 256 * 2**20  # of a piece's share of the climatology
 
 
@@ -158,13 +158,16 @@ def load_scan(path: Path) -> Scan:
 def _pieces(
     store: FieldStore, variables: Variables, data: DataSection, folder: Path, by_day: bool = False
 ) -> Iterator[Piece]:
-    """At most 64 and some, each of whole blocks; `by_day`: each of some days of the year in all years, at most 366."""
+    """At most 64 and some, each of whole blocks; `by_day`: each of some days of the year in all years, at most 366.
+
+    None is much shorter than 32 times, since every piece reads one time more, the one before its first.
+    """
     positions, training = wanted_times(store, data)
     if by_day:
         yield from _pieces_by_day(store, variables, data, folder, positions, training)
         return
     blocks = scan_blocks(store, varying(variables), positions, training)
-    size = -(-len(blocks) // _PIECES)
+    size = max(-(-len(blocks) // _PIECES), -(-_PIECE_TIMES // max((len(at) for at, _ in blocks), default=1)))
     for i in range(0, len(blocks), size):
         some = tuple(blocks[i : i + size])
         yield Piece(store, variables, some, folder / f"{_key(store, variables, data, some)}.npz")

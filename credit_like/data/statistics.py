@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -153,22 +154,46 @@ class Moments:
             self.count[channel] += count
 
 
-def moments_of(plane: NDArray[np.floating]) -> tuple[int, float, float]:
-    """Count, mean and sum of squared deviations in float64 of the points with data."""
-    return _moments_of(plane.astype(np.float64).ravel())
+def moments_of(values: NDArray[np.floating]) -> tuple[int, float, float]:
+    """Count, mean and sum of squared deviations in float64 of the values that are there."""
+    plane = _Plane.of(values, np.empty(values.size))
+    return plane.count, plane.mean, plane.squares(np.empty(values.size))
 
 
-def _moments_of(values: NDArray[np.float64]) -> tuple[int, float, float]:
-    """The same; changes the values."""
-    total = values.sum()
-    if not np.isfinite(total):
-        values = values[np.isfinite(values)]
-        total = values.sum()
-    if not values.size:
-        return 0, 0.0, 0.0
-    mean = float(total / values.size)
-    values -= mean
-    return values.size, mean, float(values @ values)
+@dataclass
+class _Plane:
+    """A field about its own mean in float64, flat; NaN where there are no data."""
+
+    count: int
+    mean: float
+    apart: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, values: NDArray[np.floating], apart: NDArray[np.float64]) -> _Plane:
+        """Fills `apart`, memory to be used again: the first touch of new memory takes as long as the sums."""
+        np.copyto(apart, values.reshape(-1))
+        count, total = apart.size, apart.sum()
+        if not np.isfinite(total):
+            there = np.isfinite(apart)
+            count, total = int(there.sum()), apart[there].sum()
+            apart[~there] = np.nan
+        mean = float(total / count) if count else 0.0
+        apart -= mean
+        return cls(count, mean, apart)
+
+    def squares(self, scratch: NDArray[np.float64]) -> float:
+        """The sum of squared deviations, by pairwise summation."""
+        np.multiply(self.apart, self.apart, out=scratch)
+        return float(scratch.sum() if self.count == scratch.size else np.nansum(scratch))
+
+    def change(self, before: _Plane, scratch: NDArray[np.float64]) -> tuple[int, float, float]:
+        """Moments of the change since the plane before at the points that have data at both times."""
+        np.subtract(self.apart, before.apart, out=scratch)
+        if self.count == before.count == scratch.size:
+            np.multiply(scratch, scratch, out=scratch)
+            return scratch.size, self.mean - before.mean, float(scratch.sum())
+        scratch += self.mean - before.mean
+        return moments_of(scratch)
 
 
 @dataclass
@@ -199,30 +224,48 @@ class Scan:
         )
 
     def add(
-        self, position: int, field_CHW: Fields, before_CHW: Fields | None, training: bool, look: bool = False
+        self,
+        positions: Sequence[int],
+        fields_TCHW: Fields,
+        counts: Sequence[bool],
+        follows: Sequence[bool],
+        before_CHW: Fields | None = None,
+        look: bool = False,
     ) -> None:
-        """Take in the fields of one time, and their change from the time before where that counts too."""
-        lacking = np.zeros(len(field_CHW), np.int64)
-        looks = np.full((len(field_CHW), 4), np.nan)
-        for channel, plane in enumerate(field_CHW):
-            if training or look:
-                count, mean, squares = moments_of(plane)
-                lacking[channel] = plane.size - count
-                if training:
-                    self.value.add(channel, count, mean, squares)
-                if look and count:
-                    looks[channel] = mean, (squares / count) ** 0.5, np.nanmin(plane), np.nanmax(plane)
-            elif not np.isfinite(plane.sum()):
-                lacking[channel] = (~np.isfinite(plane)).sum()
-            if training and before_CHW is not None:
-                self.change.add(
-                    channel, *_moments_of(np.subtract(plane, before_CHW[channel], dtype=np.float64).ravel())
-                )
-            self.valid[channel] |= np.isfinite(plane) if lacking[channel] else True
-        if lacking.any():
-            self.lacking[position] = lacking
-        if look:
-            self.looks[position] = looks
+        """Take in fields. `counts`: for the moments; `follows`: the change since the one before counts too.
+
+        The one before the first time is `before_CHW`.
+        """
+        lacking = np.zeros(fields_TCHW.shape[:2], np.int64)
+        looks = np.full((*lacking.shape, 4), np.nan)
+        # Channel by channel, so that what is computed of a time serves for the next one while it is in the cache.
+        memory = [np.empty(math.prod(fields_TCHW.shape[2:])) for _ in range(3)]
+        for c in range(fields_TCHW.shape[1]):
+            last = None if before_CHW is None else _Plane.of(before_CHW[c], memory[1])
+            for t, plane in enumerate(fields_TCHW[:, c]):
+                now = _Plane.of(plane, memory[t % 2]) if counts[t] or look else None
+                if now is not None:
+                    lacking[t, c] = plane.size - now.count
+                    squares = now.squares(memory[2])
+                    if look and now.count:
+                        extremes = np.fmin.reduce(plane, axis=None), np.fmax.reduce(plane, axis=None)
+                        looks[t, c] = now.mean, (squares / now.count) ** 0.5, *extremes
+                    if counts[t]:
+                        self.value.add(c, now.count, now.mean, squares)
+                        if follows[t] and last is not None:
+                            self.change.add(c, *now.change(last, memory[2]))
+                elif not np.isfinite(plane.sum()):
+                    lacking[t, c] = (~np.isfinite(plane)).sum()
+                if lacking[t, c]:
+                    self.valid[c] |= np.isfinite(plane)
+                else:
+                    self.valid[c] = True
+                last = now
+        for t, position in enumerate(positions):
+            if lacking[t].any():
+                self.lacking[position] = lacking[t]
+            if look:
+                self.looks[position] = looks[t]
 
 
 def blocks(positions: NDArray[np.int64], bytes_per_time: int) -> list[NDArray[np.int64]]:
@@ -250,30 +293,37 @@ def scan(
 
     `each` sees the position and the fields of every time that counts for the moments.
 
-    The change into a block's first time is found by reading the time before it, where that follows and counts too.
+    The change into a block's first time needs the time before it, which is read where the block before does not end there.
     """
-    result = Scan.zero(sum(map(len, variables)), store.grid.height, store.grid.width)
+    shape = (sum(map(len, variables)), store.grid.height, store.grid.width)
+    result = Scan.zero(*shape)
+    # One is looked at, one holds the time before, one is filled.
+    memory = [np.empty((max((len(part[0]) for part in parts), default=0), *shape), np.float32) for _ in range(3)]
+
+    def read(i: int) -> Fields:
+        fields = memory[i % 3][: len(parts[i][0])]
+        store.read(variables, parts[i][0], out=fields)
+        return fields
+
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as ahead:
-        coming = [ahead.submit(_read_block, store, variables, part) for part in parts[:1]]
+        coming = [ahead.submit(read, i) for i in range(min(1, len(parts)))]
+        last, before = -1, None
         for i, (positions, counts) in enumerate(parts):
-            before, fields = coming.pop().result()
-            coming = [ahead.submit(_read_block, store, variables, part) for part in parts[i + 1 : i + 2]]
-            for k, position in enumerate(positions.tolist()):
-                gap = store.seconds[position] - store.seconds[position - 1] != store.step_seconds
-                result.add(position, fields[k], None if gap else before, bool(counts[k + 1]), look)
-                before = fields[k] if counts[k + 1] else None
-                if each is not None and counts[k + 1]:
-                    each(position, fields[k])
+            fields = coming.pop().result()
+            if positions[0] - 1 != last and counts[0] and counts[1]:
+                before = store.read(variables, [int(positions[0]) - 1])[0]
+            coming = [ahead.submit(read, i + 1) for _ in parts[i + 1 : i + 2]]
+            steps = store.seconds[positions] - store.seconds[positions - 1]
+            follows = counts[:-1] & (steps == store.step_seconds)
+            result.add(positions.tolist(), fields, counts[1:].tolist(), follows.tolist(), before, look)
+            last, before = int(positions[-1]), fields[-1]
+            if each is not None:
+                for position, field, wanted in zip(positions.tolist(), fields, counts[1:].tolist(), strict=True):
+                    if wanted:
+                        each(position, field)
             if progress is not None:
                 progress(len(positions))
     return result
-
-
-def _read_block(store: FieldStore, variables: Sequence[Variable], block: Block) -> tuple[Fields | None, Fields]:
-    positions, counts = block
-    needed = counts[0] and counts[1]
-    before = store.read(variables, [int(positions[0]) - 1])[0] if needed else None
-    return before, store.read(variables, positions)
 
 
 def fit_statistics(
@@ -333,7 +383,7 @@ def finish(store: FieldStore, variables: Variables, data: DataSection, total: Sc
     """Statistics out of the scan of all times."""
     statics = variables.role("static")
     fixed = Scan.zero(sum(map(len, statics)), store.grid.height, store.grid.width)
-    fixed.add(0, store.static(), None, training=True)
+    fixed.add([0], store.static()[None], [True], [False])
     names = Variables.channel_names([*varying(variables), *statics])
     mean = np.concatenate([total.value.mean, fixed.value.mean])
     std = np.concatenate([total.value.std, fixed.value.std])

@@ -12,6 +12,7 @@ from credit_like.data.statistics import Statistics, fit_statistics
 def small_pieces(monkeypatch):
     monkeypatch.setattr("credit_like.data.statistics._BLOCK_BYTES", 20_000)
     monkeypatch.setattr(module, "_PIECES", 5)
+    monkeypatch.setattr(module, "_PIECE_TIMES", 8)
 
 
 def same(a, b):
