@@ -18,7 +18,7 @@ from tests.launch.standin import StandIn
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-EPOCHS, STEPS_PER_EPOCH = 8, 9
+EPOCHS, STEPS_PER_EPOCH = 4, 9
 
 EXPERIMENT = f"""
 name: tiny
@@ -113,7 +113,7 @@ def test_three_jobs_end_as_one(tmp_path, monkeypatch):
         assert trained(whole) == EPOCHS * STEPS_PER_EPOCH, pbs.outputs
 
         ids = ["2.standin", "3.standin", "4.standin"]
-        ends = {ids[0]: ("TERM", 5), ids[1]: ("KILL", 31)}
+        ends = {ids[0]: ("TERM", 5), ids[1]: ("KILL", 19)}
         pbs.over = lambda job: ends[job][0] if job in ends and trained(chained) >= ends[job][1] else None
         assert list(submit(write(tmp_path, "chained", "generic-pbs"), chain=3, python=python).ids) == ids
         jobs = pbs.wait(400)
@@ -128,7 +128,7 @@ def test_whole_path_on_this_machine(tmp_path):
     """Train in several jobs, forecast in an array, score: the same scripts, at site local, without a scheduler."""
     file, python = write(tmp_path, "run", "local"), here(tmp_path)
     submit(file, "preprocess", python=python)
-    submit(file, chain="auto", overrides=["trainer.stop_after=8s"], python=python)
+    submit(file, chain="auto", overrides=["trainer.stop_after=6s"], python=python)
     run = status(tmp_path / "run")
     assert (run.state, run.step, run.checkpoint) == ("finished", EPOCHS * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH)
     trainings = [row for row in run.jobs if row.mode == "train"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from credit_like.plan.layouts import Layout
+from credit_like.plan.replay import Recipes
 from credit_like.plan.simulate import SAMPLE, places
 
 LAYOUTS = [
@@ -20,11 +21,23 @@ LAYOUTS = [
 ]
 
 
-def compare(run_ranks, small, layout, section):
+@pytest.fixture(scope="module")
+def known():
+    """What simulations have found out of operations; what a plan does with that, these tests do too."""
+    return {}
+
+
+def _simulated(rank, small, experiment, layout, which, known):
+    recipes = Recipes(known)
+    return small.simulated(rank, experiment, layout, which, recipes), recipes.learnt
+
+
+def compare(run_ranks, small, known, layout, section):
     experiment = small.experiment(**{"global_batch_size": 2 * layout.dp} | section)
     done = run_ranks(layout.world, small.real, experiment, layout, timeout=500)
     for rank in sorted({0, layout.world - 1}):
-        (plan,) = run_ranks(1, small.simulated, experiment, layout, rank, timeout=500)
+        ((plan, learnt),) = run_ranks(1, _simulated, small, experiment, layout, rank, known, timeout=500)
+        known |= learnt
         assert plan.messages == done[rank].messages
         assert plan.flops == done[rank].flops
         assert {part: plan.parts[part] for part in done[rank].kept} == done[rank].kept
@@ -34,14 +47,14 @@ def compare(run_ranks, small, layout, section):
         assert peak == pytest.approx(done[rank].allocated, rel=0.1)  # whatever torch allocated, told by its allocator
 
 
-def test_bands_do_what_the_plan_says(run_ranks, small):
-    compare(run_ranks, small, *LAYOUTS[7])
+def test_bands_do_what_the_plan_says(run_ranks, small, known):
+    compare(run_ranks, small, known, *LAYOUTS[7])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("layout", "section"), LAYOUTS, ids=lambda value: str(value).replace(" ", ""))
-def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, layout, section):
-    compare(run_ranks, small, layout, section)
+def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, known, layout, section):
+    compare(run_ranks, small, known, layout, section)
 
 
 @pytest.mark.slow
