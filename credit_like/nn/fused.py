@@ -75,6 +75,7 @@ class _NormSilu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_BHWC: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+        x_BHWC = x_BHWC.contiguous()
         x_BCHW = channels_first(x_BHWC)
         batch, channels, height, width = x_BCHW.shape
         sizes = (batch, channels, height * width, groups)
@@ -91,7 +92,8 @@ class _NormSilu(torch.autograd.Function):
         scale_BC = (rstd[..., None] * weight.view(groups, -1)).flatten(1)
         shift_BC = bias - (mean[..., None] * scale_BC.unflatten(1, (groups, -1))).flatten(1)
         normed = torch.addcmul(shift_BC[:, None, None], x_BHWC, scale_BC[:, None, None])
-        g = channels_first(aten.silu_backward(g_BHWC, normed))
+        # The kernel takes it for granted that both have one order in memory.
+        g = channels_first(aten.silu_backward(g_BHWC.contiguous(), normed))
         x_BCHW = channels_first(x_BHWC)
         dx, dw, db = aten.native_group_norm_backward(g, x_BCHW, mean, rstd, weight, *ctx.sizes, (True, True, True))
         return channels_last(dx), dw, db, None, None

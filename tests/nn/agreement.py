@@ -9,9 +9,17 @@ from torch import Tensor
 
 
 def assert_same_function(y: Tensor, expected: Tensor, inputs: Sequence[Tensor], generator, tolerance: float) -> None:
-    """Equal values to `tolerance`, and equal gradients of the inputs, to ten times that where they are near zero."""
+    """Equal values to `tolerance`, and equal gradients of the inputs, to ten times that where they are near zero.
+
+    Gradients come in any order of memory: also with the last dimension first, and as one number for all.
+    """
     torch.testing.assert_close(y, expected, rtol=tolerance, atol=tolerance)
     cotangent = torch.randn(expected.shape, dtype=expected.dtype, generator=generator)
-    gradients = (torch.autograd.grad((z * cotangent).sum(), inputs) for z in (y, expected))
-    for a, b in zip(*gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=10 * tolerance)
+    for given in (
+        cotangent,
+        cotangent.movedim(-1, 0).contiguous().movedim(0, -1),
+        cotangent[:1, :1, :1, :1].expand_as(y),
+    ):
+        gradients = (torch.autograd.grad(z, inputs, given, retain_graph=True) for z in (y, expected))
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=tolerance, atol=10 * tolerance)
