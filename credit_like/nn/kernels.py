@@ -61,8 +61,10 @@ def keeps(x: Tensor) -> bool:
     someone else decides what is kept (activation checkpointing drops it all, and backward follows at once when it is made
     again), nothing is made a third time.
     """
-    if not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-        return torch.is_grad_enabled()
+    if not torch.is_grad_enabled():
+        return False
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return True
     channels = x.shape[-1]
     if _LEAN.get():
         return x.numel() <= KEEP_UP_TO * channels**2

@@ -25,6 +25,12 @@ from torch import Tensor, nn
 WARM_UP = 15  # power iterations that a new matrix starts with
 
 
+def _along_u(grad: Tensor, weight: Tensor, u: Tensor, factor: Tensor) -> Tensor:
+    """-factor <g, W> u, the derivative of sigma = u^T W v but for v."""
+    product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
+    return (product * -factor * u).to(grad.dtype)
+
+
 class _Normalised(torch.autograd.Function):
     """W/sigma with the derivative of sigma = u^T W v in backward."""
 
@@ -37,8 +43,7 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         weight, u, v, inv_sigma = ctx.saved_tensors
-        product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
-        along_u = (product * -(inv_sigma**2) * u).to(grad.dtype)
+        along_u = _along_u(grad, weight, u, inv_sigma**2)
         matrix = as_matrix(grad, ctx.output_dim)
         if (
             grad.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -61,8 +66,7 @@ class _GradientOfNormalised(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         weight, u, v, inv_sigma = ctx.saved_tensors
-        product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
-        along_u = (product * -inv_sigma * u).to(grad.dtype)
+        along_u = _along_u(grad, weight, u, inv_sigma)
         corrected = torch.addr(as_matrix(grad, ctx.output_dim), along_u, v.to(grad.dtype))
         return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
 
