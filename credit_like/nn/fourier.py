@@ -27,6 +27,7 @@ from torch import Tensor
 
 TILES = (16, 24, 32, 40, 48, 56, 64)
 MOST_BYTES = 16 * 2**20  # of transformed tiles held at a time
+AT_ONCE = 2**18  # values of a transform along the first axis that are taken along the second at a time
 PARTS = 8  # of the channels, for which the gradient of the weights is taken in turn
 
 
@@ -60,38 +61,29 @@ def _half_waves(tile: int, points: int, like: Tensor) -> Tensor:
     return torch.stack([cos[:half], -sin[:half]], dim=1)
 
 
-def _transform(x_PQD: Tensor, tile: int, out_RFTD: Tensor) -> None:
-    """The transform of one tile of at most T x T points (zeros beyond) into (R, F, T, D)."""
-    rows, columns, _ = x_PQD.shape
-    half = tile // 2 + 1
-    first = _half_waves(tile, rows, x_PQD).flatten(0, 1) @ x_PQD.reshape(rows, -1)
-    _second_axis(first.view(half, 2, columns, -1), tile, out_RFTD)
+@functools.lru_cache(maxsize=64)
+def _turns(tile: int, points: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """cos - i sin as a real matrix (R T, R points), [[cos, sin], [-sin, cos]]; its transpose is cos + i sin."""
+    cos, sin = _waves(tile, points, dtype, device)
+    return torch.cat([torch.cat([cos, sin], 1), torch.cat([-sin, cos], 1)])
 
 
-def _second_axis(z_FRQD: Tensor, tile: int, out_RFTD: Tensor) -> None:
-    """The complex transform along Q, for each frequency of the first axis: (cos - i sin)(re + i im)."""
-    half, _, columns, _ = z_FRQD.shape
-    cos, sin = _waves(tile, columns, z_FRQD.dtype, z_FRQD.device)
-    cos, sin = cos.expand(half, -1, -1), sin.expand(half, -1, -1)
-    real, imaginary = z_FRQD[:, 0], z_FRQD[:, 1]
-    torch.bmm(cos, real, out=out_RFTD[0])
-    out_RFTD[0].baddbmm_(sin, imaginary)
-    torch.bmm(cos, imaginary, out=out_RFTD[1])
-    out_RFTD[1].baddbmm_(sin, real, alpha=-1)
+def _second_axis(z_NSD: Tensor, tile: int, out_RNTD: Tensor) -> None:
+    """The complex transform along the second axis, of which S holds the points' real and then their imaginary parts."""
+    turns = _turns(tile, z_NSD.shape[1] // 2, z_NSD.dtype, z_NSD.device)
+    for half_of_turns, out_NTD in zip(turns.chunk(2), out_RNTD, strict=True):
+        torch.bmm(half_of_turns.expand(len(z_NSD), -1, -1), z_NSD, out=out_NTD)
 
 
-def _inverse(y_RFTD: Tensor, rows: int, columns: int) -> Tensor:
-    """The first rows x columns points of the real image whose transform this is: (rows, columns, D)."""
-    _, half, tile, channels = y_RFTD.shape
-    cos, sin = _waves(tile, columns, y_RFTD.dtype, y_RFTD.device)
-    cos, sin = cos.t().expand(half, -1, -1), sin.t().expand(half, -1, -1)
-    z = y_RFTD.new_empty(half, 2, columns, channels)
-    z[:, 0] = torch.bmm(cos, y_RFTD[0]).baddbmm_(sin, y_RFTD[1], alpha=-1)
-    z[:, 1] = torch.bmm(cos, y_RFTD[1]).baddbmm_(sin, y_RFTD[0])
+def _inverse(y_FSD: Tensor, rows: int, columns: int) -> Tensor:
+    """The first rows x columns points of the real image whose transform, F x (R T), this is: (rows, columns, D)."""
+    half, tile, channels = y_FSD.shape[0], y_FSD.shape[1] // 2, y_FSD.shape[2]
+    turns = _turns(tile, columns, y_FSD.dtype, y_FSD.device)
+    z = torch.bmm(turns.t().expand(half, -1, -1), y_FSD)
     # The frequencies left out are conjugates: all but 0 (and T/2, which is its own) count twice.
-    weight = y_RFTD.new_full((half, 1, 1), 2.0 / tile**2)
+    weight = y_FSD.new_full((half, 1, 1), 2.0 / tile**2)
     weight[0] = weight[half - 1] = 1.0 / tile**2
-    waves = (_half_waves(tile, rows, y_RFTD) * weight).flatten(0, 1)
+    waves = (_half_waves(tile, rows, y_FSD) * weight).flatten(0, 1)
     return (waves.t() @ z.view(2 * half, -1)).view(rows, columns, channels)
 
 
@@ -149,9 +141,8 @@ class _TiledCorrelation(torch.autograd.Function):
         step = tile - taps + 1
         y = x_BPQD.new_empty(batch, rows, columns, outputs)
         for group in _groups(x_BPQD, taps, tile):
-            x_NRKD = _transform_tiles(x_BPQD, group, tile)
-            y_KNO = _multiply(x_NRKD, w_RKDO, conjugate=True)
-            for tile_image, (b, top, left) in zip(_back(y_KNO, tile, step, step), group, strict=True):
+            y_KRNO = _multiply(_transform_tiles(x_BPQD, group, tile), w_RKDO, conjugate=True)
+            for tile_image, (b, top, left) in zip(_back(y_KRNO, tile, step, step), group, strict=True):
                 part = y[b, top : top + step, left : left + step]
                 part.copy_(tile_image[: part.shape[0], : part.shape[1]])
         return y
@@ -173,8 +164,8 @@ def _input_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -
     taps = w_nnDO.shape[0]
     dx, w_RKOD = torch.zeros_like(x_BPQD), _transform_weights(w_nnDO, tile).transpose(-1, -2)
     for group in _groups(x_BPQD, taps, tile):
-        g_NRKO = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1)
-        images = _back(_multiply(g_NRKO, w_RKOD, conjugate=False), tile, tile, tile)
+        g_RNKO = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1)
+        images = _back(_multiply(g_RNKO, w_RKOD, conjugate=False), tile, tile, tile)
         for image, (b, top, left) in zip(images, group, strict=True):
             part = dx[b, top : top + tile, left : left + tile]
             part += image[: part.shape[0], : part.shape[1]]
@@ -185,25 +176,29 @@ def _weight_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) 
     """dw, a part of the channels of x at a time: there is a value for each frequency and weight."""
     taps, outputs, half = w_nnDO.shape[0], w_nnDO.shape[-1], tile // 2 + 1
     dw = torch.empty_like(w_nnDO)
-    for x_BPQE, out in zip(x_BPQD.chunk(PARTS, -1), dw.chunk(PARTS, 2), strict=True):
+    parts = x_BPQD.chunk(PARTS, -1)
+    groups = _groups(parts[0], taps, tile)
+    conjugates = []  # as matrices that take real and imaginary parts of x to those of the product
+    for group in groups:
+        g_RNKO = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1)
+        conjugates.append(_rows(torch.stack([g_RNKO, torch.stack([-g_RNKO[1], g_RNKO[0]])], dim=3).flatten(3)))
+    for x_BPQE, out in zip(parts, dw.chunk(PARTS, 2), strict=True):
         w_KERO = x_BPQD.new_zeros(half * tile, out.shape[2], 2 * outputs)
-        for group in _groups(x_BPQE, taps, tile):
-            real, imaginary = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1).unbind(1)
-            pairs = torch.stack([torch.stack([real, imaginary], 1), torch.stack([-imaginary, real], 1)], dim=3)
-            x_KEN = _rows(_transform_tiles(x_BPQE, group, tile)).transpose(1, 2)
-            w_KERO.baddbmm_(x_KEN, _rows(pairs.flatten(3)))
-            del x_KEN, real, imaginary, pairs  # the next group is as large
-        w_RFTE = w_KERO.view(half, tile, -1, 2, outputs).permute(3, 0, 1, 2, 4).reshape(2, half, tile, -1)
+        for group, conjugate in zip(groups, conjugates, strict=True):
+            w_KERO.baddbmm_(_rows(_transform_tiles(x_BPQE, group, tile)).transpose(1, 2), conjugate)
+        w_FSD = w_KERO.view(half, tile, -1, 2, outputs).permute(0, 3, 1, 2, 4).reshape(half, 2 * tile, -1)
         del w_KERO
-        out.copy_(_inverse(w_RFTE, taps, taps).view(out.shape))
+        out.copy_(_inverse(w_FSD, taps, taps).view(out.shape))
     return dw
 
 
 def _transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
     """(n, n, D, O) to (R, F T, D, O)."""
     taps, _, channels, outputs = w_nnDO.shape
-    out = w_nnDO.new_empty(2, tile // 2 + 1, tile, channels * outputs)
-    _transform(w_nnDO.reshape(taps, taps, -1), tile, out)
+    half = tile // 2 + 1
+    first = _half_waves(tile, taps, w_nnDO).flatten(0, 1) @ w_nnDO.reshape(taps, -1)
+    out = w_nnDO.new_empty(2, half, tile, channels * outputs)
+    _second_axis(first.view(half, 2 * taps, -1), tile, out)
     return out.view(2, -1, channels, outputs)
 
 
@@ -226,42 +221,45 @@ def _groups(x_BPQD: Tensor, taps: int, tile: int) -> list[list[Tile]]:
 
 
 def _transform_tiles(x_BPQD: Tensor, group: list[Tile], tile: int, size: int | None = None) -> Tensor:
-    """The transforms (N, R, F T, D) of the tiles of a group, each of `size` (default T) points squared."""
+    """The transforms (R, N, F T, D) of the tiles of a group, each of `size` (default T) points squared."""
     size = size or tile
     channels, half = x_BPQD.shape[-1], tile // 2 + 1
-    out = x_BPQD.new_empty(len(group), 2, half, tile, channels)
-    strips: dict[tuple[int, int], Tensor] = {}
-    for i, (b, top, left) in enumerate(group):
-        if (b, top) not in strips:  # the first axis is common to all tiles of a strip of rows
-            rows = x_BPQD[b, top : top + size]
-            waves = _half_waves(tile, rows.shape[0], rows).flatten(0, 1)
-            strips = {(b, top): (waves @ rows.reshape(rows.shape[0], -1)).view(half, 2, -1, channels)}
-        _second_axis(strips[b, top][:, :, left : left + size], tile, out[i])
-    return out.view(len(group), 2, half * tile, channels)
+    out = x_BPQD.new_empty(2, len(group), half, tile, channels)
+    most = max(1, AT_ONCE // (2 * half * size * channels))
+    for first in range(0, len(group), most):
+        tiles = group[first : first + most]
+        z = x_BPQD.new_empty(len(tiles), half, 2, size, channels)
+        for z_FRQD, (b, top, left) in zip(z, tiles, strict=True):
+            points = x_BPQD[b, top : top + size, left : left + size]
+            rows, columns, _ = points.shape
+            waves = _half_waves(tile, rows, x_BPQD).flatten(0, 1)
+            torch.mm(waves, points.reshape(rows, -1), out=z_FRQD.flatten(0, 1)[:, :columns].flatten(1))
+            z_FRQD[:, :, columns:] = 0
+        _second_axis(z.view(-1, 2 * size, channels), tile, out[:, first : first + len(tiles)].flatten(1, 2))
+    return out.view(2, len(group), half * tile, channels)
 
 
-def _rows(x_NRKD: Tensor) -> Tensor:
-    """(K, N R, D): for each frequency a matrix with a row per tile and part; a view."""
-    return x_NRKD.flatten(0, 1).transpose(0, 1)
+def _rows(x_RNKD: Tensor) -> Tensor:
+    """(K, R N, D): for each frequency a matrix with a row per part and tile; a view."""
+    return x_RNKD.flatten(0, 1).transpose(0, 1)
 
 
-def _multiply(x_NRKD: Tensor, w_RKDO: Tensor, *, conjugate: bool) -> Tensor:
-    """x w or x conj(w) for each frequency: (K, N, R, O)."""
-    rows = _rows(x_NRKD)
-    tiles = x_NRKD.shape[0]
-    y = torch.bmm(rows, w_RKDO[0]).unflatten(1, (tiles, 2))
-    other = torch.bmm(rows, w_RKDO[1]).unflatten(1, (tiles, 2))
+def _multiply(x_RNKD: Tensor, w_RKDO: Tensor, *, conjugate: bool) -> Tensor:
+    """x w or x conj(w) for each frequency: (K, R, N, O)."""
+    rows = _rows(x_RNKD)
+    y = torch.bmm(rows, w_RKDO[0]).unflatten(1, (2, -1))
+    other = torch.bmm(rows, w_RKDO[1]).unflatten(1, (2, -1))
     sign = 1 if conjugate else -1
-    y[:, :, 0].add_(other[:, :, 1], alpha=sign)
-    y[:, :, 1].sub_(other[:, :, 0], alpha=sign)
+    y[:, 0].add_(other[:, 1], alpha=sign)
+    y[:, 1].sub_(other[:, 0], alpha=sign)
     return y
 
 
-def _back(y_KNRO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
+def _back(y_KRNO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
     """The first rows x columns points of each tile: (N, rows, columns, O)."""
-    _, tiles, _, outputs = y_KNRO.shape
-    y = y_KNRO.permute(2, 0, 1, 3).reshape(2, tile // 2 + 1, tile, tiles * outputs)
-    return _inverse(y, rows, columns).view(rows, columns, tiles, outputs).permute(2, 0, 1, 3)
+    _, _, tiles, outputs = y_KRNO.shape
+    y_FSD = y_KRNO.unflatten(0, (-1, tile)).transpose(1, 2).reshape(tile // 2 + 1, 2 * tile, tiles * outputs)
+    return _inverse(y_FSD, rows, columns).view(rows, columns, tiles, outputs).permute(2, 0, 1, 3)
 
 
 def correlate(x: Tensor, w_nnDO: Tensor, tile: int | None = None, geometry: Geometry | None = None) -> Tensor:

@@ -300,7 +300,7 @@ def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
 
 
 class _AttentionBlock(torch.autograd.Function):
-    """x + out(attention(qkv(norm(x)))); keeps x, its mean and deviation, and with `keep` also q, k, v."""
+    """x + out(attention(qkv(norm(x)))), a band of windows at a time; keeps x, and with `keep` also q, k, v."""
 
     @staticmethod
     def forward(
@@ -319,57 +319,104 @@ class _AttentionBlock(torch.autograd.Function):
         dilated: bool,
         keep: bool,
     ) -> Tensor:
-        x = x.contiguous()
-        normed, mean, rstd = aten.native_layer_norm(x, g.shape, g, b, eps)
-        qkv = functional.linear(normed, w_qkv)
-        del normed
-        shape = window_shape(qkv.shape, window, dim_head, dilated)
-        q, k, v = split_windows(qkv, shape, dilated)
-        kept = qkv if keep else None
-        del qkv
-        p = _probabilities(q, k, bias_LL)
-        attended = torch.bmm(p, v.reshape(p.shape[0], -1, dim_head)).view(v.shape)
-        y = _linear(join_windows(attended, shape, dilated), w_out, factor, b_out)
-        ctx.save_for_backward(x, g, b, w_qkv, w_out, bias_LL, mean, rstd, kept)
-        ctx.options = (eps, shape, dilated, factor)
-        return y.add_(x)
+        x, y, kept = x.contiguous(), None, []
+        widest = x.numel() // x.shape[-1] * max(w_qkv.shape[0], w_qkv.shape[0] // (3 * dim_head) * window**2)
+        places = _bands(x.shape[1] // window, widest)
+        for place in places:
+            x_NHWC = _band(x, window, dilated, place)
+            normed = aten.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0]
+            qkv = functional.linear(normed, w_qkv)
+            del normed
+            shape = window_shape(qkv.shape, window, dim_head, dilated)
+            q, k, v = split_windows(qkv, shape, dilated)
+            if keep:
+                kept.append(qkv)
+            del qkv
+            p = _probabilities(q, k, bias_LL)
+            del q, k
+            attended = torch.bmm(p, v.reshape(p.shape[0], -1, dim_head)).view(v.shape)
+            out = _linear(join_windows(attended, shape, dilated), w_out, factor, b_out, x_NHWC)
+            y = _put_band(y, x, window, dilated, place, out)
+        ctx.save_for_backward(x, g, b, w_qkv, w_out, bias_LL, *kept)
+        ctx.options = (eps, window, dim_head, dilated, factor, places)
+        assert y is not None  # there is a band
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, g, b, w_qkv, w_out, bias_LL, mean, rstd, qkv = ctx.saved_tensors
-        eps, shape, dilated, factor = ctx.options
-        dy = dy.contiguous()
-        d_out = _times(dy, factor)
-        normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
-        q, k, v = split_windows(functional.linear(normed, w_qkv) if qkv is None else qkv, shape, dilated)
-        del normed, qkv  # the normalised values are soon made again
-        windows, heads, tokens, dim_head = q.shape
-        flat = (windows * heads, tokens, dim_head)
-        p = _probabilities(q, k, bias_LL)
-        attended = join_windows(torch.bmm(p, v.reshape(flat)).view(v.shape), shape, dilated)
-        dw_out = _matrix_gradient(d_out, attended)
-        db_out = dy.sum((0, 1, 2))
-        d_attended = (d_out.view(-1, dy.shape[-1]) @ w_out).view(attended.shape)
-        del attended, d_out
-        d_attended = _split_one(d_attended, shape, dilated).reshape(flat)
-        dqkv = x.new_empty(*shape[:6], 3, dim_head)
-        _join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated, dqkv[..., 2, :])
-        dp = torch.bmm(d_attended, v.reshape(flat).transpose(1, 2))
-        ds = aten._softmax_backward_data(dp, p, -1, p.dtype)
-        del dp, p, d_attended
-        d_bias = ds.sum(0)
-        ds.mul_(dim_head**-0.5)
-        _join_one(torch.bmm(ds, k.reshape(flat)), shape, dilated, dqkv[..., 0, :])
-        _join_one(torch.bmm(ds.transpose(1, 2), q.reshape(flat)), shape, dilated, dqkv[..., 1, :])
-        del ds, q, k, v
-        dqkv = dqkv.view(*x.shape[:3], -1)
-        normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
-        dw_qkv = _matrix_gradient(dqkv, normed)
-        del normed
-        d_normed = (dqkv.view(-1, dqkv.shape[-1]) @ w_qkv).view(x.shape)
-        dx, dg, db = aten.native_layer_norm_backward(d_normed, x, g.shape, mean, rstd, g, b, (True, True, True))
-        return dx.add_(dy), dg, db, dw_qkv, dw_out, None, db_out, d_bias, None, None, None, None, None
+        x, g, b, w_qkv, w_out, bias_LL, *kept = ctx.saved_tensors
+        eps, window, dim_head, dilated, factor, places = ctx.options
+        dy, dx, totals = dy.contiguous(), None, None
+        for i, place in enumerate(places):
+            x_NHWC, dy_NHWC = _band(x, window, dilated, place), _band(dy, window, dilated, place)
+            d_out = _times(dy_NHWC, factor)
+            normed, mean, rstd = aten.native_layer_norm(x_NHWC, g.shape, g, b, eps)
+            qkv = kept[i] if kept else functional.linear(normed, w_qkv)
+            shape = window_shape(qkv.shape, window, dim_head, dilated)
+            q, k, v = split_windows(qkv, shape, dilated)
+            del normed, qkv  # the normalised values are soon made again
+            flat = (-1, *q.shape[2:])
+            p = _probabilities(q, k, bias_LL)
+            attended = join_windows(torch.bmm(p, v.reshape(flat)).view(v.shape), shape, dilated)
+            dw_out = _matrix_gradient(d_out, attended)
+            d_attended = (d_out.view(-1, d_out.shape[-1]) @ w_out).view(attended.shape)
+            del attended, d_out
+            d_attended = _split_one(d_attended, shape, dilated).reshape(flat)
+            dqkv = x.new_empty(*shape[:6], 3, dim_head)
+            _join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated, dqkv[..., 2, :])
+            dp = torch.bmm(d_attended, v.reshape(flat).transpose(1, 2))
+            ds = aten._softmax_backward_data(dp, p, -1, p.dtype)
+            del dp, p, d_attended
+            d_bias = ds.sum(0)
+            ds.mul_(dim_head**-0.5)
+            _join_one(torch.bmm(ds, k.reshape(flat)), shape, dilated, dqkv[..., 0, :])
+            _join_one(torch.bmm(ds.transpose(1, 2), q.reshape(flat)), shape, dilated, dqkv[..., 1, :])
+            del ds, q, k, v
+            dqkv_NC = dqkv.view(-1, w_qkv.shape[0])
+            dw_qkv = _matrix_gradient(dqkv_NC, aten.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])
+            d_normed = (dqkv_NC @ w_qkv).view(x_NHWC.shape)
+            del dqkv, dqkv_NC
+            some, dg, db = aten.native_layer_norm_backward(
+                d_normed, x_NHWC, g.shape, mean, rstd, g, b, (True, True, True)
+            )
+            dx = _put_band(dx, x, window, dilated, place, some.add_(dy_NHWC))
+            found = (dg, db, dw_qkv, dw_out, d_bias)
+            totals = found if totals is None else tuple(t.add_(f) for t, f in zip(totals, found, strict=True))
+        assert totals is not None  # there is a band
+        dg, db, dw_qkv, dw_out, d_bias = totals
+        return dx, dg, db, dw_qkv, dw_out, None, dy.sum((0, 1, 2)), d_bias, None, None, None, None, None
+
+
+BAND = 2**20  # values of the widest tensor of an attention that are worked on at a time
+
+
+def _bands(rows: int, values: int) -> list[slice]:
+    """Rows of windows (dilated: the first rows of their windows), some at a time, of about the same number."""
+    size = -(-rows // max(1, min(rows, -(-values // BAND))))
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def _band_view(x_BHWC: Tensor, window: int, dilated: bool, place: slice) -> Tensor:
+    """The band's part of an image: (B, windows, rows, W, C), dilated (B, rows, windows, W, C)."""
+    if dilated:
+        return x_BHWC.unflatten(1, (window, -1))[:, :, place]
+    return x_BHWC.unflatten(1, (-1, window))[:, place]
+
+
+def _band(x_BHWC: Tensor, window: int, dilated: bool, place: slice) -> Tensor:
+    """The windows of a band as an image of their own: (B, fewer rows, W, C), contiguous."""
+    return _band_view(x_BHWC, window, dilated, place).flatten(1, 2).contiguous()
+
+
+def _put_band(image: Tensor | None, like: Tensor, window: int, dilated: bool, place: slice, band: Tensor) -> Tensor:
+    """The image with the band in its place: a new one if there is none yet, the band itself if that is all there is."""
+    if band.shape == like.shape:
+        return band
+    image = torch.empty_like(like) if image is None else image
+    view = _band_view(image, window, dilated, place)
+    view.copy_(band.view(view.shape))
+    return image
 
 
 def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
@@ -380,10 +427,11 @@ def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
     return x.reshape(-1, heads, x.shape[4] * x.shape[5], dim_head)
 
 
-def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor) -> Tensor:
-    """factor x W^T + b."""
-    flat = torch.addmm(bias, x.reshape(-1, x.shape[-1]), weight.t(), alpha=factor)
-    return flat.view(*x.shape[:-1], weight.shape[0])
+def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor, residual: Tensor) -> Tensor:
+    """residual + factor x W^T + b."""
+    y = residual + bias
+    y.view(-1, y.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t(), alpha=factor)
+    return y
 
 
 def _times(x: Tensor, factor: float) -> Tensor:
@@ -433,7 +481,7 @@ class _FeedForwardBlock(torch.autograd.Function):
         expanded = functional.linear(normed, w_up, b_up)
         ctx.save_for_backward(x, g, b, w_up, w_down, mean, rstd, expanded)
         ctx.options = (eps, factor)
-        return _linear(functional.gelu(expanded), w_down, factor, b_down).add_(x)
+        return _linear(functional.gelu(expanded), w_down, factor, b_down, x)
 
     @staticmethod
     @once_differentiable
@@ -477,9 +525,8 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
         y = torch.empty_like(x)
         for part, x_NC in _portions(x, w_up.shape[0]):
             expanded = functional.linear(aten.native_layer_norm(x_NC, g.shape, g, b, eps)[0], w_up, b_up)
-            out = y.view(-1, x.shape[-1])[part]
-            torch.addmm(b_down, aten.gelu_(expanded), w_down.t(), alpha=factor, out=out)
-            out.add_(x_NC)
+            out = torch.add(x_NC, b_down, out=y.view(-1, x.shape[-1])[part])
+            out.addmm_(aten.gelu_(expanded), w_down.t(), alpha=factor)
         return y
 
     @staticmethod

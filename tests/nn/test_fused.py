@@ -38,6 +38,7 @@ def test_a_block_equals_its_plain_composition(name, portion, keep, normalised, m
         expected = outcome(block, x, cotangent)
     monkeypatch.setattr(fused, "PORTION", portion)
     monkeypatch.setattr(fused, "FEWEST", 1)
+    monkeypatch.setattr(fused, "BAND", portion)
     monkeypatch.setattr(kernels, "KEEP_FROM", 16 if keep else 17)
     assert kernels.use_fused(x)
     assert kernels.keeps(x) == keep
