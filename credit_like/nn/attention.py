@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from credit_like.nn import kernels
+from credit_like.nn.derived import Derived
 from credit_like.nn.linear import Linear
 from credit_like.nn.norms import ChannelNorm
 
@@ -32,7 +33,7 @@ class PositionBias(nn.Module):
     def __init__(self, dim: int, window: int, *, position_index: str = "exact", spectral_norm: bool = False) -> None:
         super().__init__()
         assert position_index in POSITION_INDICES, position_index
-        self.window, self.position_index = window, position_index
+        self.window, self.position_index, self.derived = window, position_index, Derived()
         hidden = dim // 4
         self.linears = nn.ModuleList(
             Linear(i, o, spectral_norm=spectral_norm)
@@ -56,6 +57,9 @@ class PositionBias(nn.Module):
 
     def forward(self) -> Tensor:
         """(w^2, w^2): rows are queries."""
+        return self.derived(self._table, [*self.parameters(), *self.buffers()])
+
+    def _table(self) -> Tensor:
         table = self.offsets.to(self.linears[0].weight.dtype)  # type: ignore[arg-type]
         for linear, norm in zip(self.linears[:3], self.norms, strict=True):
             table = nn.functional.relu(norm(linear(table)))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from credit_like.nn import init, kernels
+from credit_like.nn.derived import Derived
 from credit_like.nn.spectral_norm import SpectralNorm
 
 
@@ -53,6 +54,7 @@ class CrossEmbed(nn.Module):
     ) -> None:
         super().__init__()
         self.kernel_sizes, self.stride = tuple(sorted(kernel_sizes)), stride
+        self.transformed = Derived()
         widths = branch_widths(dim, len(self.kernel_sizes))
         self.convs = nn.ModuleList(
             Branch(in_channels, width, kernel, spectral_norm=spectral_norm)
@@ -67,4 +69,6 @@ class CrossEmbed(nn.Module):
         """(B, H, W, C) to (B, floor(H/s), floor(W/s), dim)."""
         padding = zero_padding(self.kernel_sizes[-1], self.stride)
         weights, biases = self.weights()
-        return kernels.cross_embed(x_BHWC, weights, biases, self.stride, pad_rows=padding, pad_cols=padding)
+        return kernels.cross_embed(
+            x_BHWC, weights, biases, self.stride, pad_rows=padding, pad_cols=padding, transformed=self.transformed
+        )

@@ -134,18 +134,7 @@ class _TiledCorrelation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w_nnDO: Tensor, tile: int, geometry: Geometry | None) -> Tensor:
         ctx.save_for_backward(x, w_nnDO)
         ctx.tile, ctx.geometry = tile, geometry
-        x_BPQD = phases(x, *geometry) if geometry else x
-        taps, outputs = w_nnDO.shape[0], w_nnDO.shape[-1]
-        batch, rows, columns = x_BPQD.shape[0], x_BPQD.shape[1] - taps + 1, x_BPQD.shape[2] - taps + 1
-        w_RKDO = _transform_weights(w_nnDO, tile)
-        step = tile - taps + 1
-        y = x_BPQD.new_empty(batch, rows, columns, outputs)
-        for group in _groups(x_BPQD, taps, tile):
-            y_KRNO = _multiply(_transform_tiles(x_BPQD, group, tile), w_RKDO, conjugate=True)
-            for tile_image, (b, top, left) in zip(_back(y_KRNO, tile, step, step), group, strict=True):
-                part = y[b, top : top + step, left : left + step]
-                part.copy_(tile_image[: part.shape[0], : part.shape[1]])
-        return y
+        return correlate_transformed(x, transform_weights(w_nnDO, tile), w_nnDO.shape[0], tile, geometry)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -162,7 +151,7 @@ class _TiledCorrelation(torch.autograd.Function):
 def _input_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -> Tensor:
     """dx, overlapping tiles added."""
     taps = w_nnDO.shape[0]
-    dx, w_RKOD = torch.zeros_like(x_BPQD), _transform_weights(w_nnDO, tile).transpose(-1, -2)
+    dx, w_RKOD = torch.zeros_like(x_BPQD), transform_weights(w_nnDO, tile).transpose(-1, -2)
     for group in _groups(x_BPQD, taps, tile):
         g_RNKO = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1)
         images = _back(_multiply(g_RNKO, w_RKOD, conjugate=False), tile, tile, tile)
@@ -192,7 +181,7 @@ def _weight_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) 
     return dw
 
 
-def _transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
+def transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
     """(n, n, D, O) to (R, F T, D, O)."""
     taps, _, channels, outputs = w_nnDO.shape
     half = tile // 2 + 1
@@ -262,15 +251,25 @@ def _back(y_KRNO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
     return _inverse(y_FSD, rows, columns).view(rows, columns, tiles, outputs).permute(2, 0, 1, 3)
 
 
-def correlate(x: Tensor, w_nnDO: Tensor, tile: int | None = None, geometry: Geometry | None = None) -> Tensor:
+def correlate_transformed(x: Tensor, w_RKDO: Tensor, taps: int, tile: int, geometry: Geometry | None = None) -> Tensor:
+    """`correlate`, without gradients, with weights that `transform_weights` has transformed."""
+    x_BPQD = phases(x, *geometry) if geometry else x
+    batch, rows, columns = x_BPQD.shape[0], x_BPQD.shape[1] - taps + 1, x_BPQD.shape[2] - taps + 1
+    step = tile - taps + 1
+    y = x_BPQD.new_empty(batch, rows, columns, w_RKDO.shape[-1])
+    for group in _groups(x_BPQD, taps, tile):
+        y_KRNO = _multiply(_transform_tiles(x_BPQD, group, tile), w_RKDO, conjugate=True)
+        for tile_image, (b, top, left) in zip(_back(y_KRNO, tile, step, step), group, strict=True):
+            part = y[b, top : top + step, left : left + step]
+            part.copy_(tile_image[: part.shape[0], : part.shape[1]])
+    return y
+
+
+def correlate(x: Tensor, w_nnDO: Tensor, tile: int, geometry: Geometry | None = None) -> Tensor:
     """The valid correlation with stride 1: (B, P, Q, D), (n, n, D, O) to (B, P - n + 1, Q - n + 1, O).
 
     With a geometry (the arguments of `phases`) x is an image, of whose phases it is taken; backward keeps the image alone.
     """
-    taps, _, channels, outputs = w_nnDO.shape
-    rows, columns = geometry[1:3] if geometry else x.shape[1:3]
-    if tile is None:
-        tile = tile_size(rows - taps + 1, columns - taps + 1, taps, channels, outputs)
     y: Tensor = _TiledCorrelation.apply(x, w_nnDO, tile, geometry)
     return y
 

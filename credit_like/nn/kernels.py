@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from credit_like.nn import fourier, fused, winograd
+from credit_like.nn.derived import Derived
 from credit_like.nn.fused import Pair, channels_first, channels_last
 
 __all__ = [
@@ -139,13 +140,20 @@ def conv_transpose(
 
 
 def cross_embed(
-    x_BHWC: Tensor, weights: list[Tensor], biases: list[Tensor], stride: int, *, pad_rows: Pair, pad_cols: Pair
+    x_BHWC: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor],
+    stride: int,
+    *,
+    pad_rows: Pair,
+    pad_cols: Pair,
+    transformed: Derived | None = None,
 ) -> Tensor:
     """Convolutions of one stride and several kernels over one image, concatenated along channels.
 
     pad_rows, pad_cols: zero rows (columns) before and after, counted for the widest kernel K (the last). With v the image
     so padded, output i of a kernel k is sum_j v[i s + o_k + j] w[j], o_k = floor((K - s)/2) - floor((k - s)/2); there are
-    (rows of v - K) // s + 1 of them.
+    (rows of v - K) // s + 1 of them. transformed: where the transforms of wide kernels are kept between forwards.
     """
     widest = weights[-1].shape[-1]
     rows = (x_BHWC.shape[1] + sum(pad_rows) - widest) // stride + 1
@@ -172,10 +180,20 @@ def cross_embed(
         else:
             branches.append(_strided_conv(x_BHWC, weight, bias, stride, row_pads, column_pads))
     if wide:  # the widest kernels come last
-        taps = -(-widest // stride)
-        frame = fourier.frame([weights[i] for i in wide], [shifts[i] for i in wide], taps, stride)
+        kernels, offsets, taps = [weights[i] for i in wide], [shifts[i] for i in wide], -(-widest // stride)
+        outputs = sum(kernel.shape[0] for kernel in kernels)
+        tile = fourier.tile_size(rows, columns, taps, stride * stride * channels, outputs)
         geometry = (stride, rows + taps - 1, columns + taps - 1, (pad_rows[0], pad_cols[0]))
-        branches.append(fourier.correlate(x_BHWC, frame, geometry=geometry) + torch.cat([biases[i] for i in wide]))
+        if torch.is_grad_enabled():
+            y = fourier.correlate(x_BHWC, fourier.frame(kernels, offsets, taps, stride), tile, geometry)
+        else:
+            w = (transformed or Derived())(
+                lambda: fourier.transform_weights(fourier.frame(kernels, offsets, taps, stride), tile),
+                kernels,
+                (tile, taps, stride, tuple(offsets)),
+            )
+            y = fourier.correlate_transformed(x_BHWC, w, taps, tile, geometry)
+        branches.append(y + torch.cat([biases[i] for i in wide]))
     return torch.cat(branches, dim=-1) if len(branches) > 1 else branches[0]
 
 

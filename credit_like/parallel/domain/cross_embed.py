@@ -29,4 +29,6 @@ class DomainCrossEmbed(Twin, cross_embed.CrossEmbed):
         """(B, h, W, C) to (B, this rank's rows, floor(W/s), dim)."""
         x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
         columns = cross_embed.zero_padding(self.kernel_sizes[-1], self.stride)
-        return kernels.cross_embed(x_BHWC, *self.weights(), self.stride, pad_rows=(0, 0), pad_cols=columns)
+        return kernels.cross_embed(
+            x_BHWC, *self.weights(), self.stride, pad_rows=(0, 0), pad_cols=columns, transformed=self.transformed
+        )
