@@ -124,8 +124,8 @@ class _Conv(torch.autograd.Function):
         rows, columns = _output_size(x_BHWC, weight, stride, pad_rows, pad_cols)
         ctx.by_columns = x_BHWC.shape[0] * rows * columns <= weight.shape[0]
         if ctx.by_columns:
-            x = _columns(x_BHWC, weight, stride, pad_rows, pad_cols)
-            return functional.linear(x, weight.flatten(1), bias).view(-1, rows, columns, weight.shape[0])
+            y_NO = _widen(_columns(x_BHWC, weight, stride, pad_rows, pad_cols).t(), weight.flatten(1), bias)
+            return y_NO.contiguous().view(-1, rows, columns, weight.shape[0])
         return direct_conv(x_BHWC, weight, bias, stride, pad_rows, pad_cols)
 
     @staticmethod
@@ -139,7 +139,8 @@ class _Conv(torch.autograd.Function):
             dx = gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
         if ctx.needs_input_grad[1]:
             if ctx.by_columns:
-                dw = _matrix_gradient(g_BHWO, _columns(x_BHWC, weight, *ctx.geometry)).view(weight.shape)
+                columns = _columns(x_BHWC, weight, *ctx.geometry)
+                dw = (g_BHWO.view(-1, weight.shape[0]).t() @ columns.t()).view(weight.shape)
             else:
                 dw = _weight_gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
         if ctx.needs_input_grad[2]:
@@ -154,25 +155,18 @@ def _output_size(x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pa
 
 
 def _columns(x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
-    """Every output point's neighbourhood: (B h w, C k k), in the order of the weights."""
-    kernel = weight.shape[-1]
-    padded = functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows))
-    return padded.unfold(1, kernel, stride).unfold(2, kernel, stride).reshape(-1, weight[0].numel())
+    """Every output point's neighbourhood, a column: (C k k, B h w), rows in the order of the weights."""
+    padded = channels_first(functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows)))
+    return functional.unfold(padded, weight.shape[-1], stride=stride).transpose(0, 1).flatten(1)
 
 
 def _input_gradient_by_columns(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
-    batch, height, width, channels = x_BHWC.shape
-    rows, columns, kernel = g_BHWO.shape[1], g_BHWO.shape[2], weight.shape[-1]
-    neighbourhoods = (g_BHWO.view(-1, g_BHWO.shape[-1]) @ weight.flatten(1)).view(
-        batch, rows, columns, channels, kernel, kernel
-    )
-    padded = x_BHWC.new_zeros(batch, height + sum(pad_rows), width + sum(pad_cols), channels)
-    for a in range(kernel):
-        for b in range(kernel):
-            reached = padded[:, a : a + rows * stride : stride, b : b + columns * stride : stride]
-            reached[:, :rows, :columns] += neighbourhoods[..., a, b]
+    batch, height, width, _ = x_BHWC.shape
+    columns = (weight.flatten(1).t() @ g_BHWO.view(-1, weight.shape[0]).t()).unflatten(1, (batch, -1)).transpose(0, 1)
+    size = (height + sum(pad_rows), width + sum(pad_cols))
+    padded = channels_last(functional.fold(columns, size, weight.shape[-1], stride=stride))
     return functional.pad(padded, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1])).contiguous()
 
 
@@ -434,6 +428,14 @@ def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor, residual: Te
     return y
 
 
+def _widen(x_NC: Tensor, weight_OC: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b; of few points for the outputs as the transpose of W x^T, which the library shares better between threads."""
+    if 2 * x_NC.shape[0] > weight_OC.shape[0]:
+        return functional.linear(x_NC, weight_OC, bias)
+    y_ON = weight_OC @ x_NC.t() if bias is None else torch.addmm(bias[:, None], weight_OC, x_NC.t())
+    return y_ON.t()
+
+
 def _times(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1.0 else x * factor
 
@@ -478,7 +480,7 @@ class _FeedForwardBlock(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         normed, mean, rstd = aten.native_layer_norm(x, g.shape, g, b, eps)
-        expanded = functional.linear(normed, w_up, b_up)
+        expanded = _widen(normed.view(-1, x.shape[-1]), w_up, b_up)
         ctx.save_for_backward(x, g, b, w_up, w_down, mean, rstd, expanded)
         ctx.options = (eps, factor)
         return _linear(functional.gelu(expanded), w_down, factor, b_down, x)
@@ -492,13 +494,12 @@ class _FeedForwardBlock(torch.autograd.Function):
         d_out = _times(dy, factor)
         dw_down = _matrix_gradient(d_out, functional.gelu(expanded))
         db_down = dy.sum((0, 1, 2))
-        d_expanded = (d_out.view(-1, dy.shape[-1]) @ w_down).view(expanded.shape)
+        d_expanded = aten.gelu_backward(_widen(d_out.view(-1, dy.shape[-1]), w_down.t()), expanded)
         del d_out
-        d_expanded = aten.gelu_backward(d_expanded, expanded)
         normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
         dw_up = _matrix_gradient(d_expanded, normed)
-        db_up = d_expanded.sum((0, 1, 2))
-        d_normed = (d_expanded.view(-1, d_expanded.shape[-1]) @ w_up).view(x.shape)
+        db_up = d_expanded.sum(0)
+        d_normed = (d_expanded @ w_up).view(x.shape)
         dx, dg, db = aten.native_layer_norm_backward(d_normed, x, g.shape, mean, rstd, g, b, (True, True, True))
         return dx.add_(dy), dg, db, dw_up, db_up, dw_down, None, db_down, None
 
@@ -524,7 +525,7 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
         ctx.options = (eps, factor)
         y = torch.empty_like(x)
         for part, x_NC in _portions(x, w_up.shape[0]):
-            expanded = functional.linear(aten.native_layer_norm(x_NC, g.shape, g, b, eps)[0], w_up, b_up)
+            expanded = _widen(aten.native_layer_norm(x_NC, g.shape, g, b, eps)[0], w_up, b_up)
             out = torch.add(x_NC, b_down, out=y.view(-1, x.shape[-1])[part])
             out.addmm_(aten.gelu_(expanded), w_down.t(), alpha=factor)
         return y
@@ -539,10 +540,10 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
         dg, db, dw_up, db_up, dw_down = (torch.zeros_like(w) for w in (g, b, w_up, b_up, w_down))
         for part, x_NC in _portions(x, w_up.shape[0]):
             normed, mean, rstd = aten.native_layer_norm(x_NC, g.shape, g, b, eps)
-            expanded = functional.linear(normed, w_up, b_up)
+            expanded = _widen(normed, w_up, b_up)
             d_out = _times(dy_NC[part], factor)
             dw_down.addmm_(d_out.t(), functional.gelu(expanded))
-            d_expanded = aten.gelu_backward(d_out @ w_down, expanded)
+            d_expanded = aten.gelu_backward(_widen(d_out, w_down.t()), expanded)
             dw_up.addmm_(d_expanded.t(), normed)
             db_up += d_expanded.sum(0)
             some = aten.native_layer_norm_backward(
