@@ -28,7 +28,7 @@ from torch import Tensor
 TILES = (16, 24, 32, 40, 48, 56, 64)
 MOST_BYTES = 16 * 2**20  # of transformed tiles held at a time
 AT_ONCE = 2**18  # values of a transform along the first axis that are taken along the second at a time
-PARTS = 8  # of the channels, for which the gradient of the weights is taken in turn
+PARTS = 6  # of the channels, for which the gradient of the weights is taken in turn
 
 
 def tile_size(rows: int, columns: int, taps: int, channels: int, outputs: int) -> int:
