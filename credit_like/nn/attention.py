@@ -8,6 +8,8 @@ Legend: B batch, N windows, L tokens of a window (w^2), h heads, d channels of a
 
 from __future__ import annotations
 
+from itertools import chain
+
 import torch
 from torch import Tensor, nn
 
@@ -57,7 +59,7 @@ class PositionBias(nn.Module):
 
     def forward(self) -> Tensor:
         """(w^2, w^2): rows are queries."""
-        return self.derived(self._table, [*self.parameters(), *self.buffers()])
+        return self.derived(self._table, chain(self.parameters(), self.buffers()))
 
     def _table(self) -> Tensor:
         table = self.offsets.to(self.linears[0].weight.dtype)  # type: ignore[arg-type]

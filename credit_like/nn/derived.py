@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,14 +19,18 @@ class Derived:
     def __init__(self) -> None:
         self._kept: tuple[Hashable, list[Tensor], Tensor] | None = None
 
-    def __call__(self, make: Callable[[], Tensor], weights: Sequence[Tensor], key: Hashable = None) -> Tensor:
-        """`make()`, of these weights and of whatever `key` stands for."""
-        if torch.is_grad_enabled() or not all(_comparable(weight) for weight in weights):
-            self._kept = None
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._kept = None
+
+    def __call__(self, make: Callable[[], Tensor], weights: Iterable[Tensor], key: Hashable = None) -> Tensor:
+        """`make()`, of these weights (not looked at while gradients are enabled) and of whatever `key` stands for."""
+        if torch.is_grad_enabled() or not all(map(_comparable, given := list(weights))):
+            self.forget()
             return make()
         kept = self._kept
-        if kept is None or kept[0] != key or not all(map(_same, kept[1], weights)):
-            kept = self._kept = (key, [weight.detach().clone() for weight in weights], make())
+        if kept is None or kept[0] != key or not all(map(_same, kept[1], given)):
+            kept = self._kept = (key, [weight.detach().clone() for weight in given], make())
         return kept[2]
 
 

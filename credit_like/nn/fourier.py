@@ -54,9 +54,10 @@ def _waves(tile: int, points: int, dtype: torch.dtype, device: torch.device) -> 
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
 
 
-def _half_waves(tile: int, points: int, like: Tensor) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _half_waves(tile: int, points: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """(F, R, points) for the axis of which half the frequencies are kept: cos, -sin."""
-    cos, sin = _waves(tile, points, like.dtype, like.device)
+    cos, sin = _waves(tile, points, dtype, device)
     half = tile // 2 + 1
     return torch.stack([cos[:half], -sin[:half]], dim=1)
 
@@ -83,7 +84,7 @@ def _inverse(y_FSD: Tensor, rows: int, columns: int) -> Tensor:
     # The frequencies left out are conjugates: all but 0 (and T/2, which is its own) count twice.
     weight = y_FSD.new_full((half, 1, 1), 2.0 / tile**2)
     weight[0] = weight[half - 1] = 1.0 / tile**2
-    waves = (_half_waves(tile, rows, y_FSD) * weight).flatten(0, 1)
+    waves = (_half_waves(tile, rows, y_FSD.dtype, y_FSD.device) * weight).flatten(0, 1)
     return (waves.t() @ z.view(2 * half, -1)).view(rows, columns, channels)
 
 
@@ -185,7 +186,7 @@ def transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
     """(n, n, D, O) to (R, F T, D, O)."""
     taps, _, channels, outputs = w_nnDO.shape
     half = tile // 2 + 1
-    first = _half_waves(tile, taps, w_nnDO).flatten(0, 1) @ w_nnDO.reshape(taps, -1)
+    first = _half_waves(tile, taps, w_nnDO.dtype, w_nnDO.device).flatten(0, 1) @ w_nnDO.reshape(taps, -1)
     out = w_nnDO.new_empty(2, half, tile, channels * outputs)
     _second_axis(first.view(half, 2 * taps, -1), tile, out)
     return out.view(2, -1, channels, outputs)
@@ -221,7 +222,7 @@ def _transform_tiles(x_BPQD: Tensor, group: list[Tile], tile: int, size: int | N
         for z_FRQD, (b, top, left) in zip(z, tiles, strict=True):
             points = x_BPQD[b, top : top + size, left : left + size]
             rows, columns, _ = points.shape
-            waves = _half_waves(tile, rows, x_BPQD).flatten(0, 1)
+            waves = _half_waves(tile, rows, x_BPQD.dtype, x_BPQD.device).flatten(0, 1)
             torch.mm(waves, points.reshape(rows, -1), out=z_FRQD.flatten(0, 1)[:, :columns].flatten(1))
             z_FRQD[:, :, columns:] = 0
         _second_axis(z.view(-1, 2 * size, channels), tile, out[:, first : first + len(tiles)].flatten(1, 2))

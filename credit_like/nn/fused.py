@@ -140,7 +140,7 @@ class _Conv(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             if ctx.by_columns:
                 columns = _columns(x_BHWC, weight, *ctx.geometry)
-                dw = (g_BHWO.view(-1, weight.shape[0]).t() @ columns.t()).view(weight.shape)
+                dw = _matrix_gradient(g_BHWO, columns.t()).view(weight.shape)
             else:
                 dw = _weight_gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
         if ctx.needs_input_grad[2]:

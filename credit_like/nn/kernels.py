@@ -184,10 +184,12 @@ def cross_embed(
         outputs = sum(kernel.shape[0] for kernel in kernels)
         tile = fourier.tile_size(rows, columns, taps, stride * stride * channels, outputs)
         geometry = (stride, rows + taps - 1, columns + taps - 1, (pad_rows[0], pad_cols[0]))
+        derived = transformed or Derived()
         if torch.is_grad_enabled():
+            derived.forget()
             y = fourier.correlate(x_BHWC, fourier.frame(kernels, offsets, taps, stride), tile, geometry)
         else:
-            w = (transformed or Derived())(
+            w = derived(
                 lambda: fourier.transform_weights(fourier.frame(kernels, offsets, taps, stride), tile),
                 kernels,
                 (tile, taps, stride, tuple(offsets)),

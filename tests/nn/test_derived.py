@@ -82,7 +82,10 @@ def test_a_layer_sees_every_change_of_its_weights(name, normalised, monkeypatch)
 
     check()
     layer.train()
+    kept = layer.derived if name == "bias" else layer.transformed
+    assert kept._kept is not None
     layer(*inputs).square().sum().backward()
+    assert kept._kept is None  # training has no use for it
     optimizer.step()
     layer.eval()
     check()
