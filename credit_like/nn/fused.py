@@ -290,7 +290,7 @@ def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
         k.reshape(-1, tokens, dim_head).transpose(1, 2),
         alpha=dim_head**-0.5,
     )
-    return torch.softmax(scores, dim=-1)
+    return torch.softmax(scores, dim=-1, out=scores)
 
 
 class _AttentionBlock(torch.autograd.Function):
@@ -360,12 +360,13 @@ class _AttentionBlock(torch.autograd.Function):
             dqkv = x.new_empty(*shape[:6], 3, dim_head)
             _join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated, dqkv[..., 2, :])
             dp = torch.bmm(d_attended, v.reshape(flat).transpose(1, 2))
-            ds = aten._softmax_backward_data(dp, p, -1, p.dtype)
-            del dp, p, d_attended
+            ds = aten._softmax_backward_data.out(dp, p, -1, p.dtype, grad_input=dp)
+            del p
             d_bias = ds.sum(0)
-            ds.mul_(dim_head**-0.5)
-            _join_one(torch.bmm(ds, k.reshape(flat)), shape, dilated, dqkv[..., 0, :])
-            _join_one(torch.bmm(ds.transpose(1, 2), q.reshape(flat)), shape, dilated, dqkv[..., 1, :])
+            for which, (weight, other) in enumerate([(ds, k), (ds.transpose(1, 2), q)]):
+                part = d_attended.baddbmm_(weight, other.reshape(flat), beta=0, alpha=dim_head**-0.5)
+                _join_one(part, shape, dilated, dqkv[..., which, :])
+            del dp, d_attended
             del ds, q, k, v
             dqkv_NC = dqkv.view(-1, w_qkv.shape[0])
             dw_qkv = _matrix_gradient(dqkv_NC, aten.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])
