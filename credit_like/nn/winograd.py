@@ -1,41 +1,44 @@
-"""3 x 3 convolutions with half the multiplications (Winograd 1980; the form F(4, 3) of Lavin & Gray, arXiv:1509.09308).
+"""3 x 3 convolutions with a quarter of the multiplications (Winograd 1980; F(4 x 4, 3 x 3) of Lavin & Gray, arXiv:1509.09308).
 
-Four rows of output depend on six rows of input through three rows of taps. Seen as products of polynomials, known at six
-points instead of by their coefficients, that takes 6 multiplications in place of 12:
+Four points of output along an axis depend on six points of input through three taps. Seen as products of polynomials, known at
+six points instead of by their coefficients, that takes 6 multiplications in place of 12, and along both axes 36 in place of 144:
 
-    y = A^T ( (G w) * (B^T x) ),   A^T (4, 6), G (6, 3), B^T (6, 6),
+    y = A^T ( (G w) * (B^T x) ),   A^T (16, 36), G (36, 9), B^T (36, 36),
 
-where each of the six * is a convolution along the row, done as three matrix products over channels. Both gradients follow:
+where x is a tile of 6 x 6 points, y one of 4 x 4, and each of the 36 * is a matrix product over channels. Both gradients follow:
 dx is the correlation of dy with the taps reversed and transposed, and dw = G^T ( (A dy) * (B^T x) ).
 
-A few rows are worked on at a time, while they are in the cache. There, channels are filled up to a multiple of 8 with zeros, for
-which matrix products run faster. Legend: K the 6 points, J rows of a tile (4 of output, 6 of input), N tiles of a strip.
+A few rows of tiles are worked on at a time, while they are in the cache. There, channels are filled up to a multiple of 8 with
+zeros, for which matrix products run faster. Legend: K the 36 points, N M rows and columns of tiles, T their number.
 """
 
 from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 
 from credit_like.nn import fused
 from credit_like.nn.fused import Pair
 
 POINTS = (0.0, 1.0, -1.0, 2.0, -0.5)  # and infinity: of the small ones these round best
+ONE = POINTS.index(1.0)
 OUT, TAPS = 4, 3
 IN = OUT + TAPS - 1
-STRIP = 2**18  # values of a strip of the image that are worked on at a time
+STRIP = 2**19  # values of the tiles that are worked on at a time
 LANES = 8
 
 
 @functools.lru_cache(maxsize=16)
 def _matrices(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """B^T (6, 6), G (6, 3), A^T (4, 6): the product of polynomials of 3 and 4 coefficients at the points, transposed."""
+    """B^T (36, 36), G (36, 9), A^T (16, 36): the product of polynomials of 3 and 4 coefficients at the points, transposed."""
     powers = torch.tensor(POINTS, dtype=torch.float64)[:, None] ** torch.arange(IN)
 
     def values(count: int) -> Tensor:
@@ -44,70 +47,93 @@ def _matrices(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
     b_t = torch.linalg.inv(values(IN)).t()
     scale = b_t.abs().amax(1, keepdim=True)  # what one factor loses the other gains
-    return (b_t / scale).to(dtype), (values(TAPS) * scale).to(dtype), values(OUT).t().contiguous().to(dtype)
+    along_an_axis = (b_t / scale, values(TAPS) * scale, values(OUT).t())
+    b_t, g, a_t = (torch.kron(m, m).to(dtype) for m in along_an_axis)
+    return b_t, g, a_t
 
 
 def _filled(channels: int) -> int:
     return -(-channels // LANES) * LANES
 
 
-def _strips(rows: int, row: int) -> tuple[int, Iterator[tuple[int, int]]]:
-    """Most tiles of a strip, and (first row of output, tiles) of each strip; `row`: values of a row of the image."""
-    tiles = -(-rows // OUT)
-    parts = -(-tiles // max(1, STRIP // (IN * row)))
-    most = -(-tiles // parts)
-    return most, ((first * OUT, min(most, tiles - first)) for first in range(0, tiles, most))
+class _Strips:
+    """Rows of tiles, some at a time: `count` tiles side by side, at most `most` rows of them in a strip."""
+
+    def __init__(self, rows: int, columns: int, channels: int) -> None:
+        self.rows, self.count, self.channels = -(-rows // OUT), -(-columns // OUT), channels
+        parts = -(-self.rows // max(1, STRIP // (IN**2 * self.count * channels)))
+        self.most = -(-self.rows // parts)
+
+    def memory(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """For the tiles of a strip and for what is made of them, in turn."""
+        size = IN**2 * self.most * self.count * self.channels
+        return like.new_empty(size), like.new_empty(size)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """(First row of tiles, rows of tiles) of each strip."""
+        return ((first, min(self.most, self.rows - first)) for first in range(0, self.rows, self.most))
 
 
-def _gather(x_HWC: Tensor, first: int, left: int, slab_JNWC: Tensor) -> None:
-    """Row first + 4 n + j of the image, from column `left` on, into (j, n) of the slab; zeros for rows outside."""
-    tiles, (height, width, channels) = slab_JNWC.shape[1], x_HWC.shape
-    for j, rows_NWC in enumerate(slab_JNWC.unbind(0)):
-        start = max(0, -((first + j) // OUT))
-        stop = max(start, min(tiles, -((first + j - height) // OUT)))
-        rows_NWC[:start].zero_()
-        rows_NWC[stop:].zero_()
-        top = first + OUT * start + j
-        rows_NWC[start:stop, left : left + width, :channels] = x_HWC[top : top + OUT * (stop - start) : OUT]
+class _Tiles:
+    """The overlapping tiles of an image (B, H, W, C) with zeros around it."""
+
+    def __init__(self, image: Tensor, size: int, strips: _Strips) -> None:
+        self.image, self.size, self.strips = image, size, strips
+        reach = size - OUT  # beyond the tiles of output
+        channels = _filled(image.shape[-1])
+        self.slab = image.new_zeros(OUT * strips.most + reach, OUT * strips.count + reach, channels)
+
+    def __call__(self, memory: Tensor, item: int, first: int, rows: int, before: Pair = (0, 0)) -> Tensor:
+        """`rows` rows of tiles from the `first` on, after rows and columns of zeros: (T, size^2, C)."""
+        height, width, channels = self.image.shape[1:]
+        top, high = OUT * first - before[0], OUT * rows + self.size - OUT
+        start = min(high, max(0, -top))
+        stop = max(start, min(high, height - top))
+        self.slab[:start].zero_()
+        self.slab[stop:high].zero_()
+        self.slab[start:stop, before[1] : before[1] + width, :channels] = self.image[item, top + start : top + stop]
+        down, right = self.slab.stride()[:2]
+        shape = (rows, self.strips.count, self.size, self.size, self.slab.shape[-1])
+        tiles = self.slab.as_strided(shape, (OUT * down, OUT * right, down, right, 1))
+        return _room(memory, *shape).copy_(tiles).view(-1, self.size**2, shape[-1])
+
+
+def _room(memory: Tensor, *shape: int) -> Tensor:
+    return memory[: math.prod(shape)].view(shape)
+
+
+def _combine(matrix_KJ: Tensor, x_TJC: Tensor, memory: Tensor) -> Tensor:
+    """Combinations of the J points of each tile: (T, K, C)."""
+    tiles, _, channels = x_TJC.shape
+    out = _room(memory, tiles, len(matrix_KJ), channels)
+    return torch.bmm(matrix_KJ.expand(tiles, -1, -1), x_TJC, out=out)
 
 
 def _taps(weight: Tensor, g: Tensor) -> Tensor:
-    """G w: (out, in, 3, 3) to (3, K, out, in), channels filled up."""
+    """G w: (out, in, 3, 3) to (K, out, in), channels filled up."""
     out, into = weight.shape[:2]
-    w = weight.new_zeros(TAPS, TAPS, _filled(out), _filled(into))
-    w[..., :out, :into] = weight.permute(3, 2, 0, 1)
-    return (g @ w.view(TAPS, TAPS, -1)).view(TAPS, IN, *w.shape[2:])
+    w = weight.reshape(out * into, TAPS**2).t().contiguous().view(-1, out, into)
+    w = pad(w, (0, _filled(into) - into, 0, _filled(out) - out))
+    return (g @ w.flatten(1)).view(-1, *w.shape[1:])
 
 
-def _correlate(x_BHWC: Tensor, u_bKCO: Tensor, outputs: int, bias: Tensor | None, rows: Pair, columns: Pair) -> Tensor:
-    """A^T (u * B^T x) after `rows` and `columns` of zeros (before, after); u: for each tap and point (in, out)."""
+def _correlate(x_BHWC: Tensor, u_KCO: Tensor, outputs: int, bias: Tensor | None, rows: Pair, columns: Pair) -> Tensor:
+    """A^T (u * B^T x) after `rows` and `columns` of zeros (before, after); u: for each point (in, out)."""
     b_t, _, a_t = _matrices(x_BHWC.dtype)
     batch, height, width, _ = x_BHWC.shape
-    high, wide = height + sum(rows) - TAPS + 1, width + sum(columns)
-    y = x_BHWC.new_empty(batch, high, wide - TAPS + 1, outputs)
-    into, out = u_bKCO.shape[2:]
-    most, strips = _strips(high, wide * max(into, out))
-    slab, v = _workspace(x_BHWC, most, wide, into)
-    products = x_BHWC.new_empty(IN * most * wide * out)
+    high, wide = height + sum(rows) - TAPS + 1, width + sum(columns) - TAPS + 1
+    points, into, out = u_KCO.shape
+    strips = _Strips(high, wide, max(into, out))
+    tiles, here, there = _Tiles(x_BHWC, IN, strips), *strips.memory(x_BHWC)
+    y = x_BHWC.new_empty(batch, OUT * strips.rows, OUT * strips.count, outputs)
     for item, (first, n) in itertools.product(range(batch), strips):
-        points = n * wide
-        _gather(x_BHWC[item], first - rows[0], columns[0], slab[:, :n])
-        torch.mm(b_t, slab[:, :n].reshape(IN, -1), out=v[:, :points].flatten(1))
-        m = products[: IN * points * out].view(IN, points, out)
-        torch.bmm(v[:, :points], u_bKCO[0], out=m)
-        for b in range(1, TAPS):
-            m.baddbmm_(v[:, b : b + points], u_bKCO[b])
-        images = (a_t @ m.view(IN, -1)).view(OUT, n, wide, out)
-        for j, image in enumerate(images.unbind(0)):
-            part = y[item, first + j : first + OUT * n : OUT]
-            image = image[: part.shape[0], : part.shape[1], :outputs]
-            part.copy_(image) if bias is None else torch.add(image, bias, out=part)
-    return y
-
-
-def _workspace(x: Tensor, tiles: int, wide: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Rows of the image, (J, N, wide, C), and their combinations (K, N wide + 2, C); the taps reach beyond the last point."""
-    return x.new_zeros(IN, tiles, wide, channels), x.new_zeros(IN, tiles * wide + TAPS - 1, channels)
+        v_TKC = _combine(b_t, tiles(here, item, first, n, (rows[0], columns[0])), there)
+        m_KTO = torch.bmm(v_TKC.transpose(0, 1), u_KCO, out=_room(here, points, len(v_TKC), out))
+        if bias is not None:  # where both polynomials are known at 1, it is added to all their coefficients
+            m_KTO[ONE * IN + ONE, :, :outputs] += bias
+        images = _combine(a_t, m_KTO.transpose(0, 1), there).view(n, strips.count, OUT, OUT, out)[..., :outputs]
+        y[item, OUT * first : OUT * (first + n)].view(n, OUT, strips.count, OUT, outputs).copy_(images.transpose(1, 2))
+    return y[:, :high, :wide].contiguous()
 
 
 def _weight_gradient(g_BHWO: Tensor, x_BHWC: Tensor, rows: Pair, columns: Pair) -> Tensor:
@@ -115,21 +141,17 @@ def _weight_gradient(g_BHWO: Tensor, x_BHWC: Tensor, rows: Pair, columns: Pair) 
     b_t, g, a_t = _matrices(x_BHWC.dtype)
     outputs, channels = g_BHWO.shape[-1], x_BHWC.shape[-1]
     out, into = _filled(outputs), _filled(channels)
-    high, wide = g_BHWO.shape[1], x_BHWC.shape[2] + sum(columns)
-    most, strips = _strips(high, wide * max(into, out))
-    slab, v = _workspace(x_BHWC, most, wide, into)
-    g_slab = x_BHWC.new_zeros(OUT, most, wide, out)
-    du = x_BHWC.new_zeros(TAPS, IN, out, into)
-    for item, (first, n) in itertools.product(range(x_BHWC.shape[0]), strips):
-        points = n * wide
-        _gather(x_BHWC[item], first - rows[0], columns[0], slab[:, :n])
-        torch.mm(b_t, slab[:, :n].reshape(IN, -1), out=v[:, :points].flatten(1))
-        _gather(g_BHWO[item], first, 0, g_slab[:, :n])
-        dm = (a_t.t() @ g_slab[:, :n].reshape(OUT, -1)).view(IN, points, out)
-        for b in range(TAPS):
-            du[b].baddbmm_(dm.transpose(1, 2), v[:, b : b + points])
-    dw = (g.t() @ du.transpose(0, 1).reshape(IN, -1)).view(TAPS, TAPS, out, into)
-    return dw[..., :outputs, :channels].permute(2, 3, 0, 1).contiguous()
+    strips = _Strips(g_BHWO.shape[1], g_BHWO.shape[2], max(into, out))
+    x_tiles, g_tiles = _Tiles(x_BHWC, IN, strips), _Tiles(g_BHWO, OUT, strips)
+    here, there = strips.memory(x_BHWC)
+    g_here = x_BHWC.new_empty(OUT**2 * strips.most * strips.count * out)
+    du_KOC = x_BHWC.new_empty(IN**2, out, into)
+    for i, (item, (first, n)) in enumerate(itertools.product(range(x_BHWC.shape[0]), strips)):
+        v_TKC = _combine(b_t, x_tiles(here, item, first, n, (rows[0], columns[0])), there)
+        m_TKO = _combine(a_t.t(), g_tiles(g_here, item, first, n), here)
+        du_KOC.baddbmm_(m_TKO.permute(1, 2, 0), v_TKC.transpose(0, 1), beta=min(i, 1))
+    dw = (g.t() @ du_KOC.flatten(1)).view(-1, out, into)[:, :outputs, :channels]
+    return dw.reshape(TAPS**2, -1).t().contiguous().view(outputs, channels, TAPS, TAPS)
 
 
 class _Conv3x3(torch.autograd.Function):
@@ -145,7 +167,7 @@ class _Conv3x3(torch.autograd.Function):
         if not forth:
             return fused.direct_conv(x_BHWC, weight, bias, 1, pad_rows, pad_cols)
         u = _taps(weight, _matrices(x_BHWC.dtype)[1])
-        return _correlate(x_BHWC, u.transpose(2, 3), weight.shape[0], bias, pad_rows, pad_cols)
+        return _correlate(x_BHWC, u.transpose(1, 2), weight.shape[0], bias, pad_rows, pad_cols)
 
     @staticmethod
     @once_differentiable
@@ -153,7 +175,7 @@ class _Conv3x3(torch.autograd.Function):
         x_BHWC, weight = ctx.saved_tensors
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            u = _taps(weight, _matrices(x_BHWC.dtype)[1].flip(1)).flip(0)
+            u = _taps(weight, _matrices(x_BHWC.dtype)[1].flip(1))  # the taps reversed
             rows, columns = ((TAPS - 1 - before, TAPS - 1 - after) for before, after in ctx.pads)
             dx = _correlate(g_BHWO, u, weight.shape[1], None, rows, columns)
         if ctx.needs_input_grad[1]:
