@@ -556,7 +556,7 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
         return dx, dg, db, dw_up, db_up, dw_down, None, dy_NC.sum(0), None
 
 
-PORTION = 2**18  # values of the widest tensor that are worked on at a time
+PORTION = 2**20  # values of the widest tensor that are worked on at a time
 FEWEST = 512  # points of a portion: the weights are read again for each
 
 
