@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from credit_like.nn import init, kernels
+from credit_like.nn.derived import Derived
 from credit_like.nn.spectral_norm import SpectralNorm
 
 
@@ -17,7 +18,7 @@ class Conv2d(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, *, subpixel: int = 1, spectral_norm: bool = False) -> None:
         super().__init__()
-        self.subpixel = subpixel
+        self.subpixel, self.transformed = subpixel, Derived()
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, 3, 3))
         self.bias = nn.Parameter(torch.empty(out_channels))
         self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
@@ -28,7 +29,8 @@ class Conv2d(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, in) to (B, H, W, out)."""
-        return kernels.conv3x3(x_BHWC, self.effective_weight(), self.bias, pad_rows=(1, 1))
+        weight = self.effective_weight()
+        return kernels.conv3x3(x_BHWC, weight, self.bias, pad_rows=(1, 1), transformed=self.transformed)
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Uniform within 1/sqrt(fan in); before a pixel shuffle ICNR and a zero bias."""

@@ -10,6 +10,7 @@ do the same sums in fewer passes over memory or with fewer multiplications.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -36,6 +37,7 @@ FOURIER_FROM = 16  # kernels at least this wide are candidates for the Fourier t
 DIRECT_SLOWDOWN = 4.0  # how much slower per operation the direct convolution with wide kernels is than matrix products
 
 WINOGRAD_POINTS = 1000
+WINOGRAD_KEPT = (256, 4000)  # with transformed weights at hand fewer will do; of more, to transform them is no matter
 WINOGRAD_FORTH, WINOGRAD_BACK = 100, 36
 
 KEEP_FROM = 256  # channels from which a block keeps its widest values for backward
@@ -95,22 +97,38 @@ def by_fourier(rows: int, columns: int, kernel: int, stride: int, channels: int,
     return fourier.cost(rows, columns, taps, inputs, outputs, tile) < DIRECT_SLOWDOWN * direct
 
 
-def by_winograd(points: int, channels: int, outputs: int) -> tuple[bool, bool]:
+def by_winograd(points: int, channels: int, outputs: int, *, kept: bool = False) -> tuple[bool, bool]:
     """Whether Winograd's form is quicker for the output, and for the gradients, of a 3 x 3 convolution.
 
     It transforms every value of image and weights to save multiplications, which are channels x outputs for each point: it needs
-    many points for a weight and many channels for a point. The library's own gradients are slower than its output.
+    many points for a weight (fewer where the transformed weights are `kept`) and many channels for a point. The library's own
+    gradients are slower than its output.
     """
-    least = min(channels, outputs)
-    return points >= WINOGRAD_POINTS and least >= WINOGRAD_FORTH, points >= WINOGRAD_POINTS and least >= WINOGRAD_BACK
+    least, enough = min(channels, outputs), points >= (WINOGRAD_KEPT[0] if kept else WINOGRAD_POINTS)
+    return enough and least >= WINOGRAD_FORTH, enough and least >= WINOGRAD_BACK
 
 
 def conv3x3(
-    x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, *, pad_rows: Pair = (1, 1), pad_cols: Pair = (1, 1)
+    x_BHWC: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    pad_rows: Pair = (1, 1),
+    pad_cols: Pair = (1, 1),
+    transformed: Derived | None = None,
 ) -> Tensor:
-    """A 3 x 3 convolution, stride 1, after adding zero rows (before, after) and columns; weight (out, in, 3, 3)."""
+    """A 3 x 3 convolution, stride 1, after adding zero rows (before, after) and columns; weight (out, in, 3, 3).
+
+    transformed: where the transforms of the weights are kept between forwards without gradients.
+    """
     if use_fused(x_BHWC):
-        forth, back = by_winograd(x_BHWC.shape[0] * x_BHWC.shape[1] * x_BHWC.shape[2], weight.shape[1], weight.shape[0])
+        derived, points = transformed or Derived(), math.prod(x_BHWC.shape[:3])
+        kept = transformed is not None and not torch.is_grad_enabled() and points <= WINOGRAD_KEPT[1]
+        forth, back = by_winograd(points, weight.shape[1], weight.shape[0], kept=kept)
+        if kept and forth:
+            taps = derived(lambda: winograd.transform_weights(weight), [weight])
+            return winograd.correlate_transformed(x_BHWC, taps, weight.shape[0], bias, pad_rows, pad_cols)
+        derived.forget()
         if back:
             return winograd.conv3x3(x_BHWC, weight, bias, pad_rows, pad_cols, forth=forth)
         return fused.conv(x_BHWC, weight, bias, 1, pad_rows, pad_cols)

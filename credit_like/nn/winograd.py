@@ -109,6 +109,11 @@ def _combine(matrix_KJ: Tensor, x_TJC: Tensor, memory: Tensor) -> Tensor:
     return torch.bmm(matrix_KJ.expand(tiles, -1, -1), x_TJC, out=out)
 
 
+def transform_weights(weight: Tensor) -> Tensor:
+    """(out, in, 3, 3) to (K, in, out), channels filled up."""
+    return _taps(weight, _matrices(weight.dtype)[1]).transpose(1, 2)
+
+
 def _taps(weight: Tensor, g: Tensor) -> Tensor:
     """G w: (out, in, 3, 3) to (K, out, in), channels filled up."""
     out, into = weight.shape[:2]
@@ -117,8 +122,10 @@ def _taps(weight: Tensor, g: Tensor) -> Tensor:
     return (g @ w.flatten(1)).view(-1, *w.shape[1:])
 
 
-def _correlate(x_BHWC: Tensor, u_KCO: Tensor, outputs: int, bias: Tensor | None, rows: Pair, columns: Pair) -> Tensor:
-    """A^T (u * B^T x) after `rows` and `columns` of zeros (before, after); u: for each point (in, out)."""
+def correlate_transformed(
+    x_BHWC: Tensor, u_KCO: Tensor, outputs: int, bias: Tensor | None, rows: Pair, columns: Pair
+) -> Tensor:
+    """`conv3x3`, without gradients, with weights that `transform_weights` has transformed: A^T (u * B^T x)."""
     b_t, _, a_t = _matrices(x_BHWC.dtype)
     batch, height, width, _ = x_BHWC.shape
     high, wide = height + sum(rows) - TAPS + 1, width + sum(columns) - TAPS + 1
@@ -166,8 +173,8 @@ class _Conv3x3(torch.autograd.Function):
         ctx.pads = (pad_rows, pad_cols)
         if not forth:
             return fused.direct_conv(x_BHWC, weight, bias, 1, pad_rows, pad_cols)
-        u = _taps(weight, _matrices(x_BHWC.dtype)[1])
-        return _correlate(x_BHWC, u.transpose(1, 2), weight.shape[0], bias, pad_rows, pad_cols)
+        u = transform_weights(weight)
+        return correlate_transformed(x_BHWC, u, weight.shape[0], bias, pad_rows, pad_cols)
 
     @staticmethod
     @once_differentiable
@@ -177,7 +184,7 @@ class _Conv3x3(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             u = _taps(weight, _matrices(x_BHWC.dtype)[1].flip(1))  # the taps reversed
             rows, columns = ((TAPS - 1 - before, TAPS - 1 - after) for before, after in ctx.pads)
-            dx = _correlate(g_BHWO, u, weight.shape[1], None, rows, columns)
+            dx = correlate_transformed(g_BHWO, u, weight.shape[1], None, rows, columns)
         if ctx.needs_input_grad[1]:
             dw = _weight_gradient(g_BHWO, x_BHWC, *ctx.pads)
         if ctx.needs_input_grad[2]:

@@ -5,6 +5,7 @@ import torch
 from torch.func import functional_call
 
 from credit_like.nn.attention import PositionBias
+from credit_like.nn.conv import Conv2d
 from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.derived import Derived
 from credit_like.nn.init import initialise
@@ -50,6 +51,7 @@ def test_tensors_without_values_are_not_compared():
 
 LAYERS = {
     "bias": lambda normalised: PositionBias(16, 4, spectral_norm=normalised),
+    "convolution": lambda normalised: Conv2d(3, 8, spectral_norm=normalised),
     "embedding": lambda normalised: CrossEmbed(3, 16, (2, 4, 16, 32), 2, spectral_norm=normalised),
 }
 
@@ -60,6 +62,7 @@ def test_a_layer_sees_every_change_of_its_weights(name, normalised, monkeypatch)
     from credit_like.nn import kernels, spectral_norm
 
     monkeypatch.setattr(kernels, "by_fourier", lambda rows, columns, kernel, *_: kernel >= 16)
+    monkeypatch.setattr(kernels, "by_winograd", lambda *_, kept: (kept, True))
     generator = torch.Generator().manual_seed(0)
     layer = initialise(LAYERS[name](normalised), 0).eval()
     inputs = () if name == "bias" else (torch.randn(1, 48, 64, 3, generator=generator),)

@@ -39,7 +39,8 @@ class DomainConv2d(Twin, conv.Conv2d):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, h, W, in) to (B, this rank's rows, W, out)."""
         x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
-        return kernels.conv3x3(x_BHWC, self.effective_weight(), self.bias, pad_rows=(0, 0))
+        weight = self.effective_weight()
+        return kernels.conv3x3(x_BHWC, weight, self.bias, pad_rows=(0, 0), transformed=self.transformed)
 
 
 class DomainConvTranspose2d(Twin, conv.ConvTranspose2d):
