@@ -215,8 +215,7 @@ def main() -> None:
         "Ratio: ours / theirs, the median over pairs, of wall time and of processor time. MiB: the most that a step adds to "
         "the process, gradients included; then the ratio of the most that torch allocates. Of peak: operations that our step "
         "does / time / the quickest of such products until then, one before each row. MFU: operations of the definition "
-        "(train: 3 forwards) instead. Difference: of the "
-        "outputs with the same weights, relative norm.",
+        "(train: 3 forwards) instead. Difference: of the outputs with the same weights, relative norm.",
         "",
         f"| configuration | step | ours s | {other} s | ratio | CPU ratio | ours MiB | {other} MiB | ratio "
         "| allocated ratio | of peak | MFU | difference |",

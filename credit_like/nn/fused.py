@@ -363,11 +363,12 @@ class _AttentionBlock(torch.autograd.Function):
             ds = aten._softmax_backward_data.out(dp, p, -1, p.dtype, grad_input=dp)
             del p
             d_bias = ds.sum(0)
-            for which, (weight, other) in enumerate([(ds, k), (ds.transpose(1, 2), q)]):
-                part = d_attended.baddbmm_(weight, other.reshape(flat), beta=0, alpha=dim_head**-0.5)
-                _join_one(part, shape, dilated, dqkv[..., which, :])
-            del dp, d_attended
-            del ds, q, k, v
+            scaled = {"beta": 0, "alpha": dim_head**-0.5}
+            d_attended.baddbmm_(ds, k.reshape(flat), **scaled)
+            _join_one(d_attended, shape, dilated, dqkv[..., 0, :])
+            d_attended.baddbmm_(ds.transpose(1, 2), q.reshape(flat), **scaled)
+            _join_one(d_attended, shape, dilated, dqkv[..., 1, :])
+            del dp, ds, d_attended, q, k, v
             dqkv_NC = dqkv.view(-1, w_qkv.shape[0])
             dw_qkv = _matrix_gradient(dqkv_NC, aten.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])
             d_normed = (dqkv_NC @ w_qkv).view(x_NHWC.shape)

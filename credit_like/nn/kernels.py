@@ -37,7 +37,10 @@ FOURIER_FROM = 16  # kernels at least this wide are candidates for the Fourier t
 DIRECT_SLOWDOWN = 4.0  # how much slower per operation the direct convolution with wide kernels is than matrix products
 
 WINOGRAD_POINTS = 1000
-WINOGRAD_KEPT = (256, 4000)  # points of images for which transformed weights are kept: the gain begins, and is no more
+WINOGRAD_KEPT = (
+    256,
+    4000,
+)  # where transformed weights are kept: the fewest points that pay, the most that pay for the memory
 WINOGRAD_FORTH, WINOGRAD_BACK = 100, 36
 
 KEEP_FROM = 256  # channels from which a block keeps its widest values for backward
