@@ -1,6 +1,7 @@
 """WXFormer's steps beside another implementation's, in turn in one run: time, memory, share of the machine's matmul peak.
 
     python benchmarks/wxformer.py [CONFIG.json …] [--credit PYTHON [--stub FOLDER]] [--against definition | plain]
+                                  [--device cuda [--bf16] [--compile]]
 
 CONFIG.json holds NCAR CREDIT's constructor arguments; without any, the architectures of the zoo on reduced grids. With
 `--credit PYTHON` the other side is CREDIT's own model in that environment (`--stub`: a folder put before its import path), whose
@@ -8,7 +9,10 @@ weights our model takes over. Without, it is the definition as the tests transcr
 
 Each side is a process of its own; they step alternately (A B A B …), and a ratio is the median over pairs of neighbouring
 steps. Memory is taken in another pair of processes, in which the C library returns to the system what is freed: the most by
-which a step enlarges the process, gradients included, and the most that torch allocates.
+which a step enlarges the process, gradients included, and the most that torch allocates (on an accelerator that alone).
+
+With `--bf16` and `--compile` our side runs as `trainer.amp` and `trainer.compile` make it run; the other side stays as it is
+shipped, in fp32 (TF32 off). The matrix product beside which MFU stands is then one in bfloat16 (on a CPU still in fp32).
 """
 
 from __future__ import annotations
@@ -122,16 +126,20 @@ def flops(config: Path) -> int:
     return int(counter.get_total_flops())
 
 
-def matmul_peak(threads: int) -> float:
-    """FLOP/s of a large fp32 matrix product, the best of several."""
-    torch.set_num_threads(threads)
-    a = torch.randn(2048, 2048)
+def matmul_peak(options: argparse.Namespace) -> float:
+    """FLOP/s of a large matrix product, on an accelerator in the precision of our side; the best of several."""
+    torch.set_num_threads(options.threads)
+    on_cpu = options.device == "cpu"
+    size, dtype = 2048 if on_cpu else 8192, torch.bfloat16 if options.bf16 and not on_cpu else torch.float32
+    a = torch.randn(size, size, device=options.device, dtype=dtype)
     best = float("inf")
     for _ in range(8):
         start = time.perf_counter()
         a @ a
+        if not on_cpu:
+            torch.accelerator.synchronize()
         best = min(best, time.perf_counter() - start)
-    return 2 * 2048**3 / best
+    return 2 * size**3 / best
 
 
 def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespace) -> dict[str, float]:
@@ -140,6 +148,8 @@ def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespa
         written = Path(folder, "output.pt")
         worker = str(ROOT / "benchmarks" / "sides" / "wxformer_side.py")
         common = [str(config), "--mode", mode, "--threads", str(options.threads), "--output", str(written), *flags]
+        common += ["--device", options.device]
+        how = [f"--{name}" for name in ("bf16", "compile") if getattr(options, name)]
         our_path = ["--path", str(ROOT)]
         if options.credit:
             path = ["--path", options.stub] if options.stub else []
@@ -147,7 +157,7 @@ def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespa
             our_path += ["--weights", str(written)]
         else:
             theirs = [sys.executable, worker, options.against, *common, *our_path]
-        commands = [theirs, [sys.executable, worker, "ours", *common, *our_path]]
+        commands = [theirs, [sys.executable, worker, "ours", *common, *how, *our_path]]
         other, mine = (Side(command) for command in commands)
         pairs = [(mine.ask("step"), other.ask("step")) for _ in range(options.pairs)]
         work, difference = mine.ask("work")["flops"], mine.about["difference"]
@@ -174,12 +184,15 @@ def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespa
     }
 
 
-def processor() -> str:
-    """The processor's name."""
+def processor(options: argparse.Namespace) -> str:
+    """What computes."""
+    if options.device != "cpu":
+        return torch.cuda.get_device_name() if options.device == "cuda" else str(options.device)
+    cores = f"{options.threads} threads of {os.cpu_count()} cores"
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
         if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.processor()
+            return f"{line.split(':', 1)[1].strip()}, {cores}"
+    return f"{platform.processor()}, {cores}"
 
 
 def settings(options: argparse.Namespace) -> list[tuple[str, list[str]]]:
@@ -198,18 +211,23 @@ def main() -> None:
     parser.add_argument("--stub", help="folder put before that environment's import path")
     parser.add_argument("--against", choices=["definition", "plain"], default="definition", help="without --credit")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--device", default="cpu", help="cpu or an accelerator")
+    parser.add_argument("--bf16", action="store_true", help="our matrix products in bfloat16")
+    parser.add_argument("--compile", action="store_true", help="our blocks compiled")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--settings", type=int, nargs="*", default=[0, 1, 2], help="0 train, 1 infer, 2 normalised")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "wxformer.md")
     options = parser.parse_args()
     side = "credit" if options.credit else options.against
     other = NAMES[side]
-    peak = matmul_peak(options.threads)
+    peak = matmul_peak(options)
+    ours = ("bf16" if options.bf16 else "fp32") + (", compiled" if options.compile else "")
     lines = [
-        f"# WXFormer on a CPU beside {TITLES[side]}",
+        f"# WXFormer on {'a CPU' if options.device == 'cpu' else options.device} beside {TITLES[side]}",
         "",
-        f"{dt.date.today()}, {processor()}, {options.threads} threads of {os.cpu_count()} cores, torch {torch.__version__}, "
-        f"fp32, batch 1, {options.pairs} pairs of steps in turn; load of the machine at the start {os.getloadavg()[0]:.1f}; "
+        f"{dt.date.today()}, {processor(options)}, torch {torch.__version__}, "
+        f"{ours if ours == 'fp32' else ours + ' (theirs fp32)'}, batch 1, "
+        f"{options.pairs} pairs of steps in turn; load of the machine at the start {os.getloadavg()[0]:.1f}; "
         f"a large matrix product then {peak / 1e9:.0f} GFLOP/s.",
         "",
         "Ratio: ours / theirs, the median over pairs, of wall time and of processor time. MiB: the most that a step adds to "
@@ -226,7 +244,7 @@ def main() -> None:
         for config in options.configs or zoo(Path(folder)):
             defined = flops(config)
             for mode, flags in settings(options):
-                peak = max(peak, matmul_peak(options.threads))  # others share the machine: one moment tells little
+                peak = max(peak, matmul_peak(options))  # others share the machine: one moment tells little
                 r = compare(config, mode, flags, options)
                 rate = r["ours"] * peak
                 mfu = defined * (3 if mode == "train" else 1) / rate

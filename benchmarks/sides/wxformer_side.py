@@ -37,7 +37,7 @@ class Subject:
     after_backward: Callable[[nn.Module], None] = lambda model: None
 
 
-def ours(side: str, arguments: dict[str, Any], checkpointing: bool, weights: Path | None) -> Subject:
+def ours(side: str, arguments: dict[str, Any], weights: Path | None, options: argparse.Namespace) -> Subject:
     """Our model as it is, by plain operations, or its definition (the transcription that the tests hold it to)."""
     from credit_like.checkpoint.credit import convert_model_args, load_credit_model
     from credit_like.nn import kernels, spectral_norm
@@ -45,13 +45,21 @@ def ours(side: str, arguments: dict[str, Any], checkpointing: bool, weights: Pat
 
     described = convert_model_args(arguments)
     model = load_credit_model(weights, arguments) if weights else initialise(described.build(), 0)
+    model.to(options.device)
     if side == "plain":
         kernels.use_fused = lambda x: False
-    if checkpointing:
+    if options.checkpointing:
         from credit_like.parallel.fsdp2 import _apply_activation_checkpointing
 
         _apply_activation_checkpointing(model)
     forward: Callable[[Tensor], Tensor] = model
+    if side == "ours" and options.compile:  # as `trainer.compile` does
+        from credit_like.parallel.fsdp2 import _units
+
+        for unit in _units(model):
+            unit.compile(dynamic=False)
+    if side == "ours" and options.bf16:  # as `trainer.amp` does
+        forward = torch.autocast(options.device, torch.bfloat16)(model)
     if side == "definition":
         import runpy
 
@@ -60,30 +68,42 @@ def ours(side: str, arguments: dict[str, Any], checkpointing: bool, weights: Pat
         forward = lambda x: transcription(x, state, described.config)  # noqa: E731
     size = (1, described.in_channels, described.frames, described.height, described.width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=side == "ours")
-    return Subject(model, forward, image(size), optimizer, spectral_norm.before_step, spectral_norm.after_backward)
+    x = image(size, options.device)
+    return Subject(model, forward, x, optimizer, spectral_norm.before_step, spectral_norm.after_backward)
 
 
-def credit(arguments: dict[str, Any], checkpointing: bool) -> Subject:
+def credit(arguments: dict[str, Any], options: argparse.Namespace) -> Subject:
     """NCAR CREDIT's model, as its own trainer sets it up."""
     from credit.models.wxformer.crossformer import CrossFormer  # type: ignore[import-not-found]
 
     torch.manual_seed(0)
-    model = CrossFormer(**arguments)
-    if checkpointing:
+    model = CrossFormer(**arguments).to(options.device)
+    if options.checkpointing:
         from credit.parallel.fsdp2 import _apply_activation_checkpointing  # type: ignore[import-not-found]
 
         _apply_activation_checkpointing(model)
     size = (1, model.base_input_channels, arguments["frames"], arguments["image_height"], arguments["image_width"])
-    return Subject(model, model, image(size), torch.optim.AdamW(model.parameters(), lr=1e-4))
+    return Subject(model, model, image(size, options.device), torch.optim.AdamW(model.parameters(), lr=1e-4))
 
 
-def image(size: tuple[int, ...]) -> Tensor:
+def image(size: tuple[int, ...], device: str) -> Tensor:
     """The same input for all."""
-    return torch.randn(size, generator=torch.Generator().manual_seed(1))
+    return torch.randn(size, generator=torch.Generator().manual_seed(1)).to(device)
 
 
-def allocated(step: Callable[[], None]) -> float:
-    """Most MiB that torch has allocated during a step above what was there before it."""
+def wait(device: str) -> None:
+    """Until the device has done all that it was given."""
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+def allocated(step: Callable[[], None], device: str) -> float:
+    """Most MiB that torch has allocated on the device during a step above what was there before it."""
+    if device != "cpu":
+        torch.accelerator.reset_peak_memory_stats()
+        before = torch.accelerator.memory_allocated()
+        step()
+        return (torch.accelerator.max_memory_allocated() - before) / 2**20
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
@@ -126,7 +146,7 @@ def work(step: Callable[[], None]) -> float:
         return 2 * batch * a[-2] * a[-1] * b[-1]
 
     in_place = {torch.ops.aten.addmm_: product, torch.ops.aten.baddbmm_: product}
-    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False, custom_mapping=in_place) as counter:
         step()
     return float(counter.get_total_flops())
 
@@ -135,11 +155,11 @@ def steps(subject: Subject, mode: str) -> Callable[[], None]:
     """A training step (forward, backward, update) or a forward without gradients."""
     subject.model.train(mode == "train")
     with torch.no_grad():
-        target = torch.randn_like(subject.forward(subject.x))
+        target = torch.randn_like(subject.forward(subject.x).float())
 
     def train() -> None:
         subject.before_step(subject.model)
-        loss = ((subject.forward(subject.x) - target) ** 2).mean()
+        loss = ((subject.forward(subject.x).float() - target) ** 2).mean()
         loss.backward()
         subject.after_backward(subject.model)
         subject.optimizer.step()
@@ -171,9 +191,10 @@ def outputs(subject: Subject, file: Path, side: str) -> float | None:
         settle(subject.model)
     subject.model.eval()
     with torch.no_grad():
-        y = subject.forward(subject.x).double()
+        y = subject.forward(subject.x).double().cpu()
     if side != "ours":
-        torch.save({"model_state_dict": subject.model.state_dict() if side == "credit" else {}, "y": y}, file)
+        weights = subject.model.state_dict() if side == "credit" else {}
+        torch.save({"model_state_dict": {key: value.cpu() for key, value in weights.items()}, "y": y}, file)
         return None
     expected = torch.load(file, weights_only=True)["y"]
     size = float(expected.norm())
@@ -194,6 +215,9 @@ def main() -> None:
     parser.add_argument("--spectral-norm", action="store_true")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bf16", action="store_true", help="ours: matrix products in bfloat16")
+    parser.add_argument("--compile", action="store_true", help="ours: compiled blocks")
     parser.add_argument(
         "--output", type=Path, required=True, help="the other side's output, written by it, read by ours"
     )
@@ -204,9 +228,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     arguments = json.loads(options.config.read_text()) | {"use_spectral_norm": options.spectral_norm}
     if options.side == "credit":
-        subject = credit(arguments, options.checkpointing)
+        subject = credit(arguments, options)
     else:
-        subject = ours(options.side, arguments, options.checkpointing, options.weights)
+        subject = ours(options.side, arguments, options.weights, options)
     difference = outputs(subject, options.output, options.side)
     step = steps(subject, options.mode)
     step()
@@ -215,13 +239,15 @@ def main() -> None:
         if line.strip() == "quit":
             break
         if line.strip() == "memory":
-            largest = resident(step)
-            tell({"resident": largest, "allocated": allocated(step)})
+            largest = resident(step) if options.device == "cpu" else None
+            tell({"resident": largest, "allocated": allocated(step, options.device)})
         elif line.strip() == "work":
             tell({"flops": work(step)})
         else:
+            wait(options.device)
             wall, cpu = time.perf_counter(), time.process_time()
             step()
+            wait(options.device)
             tell({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
 
 

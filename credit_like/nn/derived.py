@@ -28,9 +28,9 @@ class Derived:
         if torch.is_grad_enabled() or not all(map(_comparable, given := list(weights))):
             self.forget()
             return make()
-        kept = self._kept
-        if kept is None or kept[0] != key or not all(map(_same, kept[1], given)):
-            kept = self._kept = (key, [weight.detach().clone() for weight in given], make())
+        kept, values = self._kept, _end_to_end(given)
+        if kept is None or kept[0] != key or not _same(kept[1], values):
+            kept = self._kept = (key, [value.clone() for value in values], make())
         return kept[2]
 
 
@@ -40,5 +40,13 @@ def _comparable(weight: Tensor) -> bool:
     return plain and weight.device.type == "cpu"
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and torch.equal(a, b)
+def _end_to_end(weights: list[Tensor]) -> list[Tensor]:
+    """The values of all weights of one dtype after each other: many small tensors take longer to compare."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for weight in weights:
+        by_dtype.setdefault(weight.dtype, []).append(weight.flatten())
+    return [torch.cat(some) if len(some) > 1 else some[0] for some in by_dtype.values()]
+
+
+def _same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True))

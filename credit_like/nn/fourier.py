@@ -19,16 +19,16 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 TILES = (16, 24, 32, 40, 48, 56, 64)
-MOST_BYTES = 16 * 2**20  # of transformed tiles held at a time
+MOST_BYTES = 16 * 2**20  # of transformed tiles, and about the most of transformed weights, held at a time
 AT_ONCE = 2**18  # values of a transform along the first axis that are taken along the second at a time
-PARTS = 6  # of the channels, for which the gradient of the weights is taken in turn
+PARTS = 3  # of the channels, for which the gradient of the weights is taken in turn
 
 
 def tile_size(rows: int, columns: int, taps: int, channels: int, outputs: int) -> int:
@@ -76,15 +76,15 @@ def _second_axis(z_NSD: Tensor, tile: int, out_RNTD: Tensor) -> None:
         torch.bmm(half_of_turns.expand(len(z_NSD), -1, -1), z_NSD, out=out_NTD)
 
 
-def _inverse(y_FSD: Tensor, rows: int, columns: int) -> Tensor:
-    """The first rows x columns points of the real image whose transform, F x (R T), this is: (rows, columns, D)."""
-    half, tile, channels = y_FSD.shape[0], y_FSD.shape[1] // 2, y_FSD.shape[2]
-    turns = _turns(tile, columns, y_FSD.dtype, y_FSD.device)
-    z = torch.bmm(turns.t().expand(half, -1, -1), y_FSD)
+def _inverse(y_FTRD: Tensor, rows: int, columns: int) -> Tensor:
+    """The first rows x columns points of the real image whose transform this is: (rows, columns, D)."""
+    half, tile, _, channels = y_FTRD.shape
+    of_real, of_imaginary = _turns(tile, columns, y_FTRD.dtype, y_FTRD.device).t().expand(half, -1, -1).chunk(2, dim=2)
+    z = torch.bmm(of_real, y_FTRD[:, :, 0]).baddbmm_(of_imaginary, y_FTRD[:, :, 1])
     # The frequencies left out are conjugates: all but 0 (and T/2, which is its own) count twice.
-    weight = y_FSD.new_full((half, 1, 1), 2.0 / tile**2)
+    weight = y_FTRD.new_full((half, 1, 1), 2.0 / tile**2)
     weight[0] = weight[half - 1] = 1.0 / tile**2
-    waves = (_half_waves(tile, rows, y_FSD.dtype, y_FSD.device) * weight).flatten(0, 1)
+    waves = (_half_waves(tile, rows, y_FTRD.dtype, y_FTRD.device) * weight).flatten(0, 1)
     return (waves.t() @ z.view(2 * half, -1)).view(rows, columns, channels)
 
 
@@ -135,7 +135,10 @@ class _TiledCorrelation(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w_nnDO: Tensor, tile: int, geometry: Geometry | None) -> Tensor:
         ctx.save_for_backward(x, w_nnDO)
         ctx.tile, ctx.geometry = tile, geometry
-        return correlate_transformed(x, transform_weights(w_nnDO, tile), w_nnDO.shape[0], tile, geometry)
+        parts = w_nnDO.chunk(max(1, _bytes(w_nnDO[0, 0], tile) // MOST_BYTES), 2)
+        return _correlate(
+            x, (transform_weights(part, tile) for part in parts), (len(w_nnDO), w_nnDO.shape[-1]), tile, geometry
+        )
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -171,14 +174,14 @@ def _weight_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) 
     conjugates = []  # as matrices that take real and imaginary parts of x to those of the product
     for group in groups:
         g_RNKO = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1)
-        conjugates.append(_rows(torch.stack([g_RNKO, torch.stack([-g_RNKO[1], g_RNKO[0]])], dim=3).flatten(3)))
+        g_RNKQ = torch.stack([g_RNKO, torch.stack([-g_RNKO[1], g_RNKO[0]])], dim=3).flatten(3)
+        conjugates.append(_rows(g_RNKQ).transpose(1, 2))
     for x_BPQE, out in zip(parts, dw.chunk(PARTS, 2), strict=True):
-        w_KERO = x_BPQD.new_zeros(half * tile, out.shape[2], 2 * outputs)
-        for group, conjugate in zip(groups, conjugates, strict=True):
-            w_KERO.baddbmm_(_rows(_transform_tiles(x_BPQE, group, tile)).transpose(1, 2), conjugate)
-        w_FSD = w_KERO.view(half, tile, -1, 2, outputs).permute(0, 3, 1, 2, 4).reshape(half, 2 * tile, -1)
-        del w_KERO
-        out.copy_(_inverse(w_FSD, taps, taps).view(out.shape))
+        w_KQE = x_BPQD.new_empty(half * tile, 2 * outputs, out.shape[2])
+        for i, (group, conjugate) in enumerate(zip(groups, conjugates, strict=True)):
+            w_KQE.baddbmm_(conjugate, _rows(_transform_tiles(x_BPQE, group, tile)), beta=min(i, 1))
+        inverse = _inverse(w_KQE.view(half, tile, 2, -1), taps, taps)
+        out.copy_(inverse.view(taps, taps, outputs, -1).transpose(2, 3))
     return dw
 
 
@@ -192,12 +195,17 @@ def transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
     return out.view(2, -1, channels, outputs)
 
 
+def _bytes(values: Tensor, tile: int) -> int:
+    """Of the transforms of so many values for each point."""
+    return 2 * (tile // 2 + 1) * tile * values.numel() * values.element_size()
+
+
 Tile = tuple[int, int, int]  # batch item, first row, first column
 
 
 def _groups(x_BPQD: Tensor, taps: int, tile: int) -> list[list[Tile]]:
     """All tiles, in groups whose transforms fit in `MOST_BYTES`."""
-    batch, rows, columns, channels = x_BPQD.shape
+    batch, rows, columns, _ = x_BPQD.shape
     step = tile - taps + 1
     tiles = [
         (b, top, left)
@@ -205,8 +213,7 @@ def _groups(x_BPQD: Tensor, taps: int, tile: int) -> list[list[Tile]]:
         for top in range(0, rows - taps + 1, step)
         for left in range(0, columns - taps + 1, step)
     ]
-    size = 2 * (tile // 2 + 1) * tile * channels * x_BPQD.element_size()
-    count = max(1, MOST_BYTES // size)
+    count = max(1, MOST_BYTES // _bytes(x_BPQD[0, 0, :1], tile))
     return [tiles[i : i + count] for i in range(0, len(tiles), count)]
 
 
@@ -248,21 +255,32 @@ def _multiply(x_RNKD: Tensor, w_RKDO: Tensor, *, conjugate: bool) -> Tensor:
 def _back(y_KRNO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
     """The first rows x columns points of each tile: (N, rows, columns, O)."""
     _, _, tiles, outputs = y_KRNO.shape
-    y_FSD = y_KRNO.unflatten(0, (-1, tile)).transpose(1, 2).reshape(tile // 2 + 1, 2 * tile, tiles * outputs)
-    return _inverse(y_FSD, rows, columns).view(rows, columns, tiles, outputs).permute(2, 0, 1, 3)
+    y_FTRD = y_KRNO.view(-1, tile, 2, tiles * outputs)
+    return _inverse(y_FTRD, rows, columns).view(rows, columns, tiles, outputs).permute(2, 0, 1, 3)
 
 
 def correlate_transformed(x: Tensor, w_RKDO: Tensor, taps: int, tile: int, geometry: Geometry | None = None) -> Tensor:
     """`correlate`, without gradients, with weights that `transform_weights` has transformed."""
+    return _correlate(x, [w_RKDO], (taps, w_RKDO.shape[-1]), tile, geometry)
+
+
+def _correlate(
+    x: Tensor, parts: Iterable[Tensor], size: tuple[int, int], tile: int, geometry: Geometry | None
+) -> Tensor:
+    """The same; the transformed weights (R, K, E, O) of some channels after those of others. size: (n, O)."""
     x_BPQD = phases(x, *geometry) if geometry else x
+    taps, outputs = size
     batch, rows, columns = x_BPQD.shape[0], x_BPQD.shape[1] - taps + 1, x_BPQD.shape[2] - taps + 1
-    step = tile - taps + 1
-    y = x_BPQD.new_empty(batch, rows, columns, w_RKDO.shape[-1])
-    for group in _groups(x_BPQD, taps, tile):
-        y_KRNO = _multiply(_transform_tiles(x_BPQD, group, tile), w_RKDO, conjugate=True)
-        for tile_image, (b, top, left) in zip(_back(y_KRNO, tile, step, step), group, strict=True):
-            part = y[b, top : top + step, left : left + step]
-            part.copy_(tile_image[: part.shape[0], : part.shape[1]])
+    step, groups, first = tile - taps + 1, _groups(x_BPQD, taps, tile), 0
+    y = x_BPQD.new_zeros(batch, rows, columns, outputs)
+    for w_RKEO in parts:
+        x_BPQE = x_BPQD[..., first : first + w_RKEO.shape[2]]
+        for group in groups:
+            y_KRNO = _multiply(_transform_tiles(x_BPQE, group, tile), w_RKEO, conjugate=True)
+            for tile_image, (b, top, left) in zip(_back(y_KRNO, tile, step, step), group, strict=True):
+                part = y[b, top : top + step, left : left + step]
+                part += tile_image[: part.shape[0], : part.shape[1]]
+        first += w_RKEO.shape[2]
     return y
 
 

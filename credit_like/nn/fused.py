@@ -20,6 +20,18 @@ Pair = tuple[int, int]
 aten = torch.ops.aten
 
 
+class _Nothing:
+    """What a function's forward is given where no backward will follow."""
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+def call(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """The function of the arguments; without gradients its forward alone, for autograd's part takes time even then."""
+    y: Tensor = function.apply(*arguments) if torch.is_grad_enabled() else function.forward(_Nothing(), *arguments)
+    return y
+
+
 def channels_first(x_BHWC: Tensor) -> Tensor:
     """(B, H, W, C) seen as (B, C, H, W)."""
     return x_BHWC.permute(0, 3, 1, 2)
@@ -66,8 +78,7 @@ class _PixelShuffle(torch.autograd.Function):
 
 def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:
     """See `kernels.pixel_shuffle`."""
-    y: Tensor = _PixelShuffle.apply(x_BHWC, factor)
-    return y
+    return call(_PixelShuffle, x_BHWC, factor)
 
 
 class _NormSilu(torch.autograd.Function):
@@ -79,7 +90,7 @@ class _NormSilu(torch.autograd.Function):
         x_BCHW = channels_first(x_BHWC)
         batch, channels, height, width = x_BCHW.shape
         sizes = (batch, channels, height * width, groups)
-        normed, mean, rstd = aten.native_group_norm(x_BCHW, weight, bias, *sizes, eps)
+        normed, mean, rstd = torch.native_group_norm(x_BCHW, weight, bias, *sizes, eps)
         ctx.save_for_backward(x_BHWC, weight, bias, mean, rstd)
         ctx.sizes = sizes
         return channels_last(aten.silu_(normed))
@@ -102,8 +113,7 @@ class _NormSilu(torch.autograd.Function):
 def norm_silu(x_BHWC: Tensor, norm: tuple[Tensor, Tensor, float], groups: int) -> Tensor:
     """See `kernels.norm_silu`."""
     weight, bias, eps = norm
-    y: Tensor = _NormSilu.apply(x_BHWC, weight, bias, groups, eps)
-    return y
+    return call(_NormSilu, x_BHWC, weight, bias, groups, eps)
 
 
 class _Conv(torch.autograd.Function):
@@ -135,7 +145,7 @@ class _Conv(torch.autograd.Function):
         g_BHWO = g_BHWO.contiguous()
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            gradient = _input_gradient_by_columns if ctx.by_columns else _input_gradient
+            gradient = _input_gradient_by_columns if ctx.by_columns else direct_input_gradient
             dx = gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
         if ctx.needs_input_grad[1]:
             if ctx.by_columns:
@@ -182,12 +192,13 @@ def direct_conv(
 ) -> Tensor:
     """The library's convolution, without its derivative."""
     padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
-    return channels_last(aten.convolution(padded, weight, bias, (stride, stride), padding, (1, 1), False, (0, 0), 1))
+    return channels_last(torch.convolution(padded, weight, bias, (stride, stride), padding, (1, 1), False, (0, 0), 1))
 
 
-def _input_gradient(
+def direct_input_gradient(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
+    """The library's gradient of the input x, of which only the size matters."""
     padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
     dx_BCHW = aten.convolution_backward(
         channels_first(g_BHWO),
@@ -239,8 +250,7 @@ def _weight_gradient(
 
 def conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
     """A convolution after adding zero rows (before, after) and columns; negative numbers crop. weight (out, in, k, k)."""
-    y: Tensor = _Conv.apply(x_BHWC, weight, bias, stride, pad_rows, pad_cols)
-    return y
+    return call(_Conv, x_BHWC, weight, bias, stride, pad_rows, pad_cols)
 
 
 Shape = tuple[int, int, int, int, int, int, int]  # B, four sizes of rows and columns, heads, channels of a head
@@ -318,7 +328,7 @@ class _AttentionBlock(torch.autograd.Function):
         places = _bands(x.shape[1] // window, widest)
         for place in places:
             x_NHWC = _band(x, window, dilated, place)
-            normed = aten.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0]
+            normed = torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0]
             qkv = functional.linear(normed, w_qkv)
             del normed
             shape = window_shape(qkv.shape, window, dim_head, dilated)
@@ -345,7 +355,7 @@ class _AttentionBlock(torch.autograd.Function):
         for i, place in enumerate(places):
             x_NHWC, dy_NHWC = _band(x, window, dilated, place), _band(dy, window, dilated, place)
             d_out = _times(dy_NHWC, factor)
-            normed, mean, rstd = aten.native_layer_norm(x_NHWC, g.shape, g, b, eps)
+            normed, mean, rstd = torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)
             qkv = kept[i] if kept else functional.linear(normed, w_qkv)
             shape = window_shape(qkv.shape, window, dim_head, dilated)
             q, k, v = split_windows(qkv, shape, dilated)
@@ -370,7 +380,7 @@ class _AttentionBlock(torch.autograd.Function):
             _join_one(d_attended, shape, dilated, dqkv[..., 1, :])
             del dp, ds, d_attended, q, k, v
             dqkv_NC = dqkv.view(-1, w_qkv.shape[0])
-            dw_qkv = _matrix_gradient(dqkv_NC, aten.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])
+            dw_qkv = _matrix_gradient(dqkv_NC, torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])
             d_normed = (dqkv_NC @ w_qkv).view(x_NHWC.shape)
             del dqkv, dqkv_NC
             some, dg, db = aten.native_layer_norm_backward(
@@ -460,8 +470,7 @@ def attention_block(
 ) -> Tensor:
     """See `kernels.attention_block`."""
     g, b, eps = norm
-    y: Tensor = _AttentionBlock.apply(x_BHWC, g, b, w_qkv, *out, bias_LL, eps, window, dim_head, dilated, keep)
-    return y
+    return call(_AttentionBlock, x_BHWC, g, b, w_qkv, *out, bias_LL, eps, window, dim_head, dilated, keep)
 
 
 class _FeedForwardBlock(torch.autograd.Function):
@@ -481,7 +490,7 @@ class _FeedForwardBlock(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         x = x.contiguous()
-        normed, mean, rstd = aten.native_layer_norm(x, g.shape, g, b, eps)
+        normed, mean, rstd = torch.native_layer_norm(x, g.shape, g, b, eps)
         expanded = _widen(normed.view(-1, x.shape[-1]), w_up, b_up)
         ctx.save_for_backward(x, g, b, w_up, w_down, mean, rstd, expanded)
         ctx.options = (eps, factor)
@@ -498,7 +507,7 @@ class _FeedForwardBlock(torch.autograd.Function):
         db_down = dy.sum((0, 1, 2))
         d_expanded = aten.gelu_backward(_widen(d_out.view(-1, dy.shape[-1]), w_down.t()), expanded)
         del d_out
-        normed = aten.native_layer_norm(x, g.shape, g, b, eps)[0]
+        normed = torch.native_layer_norm(x, g.shape, g, b, eps)[0]
         dw_up = _matrix_gradient(d_expanded, normed)
         db_up = d_expanded.sum(0)
         d_normed = (d_expanded @ w_up).view(x.shape)
@@ -527,7 +536,7 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
         ctx.options = (eps, factor)
         y = torch.empty_like(x)
         for part, x_NC in _portions(x, w_up.shape[0]):
-            expanded = _widen(aten.native_layer_norm(x_NC, g.shape, g, b, eps)[0], w_up, b_up)
+            expanded = _widen(torch.native_layer_norm(x_NC, g.shape, g, b, eps)[0], w_up, b_up)
             out = torch.add(x_NC, b_down, out=y.view(-1, x.shape[-1])[part])
             out.addmm_(aten.gelu_(expanded), w_down.t(), alpha=factor)
         return y
@@ -541,7 +550,7 @@ class _LeanFeedForwardBlock(torch.autograd.Function):
         dx = torch.empty_like(x)
         dg, db, dw_up, db_up, dw_down = (torch.zeros_like(w) for w in (g, b, w_up, b_up, w_down))
         for part, x_NC in _portions(x, w_up.shape[0]):
-            normed, mean, rstd = aten.native_layer_norm(x_NC, g.shape, g, b, eps)
+            normed, mean, rstd = torch.native_layer_norm(x_NC, g.shape, g, b, eps)
             expanded = _widen(normed, w_up, b_up)
             d_out = _times(dy_NC[part], factor)
             dw_down.addmm_(d_out.t(), functional.gelu(expanded))
@@ -581,5 +590,4 @@ def feed_forward_block(
     """See `kernels.feed_forward_block`."""
     g, b, eps = norm
     block = _FeedForwardBlock if keep else _LeanFeedForwardBlock
-    y: Tensor = block.apply(x_BHWC, g, b, *expand, *contract, eps)
-    return y
+    return call(block, x_BHWC, g, b, *expand, *contract, eps)

@@ -37,10 +37,8 @@ FOURIER_FROM = 16  # kernels at least this wide are candidates for the Fourier t
 DIRECT_SLOWDOWN = 4.0  # how much slower per operation the direct convolution with wide kernels is than matrix products
 
 WINOGRAD_POINTS = 1000
-WINOGRAD_KEPT = (
-    256,
-    4000,
-)  # where transformed weights are kept: the fewest points that pay, the most that pay for the memory
+# Where transformed weights are kept: the fewest points that pay, the most that pay for the memory.
+WINOGRAD_KEPT = (256, 4000)
 WINOGRAD_FORTH, WINOGRAD_BACK = 100, 36
 
 KEEP_FROM = 256  # channels from which a block keeps its widest values for backward
@@ -101,11 +99,11 @@ def by_fourier(rows: int, columns: int, kernel: int, stride: int, channels: int,
 
 
 def by_winograd(points: int, channels: int, outputs: int, *, kept: bool = False) -> tuple[bool, bool]:
-    """Whether Winograd's form is quicker for the output, and for the gradients, of a 3 x 3 convolution.
+    """Whether Winograd's form is quicker for output and gradient of the input, and for that of the weights, of a 3 x 3 convolution.
 
     It transforms every value of image and weights to save multiplications, which are channels x outputs for each point: it needs
     many points for a weight (fewer where the transformed weights are `kept`) and many channels for a point. The library's own
-    gradients are slower than its output.
+    gradient of the weights is slower than the rest.
     """
     least, enough = min(channels, outputs), points >= (WINOGRAD_KEPT[0] if kept else WINOGRAD_POINTS)
     return enough and least >= WINOGRAD_FORTH, enough and least >= WINOGRAD_BACK

@@ -162,7 +162,7 @@ def _weight_gradient(g_BHWO: Tensor, x_BHWC: Tensor, rows: Pair, columns: Pair) 
 
 
 class _Conv3x3(torch.autograd.Function):
-    """Keeps its input; the gradients always this way, the output where `forth`."""
+    """Keeps its input; the gradient of the weights always this way, output and gradient of the input where `forth`."""
 
     @staticmethod
     def forward(
@@ -170,7 +170,7 @@ class _Conv3x3(torch.autograd.Function):
     ) -> Tensor:
         x_BHWC = x_BHWC.contiguous()
         ctx.save_for_backward(x_BHWC, weight)
-        ctx.pads = (pad_rows, pad_cols)
+        ctx.pads, ctx.forth = (pad_rows, pad_cols), forth
         if not forth:
             return fused.direct_conv(x_BHWC, weight, bias, 1, pad_rows, pad_cols)
         u = transform_weights(weight)
@@ -181,7 +181,9 @@ class _Conv3x3(torch.autograd.Function):
     def backward(ctx: Any, g_BHWO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x_BHWC, weight = ctx.saved_tensors
         dx = dw = db = None
-        if ctx.needs_input_grad[0]:
+        if ctx.needs_input_grad[0] and not ctx.forth:
+            dx = fused.direct_input_gradient(g_BHWO.contiguous(), x_BHWC, weight, 1, *ctx.pads)
+        elif ctx.needs_input_grad[0]:
             u = _taps(weight, _matrices(x_BHWC.dtype)[1].flip(1))  # the taps reversed
             rows, columns = ((TAPS - 1 - before, TAPS - 1 - after) for before, after in ctx.pads)
             dx = correlate_transformed(g_BHWO, u, weight.shape[1], None, rows, columns)
@@ -197,8 +199,7 @@ def conv3x3(
 ) -> Tensor:
     """A 3 x 3 convolution with stride 1 after adding 0 to 2 zero rows (before, after) and columns; weight (out, in, 3, 3).
 
-    Without `forth` the output is the library's and only the gradients are taken this way.
+    Without `forth` output and gradient of the input are the library's, and only that of the weights is taken this way.
     """
     assert all(0 <= pad < TAPS for pad in (*pad_rows, *pad_cols)), (pad_rows, pad_cols)
-    y: Tensor = _Conv3x3.apply(x_BHWC, weight, bias, pad_rows, pad_cols, forth)
-    return y
+    return fused.call(_Conv3x3, x_BHWC, weight, bias, pad_rows, pad_cols, forth)

@@ -10,8 +10,9 @@ from tests.nn.agreement import assert_same_function
 
 @pytest.mark.parametrize(("taps", "tile"), [(3, 16), (8, 16), (8, 40), (16, 24)])
 @pytest.mark.parametrize(("batch", "rows", "columns", "channels"), [(1, 30, 47, 3), (2, 17, 19, 6)])
-def test_a_tiled_correlation_equals_the_direct_one(taps, tile, batch, rows, columns, channels, monkeypatch):
-    monkeypatch.setattr(fourier, "MOST_BYTES", 10**6)  # several groups of tiles
+@pytest.mark.parametrize("most_bytes", [10**6, 10**5])  # several groups of tiles; several parts of the weights
+def test_a_tiled_correlation_equals_the_direct_one(taps, tile, batch, rows, columns, channels, most_bytes, monkeypatch):
+    monkeypatch.setattr(fourier, "MOST_BYTES", most_bytes)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, rows, columns, channels, dtype=torch.float64, generator=generator).requires_grad_()
     w = torch.randn(taps, taps, channels, 5, dtype=torch.float64, generator=generator).requires_grad_()
