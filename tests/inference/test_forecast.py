@@ -145,6 +145,29 @@ def test_a_finished_rollout_is_not_repeated(data, tmp_path, monkeypatch):
     assert contents(tmp_path) == before
 
 
+def test_a_rank_that_another_overtakes_while_it_finishes_is_finished_too(data, tmp_path, monkeypatch):
+    experiment, _ = write(data, tmp_path)
+    before, final = contents(tmp_path), forecast_path(experiment)
+    partial = final.with_name("forecast.zarr.part")
+    final.rename(partial)
+    for name in ("sp", "u"):
+        (partial / name / "killed.partial").touch()
+    unlink = Path.unlink
+
+    def overtaken(path, missing_ok=False):
+        """What the first process leaves of the second's search."""
+        if partial.exists():
+            for leftover in list(partial.glob("*/*.partial")):
+                unlink(leftover)
+            partial.rename(final)
+        unlink(path, missing_ok)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", overtaken)
+        assert write(data, tmp_path)[1].finished
+    assert contents(tmp_path) == before
+
+
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_what_is_missing_is_computed_and_no_more(data, tmp_path, kind, monkeypatch):
     write(data, tmp_path / "whole", output={"type": kind})

@@ -83,7 +83,8 @@ class Writer:
 
     def sweep(self) -> None:
         """Remove what killed processes left half made, now that nothing is being made any more."""
-        for leftover in (*self.folder.glob("*.part"), *self.folder.glob("*/*.part")):
+        # No pattern goes through folders: one that another process removes meanwhile could not be searched.
+        for leftover in (path for place in ("", "done", "forecast") for path in (self.folder / place).glob("*.part")):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
             else:

@@ -81,12 +81,13 @@ class ZarrWriter(Writer):
         if not super().finish():
             return False
         if not self.path.exists():
-            for leftover in self.partial.rglob("*.partial"):  # of a killed process, under a name that is never read
-                leftover.unlink(missing_ok=True)
             try:
+                for leftover in self.partial.rglob("*.partial"):  # of a killed process, under a name that is never read
+                    leftover.unlink(missing_ok=True)
                 os.rename(self.partial, self.path)
-            except FileNotFoundError:  # another process was faster
-                assert self.path.exists()
+            except FileNotFoundError:  # another process was faster, perhaps in the midst of the search for leftovers
+                if not self.path.exists():
+                    raise
         self.sweep()
         return True
 
