@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from credit_like.parallel import collectives
 from credit_like.parallel.environment import Environment, read_environment
 from credit_like.parallel.mesh import build_device_mesh, degrees, gradient_mesh
+from credit_like.parallel.rendezvous import join
 from credit_like.schema.trainer import Parallelism
 
 
@@ -59,7 +59,7 @@ class Runtime:
         if place.world == 1:
             return cls(device)
         if not dist.is_initialized():
-            _join(place, device, timeout)
+            join(place, device, timeout)
         mesh, submeshes = build_device_mesh(parallelism.model_dump(), device.type)
         inner = parallelism.model_ranks
         return cls(
@@ -160,11 +160,3 @@ class Runtime:
         """Leave the process group, if there is one."""
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
-
-
-def _join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
-    """Enter the default process group: gloo on CPU; NCCL on GPUs, and gloo for what lives on the CPU."""
-    os.environ.setdefault("MASTER_ADDR", place.address)
-    os.environ.setdefault("MASTER_PORT", str(place.port))
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, init_method="env://", rank=place.rank, world_size=place.world, timeout=timeout)

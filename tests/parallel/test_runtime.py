@@ -186,6 +186,34 @@ def test_a_rank_that_does_not_come_is_a_timeout(launch_ranks):
     assert answers[0][:2] == ("ok", True)
 
 
+def _start_again(rank):
+    sums = []
+    for late in (None, 0, 1):
+        if rank == late:
+            time.sleep(0.3)
+        runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=5))
+        x = torch.ones(1)
+        torch.distributed.all_reduce(x)
+        runtime.close()
+        sums.append(float(x))
+    return sums
+
+
+def test_a_start_meets_none_of_the_starts_before_it(run_ranks):
+    """The store outlives them, as that of torchrun's agent does."""
+    assert run_ranks(2, _start_again) == [[2.0] * 3] * 2
+
+
+def _last_one_missing(rank):
+    if rank < 2:
+        Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=1))
+
+
+def test_a_rank_that_never_comes_is_missed(launch_ranks):
+    answers = launch_ranks(3, _last_one_missing)
+    assert answers[0][1] == "TimeoutError: expected 3 ranks within 0:00:01, got 2; start all, or raise trainer.timeout"
+
+
 def _average(rank):
     Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
     grads = [torch.full((3,), float(rank)), torch.full((2, 2), 2.0 * rank, dtype=torch.float64), torch.empty(0)]
