@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+_ENCODER = json.JSONEncoder(sort_keys=True, allow_nan=False)
 _BLOCK = 1 << 22
 
 
@@ -37,8 +38,18 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def to_json(value: Any) -> bytes:
-    """The one way that this value is written: sorted keys, no NaN, a newline at the end."""
-    return json.dumps(value, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
+    """The one way that this value is written: sorted keys, no NaN, two levels of them on lines of their own."""
+    return _lines(value, 2).encode() + b"\n"
+
+
+def _lines(value: Any, levels: int, indent: str = "") -> str:
+    # json's own indentation is encoded in Python, which takes minutes for the manifest of hundreds of ranks.
+    if not levels or not isinstance(value, dict) or not value:
+        return _ENCODER.encode(value)
+    rows = (
+        f"\n{indent} {_ENCODER.encode(key)}: {_lines(value[key], levels - 1, indent + ' ')}" for key in sorted(value)
+    )
+    return "{" + ",".join(rows) + f"\n{indent}}}"
 
 
 def digest(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -306,6 +307,23 @@ def test_a_later_format_is_refused_and_an_older_one_migrated(tmp_path, monkeypat
         format_module.MIGRATIONS, 0, lambda b: {**{k: v for k, v in b.items() if k != "note"}, "meta": b["note"]}
     )
     assert CheckpointManager(tmp_path).latest().meta == {"note": "é 1"}
+
+
+def test_a_manifest_with_its_checksum_among_the_other_keys_is_read(tmp_path) -> None:
+    """As the first release wrote it."""
+    saved(tmp_path, 1)
+    path = tmp_path / "step-1" / MANIFEST
+    body = json.loads(path.read_bytes())
+    checksum = body.pop("checksum")
+
+    def written(value):
+        return json.dumps(value, sort_keys=True, indent=1).encode() + b"\n"
+
+    path.write_bytes(written({**body, "checksum": hashlib.sha256(written(body)).hexdigest()}))
+    assert read_manifest(path.parent) == body
+    path.write_bytes(written({**body, "checksum": checksum}))
+    with pytest.raises(DamagedCheckpoint, match="its checksum differs"):
+        read_manifest(path.parent)
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path) -> None:
