@@ -222,30 +222,31 @@ def direct_input_gradient(
 def _weight_gradient(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
-    """dw[a, b] = sum over outputs of x[s i + a, s j + b] g[i, j], one matrix product for each tap of each phase.
+    """dw[a, b] = sum over outputs of x[s i + a, s j + b] g[i, j], one matrix product for a row of taps of each phase.
 
     With the rows of the phase image laid end to end and g widened by zero columns to the same length of row, a tap is one
-    contiguous range of points.
+    contiguous range of points; g beside itself, once for each tap of a row and shifted by it, meets the same range.
     """
     batch, rows, columns, outputs = g_BHWO.shape
     kernel, channels = weight.shape[-1], x_BHWC.shape[-1]
     taps = -(-kernel // stride)
     wide = columns + taps - 1
     x = fourier.phases(x_BHWC, stride, rows + taps - 1, wide, (pad_rows[0], pad_cols[0])).flatten(1, 2)
-    length = (rows - 1) * wide + columns
-    g = functional.pad(g_BHWO, (0, 0, 0, taps - 1)).flatten(1, 2)[:, :length]
+    beside = g_BHWO.new_zeros(batch, rows, wide, taps, outputs)
+    for b in range(taps):
+        beside[:, :, b : b + columns, b] = g_BHWO
+    g = beside.view(batch, rows * wide, taps * outputs)
     half = stride * channels  # of a phase row: the columns of one kernel row are contiguous
-    dw = x.new_empty(outputs, taps, stride, taps, half)
+    dw = x.new_empty(taps, stride, taps, outputs, half)
     for a in range(taps):
-        for b in range(taps):
-            start = a * wide + b
-            for p in range(stride):
-                out = dw[:, a, p, b]
-                torch.mm(g[0].t(), x[0, start : start + length, p * half : (p + 1) * half], out=out)
-                for item in range(1, batch):
-                    out.addmm_(g[item].t(), x[item, start : start + length, p * half : (p + 1) * half])
+        for p in range(stride):
+            out, points = dw[a, p].flatten(0, 1), slice(a * wide, (a + rows) * wide)
+            torch.mm(g[0].t(), x[0, points, p * half : (p + 1) * half], out=out)
+            for item in range(1, batch):
+                out.addmm_(g[item].t(), x[item, points, p * half : (p + 1) * half])
     size = taps * stride
-    return dw.view(outputs, size, size, channels)[:, :kernel, :kernel].permute(0, 3, 1, 2).contiguous()
+    dw = dw.permute(3, 0, 1, 2, 4).reshape(outputs, size, size, channels)
+    return dw[:, :kernel, :kernel].permute(0, 3, 1, 2).contiguous()
 
 
 def conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
