@@ -18,7 +18,7 @@ from tests.launch.standin import StandIn
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
-EPOCHS, STEPS_PER_EPOCH = 4, 9
+EPOCHS, STEPS_PER_EPOCH = 3, 9
 
 EXPERIMENT = f"""
 name: tiny
