@@ -43,7 +43,7 @@ def to_json(value: Any) -> bytes:
 
 
 def _lines(value: Any, levels: int, indent: str = "") -> str:
-    # json's own indentation is encoded in Python, which takes minutes for the manifest of hundreds of ranks.
+    # json's own indentation is written in Python, ten times slower: many seconds for the manifest of hundreds of ranks.
     if not levels or not isinstance(value, dict) or not value:
         return _ENCODER.encode(value)
     rows = (
