@@ -1,4 +1,6 @@
 import datetime as dt
+import os
+import socket
 import time
 
 import pytest
@@ -202,6 +204,22 @@ def _start_again(rank):
 def test_a_start_meets_none_of_the_starts_before_it(run_ranks):
     """The store outlives them, as that of torchrun's agent does."""
     assert run_ranks(2, _start_again) == [[2.0] * 3] * 2
+
+
+def _without_torchrun(rank, port):
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")
+    os.environ["MASTER_PORT"] = str(port)
+    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=20))
+    x = torch.ones(1)
+    torch.distributed.all_reduce(x)
+    return float(x)
+
+
+def test_rank_0_keeps_the_store_where_no_agent_does(run_ranks):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert run_ranks(2, _without_torchrun, port) == [2.0, 2.0]
 
 
 def _last_one_missing(rank):
