@@ -11,6 +11,7 @@ do the same sums in fewer passes over memory or with fewer multiplications.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -32,6 +33,10 @@ __all__ = [
     "pixel_shuffle",
     "window_attention",
 ]
+
+# oneDNN's convolutions in bfloat16 for AMX, as torch 2.13 has them, are plainly wrong for some shapes (10 input channels and
+# kernels of 16, for example). It asks for this at its first operation; fp32 does not use AMX.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 FOURIER_FROM = 16  # kernels at least this wide are candidates for the Fourier transform
 DIRECT_SLOWDOWN = 4.0  # how much slower per operation the direct convolution with wide kernels is than matrix products
