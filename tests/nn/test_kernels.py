@@ -15,5 +15,5 @@ def test_convolutions_in_bfloat16_are_those_of_fp32_but_for_rounding(channels, k
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, channels, 32, 78, generator=generator).bfloat16()
     weight = torch.randn(3, channels, kernel, kernel, generator=generator).bfloat16()
-    y, expected = (functional.conv2d(x.to(t), weight.to(t), stride=2) for t in (torch.bfloat16, torch.float32))
+    y, expected = (functional.conv2d(x.to(t), weight.to(t)) for t in (torch.bfloat16, torch.float32))
     assert float((y.float() - expected).norm() / expected.norm()) < 0.01
