@@ -106,7 +106,11 @@ def write_tensors(
 def seal(body: dict[str, Any]) -> bytes:
     """The manifest's bytes: `body`, and in a line of its own the checksum of all the others."""
     content = to_json(body)
-    return b'{\n "checksum": "' + hashlib.sha256(content).hexdigest().encode() + b'",' + content[1:]
+    return content[:1] + _checksum_line(hashlib.sha256(content).hexdigest()) + content[1:]
+
+
+def _checksum_line(checksum: str) -> bytes:
+    return f'\n "checksum": "{checksum}",'.encode()
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -119,7 +123,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         content = path.read_bytes()
         body = json.loads(content)
         checksum = body.pop("checksum")
-        sealed = content.replace(f'\n "checksum": "{checksum}",'.encode(), b"", 1)
+        sealed = content.replace(_checksum_line(checksum), b"", 1)
         intact = hashlib.sha256(sealed).hexdigest() == checksum
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path} is missing") from error

@@ -121,18 +121,18 @@ def without_recipes(rank, small, experiment, layout, which):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("recomputed", "layouts"),
-    [
-        (False, [Layout(4), Layout(1, 2, 2)]),
-        (True, [Layout(2, domain=2), Layout(4, data="ddp")]),
-    ],
-    ids=["plain", "recomputed"],
-)
-def test_a_simulation_is_the_same_with_and_without_what_others_found_out(run_ranks, small, recomputed, layouts):
+@pytest.mark.parametrize("others", [{}, {"activation_checkpoint": True}], ids=["plain", "recomputed"])
+def test_a_simulation_is_the_same_with_and_without_what_others_found_out(run_ranks, small, others):
+    experiment = small.experiment(global_batch_size=8, **others)
     known = {}
-    for layout in layouts:
-        experiment = small.experiment(global_batch_size=2 * layout.dp, activation_checkpoint=recomputed)
+    for layout in (
+        Layout(4),
+        Layout(4, replicate=2),
+        Layout(2, domain=2),
+        Layout(1, 2, 2),
+        Layout(2, 2),
+        Layout(4, data="ddp"),
+    ):
         (plain,) = run_ranks(1, without_recipes, small, experiment, layout, 0, timeout=300)
         ((found, known, learnt),) = run_ranks(1, with_recipes, small, experiment, layout, 0, known, timeout=300)
         assert learnt
