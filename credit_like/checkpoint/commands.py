@@ -168,7 +168,6 @@ def import_credit(checkpoint: Path, config: Path | None, output: Path) -> int:
     """Convert CREDIT's weights and model section into the folder `output`."""
     from credit_like.checkpoint.credit import import_credit as convert
 
-    output.mkdir(parents=True, exist_ok=True)
     written = convert(checkpoint, config, output / "model.safetensors")
     Console(soft_wrap=True).print(str(written), highlight=False)
     return 0

@@ -7,7 +7,9 @@ that lists it; only what the function never uses is dropped: `cube_embedding.*`,
 from __future__ import annotations
 
 import json
+import pickle
 import re
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -131,12 +134,27 @@ def decoder_of(state: Mapping[str, Tensor]) -> str:
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """The weights in a CREDIT checkpoint, by CREDIT's names; a prefix left by a wrapper (`module.`) is taken off.
 
-    Raises ValueError where the file holds no weights.
+    Raises ValueError where the file holds no weights, or there is none.
     """
     path = Path(path)
-    if path.suffix == ".safetensors":
-        return dict(load_file(path))
-    content = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        if path.suffix == ".safetensors":
+            return dict(load_file(path))
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise ValueError(f"expected a CREDIT checkpoint, got nothing at {path}; change the path") from error
+    except (
+        OSError,
+        SafetensorError,
+        pickle.UnpicklingError,
+        struct.error,
+        EOFError,
+        LookupError,
+        RuntimeError,
+    ) as error:
+        raise ValueError(
+            f"{path}: expected a CREDIT checkpoint, got a file that torch cannot load ({error!r})"
+        ) from error
     state = content.get("model_state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise ValueError(
@@ -287,7 +305,7 @@ def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: s
     is read; without it, the checkpoint must fit CREDIT's default arguments. Returns the path. Raises ValueError as above.
     """
     state = read_checkpoint(checkpoint)
-    block = {} if config_yaml is None else model_block(yaml.safe_load(Path(config_yaml).read_text()))
+    block = {} if config_yaml is None else model_block(_yaml(Path(config_yaml)))
     arguments = convert_model_args(block, upsample=decoder_of(state))
     model = _load(arguments, state)
     out = Path(out)
@@ -300,16 +318,22 @@ def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: s
         "width": arguments.width,
     }
     weights = {name: value.float().contiguous() for name, value in model.state_dict().items()}
+    out.parent.mkdir(parents=True, exist_ok=True)
     save_file(weights, out, metadata={"model": json.dumps(described)})
     section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
     out.with_name(f"{out.stem}.model.yml").write_text(section)
     return out
 
 
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text())
+    except (OSError, UnicodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {error}") from error
+
+
 def load_export(path: str | Path) -> nn.Module:
     """The model that `import_credit` wrote, in evaluation mode."""
-    from safetensors import safe_open
-
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
     if "model" not in metadata:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 
+from credit_like import cli
 from credit_like.checkpoint import credit
 from credit_like.models import wxformer
 from credit_like.nn.init import initialise
@@ -232,3 +233,18 @@ def test_counts_come_from_either_generation_of_yaml():
         credit.model_block({"model": {"type": "fuxi"}})
     with pytest.raises(ValueError, match="`model` block"):
         credit.model_block({"data": {}})
+
+
+@pytest.mark.parametrize("name", ["absent.pt", "junk.pt", "junk.safetensors", "empty.pt", "cut.pt"])
+def test_what_is_no_checkpoint_is_one_message_and_changes_nothing(tmp_path, name, capsys):
+    torch.save({"model_state_dict": {"w": torch.zeros(100)}}, tmp_path / "whole.pt")
+    contents = {"junk": b"junk", "empty": b"", "cut": (tmp_path / "whole.pt").read_bytes()[:700]}
+    if (tmp_path / name).stem in contents:
+        (tmp_path / name).write_bytes(contents[(tmp_path / name).stem])
+    with pytest.raises(SystemExit) as end:
+        cli.main(["import-credit", str(tmp_path / name), "-o", str(tmp_path / "out")])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "expected a CREDIT checkpoint, got" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
