@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import pickle
@@ -25,6 +26,9 @@ def _child(rank, world, port: Connection, fn, args, pipe: Connection):
     """One rank: the launcher's environment, then the function; the result or the traceback goes back."""
     import torch
 
+    # The parent's garbage is not this process's to finalise: it would close the parent's files, and the complaint of one
+    # keeps alive whatever the frames of that moment hold.
+    gc.freeze()
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world),
@@ -116,3 +120,27 @@ def run_ranks():
 def launch_ranks():
     """As run_ranks, but returns ("ok", value) or ("error", message, traceback) of each rank: for tests of failures."""
     return launch
+
+
+class _Dropped:
+    """Goes when garbage is collected, and says in which process."""
+
+    def __init__(self, collected_by):
+        self.itself, self.collected_by = self, collected_by
+
+    def __del__(self):
+        self.collected_by.append(os.getpid())
+
+
+@pytest.fixture
+def dropped():
+    """Empty while nobody collects something that this process has dropped; it does so itself after the test."""
+    collected_by = []
+    gc.disable()
+    try:
+        _Dropped(collected_by)
+        yield collected_by
+    finally:
+        gc.enable()
+    gc.collect()
+    assert collected_by == [os.getpid()]

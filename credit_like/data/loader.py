@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -87,6 +88,7 @@ class Loader:
             generator=torch.Generator(),
             num_workers=self._num_workers,
             collate_fn=_same,
+            worker_init_fn=_leave_garbage,
             pin_memory=self._pin_memory,
             prefetch_factor=self._ahead,
             persistent_workers=True,
@@ -213,3 +215,8 @@ class _Batches(Dataset[Any]):
 
 def _same(item: Any) -> Any:
     return item
+
+
+def _leave_garbage(worker: int) -> None:
+    """What the process this one was forked from has dropped, files that it writes among it, is not closed here."""
+    gc.freeze()

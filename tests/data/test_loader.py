@@ -122,6 +122,19 @@ def test_what_a_forked_process_forgets_is_still_held_here(windows):
     assert torch.equal(held[0].prognostic, before)
 
 
+def test_a_worker_finalises_nothing_of_its_parent(windows, monkeypatch, dropped):
+    """It would close, and with that write into, files that the parent still writes."""
+    read = windows.batch
+
+    def collecting(*args):
+        gc.collect()
+        assert not dropped, "a worker took down what its parent had dropped"
+        return read(*args)
+
+    monkeypatch.setattr(windows, "batch", collecting)
+    list(loader(windows, num_workers=1).batches(0))
+
+
 def test_validation_takes_all_in_order(windows):
     got = [s.index.tolist() for s in loader(windows, shuffle=False).batches(0)]
     assert [i for part in got for i in part] == windows.starts.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -207,6 +208,7 @@ def _in_child(data, save_loc, kind, part=(0, 1), pause=0.0):
     """A process of its own that makes the forecasts, each step of which takes `pause` seconds."""
 
     def work():
+        gc.freeze()  # what was dropped before the fork is not closed here
         torch.set_num_threads(1)
         experiment = make_experiment(data, save_loc, output={"type": kind}, ensemble=ENSEMBLE, batch_size=2)
         stepper, *others = make_parts(experiment)
