@@ -97,7 +97,7 @@ def launch(world, fn, *args, timeout=120.0):
     return _collect(pipes, processes, timeout)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run_ranks():
     """run_ranks(n, fn, *args): fn(rank, *args) in n forked processes with a launcher's environment; its n results.
 
