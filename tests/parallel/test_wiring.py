@@ -134,6 +134,7 @@ def every_source(run_ranks, shared, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600, func_only=True)  # the ranks that save, in the fixture, have limits of their own
 @pytest.mark.parametrize("target", LAYOUTS[1:], ids=name)
 def test_from_any_layout_to_any_other(run_ranks, shared, every_source, target):
     """Identical weights and optimiser state; training goes on with the same loss."""
