@@ -19,6 +19,7 @@ from credit_like.data.loader import Loader
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.data.windows import Windows
+from credit_like.errors import UserError
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.plots import plot_maps, plot_scores
 from credit_like.evaluation.report import write_report
@@ -59,12 +60,12 @@ class Parts:
 def pick_device(name: str) -> torch.device:
     """`auto` is the GPU of this process if there is one.
 
-    Raises ValueError where CUDA is asked for and absent.
+    Raises UserError where CUDA is asked for and absent.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("trainer.device: expected a CUDA device, got none; change to auto or cpu")
+        raise UserError("trainer.device: expected a CUDA device, got none; change to auto or cpu")
     return torch.device(name)
 
 
@@ -92,7 +93,7 @@ def assemble(experiment: Experiment, runtime: Runtime, train: bool = True) -> Pa
 def parallel_model(
     experiment: Experiment, variables: Variables, store: FieldStore, runtime: Runtime, train: bool = True
 ) -> nn.Module:
-    """The model as this rank has it, without values. Raises ValueError where a degree does not fit the model."""
+    """The model as this rank has it, without values. Raises UserError where a degree does not fit the model."""
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
     return parallelise(model, experiment.trainer, runtime, train)
@@ -125,7 +126,7 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     path = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
     if runtime.is_main and not path.exists():
         if experiment.data.statistics:
-            raise ValueError(
+            raise UserError(
                 f"data.statistics: expected a file, got nothing at {path}; run `credit-like preprocess` first"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -187,14 +188,12 @@ def build_trainer(parts: Parts, loaders: tuple[Batches, Batches] | None = None) 
 def load_weights(parts: Parts) -> str:
     """The newest checkpoint's weights into the model, averaged ones where asked for and there; returns its name.
 
-    Raises ValueError where the run has no checkpoint.
+    Raises UserError where the run has no checkpoint.
     """
     save_loc = Path(parts.experiment.save_loc)
     checkpoint = CheckpointManager(save_loc / "checkpoints", runtime=parts.runtime).latest()
     if checkpoint is None:
-        raise ValueError(
-            f"expected a checkpoint in {save_loc / 'checkpoints'}, got none; run `credit-like train` first"
-        )
+        raise UserError(f"expected a checkpoint in {save_loc / 'checkpoints'}, got none; run `credit-like train` first")
     average = set(checkpoint.names("ema/")) if parts.experiment.inference.weights == "ema" else set()
     pieces = named_pieces(parts.stepper.model)
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
@@ -290,7 +289,7 @@ def evaluation_folder(experiment: Experiment) -> Path:
 def _truth(experiment: Experiment, store: FieldStore, variables: Variables) -> FieldStore:
     """The experiment's own data, unless `evaluation.truth` says otherwise: there only what is forecast need be.
 
-    Raises ValueError where it is not.
+    Raises UserError where it is not.
     """
     if experiment.evaluation.truth is None:
         return store
@@ -310,7 +309,7 @@ def _truth(experiment: Experiment, store: FieldStore, variables: Variables) -> F
     try:
         return open_store(data, Variables(data))
     except StoreError as error:
-        raise ValueError("\n".join(f"evaluation.truth: {message}" for _, message in error.problems)) from error
+        raise UserError("\n".join(f"evaluation.truth: {message}" for _, message in error.problems)) from error
 
 
 def start(experiment: Experiment, training: bool = True) -> Runtime:
@@ -337,10 +336,10 @@ def store_experiment(experiment: Experiment) -> None:
 
 
 def _clear(save_loc: Path, force: bool) -> None:
-    """Raises ValueError for a folder that has something in it, unless forced to remove it."""
+    """Raises UserError for a folder that has something in it, unless forced to remove it."""
     if save_loc.exists() and any(save_loc.iterdir()):
         if not force:
-            raise ValueError(
+            raise UserError(
                 f"expected an empty folder for --fresh, got {save_loc} with files in it; add --force to remove them"
             )
         shutil.rmtree(save_loc)

@@ -53,7 +53,7 @@ class Store:
         return self.fields.step_seconds
 
     def parse(self, text: str) -> int:
-        """Seconds of an ISO time. Raises ValueError for a day that the calendar does not have."""
+        """Seconds of an ISO time. Raises UserError for a day that the calendar does not have."""
         from credit_like.data.times import parse
 
         return parse(text, self.calendar)

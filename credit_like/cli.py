@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from credit_like.errors import UserError
+
 if TYPE_CHECKING:
     from credit_like.launch.plan import Plan
     from credit_like.schema.experiment import Experiment
@@ -39,23 +41,15 @@ Set = Annotated[
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    A ValueError that this package raises is a message for the user. Any other exception is a mistake of the program and
-    keeps its traceback; CREDIT_LIKE_TRACEBACK=1 shows those of messages too.
+    A UserError is printed as one message. Any other exception is a fault of the program and keeps its traceback;
+    CREDIT_LIKE_TRACEBACK=1 shows the traceback of a UserError too.
     """
     try:
         app(arguments, prog_name="credit-like")
-    except ValueError as error:
-        if os.environ.get("CREDIT_LIKE_TRACEBACK") or not _is_ours(error):
+    except UserError as error:
+        if os.environ.get("CREDIT_LIKE_TRACEBACK"):
             raise
         _refuse(str(error))
-
-
-def _is_ours(error: BaseException) -> bool:
-    """Whether a function of this package raised it, and not one of a library that we called wrongly."""
-    trace = error.__traceback__
-    while trace and trace.tb_next:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith("credit_like.")
 
 
 def _refuse(message: str) -> NoReturn:
@@ -135,7 +129,7 @@ def preprocess(
     if read_environment().rank:
         return  # of the processes of a launch, one is enough
     if band is not None and rechunk is None:
-        raise ValueError("expected --band together with --rechunk, got it alone, add --rechunk or leave it out")
+        raise UserError("expected --band together with --rechunk, got it alone, add --rechunk or leave it out")
     from credit_like.schema.load import load_experiment
 
     experiment = load_experiment(file, set_ or ())
@@ -187,7 +181,7 @@ def train(
 ) -> None:
     """Train, or continue where the run in `save_loc` stopped."""
     if force and not fresh:
-        raise ValueError("expected --force together with --fresh, got it alone, add --fresh or leave it out")
+        raise UserError("expected --force together with --fresh, got it alone, add --fresh or leave it out")
     from credit_like.parallel.environment import read_environment
 
     experiment = _experiment(file, set_, read_environment().world)
@@ -213,7 +207,7 @@ def rollout(
 def _share(text: str) -> tuple[int, int]:
     part, slash, of = text.partition("/")
     if not (slash and part.isdigit() and of.isdigit() and 1 <= int(part) <= int(of)):
-        raise ValueError(f"--share: expected I/N with I from 1 to N, such as 2/4, got {text!r}")
+        raise UserError(f"--share: expected I/N with I from 1 to N, such as 2/4, got {text!r}")
     return int(part), int(of)
 
 
@@ -296,7 +290,7 @@ def bench(
 ) -> None:
     """Measure this machine for `plan --gpu YML`; under torchrun the network too."""
     if output is not None and not output.absolute().parent.is_dir():
-        raise ValueError(f"expected --output in a folder that is there, got {output}")
+        raise UserError(f"expected --output in a folder that is there, got {output}")
     from credit_like.plan.calibrate import bench as measured
     from credit_like.plan.show import print_machine
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from credit_like.errors import UserError
+
 
 @dataclass(frozen=True, eq=False)
 class Grid:
     """A latitude-longitude grid as the data have it; latitude may ascend or descend.
 
-    `latitude` (H,) and `longitude` (W,) in degrees. Raises ValueError for coordinates that are not finite or not 1-D,
+    `latitude` (H,) and `longitude` (W,) in degrees. Raises UserError for coordinates that are not finite or not 1-D,
     for a latitude outside ±90 or not monotonic, and for longitudes that repeat.
     """
 
@@ -24,20 +26,20 @@ class Grid:
             values = np.asarray(getattr(self, name), np.float64)
             object.__setattr__(self, name, values)
             if values.ndim != 1 or not len(values):
-                raise ValueError(f"expected a 1-D {name} with at least one value, got shape {values.shape}")
+                raise UserError(f"expected a 1-D {name} with at least one value, got shape {values.shape}")
             if not np.isfinite(values).all():
-                raise ValueError(
+                raise UserError(
                     f"expected finite values of {name}, got {np.count_nonzero(~np.isfinite(values))} that are not"
                 )
         steps = np.diff(self.latitude)
         if not (np.all(steps > 0) or np.all(steps < 0)):
-            raise ValueError("expected latitudes that ascend or descend throughout, got others; sort the source's rows")
+            raise UserError("expected latitudes that ascend or descend throughout, got others; sort the source's rows")
         if np.abs(self.latitude).max() > 90:
-            raise ValueError(
+            raise UserError(
                 f"expected latitudes within ±90 degrees, got {self.latitude.min():g} to {self.latitude.max():g}"
             )
         if np.any(_turn(np.diff(self.longitude)) == 0):
-            raise ValueError("expected each longitude once, got neighbours that are equal")
+            raise UserError("expected each longitude once, got neighbours that are equal")
 
     @property
     def height(self) -> int:

@@ -12,6 +12,8 @@ import pkgutil
 from collections.abc import Iterable
 from types import ModuleType
 
+from credit_like.errors import UserError
+
 KINDS = {
     "source": "credit_like.data.sources",
     "model": "credit_like.models",
@@ -33,10 +35,10 @@ def names(kind: str) -> list[str]:
 def module(kind: str, name: str) -> ModuleType:
     """The plug-in module of this kind and name.
 
-    Raises ValueError with the closest valid names where there is none.
+    Raises UserError with the closest valid names where there is none.
     """
     if name not in names(kind):
-        raise ValueError(unknown(kind, name))
+        raise UserError(unknown(kind, name))
     return importlib.import_module(f"{KINDS[kind]}.{name.replace('-', '_')}")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, VariableSpec
 
@@ -37,7 +38,7 @@ class Variable:
 class Variables:
     """All variables of an experiment in channel order.
 
-    Raises ValueError where a level variable has no levels, or one name is used twice.
+    Raises UserError where a level variable has no levels, or one name is used twice.
     """
 
     def __init__(self, data: DataSection) -> None:
@@ -48,12 +49,12 @@ class Variables:
             self._by_role[role] = (*on_levels, *(Variable(spec.name, role, (), spec) for spec in block.surface))
             for variable in on_levels:
                 if not variable.levels:
-                    raise ValueError(f"expected data.levels for {role} variable {variable.name!r}, got none")
+                    raise UserError(f"expected data.levels for {role} variable {variable.name!r}, got none")
         names = [variable.name for variable in self]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"expected each variable once, got {', '.join(twice)} more than once")
+            raise UserError(f"expected each variable once, got {', '.join(twice)} more than once")
         if not self._by_role["prognostic"]:
-            raise ValueError("expected at least one prognostic variable, got none")
+            raise UserError("expected at least one prognostic variable, got none")
 
     def __iter__(self) -> Iterator[Variable]:
         return (variable for role in ROLES for variable in self._by_role[role])
@@ -67,7 +68,7 @@ class Variables:
             if variable.name == name:
                 return variable
         names = [variable.name for variable in self]
-        raise ValueError(f"expected a variable of the experiment, got {name!r}{did_you_mean(name, names)}")
+        raise UserError(f"expected a variable of the experiment, got {name!r}{did_you_mean(name, names)}")
 
     @cached_property
     def outputs(self) -> tuple[Variable, ...]:

@@ -14,6 +14,7 @@ from rich.table import Table
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint, prune, steps
+from credit_like.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Entry:
 def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
     """The checkpoints of a run, oldest first; with `verify` every byte is read.
 
-    Raises ValueError where there is no run.
+    Raises UserError where there is no run.
     """
     folder = _folder(save_loc)
     opened: dict[int, Checkpoint | str] = {}
@@ -94,7 +95,7 @@ def _leaves(at: str, x: Any, y: Any) -> list[tuple[str, Any, Any]]:
 def _folder(save_loc: Path) -> Path:
     folder = save_loc / "checkpoints"
     if not folder.is_dir():
-        raise ValueError(f"expected the folder of a run, got {save_loc} without `checkpoints`; change SAVE_LOC")
+        raise UserError(f"expected the folder of a run, got {save_loc} without `checkpoints`; change SAVE_LOC")
     return folder
 
 
@@ -144,14 +145,14 @@ def diff_checkpoints(first: Path, second: Path) -> int:
 def diff_steps(save_loc: Path, first: int, second: int) -> int:
     """`diff_checkpoints` of two steps of a run.
 
-    Raises ValueError where there is no such run or step, DamagedCheckpoint where one of the two is damaged.
+    Raises UserError where there is no such run or step, DamagedCheckpoint where one of the two is damaged.
     """
     folder = _folder(save_loc)
     there = steps(folder)
     for step in (first, second):
         if step not in there:
             known = ", ".join(map(str, there)) or "none"
-            raise ValueError(f"--diff: expected a step that was saved ({known}), got {step}; change it")
+            raise UserError(f"--diff: expected a step that was saved ({known}), got {step}; change it")
     return diff_checkpoints(folder / f"step-{first}", folder / f"step-{second}")
 
 

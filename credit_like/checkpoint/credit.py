@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from credit_like.errors import UserError
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 
@@ -82,7 +83,7 @@ def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_
     """CREDIT's constructor arguments (or the `model` block of its YAML) as our configuration.
 
     Arguments left out take CREDIT's defaults. upsample: `pixel_shuffle` or `transpose`; CREDIT's arguments do not say which
-    decoder a checkpoint has (see `decoder_of`). Raises ValueError that lists every argument that is not understood.
+    decoder a checkpoint has (see `decoder_of`). Raises UserError that lists every argument that is not understood.
     """
     known = {**_DEFAULTS, **{k: v for k, v in model_args.items() if k not in _NO_EFFECT}}
     problems = [
@@ -101,7 +102,7 @@ def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_
             problems.append(f"local_window_size: expected one window for all stages, got {local!r}")
         local = local[0]
     if problems:
-        raise ValueError("CREDIT's model arguments cannot be converted:\n" + "\n".join(problems))
+        raise UserError("CREDIT's model arguments cannot be converted:\n" + "\n".join(problems))
     padding = dict(known["padding_conf"] or {"activate": False})
     config = wxformer.Config.model_validate(
         {
@@ -134,7 +135,7 @@ def decoder_of(state: Mapping[str, Tensor]) -> str:
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """The weights in a CREDIT checkpoint, by CREDIT's names; a prefix left by a wrapper (`module.`) is taken off.
 
-    Raises ValueError where the file holds no weights, or there is none.
+    Raises UserError where the file holds no weights, or there is none.
     """
     path = Path(path)
     try:
@@ -142,7 +143,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
             return dict(load_file(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise ValueError(f"expected a CREDIT checkpoint, got nothing at {path}; change the path") from error
+        raise UserError(f"expected a CREDIT checkpoint, got nothing at {path}; change the path") from error
     except (
         OSError,
         SafetensorError,
@@ -152,12 +153,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
         LookupError,
         RuntimeError,
     ) as error:
-        raise ValueError(
+        raise UserError(
             f"{path}: expected a CREDIT checkpoint, got a file that torch cannot load ({error!r})"
         ) from error
     state = content.get("model_state_dict", content) if isinstance(content, dict) else None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(
+        raise UserError(
             f"{path}: expected `model_state_dict` with tensors, got {_kind(content)}; is it a CREDIT checkpoint?"
         )
     prefix = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
@@ -223,7 +224,7 @@ def convert_state_dict(state: Mapping[str, Tensor], config: wxformer.Config) -> 
     """CREDIT's weights under our names and in our shapes.
 
     1 x 1 convolutions become matrices; the rows of q, k, v (three blocks, each head-major) become (head, q | k | v, channel),
-    and so does u; channel norms lose their unit dimensions. Raises ValueError that lists what cannot be mapped.
+    and so does u; channel norms lose their unit dimensions. Raises UserError that lists what cannot be mapped.
     """
     converted: dict[str, Tensor] = {}
     unmapped = []
@@ -236,7 +237,7 @@ def convert_state_dict(state: Mapping[str, Tensor], config: wxformer.Config) -> 
         elif not _window_of_one(ours, config):
             converted[ours] = _reshape(ours, value, config.dim_head)
     if unmapped:
-        raise ValueError(f"{len(unmapped)} names in the checkpoint have no place here:\n" + "\n".join(sorted(unmapped)))
+        raise UserError(f"{len(unmapped)} names in the checkpoint have no place here:\n" + "\n".join(sorted(unmapped)))
     return converted
 
 
@@ -267,7 +268,7 @@ def interleave_qkv(value: Tensor, dim_head: int) -> Tensor:
 def load_credit_model(checkpoint_path: str | Path, model_args: Mapping[str, Any]) -> nn.Module:
     """CREDIT's WXFormer with the weights of a checkpoint, in evaluation mode: (B, C, T, H, W) to (B, C_out, 1, H, W).
 
-    model_args: CREDIT's constructor arguments. Raises ValueError that lists every argument or weight that does not fit.
+    model_args: CREDIT's constructor arguments. Raises UserError that lists every argument or weight that does not fit.
     """
     state = read_checkpoint(checkpoint_path)
     arguments = convert_model_args(model_args, upsample=decoder_of(state))
@@ -277,7 +278,7 @@ def load_credit_model(checkpoint_path: str | Path, model_args: Mapping[str, Any]
 def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
     has_norm = any(name.endswith("weight_u") for name in state)
     if has_norm != arguments.config.use_spectral_norm:
-        raise ValueError(
+        raise UserError(
             f"use_spectral_norm: expected {has_norm} as in the weights, got {arguments.config.use_spectral_norm}; change it"
         )
     model = arguments.build()
@@ -290,7 +291,7 @@ def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
         if name in theirs and ours[name].shape != theirs[name].shape
     ]
     if problems:
-        raise ValueError("the weights do not fit the model that the arguments describe:\n" + "\n".join(problems))
+        raise UserError("the weights do not fit the model that the arguments describe:\n" + "\n".join(problems))
     model.load_state_dict(theirs)
     spectral_norm.refresh(model)
     return model
@@ -302,7 +303,7 @@ def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: s
     Its metadata has one key, `model`: JSON with `config` (our model section), `in_channels` (of a frame), `out_channels`,
     `frames`, `height`, `width`. Beside it lies `<out stem>.model.yml`, the model section ready to be included.
     config_yaml: CREDIT's YAML, of which the `model` block (and for channel counts, where the block has none, the `data` block)
-    is read; without it, the checkpoint must fit CREDIT's default arguments. Returns the path. Raises ValueError as above.
+    is read; without it, the checkpoint must fit CREDIT's default arguments. Returns the path. Raises UserError as above.
     """
     state = read_checkpoint(checkpoint)
     block = {} if config_yaml is None else model_block(_yaml(Path(config_yaml)))
@@ -329,7 +330,7 @@ def _yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text())
     except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {error}") from error
+        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {error}") from error
 
 
 def load_export(path: str | Path) -> nn.Module:
@@ -337,7 +338,7 @@ def load_export(path: str | Path) -> nn.Module:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
     if "model" not in metadata:
-        raise ValueError(f"{path}: expected metadata `model`, got {sorted(metadata)}; was it written by import-credit?")
+        raise UserError(f"{path}: expected metadata `model`, got {sorted(metadata)}; was it written by import-credit?")
     described = json.loads(metadata["model"])
     config = wxformer.Config.model_validate(described.pop("config"))
     model = ModelArguments(config=config, **described).build()
@@ -348,14 +349,14 @@ def load_export(path: str | Path) -> nn.Module:
 def model_block(document: Any) -> dict[str, Any]:
     """CREDIT's constructor arguments from its YAML, of the first generation (counts in the block) or the second (derived).
 
-    Raises ValueError where there is no model block or its type is another architecture.
+    Raises UserError where there is no model block or its type is another architecture.
     """
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
-        raise ValueError("expected a CREDIT YAML with a `model` block, got none")
+        raise UserError("expected a CREDIT YAML with a `model` block, got none")
     block = dict(document["model"])
     kind = block.pop("type", "wxformer")
     if kind not in _TYPES:
-        raise ValueError(f"model.type: expected one of {', '.join(_TYPES)}, got {kind!r}")
+        raise UserError(f"model.type: expected one of {', '.join(_TYPES)}, got {kind!r}")
     data = document.get("data")
     if isinstance(data, dict):
         derived = _second_generation(data) if isinstance(data.get("source"), dict) else _first_generation(data)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from credit_like.errors import UserError
 
-class DamagedCheckpoint(ValueError):
+
+class DamagedCheckpoint(UserError):
     """A file of a checkpoint is missing, cut short or altered; the message names it."""
 
 
@@ -11,5 +13,5 @@ class SaveFailed(Exception):
     """A checkpoint could not be written; the ones before it are untouched."""
 
 
-class Locked(ValueError):
+class Locked(UserError):
     """Another process works in this run folder."""

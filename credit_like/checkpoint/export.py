@@ -24,6 +24,7 @@ from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
+from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
 
 
@@ -48,7 +49,7 @@ class Export:
 def find(save_loc: Path, step: int | None = None) -> Checkpoint:
     """The newest intact checkpoint of a run, or of a folder that is one itself, or the one of `step`.
 
-    Raises ValueError where there is none, DamagedCheckpoint where the one asked for is damaged.
+    Raises UserError where there is none, DamagedCheckpoint where the one asked for is damaged.
     """
     if (save_loc / "manifest.json").is_file():
         checkpoint = Checkpoint.open(save_loc)
@@ -57,13 +58,13 @@ def find(save_loc: Path, step: int | None = None) -> Checkpoint:
     folder = save_loc / "checkpoints"
     if step is not None:
         if step not in steps(folder):
-            raise ValueError(f"expected one of the steps {steps(folder)} in {folder}, got {step}")
+            raise UserError(f"expected one of the steps {steps(folder)} in {folder}, got {step}")
         checkpoint = Checkpoint.open(folder / f"step-{step}")
         checkpoint.verify()
         return checkpoint
     newest = CheckpointManager(folder).latest()
     if newest is None:
-        raise ValueError(f"expected an intact checkpoint in {folder}, got none; train first")
+        raise UserError(f"expected an intact checkpoint in {folder}, got none; train first")
     return newest
 
 
@@ -81,11 +82,11 @@ def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tens
 def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = None) -> Path:
     """Write the weights of a run's newest intact checkpoint (or of `step`) to `out`, and the card beside it.
 
-    Raises ValueError where there is no checkpoint or `out` is not a .safetensors name.
+    Raises UserError where there is no checkpoint or `out` is not a .safetensors name.
     """
     out = Path(out)
     if out.suffix != ".safetensors":
-        raise ValueError(f"expected an output file that ends in .safetensors, got {out}; change its name")
+        raise UserError(f"expected an output file that ends in .safetensors, got {out}; change its name")
     checkpoint = find(Path(save_loc), step)
     if weights == "ema" and not checkpoint.names("ema/"):
         weights = "raw"
@@ -139,7 +140,7 @@ def load_export(path: str | Path) -> Export:
     except (SafetensorError, OSError) as error:
         raise DamagedCheckpoint(f"{path} is not readable: {error}") from error
     if "model" not in metadata:
-        raise ValueError(
+        raise UserError(
             f"{path}: expected metadata `model`, got {sorted(metadata)}; write it with `credit-like export`"
         )
     return Export(path, {key: json.loads(value) for key, value in metadata.items() if key != "format"}, weights)

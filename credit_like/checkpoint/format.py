@@ -26,6 +26,7 @@ from torch import Tensor
 
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.files import digest, to_json
+from credit_like.errors import UserError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -138,12 +139,12 @@ def migrate(body: dict[str, Any], path: Path) -> dict[str, Any]:
     """Bring a manifest of an older release to the present format."""
     version = body.get("format")
     if not isinstance(version, int) or version > FORMAT:
-        raise ValueError(
+        raise UserError(
             f"{path}: expected format {FORMAT} or older, got {version}; use the release that wrote it or a later one"
         )
     while version < FORMAT:
         if version not in MIGRATIONS:
-            raise ValueError(
+            raise UserError(
                 f"{path}: expected format {FORMAT}, got {version}, which this release cannot bring forward; "
                 "export it with the release that wrote it"
             )
@@ -183,11 +184,11 @@ class Reader:
     def fill(self, name: str, piece: Piece) -> None:
         """Copy the saved values of `piece`'s box into it, from whichever saved pieces overlap it.
 
-        Raises ValueError where the shapes of the whole tensors differ or the saved pieces leave a gap.
+        Raises UserError where the shapes of the whole tensors differ or the saved pieces leave a gap.
         """
         entry = self.tensors[name]
         if tuple(entry["shape"]) != piece.shape:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder}: {name}: expected shape {piece.shape}, got {tuple(entry['shape'])}; "
                 "the experiment's model or variables differ from the checkpoint's"
             )
@@ -201,7 +202,7 @@ class Reader:
             piece.local[target].copy_(values) if target else piece.local.copy_(values)
             filled += count
         if filled != piece.local.numel():
-            raise ValueError(f"{self.folder}: {name}: expected {piece.local.numel()} saved values, got {filled}")
+            raise UserError(f"{self.folder}: {name}: expected {piece.local.numel()} saved values, got {filled}")
 
     def _slice(self, file: str, key: str, source: tuple[slice, ...]) -> Tensor:
         path = self.folder / file
@@ -234,7 +235,7 @@ def table(
 ) -> dict[str, Any]:
     """The manifest's `tensors` from (name, dtype, file, shape, offset, piece shape, key) rows.
 
-    Raises ValueError where the pieces of a tensor do not add up to it.
+    Raises UserError where the pieces of a tensor do not add up to it.
     """
     tensors: dict[str, Any] = {}
     for name, dtype, file, shape, offset, size, key in pieces:
@@ -243,5 +244,5 @@ def table(
     for name, entry in tensors.items():
         covered = sum(torch.Size(piece["shape"]).numel() for piece in entry["pieces"])
         if covered != torch.Size(entry["shape"]).numel():
-            raise ValueError(f"expected pieces of {name} that add up to {entry['shape']}, got {covered} values")
+            raise UserError(f"expected pieces of {name} that add up to {entry['shape']}, got {covered} values")
     return tensors

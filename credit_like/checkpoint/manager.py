@@ -42,6 +42,7 @@ from credit_like.checkpoint.format import (
     table,
     write_tensors,
 )
+from credit_like.errors import UserError
 from credit_like.parallel.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -97,7 +98,7 @@ class Checkpoint:
     def load(self, pieces: Mapping[str, Piece], prefixes: tuple[str, ...] = ()) -> None:
         """Fill every piece with its saved values, whatever the layout that saved them.
 
-        Raises ValueError where a piece was not saved, or a saved tensor under one of `prefixes` is not asked for.
+        Raises UserError where a piece was not saved, or a saved tensor under one of `prefixes` is not asked for.
         """
         saved = set(self.manifest["tensors"])
         unknown = sorted(name for name in saved - set(pieces) if name.startswith(prefixes)) if prefixes else []
@@ -108,7 +109,7 @@ class Checkpoint:
                 for what, names in (("missing from it", missing), ("not in the model", unknown))
                 if names
             ]
-            raise ValueError(
+            raise UserError(
                 f"{self.folder}: expected the tensors of this experiment's model and optimiser, "
                 f"got {' and '.join(parts)}; "
                 "the experiment differs from the checkpoint's"
@@ -311,7 +312,7 @@ class CheckpointManager:
     def latest(self) -> Checkpoint | None:
         """The newest checkpoint that is intact; damaged ones are named in the log and passed over.
 
-        The ranks share the work of reading every byte. Raises ValueError for a format of a later release.
+        The ranks share the work of reading every byte. Raises UserError for a format of a later release.
         """
         for step in self.runtime.broadcast(steps(self.folder)[::-1]):
             damage: DamagedCheckpoint | None = None

@@ -29,6 +29,7 @@ from credit_like.data.sources._files import find_files, is_url
 from credit_like.data.store import open_store
 from credit_like.data.times import seconds
 from credit_like.data.windows import Windows
+from credit_like.errors import UserError
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
@@ -219,7 +220,7 @@ class _Tasks:
                         axes[path] = seconds(dataset["time"].values)
                     self.parts.append(_Part(path, var, axes[path], role == "diagnostic"))
         if not self.parts:
-            raise ValueError("expected zarr or netCDF files on a local disk to compare with, got none")
+            raise UserError("expected zarr or netCDF files on a local disk to compare with, got none")
         self.netcdf = any(not Path(part.path).is_dir() for part in self.parts)
 
     def read(self, chosen: Sequence[int]) -> None:

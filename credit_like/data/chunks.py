@@ -28,6 +28,7 @@ import zarr
 from numpy.typing import NDArray
 
 from credit_like.data.direct import DirectArray, Spans
+from credit_like.errors import UserError
 
 _ABSENT = 2**64 - 1  # offset and size of a chunk that a shard does not have
 _SHARDS_REMEMBERED = 64
@@ -189,7 +190,7 @@ class ChunkedArray(DirectArray):
             self._check_store()
             return None
         if len(coded) != size:
-            raise ValueError(f"expected {size} bytes of chunk {chunk} in {path}, got {len(coded)}: the file is cut off")
+            raise UserError(f"expected {size} bytes of chunk {chunk} in {path}, got {len(coded)}: the file is cut off")
         return coded
 
     def _check_store(self) -> None:
@@ -206,7 +207,7 @@ class ChunkedArray(DirectArray):
         start = os.fstat(file).st_size - length if self.layout.index_at_end else 0
         raw = os.pread(file, length, start) if start >= 0 else b""
         if len(raw) != length or google_crc32c.value(raw[:-4]) != struct.unpack("<I", raw[-4:])[0]:
-            raise ValueError(
+            raise UserError(
                 f"expected an index of {length} bytes with its checksum in {path}: the file is damaged or cut off"
             )
         index = np.frombuffer(raw[:-4], "<u8").reshape(*per_shard, 2)
@@ -222,7 +223,7 @@ class ChunkedArray(DirectArray):
         for i, codec in enumerate(reversed(codecs)):
             if codec == "crc32c":
                 if len(data) < 4 or google_crc32c.value(bytes(data[:-4])) != struct.unpack("<I", data[-4:])[0]:
-                    raise ValueError(
+                    raise UserError(
                         f"checksum of chunk {chunk} of {self.layout.folder} does not hold: the file is damaged"
                     )
                 data = data[:-4]
@@ -232,7 +233,7 @@ class ChunkedArray(DirectArray):
             else:
                 data = codec.decode(data)
         if len(data) != self._chunk_bytes:
-            raise ValueError(
+            raise UserError(
                 f"expected {self._chunk_bytes} bytes in chunk {chunk} of {self.layout.folder}, got {len(data)}: "
                 "it is damaged or cut off"
             )
@@ -253,11 +254,11 @@ def _scratch(size: int) -> NDArray[np.uint8]:
 def decoded_size(codec: str, data: bytes) -> int:
     """What the header of a compressed buffer says, −1 where it does not.
 
-    Raises ValueError where a blosc buffer is shorter than its header says, which blosc itself would read beyond.
+    Raises UserError where a blosc buffer is shorter than its header says, which blosc itself would read beyond.
     """
     if codec == "blosc":
         if len(data) < 16 or len(data) < struct.unpack("<I", data[12:16])[0]:
-            raise ValueError("a compressed chunk is cut off")
+            raise UserError("a compressed chunk is cut off")
         return int(struct.unpack("<I", data[4:8])[0])
     if codec == "zstd" and data[:4] == b"\x28\xb5\x2f\xfd" and len(data) > 14:
         # RFC 8878, 3.1.1.1: descriptor, window byte unless single segment, dictionary id, content size

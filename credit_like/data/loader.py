@@ -19,6 +19,7 @@ from credit_like.data.arena import Allocate, Arena, Handed, hand_over, plain, si
 from credit_like.data.store import ReadError
 from credit_like.data.times import from_seconds, to_text
 from credit_like.data.windows import Windows
+from credit_like.errors import UserError
 from credit_like.state import Sample
 
 FILL = -1
@@ -43,7 +44,7 @@ class Loader:
     rank for which nothing is left gets a sample with index −1, so that all ranks have equally many micro-batches.
 
     Ranks that differ in tensor or domain coordinate alone get the same samples. `num_workers` processes, or with 0 one
-    thread, read ahead `prefetch_factor` micro-batches each; the order is the same for any number. Raises ValueError
+    thread, read ahead `prefetch_factor` micro-batches each; the order is the same for any number. Raises UserError
     where the batch sizes do not divide, or a global batch needs more samples than there are.
     """
 
@@ -63,7 +64,7 @@ class Loader:
         pin_memory: bool = False,
     ) -> None:
         if global_batch_size % (micro_batch_size * dp_size):
-            raise ValueError(
+            raise UserError(
                 f"expected trainer.global_batch_size divisible by micro_batch_size × data-parallel ranks = "
                 f"{micro_batch_size} × {dp_size}, got {global_batch_size}"
             )
@@ -98,7 +99,7 @@ class Loader:
         """How many samples of the order are used."""
         if self.shuffle:
             if n < global_batch_size:
-                raise ValueError(f"expected at least trainer.global_batch_size = {global_batch_size} windows, got {n}")
+                raise UserError(f"expected at least trainer.global_batch_size = {global_batch_size} windows, got {n}")
             n -= n % global_batch_size
         return min(n, batches_per_epoch * global_batch_size) if batches_per_epoch else n
 
@@ -172,7 +173,7 @@ class Loader:
 class _Failure:
     """An error on its way from a worker to the main process, with its message whole."""
 
-    def __init__(self, error: ReadError | ValueError) -> None:
+    def __init__(self, error: ReadError | UserError) -> None:
         self.error = error
 
     def unwrap(self) -> Sample:
@@ -203,7 +204,7 @@ class _Batches(Dataset[Any]):
             if self.arena is None:
                 return self._make(indices, plain)
             return hand_over(self.arena, partial(self._make, indices))
-        except (ReadError, ValueError) as error:
+        except (ReadError, UserError) as error:
             return _Failure(error)
 
     def _make(self, indices: list[int], allocate: Allocate) -> Sample:

@@ -16,6 +16,7 @@ from credit_like.data.preprocess import Mapper, Piece, in_processes, preprocess
 from credit_like.data.rechunk import rechunk
 from credit_like.data.statistics import Progress, Statistics
 from credit_like.data.store import open_store
+from credit_like.errors import UserError
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
@@ -37,13 +38,13 @@ def prepare(
     """One pass over the data; writes into `save_loc`, prints the audit, and makes a training store at `rechunk_to`.
 
     `workers` processes of this machine share the pass, or those of the dask scheduler at `dask` (an address, or the file
-    that the scheduler has written). Stopped and started again it goes on. Raises ValueError for what the user can change.
+    that the scheduler has written). Stopped and started again it goes on. Raises UserError for what the user can change.
     """
     data = experiment.data
     if rechunk_to is not None and rechunk_to.exists():
-        raise ValueError(f"--rechunk: expected a path where nothing is, got {rechunk_to}; remove it or choose another")
+        raise UserError(f"--rechunk: expected a path where nothing is, got {rechunk_to}; remove it or choose another")
     if rechunk_to is not None and band is not None and band < 1:
-        raise ValueError(f"--band: expected at least 1 row, got {band}")
+        raise UserError(f"--band: expected at least 1 row, got {band}")
     mapper = in_dask(dask) if dask else in_processes(workers) if workers > 1 else None
     variables = Variables(data)
     store = open_store(data, variables)
@@ -77,9 +78,9 @@ def prepare(
 
 
 def in_dask(address: str) -> Mapper:
-    """A mapper over the workers of a dask scheduler, wherever they run. Raises ValueError where that cannot be."""
+    """A mapper over the workers of a dask scheduler, wherever they run. Raises UserError where that cannot be."""
     if importlib.util.find_spec("distributed") is None:
-        raise ValueError(
+        raise UserError(
             "--dask: expected the package distributed, got none; install it with `pip install credit-like[hpc]` or use "
             "--workers"
         )
@@ -91,7 +92,7 @@ def in_dask(address: str) -> Mapper:
         try:
             client = Client(timeout="30s", **arguments)
         except (OSError, ValueError) as error:
-            raise ValueError(f"--dask: expected a scheduler that answers, got none at {address}: {error}") from error
+            raise UserError(f"--dask: expected a scheduler that answers, got none at {address}: {error}") from error
         with client:
             for future in as_completed(client.map(function, pieces, pure=False, retries=2)):
                 yield future.result()

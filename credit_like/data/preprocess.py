@@ -74,7 +74,7 @@ def preprocess(
 
     `climatology_days` > 0 makes `climatology.zarr` of the predicted variables too, smoothed over that window; the pass then
     goes by days of the year. Pieces that an earlier, unfinished pass over the same data has left in `folder` are not read
-    again. Raises ValueError as `fit_statistics` does; the audit is written all the same, since it shows why.
+    again. Raises UserError as `fit_statistics` does; the audit is written all the same, since it shows why.
     """
     parts = folder / "preprocess-parts"
     parts.mkdir(parents=True, exist_ok=True)

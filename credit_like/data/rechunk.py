@@ -20,6 +20,7 @@ from zarr.codecs import BloscCodec
 from credit_like.data.chunks import ChunkedArray, layout_of
 from credit_like.data.statistics import Progress
 from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
 from credit_like.variables import Variable, Variables
 
 _DIMS = ("time", "level", "latitude", "longitude")
@@ -76,7 +77,7 @@ def _create(store: FieldStore, stored: Sequence[Variable], path: Path, band: int
     group = zarr.create_group(path, attributes={"Conventions": "CF-1.11"})
     levels = {variable.levels for variable in stored if variable.levels}
     if len(levels) > 1:
-        raise ValueError(
+        raise UserError(
             "expected the same levels for all variables of a training store, got several sets; make one store each"
         )
     units = "seconds since 1970-01-01"
@@ -130,7 +131,7 @@ def _write(store: FieldStore, variable: Variable, group: zarr.Group, draft: Path
     assert layout is not None
     again = ChunkedArray(layout).box([(part.start, part.stop) for part in key])
     if again.tobytes() != np.ascontiguousarray(values).tobytes() and not np.array_equal(again, values, equal_nan=True):
-        raise ValueError(
+        raise UserError(
             f"expected what was written of {variable.name} at times {span.start} to {span.stop}, got other values"
         )
     _flush(draft / variable.name)

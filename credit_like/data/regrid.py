@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 
 
@@ -124,29 +125,29 @@ def regular(degrees: float) -> Grid:
     """A global grid with rows at the poles, north first, and a column at Greenwich."""
     rows, columns = 180 / degrees, 360 / degrees
     if abs(rows - round(rows)) > 1e-6 or rows < 2:
-        raise ValueError(f"expected regrid.degrees that divide 180, got {degrees:g}")
+        raise UserError(f"expected regrid.degrees that divide 180, got {degrees:g}")
     return Grid(np.linspace(90, -90, round(rows) + 1), np.asarray(np.arange(round(columns)) * degrees, np.float64))
 
 
 def read_weights(path: str) -> Stored:
     """Weights as ESMF and xESMF store them: `row`, `col` from 1, `S`; `yc_b`, `xc_b` and `dst_grid_dims` of the target.
 
-    Raises ValueError where the file is no such one, or the target is no latitude-longitude grid.
+    Raises UserError where the file is no such one, or the target is no latitude-longitude grid.
     """
     try:
         with netCDF4.Dataset(path) as file:
             names = ("row", "col", "S", "yc_b", "xc_b", "dst_grid_dims", "src_grid_dims")
             if absent := [name for name in names if name not in file.variables]:
-                raise ValueError(
+                raise UserError(
                     f"expected a file of regridding weights with {', '.join(names)}, got {path} without {absent[0]}"
                 )
             row, col, factor, y, x, to, of = (np.asarray(file[name][:]) for name in names)
     except OSError as error:
-        raise ValueError(f"expected a netCDF file of regridding weights, got {path}: {error}") from error
+        raise UserError(f"expected a netCDF file of regridding weights, got {path}: {error}") from error
     shape, source_shape = (int(to[1]), int(to[0])), (int(of[1]), int(of[0]))
     latitude, longitude = y.reshape(shape), x.reshape(shape)
     if np.ptp(latitude, axis=1).max() > 1e-6 or np.ptp(longitude, axis=0).max() > 1e-6:
-        raise ValueError(f"expected weights onto a latitude-longitude grid in {path}, got a curvilinear one")
+        raise UserError(f"expected weights onto a latitude-longitude grid in {path}, got a curvilinear one")
     size = (shape[0] * shape[1], source_shape[0] * source_shape[1])
     matrix = sparse.csr_array((factor, (row - 1, col - 1)), shape=size)
     grid = Grid(np.asarray(latitude[:, 0], np.float64), np.asarray(longitude[0], np.float64))

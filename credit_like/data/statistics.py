@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 import credit_like
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
+from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import Variable, Variables
@@ -50,7 +51,7 @@ class Statistics:
     def select(
         self, variables: Sequence[Variable]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """(mean, std, change_std), each (C,) float64. Raises ValueError for a channel that is not there."""
+        """(mean, std, change_std), each (C,) float64. Raises UserError for a channel that is not there."""
         at = self._positions(variables)
         mean, std, change_std = (self.dataset[name].values[at] for name in ("mean", "std", "change_std"))
         return mean, std, change_std
@@ -76,7 +77,7 @@ class Statistics:
         wanted = Variables.channel_names(variables)
         if absent := [name for name in wanted if name not in self._at]:
             known = list(self._at)
-            raise ValueError(
+            raise UserError(
                 f"expected statistics of {absent[0]!r}, got those of {', '.join(known)}"
                 f"{did_you_mean(absent[0], known)}; "
                 "fit them again with `credit-like preprocess`"
@@ -102,15 +103,15 @@ class Statistics:
     def load(cls, path: str | Path, store: FieldStore | None = None) -> Statistics:
         """From netCDF; with a `store`, missing times are found again on its time axis, if that has changed.
 
-        Raises ValueError for a file that is not one of statistics.
+        Raises UserError for a file that is not one of statistics.
         """
         try:
             with xr.open_dataset(path, engine="netcdf4", decode_times=False) as opened:
                 dataset = opened.load()
         except OSError as error:
-            raise ValueError(f"expected a netCDF file with statistics, got {path}: {error}") from error
+            raise UserError(f"expected a netCDF file with statistics, got {path}: {error}") from error
         if absent := {"mean", "std", "change_std", "valid", "missing_time"} - set(map(str, dataset.variables)):
-            raise ValueError(f"expected statistics in {path}, got a file without {sorted(absent)[0]}; fit them again")
+            raise UserError(f"expected statistics in {path}, got a file without {sorted(absent)[0]}; fit them again")
         if store is not None:
             since = np.array([parse(str(t), store.calendar) for t in dataset["missing_time"].values], np.int64)
             there = np.isin(since, store.seconds)
@@ -331,7 +332,7 @@ def fit_statistics(
 ) -> Statistics:
     """Fit to the training period; missing fields are looked for in all three periods.
 
-    Raises ValueError for a predicted channel that is constant or never has data. A constant forcing or static
+    Raises UserError for a predicted channel that is constant or never has data. A constant forcing or static
     channel gets a standard deviation of 1.
     """
     parts = scan_blocks(store, varying(variables), *wanted_times(store, data))
@@ -374,7 +375,7 @@ def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64
     train = store.period(data.train)
     if not len(train):
         ends = f"{to_text(store.times[0])} to {to_text(store.times[-1])}"
-        raise ValueError(f"expected times in data.train, got none; the data go from {ends}")
+        raise UserError(f"expected times in data.train, got none; the data go from {ends}")
     positions = np.union1d(train, np.union1d(store.period(data.valid), store.period(data.test)))
     return positions, np.isin(positions, train)
 
@@ -422,11 +423,11 @@ def _guard(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """No channel may be divided by zero."""
     if empty := [name for name, n in zip(names, count, strict=True) if n == 0]:
-        raise ValueError(f"expected data of {', '.join(empty)} in the training period, got only missing values")
+        raise UserError(f"expected data of {', '.join(empty)} in the training period, got only missing values")
     constant = ~(std > 1e-7 * np.abs(mean))  # float32 holds nothing finer
     still = np.isin(names, predicted) & (constant | (change_std == 0))
     if still.any():
-        raise ValueError(
+        raise UserError(
             "expected predicted variables that vary over the training period, got "
             f"{', '.join(np.array(names)[still])} constant; "
             "remove them or make them static"

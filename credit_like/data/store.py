@@ -22,6 +22,7 @@ from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.direct import direct
 from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import ROLES, Variable, Variables
@@ -41,7 +42,7 @@ _TRIES, _PAUSE = 3, 0.2  # reads of a disk or server that falters are repeated t
 _LOG = logging.getLogger(__name__)
 
 
-class StoreError(ValueError):
+class StoreError(UserError):
     """The files do not hold what the experiment asks for: `problems` as (place in the experiment, message)."""
 
     def __init__(self, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
@@ -145,13 +146,13 @@ class FieldStore:
         return (self._sources[place.source].config, place.var) if place else None
 
     def index(self, time: str) -> int:
-        """Position of an ISO time on the time axis. Raises ValueError with the nearest times where it is not there."""
+        """Position of an ISO time on the time axis. Raises UserError with the nearest times where it is not there."""
         wanted = parse(time, self.calendar)
         after = int(np.searchsorted(self.seconds, wanted))
         if after < len(self.seconds) and self.seconds[after] == wanted:
             return after
         near = [to_text(t) for t in self.times[max(0, after - 1) : after + 1]]
-        raise ValueError(f"expected a time in the data, got {time}; the nearest are {' and '.join(near)}")
+        raise UserError(f"expected a time in the data, got {time}; the nearest are {' and '.join(near)}")
 
     def period(self, periods: Periods) -> NDArray[np.int64]:
         """Positions inside the periods, ends included, in order."""
@@ -166,7 +167,7 @@ class FieldStore:
         """Seconds since 1970-01-01 at positions; beyond the last one time goes on in steps."""
         wanted = np.asarray(positions, np.int64)
         if wanted.size and wanted.min() < 0:
-            raise ValueError(f"expected positions from 0 on, got {wanted.min()}")
+            raise UserError(f"expected positions from 0 on, got {wanted.min()}")
         last = len(self.seconds) - 1
         return self.seconds[np.minimum(wanted, last)] + np.maximum(wanted - last, 0) * self.step_seconds
 
@@ -475,7 +476,7 @@ def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
 def _find(
     variable: Variable, among: Sequence[int], sources: Sequence[_Source], datasets: Sequence[xr.Dataset]
 ) -> _Place:
-    """The place of a variable in the first source that has it. Raises ValueError with what there is instead."""
+    """The place of a variable in the first source that has it. Raises UserError with what there is instead."""
     var = variable.spec.var or variable.name
     available = [str(name) for i in among for name in datasets[i].data_vars]
     for i in among:
@@ -489,27 +490,27 @@ def _find(
     known = sorted(set(available))
     where = ", ".join(dict.fromkeys(sources[i].where for i in among))
     hint = registry.did_you_mean(var, known)
-    raise ValueError(f"expected a variable of {where} ({', '.join(known)}), got {var!r}{hint}")
+    raise UserError(f"expected a variable of {where} ({', '.join(known)}), got {var!r}{hint}")
 
 
 def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where: str) -> _Place:
     stored = dataset[var]
     dims = tuple(map(str, stored.dims))
     if missing := {"latitude", "longitude"} - set(dims):
-        raise ValueError(
+        raise UserError(
             f"expected {var} of {where} on latitude and longitude, got dimensions {dims} without {sorted(missing)[0]}"
         )
     if other := set(dims) - {"time", "level", "latitude", "longitude"}:
-        raise ValueError(
+        raise UserError(
             f"expected {var} of {where} on time, level, latitude, longitude, got dimension {sorted(other)[0]!r}; "
             "name the dimensions in data.source.dims"
         )
     if variable.role == "static" and stored.sizes.get("time", 1) > 1:
-        raise ValueError(
+        raise UserError(
             f"expected a static field, got {stored.sizes['time']} times of {var}; move it to dynamic_forcing"
         )
     if variable.role != "static" and "time" not in dims:
-        raise ValueError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
+        raise UserError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
     attrs = {key: str(stored.attrs[key]) for key in _ATTRS if key in stored.attrs}
     factor, offset = 1.0, 0.0
     if variable.spec.units and "units" in attrs:
@@ -524,7 +525,7 @@ def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dat
     wanted = variable.levels
     if "level" not in dims:
         if wanted:
-            raise ValueError(f"expected {var} of {where} on levels, got dimensions {dims}; move it to `surface`")
+            raise UserError(f"expected {var} of {where} on levels, got dimensions {dims}; move it to `surface`")
         return ()
     there = dataset["level"].values if "level" in dataset.coords else np.arange(1, dataset.sizes["level"] + 1)
     if not wanted:
@@ -533,7 +534,7 @@ def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dat
         elif len(there) == 1:
             return (0,)
         else:
-            raise ValueError(
+            raise UserError(
                 f"expected {var} of {where} without levels, got {len(there)}; "
                 "move it to `level` or give one in `levels`"
             )
@@ -543,7 +544,7 @@ def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dat
         if not len(match):
             nearest = there[np.argmin(np.abs(there - level))]
             known = ", ".join(f"{value:g}" for value in there)
-            raise ValueError(f"expected levels of {var} in {where} ({known}), got {level:g}; did you mean {nearest:g}?")
+            raise UserError(f"expected levels of {var} in {where} ({known}), got {level:g}; did you mean {nearest:g}?")
         positions.append(int(match[0]))
     return tuple(positions)
 

@@ -13,6 +13,8 @@ import cftime
 import numpy as np
 from numpy.typing import NDArray
 
+from credit_like.errors import UserError
+
 Times = NDArray[Any]
 
 
@@ -46,12 +48,15 @@ def to_text(time: Any) -> str:
 def parse(text: str, calendar: str) -> int:
     """Seconds since 1970-01-01 of an ISO time as the schema gives it.
 
-    Raises ValueError for a day that the calendar does not have.
+    Raises UserError for a day that the calendar does not have.
     """
-    if calendar == "standard":
-        return int(np.datetime64(text, "s").astype(np.int64))
-    date, clock = text.split("T")
-    time = cftime.datetime(*map(int, date.split("-")), *map(int, clock.split(":")), calendar=calendar)
+    try:
+        if calendar == "standard":
+            return int(np.datetime64(text, "s").astype(np.int64))
+        date, clock = text.split("T")
+        time = cftime.datetime(*map(int, date.split("-")), *map(int, clock.split(":")), calendar=calendar)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     return int(seconds(np.array([time], dtype=object))[0])
 
 

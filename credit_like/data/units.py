@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from credit_like.errors import UserError
+
 # symbol: (factor, offset to the base unit, exponents of kg, m, s, K)
 _SYMBOLS: dict[str, tuple[float, float, tuple[int, int, int, int]]] = {
     "1": (1, 0, (0, 0, 0, 0)),
@@ -78,7 +80,7 @@ def _parse(text: str) -> tuple[float, float, tuple[int, ...]]:
         match = _TOKEN.fullmatch(part)
         symbol = _WORDS.get(match[1].lower(), match[1]) if match else ""
         if match is None or symbol not in _SYMBOLS:
-            raise ValueError(f"expected units made of {', '.join(_SYMBOLS)}, got {text!r}")
+            raise UserError(f"expected units made of {', '.join(_SYMBOLS)}, got {text!r}")
         scale, shift, exponents = _SYMBOLS[symbol]
         power = sign * int(match[2] or 1)
         factor *= scale**power
@@ -90,7 +92,7 @@ def _parse(text: str) -> tuple[float, float, tuple[int, ...]]:
 def conversion(source: str, target: str) -> tuple[float, float]:
     """(a, b) of target = a · source + b.
 
-    A mass of water per area counts as a depth of liquid water (1 kg m-2 = 1 mm). Raises ValueError for an unknown unit
+    A mass of water per area counts as a depth of liquid water (1 kg m-2 = 1 mm). Raises UserError for an unknown unit
     and for units of different kinds.
     """
     if source.strip() == target.strip():
@@ -103,5 +105,5 @@ def conversion(source: str, target: str) -> tuple[float, float]:
         elif difference == (1, -3, 0, 0):
             f0 /= _WATER_DEPTH
         else:
-            raise ValueError(f"expected units that {source!r} converts to, got {target!r}")
+            raise UserError(f"expected units that {source!r} converts to, got {target!r}")
     return f0 / f1, (o0 - o1) / f1

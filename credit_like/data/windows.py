@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from credit_like.data.arena import Allocate, plain
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, to_text
+from credit_like.errors import UserError
 from credit_like.schema.data import Periods
 from credit_like.state import Sample
 from credit_like.variables import Variable, Variables
@@ -25,7 +26,7 @@ class Windows(Dataset[Sample]):
 
     `starts` (N,) are the positions t. Times in `missing_times` lie in no window; what is left out for them and for
     gaps is counted and logged once. `rows` are this rank's rows of latitude. Points without data according to
-    `mask` (C, H, W of the outputs, all rows) may be NaN; any other NaN raises ValueError. Raises ValueError where
+    `mask` (C, H, W of the outputs, all rows) may be NaN; any other NaN raises ValueError. Raises UserError where
     no window is left.
     """
 
@@ -98,7 +99,7 @@ class Windows(Dataset[Sample]):
                     bad &= self.has_data[c]
                 if bad.all() if self.has_data is None else bad.any():
                     time = to_text(from_seconds(self.store.time_seconds([int(position)]), self.store.calendar)[0])
-                    raise ValueError(
+                    raise UserError(
                         f"expected data of {channel} at {time}, got {bad.sum()} missing of {bad.size} points; the data "
                         "have changed since the statistics were fitted: fit them again with `credit-like preprocess`"
                     )
@@ -128,7 +129,7 @@ def _starts(
             shown, len(kept), (~whole).sum(), (whole & ~present).sum(),
         )  # fmt: skip
     if not len(kept):
-        raise ValueError(
+        raise UserError(
             f"expected a window of {history_len} + {forecast_len} times in the period {shown}, got none: "
             f"{len(starts)} fit, {(~whole).sum()} have gaps in time, {(whole & ~present).sum()} missing fields; "
             "change the period, data.history_len or data.forecast_len"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from credit_like.data.climatology import nearest_day, period_text, slots_of, window_weights
 from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
 from credit_like.variables import Variable
 
 _BLOCK_BYTES = 128 * 2**20
@@ -53,10 +54,10 @@ def fit_climatology(
     """The climatology of the times at `positions` (the training period), for the days and hours of `wanted`.
 
     Streams over the training times; holds the result and at most 128 MiB of sums. Missing points do not count.
-    Raises ValueError where there is no training time.
+    Raises UserError where there is no training time.
     """
     if not len(positions):
-        raise ValueError(
+        raise UserError(
             "evaluation.climatology_period: expected a period with data, got none, change it or leave it out"
         )
     trained = slots_of(store.times[positions])

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology, fit_climatology, load_climatology
 from credit_like.evaluation.collect import Collected
 from credit_like.evaluation.fields import Fields, Regions
@@ -104,25 +105,25 @@ def evaluate(
     `training` is the store that the climatology is made from (`truth` may be another source). Returns one data set in
     the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
     `provenance` (source), the number of initial times, and, where the section asks for them, bounds of 95 % from
-    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises ValueError for forecasts,
+    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises UserError for forecasts,
     baselines or metrics that do not fit the truth.
     """
     section = experiment.evaluation
     metrics = {name: registry.module("metric", name) for name in section.metrics}
     model = _files(forecasts, truth, "the forecasts")
     if model.calendar != truth.calendar:
-        raise ValueError(f"expected forecasts in the truth's calendar {truth.calendar}, got {model.calendar}")
+        raise UserError(f"expected forecasts in the truth's calendar {truth.calendar}, got {model.calendar}")
     scored = [variable for variable in variables.outputs if model.levels_of(variable)]
     if not scored:
         known = ", ".join(variable.name for variable in variables.outputs)
-        raise ValueError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")
+        raise UserError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")
     others, published = _baselines(section.baselines, truth)
     inits = _common(model, others)
     leads = [int(lead) for lead in model.leads if lead > 0]
     truths = Truth(truth)
     valid = np.unique(np.add.outer(inits, leads))
     if not truths.positions(valid)[0].any():
-        raise ValueError(
+        raise UserError(
             f"expected truth at valid times of the forecasts, got none between {_text(valid[0], truth)} and "
             f"{_text(valid[-1], truth)}; change evaluation.truth or inference.init"
         )
@@ -171,7 +172,7 @@ def _baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, F
     forecasts, published = {}, {}
     for name, path in paths.items():
         if name in (MODEL, PERSISTENCE, CLIMATOLOGY):
-            raise ValueError(
+            raise UserError(
                 f"evaluation.baselines: expected another name than {name}, which is always there, got it, change it"
             )
         try:
@@ -180,7 +181,7 @@ def _baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, F
             else:
                 forecasts[name] = _files(path, truth, name)
         except ValueError as error:
-            raise ValueError(f"evaluation.baselines.{name}: {error}") from error
+            raise UserError(f"evaluation.baselines.{name}: {error}") from error
     return forecasts, published
 
 
@@ -188,7 +189,7 @@ def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[i
     """Initial times (seconds) that all have: scores over different times could not be compared."""
     common = sorted(set(model.init.tolist()).intersection(*(other.init.tolist() for other in others.values())))
     if not common:
-        raise ValueError(
+        raise UserError(
             "evaluation.baselines: expected initial times in common with the forecasts, got none; "
             f"change {', '.join(others)}"
         )
@@ -200,12 +201,12 @@ def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[i
 def _check_metrics(metrics: Mapping[str, ModuleType], model: ForecastFiles, rainy: Sequence[str]) -> None:
     for name, module in metrics.items():
         if "members" in module.NEEDS and model.members < 2:
-            raise ValueError(
+            raise UserError(
                 f"evaluation.metrics: expected an ensemble for {name}, got one member; remove it or set "
                 "inference.ensemble.members"
             )
         if "precipitation" in module.NEEDS and not rainy:
-            raise ValueError(f"evaluation.metrics: expected forecasts of precipitation for {name}, got none, remove it")
+            raise UserError(f"evaluation.metrics: expected forecasts of precipitation for {name}, got none, remove it")
 
 
 def _blocks(

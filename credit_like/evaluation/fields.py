@@ -12,6 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.schema.inference import Box
 
@@ -42,7 +43,7 @@ class Regions:
             eastward = (longitude - west) % 360 <= (width if width == 360 else width % 360)
             inside[name] = (latitude >= box.south) & (latitude <= box.north) & eastward
             if not inside[name].any():
-                raise ValueError(
+                raise UserError(
                     f"evaluation.regions.{name}: expected a box with points of the grid, got none inside "
                     f"{box.south:g} to {box.north:g} N and {box.west:g} to {box.east:g} E, change its edges"
                 )

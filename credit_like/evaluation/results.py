@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from credit_like.data.aliases import find
+from credit_like.errors import UserError
 
 
 def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
@@ -31,11 +32,11 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
 def load_results(folder: Path) -> xr.Dataset:
     """What `save_results` wrote, as one data set with dimension `source`: the model first.
 
-    Raises ValueError where there is nothing.
+    Raises UserError where there is nothing.
     """
     paths = sorted(folder.glob("*.nc"), key=lambda path: (path.stem != "model", path.stem))
     if not paths:
-        raise ValueError(f"expected scores in {folder}, got none; run `credit-like evaluate` first")
+        raise UserError(f"expected scores in {folder}, got none; run `credit-like evaluate` first")
     parts = []
     for path in paths:
         one = xr.load_dataset(path, decode_timedelta=True)
@@ -57,7 +58,7 @@ def is_results(path: Path) -> bool:
 def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
     """Scores from elsewhere under our variable names, at the metrics, regions, leads and levels of `like`.
 
-    Raises ValueError where they have no variable in common.
+    Raises UserError where they have no variable in common.
     """
     theirs = xr.load_dataset(path, decode_timedelta=True)
     theirs = theirs.rename({old: "lead_time" for old in ("prediction_timedelta",) if old in theirs.dims})
@@ -66,7 +67,7 @@ def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
     wanted = [str(variable) for variable in like.data_vars if "metric" in like[variable].dims]
     found = {ours: other for ours in wanted if (other := find(ours, map(str, theirs.data_vars))) is not None}
     if not found:
-        raise ValueError(
+        raise UserError(
             f"evaluation.baselines.{name}: expected scores of some of {', '.join(wanted)}, got "
             f"{', '.join(map(str, theirs.data_vars))} in {path}"
         )

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology
 from credit_like.grid import Grid
 from credit_like.variables import Variable
@@ -96,7 +97,7 @@ class ClimatologyForecast:
 class ForecastFiles:
     """A forecast data set in WeatherBench2 layout on the truth's grid; names are matched through the alias table.
 
-    Raises ValueError where it is no forecast, or is on another grid.
+    Raises UserError where it is no forecast, or is on another grid.
     """
 
     def __init__(self, dataset: xr.Dataset, grid: Grid, provenance: str) -> None:
@@ -157,7 +158,7 @@ class ForecastFiles:
 def open_forecast(path: Path | str) -> xr.Dataset:
     """Forecasts of a zarr store, a netCDF file or a folder of those, lazily, under WeatherBench2's dimension names.
 
-    Raises ValueError where there is nothing, or not a forecast.
+    Raises UserError where there is nothing, or not a forecast.
     """
     where = Path(path)
     if where.is_dir() and not (where / "zarr.json").exists() and not (where / ".zgroup").exists():
@@ -166,7 +167,7 @@ def open_forecast(path: Path | str) -> xr.Dataset:
             unfinished = (
                 " (only unfinished files; run `credit-like rollout` again)" if any(where.glob("*.part")) else ""
             )
-            raise ValueError(
+            raise UserError(
                 f"expected forecasts in {where}, got no netCDF files{unfinished}; run `credit-like rollout` first"
             )
         parts = [_canonical(xr.open_dataset(file, chunks={}, decode_timedelta=True), file) for file in files]
@@ -175,9 +176,7 @@ def open_forecast(path: Path | str) -> xr.Dataset:
     if not where.exists() and "://" not in str(path):
         part = Path(f"{path}.part")
         left = f", but an unfinished {part.name}; run `credit-like rollout` again" if part.exists() else ""
-        raise ValueError(
-            f"expected forecasts at {path}, got nothing there{left or '; run `credit-like rollout` first'}"
-        )
+        raise UserError(f"expected forecasts at {path}, got nothing there{left or '; run `credit-like rollout` first'}")
     if where.suffix == ".nc":
         return _canonical(xr.open_dataset(where, chunks={}, decode_timedelta=True), where)
     consolidated = None if "://" in str(path) else _is_consolidated(where)
@@ -195,7 +194,7 @@ def _canonical(dataset: xr.Dataset, path: Path) -> xr.Dataset:
         dataset = dataset.drop_vars("time", errors="ignore").rename(_CF)
     dataset = dataset.rename({old: new for old, new in _OTHER_NAMES.items() if old in dataset.dims})
     if absent := [name for name in _FORECAST_DIMS if name not in dataset.dims]:
-        raise ValueError(
+        raise UserError(
             f"expected forecasts with dimensions {', '.join(_FORECAST_DIMS)} in {path}, got none of {', '.join(absent)}"
         )
     return dataset
@@ -213,7 +212,7 @@ def _match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, w
     """Where the wanted coordinates are among those there, to a thousandth of a degree."""
     order = [int(np.argmin(np.abs(there - value))) for value in wanted]
     if len(there) != len(wanted) or np.abs(there[order] - wanted).max() > 1e-3:
-        raise ValueError(
+        raise UserError(
             f"expected forecasts on the truth's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got "
             f"{len(there)} from {there[0]:g} to {there[-1]:g} in {what}; regrid them first"
         )

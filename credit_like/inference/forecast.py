@@ -19,6 +19,7 @@ from credit_like import registry
 from credit_like.data import times as calendar
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
 from credit_like.inference.layout import Layout, choose
 from credit_like.inference.perturb import perturbations
 from credit_like.inference.rollout import rollout
@@ -69,13 +70,13 @@ def forecast_path(experiment: Experiment) -> Path:
 def plan(
     experiment: Experiment, store: FieldStore, variables: Variables, checkpoint: str, missing: Sequence[int] = ()
 ) -> Plan:
-    """Initial times, leads and layout of the experiment's forecasts. Raises ValueError for what cannot be done."""
+    """Initial times, leads and layout of the experiment's forecasts. Raises UserError for what cannot be done."""
     section, data = experiment.inference, experiment.data
     leads = lead_steps(section.lead, data.timestep)
     init = initial_times(section, store, data, missing)
     kept = sorted(lead_steps(lead, data.timestep, "inference.output.leads") for lead in section.output.leads)
     if kept and kept[-1] > leads:
-        raise ValueError(
+        raise UserError(
             f"inference.output.leads: expected leads of at most {leads} steps, got {kept[-1]}, change inference.lead"
         )
     made_by = f"credit-like {credit_like.__version__}, {experiment.model.type}"
@@ -122,7 +123,7 @@ def write_forecasts(
     which waits for another; whoever completes the last one gives the files their final names. `checkpoint` names the
     weights, and is recorded with the resolved experiment. Under domain sharding `rows` are this rank's, and `gather`
     turns (B, C, rows, W) into the whole field on the rank that writes and None on the others. `progress(done, of)`
-    counts steps. Raises ValueError, before anything is written, for what cannot be done, and RuntimeError where
+    counts steps. Raises UserError, before anything is written, for what cannot be done, and RuntimeError where
     writing fails.
     """
     the = plan(experiment, store, variables, checkpoint, sorted(statistics.missing_times))

@@ -21,6 +21,7 @@ from credit_like.checkpoint.export import load_export
 from credit_like.data.aliases import find
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore, InMemory, open_store
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
 from credit_like.schema.experiment import Experiment
@@ -31,7 +32,7 @@ from credit_like.variables import Variables
 def load_forecaster(path: str | Path, device: str | torch.device = "cpu") -> Forecaster:
     """What `credit-like export` wrote, ready to forecast on `device`.
 
-    Raises ValueError for another file, DamagedCheckpoint for one that is not whole.
+    Raises UserError for another file, DamagedCheckpoint for one that is not whole.
     """
     export = load_export(path)
     experiment = Experiment.model_validate(export.metadata["experiment"])
@@ -60,7 +61,7 @@ class Forecaster:
 
         `dataset` holds the model's prognostic, forcing and static variables under their own names or known aliases,
         over time, level, latitude, longitude, on the grid that the model was trained on; diagnostic ones need not be
-        there. Points without data at the first initial time count as having none. Raises ValueError for a variable,
+        there. Points without data at the first initial time count as having none. Raises UserError for a variable,
         level, time or grid that is not there; only one lead is in memory unless the caller keeps more.
         """
         times = [init] if isinstance(init, str) else list(init)
@@ -68,7 +69,7 @@ class Forecaster:
         missing = leads - (len(store) - max(store.index(time) for time in times))
         forced = [v for v in self.variables.role("dynamic_forcing") if not v.spec.compute and v.spec.fill is None]
         if leads < 1 or (forced and missing > 0):
-            raise ValueError(
+            raise UserError(
                 f"expected at least one lead, and forcing ({', '.join(v.name for v in forced) or 'none'}) for all of "
                 f"them, got leads={leads} and data until {store.times[-1]}; change leads or give more data"
             )
@@ -98,7 +99,7 @@ class Forecaster:
         for axis in ("latitude", "longitude"):
             there, wanted = getattr(store.grid, axis), getattr(self.grid, axis)
             if len(there) != len(wanted) or np.abs(there - wanted).max() > 1e-3:
-                raise ValueError(
+                raise UserError(
                     f"expected the {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g} of the model's grid, got "
                     f"{len(there)} from {there[0]:g} to {there[-1]:g}; regrid the data"
                 )

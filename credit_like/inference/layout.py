@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.writers import WriterConfig
 from credit_like.registry import did_you_mean
@@ -173,18 +174,18 @@ def _datetimes(times: NDArray[Any]) -> NDArray[Any]:
 def choose(config: WriterConfig, variables: Sequence[Variable]) -> dict[str, tuple[float, ...]]:
     """Variable → levels that `output.variables` and `output.levels` select.
 
-    Raises ValueError for a variable that the model does not predict, and for levels that none has.
+    Raises UserError for a variable that the model does not predict, and for levels that none has.
     """
     known = [variable.name for variable in variables]
     for name in config.variables:
         if name not in known:
-            raise ValueError(
+            raise UserError(
                 f"inference.output.variables: expected predicted variables ({', '.join(known)}), got {name!r}"
                 f"{did_you_mean(name, known)}"
             )
     there = {level for variable in variables for level in variable.levels}
     if absent := sorted(set(config.levels) - there):
-        raise ValueError(
+        raise UserError(
             f"inference.output.levels: expected some of {', '.join(f'{x:g}' for x in sorted(there))}, "
             f"got {', '.join(f'{x:g}' for x in absent)}, change it to levels of data.levels"
         )

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from credit_like.data.statistics import Statistics
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.registry import did_you_mean
 from credit_like.schema.inference import Ensemble
@@ -83,13 +84,13 @@ def perturbations(
 
     The noise of (seed, member, initial position, channel) is the same in every batch, order and layout. Its standard
     deviation is `amplitude[variable]` times the channel's own change per step. Member 0 stays unperturbed: the control.
-    Raises ValueError for an amplitude of a variable that is not prognostic.
+    Raises UserError for an amplitude of a variable that is not prognostic.
     """
     prognostic = variables.role("prognostic")
     known = [variable.name for variable in prognostic]
     for name in ensemble.amplitude:
         if name not in known:
-            raise ValueError(
+            raise UserError(
                 f"inference.ensemble.amplitude: expected prognostic variables ({', '.join(known)}), got {name!r}"
                 f"{did_you_mean(name, known)}"
             )

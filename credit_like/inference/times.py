@@ -11,6 +11,7 @@ import numpy as np
 
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection
 from credit_like.schema.inference import InferenceSection
@@ -19,11 +20,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inference.lead") -> int:
-    """A lead in steps. Raises ValueError where it is not a whole, positive number of steps."""
+    """A lead in steps. Raises UserError where it is not a whole, positive number of steps."""
     steps = lead if isinstance(lead, int) else lead / timestep
     if steps < 1 or steps != int(steps):
         shown = lead if isinstance(lead, int) else format_duration(lead)
-        raise ValueError(
+        raise UserError(
             f"{key}: expected a whole number of steps of {format_duration(timestep)}, at least one, got {shown}, "
             f"change it to a multiple of data.timestep"
         )
@@ -36,7 +37,7 @@ def initial_times(
     """Positions of the initial times on the store's time axis, ascending.
 
     Every fourth step of the test period from which the whole forecast lies inside the data, if `inference.init` is
-    not given. Times of a range whose initial fields are missing are left out and counted. Raises ValueError for a
+    not given. Times of a range whose initial fields are missing are left out and counted. Raises UserError for a
     time that is not in the data, that lacks its history or a whole initial field, or from which a forecast needs
     forcing beyond the end of the data.
     """
@@ -47,7 +48,7 @@ def initial_times(
     elif init.times:
         chosen = [_index(store, time) for time in init.times]
         if lacking := [store.times[i] for i in chosen if _lacks(i, data, missing)]:
-            raise ValueError(
+            raise UserError(
                 "inference.init: expected initial times with all their fields, got "
                 f"{', '.join(map(calendar.to_text, lacking[:3]))} where whole fields are missing, change to other times"
             )
@@ -64,7 +65,7 @@ def initial_times(
                 "%d of %d initial times left out: whole fields are missing", len(found) - len(chosen), len(found)
             )
         if not chosen:
-            raise ValueError(
+            raise UserError(
                 f"inference.init: expected initial times from {init.start} to {init.end}, got none with data"
             )
     _check_history(chosen, store, data)
@@ -76,7 +77,7 @@ def _index(store: FieldStore, time: str) -> int:
     try:
         return store.index(time)
     except ValueError as error:
-        raise ValueError(f"inference.init: {error}") from error
+        raise UserError(f"inference.init: {error}") from error
 
 
 def _lacks(init: int, data: DataSection, missing: set[int]) -> bool:
@@ -88,7 +89,7 @@ def _default(store: FieldStore, data: DataSection, leads: int, missing: set[int]
     whole = [int(i) for i in inside if i + leads < len(store.times) and i >= data.history_len - 1]
     chosen = [i for i in whole[::4] if not _lacks(i, data, missing)]
     if not chosen:
-        raise ValueError(
+        raise UserError(
             f"inference.lead: expected a lead that fits into the data after a time of the test period, got {leads} "
             f"steps and {len(inside)} test times, change it to a shorter one or set inference.init"
         )
@@ -97,7 +98,7 @@ def _default(store: FieldStore, data: DataSection, leads: int, missing: set[int]
 
 def _check_history(chosen: list[int], store: FieldStore, data: DataSection) -> None:
     if early := [i for i in chosen if i < data.history_len - 1]:
-        raise ValueError(
+        raise UserError(
             f"inference.init: expected {data.history_len} steps of history, got an initial time at the start of "
             f"the data ({calendar.to_text(store.times[early[0]])}), change it to a later one"
         )
@@ -110,7 +111,7 @@ def _check_forcing(chosen: list[int], store: FieldStore, data: DataSection, lead
     last = len(store.times) - 1
     late = [i for i in chosen if i + leads - 1 > last]
     if read and late:
-        raise ValueError(
+        raise UserError(
             f"inference.init: expected forcing ({', '.join(read)}) for {leads} steps from "
             f"{calendar.to_text(store.times[late[0]])}, got data until {calendar.to_text(store.times[last])}, change "
             "the initial time or inference.lead, or give the forcing `fill: persist`"

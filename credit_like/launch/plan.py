@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from credit_like.errors import UserError
 from credit_like.launch.resources import Options, Resources, clock, one_node, resources, seconds
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import Layout, layout
@@ -144,7 +145,7 @@ def plan_jobs(
 ) -> Plan:
     """The jobs of `mode`.
 
-    Raises ValueError with one message where the request does not fit the layout or the site.
+    Raises UserError with one message where the request does not fit the layout or the site.
     """
     site = site or experiment.site or SiteSection()
     pbs = experiment.pbs or PbsSection()
@@ -152,18 +153,18 @@ def plan_jobs(
     workdir = (workdir or Path.cwd()).absolute()
     save_loc = Path(os.path.normpath(workdir / Path(experiment.save_loc).expanduser()))
     if site.scheduler != "local" and _AWKWARD.search(str(save_loc)):
-        raise ValueError(
+        raise UserError(
             "expected save_loc without blanks, commas, quotes and backslashes, which schedulers cannot take, "
             f"got {str(save_loc)!r}"
         )
     if mode != "train" and chain != 1:
-        raise ValueError(
+        raise UserError(
             f"expected --chain with --mode train only, got --mode {mode}; submitted again it does what is missing"
         )
     if isinstance(chain, int) and chain < 1:
-        raise ValueError(f"expected a chain of at least 1 job, got {chain}")
+        raise UserError(f"expected a chain of at least 1 job, got {chain}")
     if chain == "auto" and not site.submit_from_jobs:
-        raise ValueError(f"expected --chain with a number, because jobs at {site.name} may not submit others, got auto")
+        raise UserError(f"expected --chain with a number, because jobs at {site.name} may not submit others, got auto")
     details: dict[str, Any] = {}
     if mode == "train":
         details |= {
@@ -173,7 +174,7 @@ def plan_jobs(
     elif mode == "rollout":
         times, group = initial_times(experiment), experiment.trainer.parallelism.model_ranks
         if request.processes % group:
-            raise ValueError(
+            raise UserError(
                 f"expected a multiple of tensor × domain = {group} processes on a node, got {request.processes}, "
                 "change pbs.rollout.ngpus or --ngpus"
             )
@@ -182,7 +183,7 @@ def plan_jobs(
         details |= {"array": jobs, "shares": shares, "group": group, "initial_times": times}
         request = one_node(request)
     elif request.nodes > 1:
-        raise ValueError(f"expected 1 node for {mode}, got {request.nodes}, change pbs.{mode}.nodes or --nodes")
+        raise UserError(f"expected 1 node for {mode}, got {request.nodes}, change pbs.{mode}.nodes or --nodes")
     return Plan(
         name=experiment.name,
         mode=mode,

@@ -6,6 +6,7 @@ import datetime as dt
 from dataclasses import dataclass, replace
 from typing import Any
 
+from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema.base import parse_duration
 from credit_like.schema.launch import Mode, NodeKind, PbsSection, Queue, Request, SiteSection
@@ -25,7 +26,7 @@ class Options:
 def options(walltime: str | None = None, **given: Any) -> Options:
     """Options from the words of a command line.
 
-    Raises ValueError for a walltime that is none.
+    Raises UserError for a walltime that is none.
     """
     return Options(walltime=None if walltime is None else parse_duration(walltime), **given)
 
@@ -97,7 +98,7 @@ def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
 def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options | None = None) -> Resources:
     """The request of one job within the site's rules.
 
-    Raises ValueError for a missing account or field, a queue that is not there or too small, and nodes that have less.
+    Raises UserError for a missing account or field, a queue that is not there or too small, and nodes that have less.
     """
     options = options or Options()
     request = request_of(pbs, mode, options)
@@ -111,11 +112,11 @@ def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options |
     _fits_node(site, node, kind, request)
     account = options.account or pbs.account
     if site.account_required and not account:
-        raise ValueError(f"expected an account for {site.name}, got none, add pbs.account or --account")
+        raise UserError(f"expected an account for {site.name}, got none, add pbs.account or --account")
     gpus = request.ngpus
     processes = gpus or request.processes or 1
     if gpus and request.processes not in (None, gpus):
-        raise ValueError(
+        raise UserError(
             f"expected one process per GPU, got pbs.processes {request.processes} for {gpus} GPUs, remove pbs.processes"
         )
     return Resources(
@@ -156,11 +157,11 @@ def _queue_and_kind(site: SiteSection, request: Request, is_asked: bool) -> tupl
     wanted = f"nodes {'with' if ngpus else 'without'} GPUs"
     if not site.queues:
         if not fitting:
-            raise ValueError(f"expected {wanted}, got only {_kinds(site)} at {site.name}, change ngpus {ngpus}")
+            raise UserError(f"expected {wanted}, got only {_kinds(site)} at {site.name}, change ngpus {ngpus}")
         return request.queue, fitting[0]
     if request.queue is not None and request.queue not in site.queues:
         known = list(site.queues)
-        raise ValueError(
+        raise UserError(
             f"expected a queue of {site.name}, one of {', '.join(known)}, got {request.queue!r}, "
             f"change pbs.queue or --queue{did_you_mean(request.queue, known)}"
         )
@@ -172,7 +173,7 @@ def _queue_and_kind(site: SiteSection, request: Request, is_asked: bool) -> tupl
             if kind in fitting:
                 return name, kind
     where = f"queue {request.queue} of {site.name}" if is_asked and request.queue else site.name
-    raise ValueError(f"expected {wanted} for ngpus {ngpus}, got none in {where}, change the queue or ngpus")
+    raise UserError(f"expected {wanted} for ngpus {ngpus}, got none in {where}, change the queue or ngpus")
 
 
 def _fits_queue(site: SiteSection, request: Request, name: str | None, mode: Mode) -> None:
@@ -182,13 +183,13 @@ def _fits_queue(site: SiteSection, request: Request, name: str | None, mode: Mod
     assert request.walltime is not None
     nodes = 1 if mode == "rollout" else request.nodes or 1
     if queue.max_walltime is not None and request.walltime > queue.max_walltime:
-        raise ValueError(
+        raise UserError(
             f"expected a walltime of at most {clock(queue.max_walltime)} in queue {name} of {site.name}, "
             f"got {clock(request.walltime)}, change it and let --chain run the rest"
         )
     if nodes < queue.min_nodes or nodes > (queue.max_nodes or nodes):
         span = f"{queue.min_nodes} to {queue.max_nodes}" if queue.max_nodes else f"at least {queue.min_nodes}"
-        raise ValueError(
+        raise UserError(
             f"expected {span} nodes in queue {name} of {site.name}, got {nodes}, change the nodes or the queue"
         )
 
@@ -196,13 +197,13 @@ def _fits_queue(site: SiteSection, request: Request, name: str | None, mode: Mod
 def _fits_node(site: SiteSection, node: NodeKind, kind: str, request: Request) -> None:
     where = f"a {kind} node of {site.name}"
     if node.gpus is not None and (request.ngpus or 0) > node.gpus:
-        raise ValueError(
+        raise UserError(
             f"expected at most {node.gpus} GPUs on {where}, got {request.ngpus}, change ngpus and take more nodes"
         )
     if request.cpus is not None and site.scheduler != "local" and request.cpus > node.cpus:
-        raise ValueError(f"expected at most {node.cpus} CPUs on {where}, got {request.cpus}, change pbs.cpus")
+        raise UserError(f"expected at most {node.cpus} CPUs on {where}, got {request.cpus}, change pbs.cpus")
     if request.memory_gb is not None and node.memory_gb is not None and request.memory_gb > node.memory_gb:
-        raise ValueError(
+        raise UserError(
             f"expected at most {node.memory_gb} GB on {where}, got {request.memory_gb}, change pbs.memory_gb"
         )
 
@@ -219,7 +220,7 @@ def _fields(pbs: PbsSection, site: SiteSection) -> dict[str, str]:
     for name in pbs.fields:
         if name not in site.fields:
             got = f"got {name!r}{did_you_mean(name, known)}"
-            raise ValueError(
+            raise UserError(
                 f"expected pbs.fields that {site.name} knows ({', '.join(known) or 'none'}), {got}, change or remove it"
             )
     values = {}
@@ -228,7 +229,7 @@ def _fields(pbs: PbsSection, site: SiteSection) -> dict[str, str]:
         if value is not None:
             values[name] = value
         elif field.required:
-            raise ValueError(
+            raise UserError(
                 f"expected pbs.fields.{name} for {site.name}, got none, add it, such as {name}: {field.example}"
             )
     return values

@@ -26,7 +26,7 @@ def print_plan(plan: Plan, script: bool = True) -> None:
 def print_status(save_loc: Path) -> int:
     """The run's facts and its jobs; 1 for a run that failed.
 
-    Raises ValueError where there is no run.
+    Raises UserError where there is no run.
     """
     run = status(save_loc)
     console = Console(soft_wrap=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from credit_like.errors import UserError
 from credit_like.launch import scheduler
 from credit_like.launch.chain import Event, history, newest_checkpoint, run_status
 from credit_like.schema import sites
@@ -61,12 +62,12 @@ class RunStatus:
 def status(save_loc: Path) -> RunStatus:
     """The status of the run in a folder.
 
-    Raises ValueError where there is no run.
+    Raises UserError where there is no run.
     """
     events = history(save_loc)
     told = run_status(save_loc)
     if not (events or told or (save_loc / "log.jsonl").exists()):
-        raise ValueError(
+        raise UserError(
             f"expected the folder of a run (save_loc), got {save_loc}, which holds no status.json, log or jobs"
         )
     lines = _log_tail(save_loc / "log.jsonl")

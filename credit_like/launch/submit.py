@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from credit_like.errors import UserError
 from credit_like.launch import scheduler
 from credit_like.launch.chain import history, history_file, newest_checkpoint, record, run_status
 from credit_like.launch.local import run_all, run_job
@@ -35,23 +36,23 @@ Check = Callable[[Path, Sequence[str], int | None], object]
 def mode_of(text: str) -> Mode:
     """A mode by name.
 
-    Raises ValueError for any other.
+    Raises UserError for any other.
     """
     for mode in MODES:
         if mode == text:
             return mode
-    raise ValueError(f"expected --mode {', '.join(MODES)}, got {text!r}{did_you_mean(text, list(MODES))}")
+    raise UserError(f"expected --mode {', '.join(MODES)}, got {text!r}{did_you_mean(text, list(MODES))}")
 
 
 def chain_of(text: str) -> Chain:
     """`auto` or a number of jobs.
 
-    Raises ValueError for anything else.
+    Raises UserError for anything else.
     """
     if text == "auto":
         return "auto"
     if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"expected --chain auto or a number of jobs from 1, got {text!r}")
+        raise UserError(f"expected --chain auto or a number of jobs from 1, got {text!r}")
     return int(text)
 
 
@@ -84,7 +85,7 @@ def submit(
 
     `after` are jobs to wait for. `force` submits although the outputs exist or jobs of the run are still queued.
     The plan comes back with the script's text and the ids of the jobs.
-    Raises ValueError with one message for what the user has to change; then no file and no job is left.
+    Raises UserError with one message for what the user has to change; then no file and no job is left.
     """
     if site is not None:
         overrides = (*overrides, f"site={json.dumps(site)}")
@@ -127,35 +128,33 @@ def _frozen(experiment: Experiment, file: Path) -> str:
 def _state_of_run(plan: Plan, dialect: Scheduler, force: bool) -> tuple[str, ...]:
     """Notes on what is there already.
 
-    Raises ValueError where submitting would do nothing, or twice the same.
+    Raises UserError where submitting would do nothing, or twice the same.
     """
     status, notes = run_status(plan.save_loc), []
     again = "change save_loc, or add --force"
     if active := active_jobs(plan.save_loc, dialect):
         found = ", ".join(f"{job} ({state})" for job, state in active.items())
         if not (force or plan.after):
-            raise ValueError(
-                f"expected no job of this run in the queue, got {found}, wait, cancel them, or add --force"
-            )
+            raise UserError(f"expected no job of this run in the queue, got {found}, wait, cancel them, or add --force")
         notes.append(f"jobs of this run are in the queue: {found}")
     checkpoint = newest_checkpoint(plan.save_loc)
     if plan.mode == "train":
         if status.get("state") == "finished" and not force:
-            raise ValueError(
+            raise UserError(
                 f"expected a run to be continued, got {plan.save_loc} finished at step {status.get('step')}, {again}"
             )
         if checkpoint >= 0:
             notes.append(f"continues at step {checkpoint}")
     elif plan.mode == "rollout" and checkpoint < 0 and not plan.after:
-        raise ValueError(
+        raise UserError(
             f"expected a checkpoint in {plan.save_loc}, got none, train first, or say which job to wait for (--after)"
         )
     elif plan.mode == "evaluate" and not plan.after and not _filled(plan.save_loc / "forecasts"):
-        raise ValueError(
+        raise UserError(
             f"expected forecasts in {plan.save_loc}, got none, roll out first, or say which job to wait for (--after)"
         )
     elif plan.mode == "preprocess" and (plan.save_loc / "statistics.nc").exists() and not force:
-        raise ValueError(f"expected no statistics yet, got {plan.save_loc / 'statistics.nc'}, {again}")
+        raise UserError(f"expected no statistics yet, got {plan.save_loc / 'statistics.nc'}, {again}")
     if plan.mode == "rollout" and _filled(plan.save_loc / "forecasts"):
         notes.append(f"forecasts exist in {plan.save_loc / 'forecasts'}")
     return tuple(notes)
@@ -169,15 +168,13 @@ def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:
     """What submitting needs of this machine."""
     for program in dialect.programs:
         if shutil.which(program) is None:
-            raise ValueError(
+            raise UserError(
                 f"expected {program} on the PATH to submit to {plan.site}, got none, do this on a login node "
                 "or add --dry-run"
             )
     for package in ("torch", "credit_like"):
         if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"expected {package} in the environment of {plan.python}, got none, activate the right one"
-            )
+            raise UserError(f"expected {package} in the environment of {plan.python}, got none, activate the right one")
 
 
 def _queue(plan: Plan, dialect: Scheduler, site: SiteSection) -> tuple[str, ...]:
@@ -198,7 +195,7 @@ def _queue(plan: Plan, dialect: Scheduler, site: SiteSection) -> tuple[str, ...]
             if done.returncode
             else "the jobs before it are cancelled"
         )
-        raise ValueError(f"{error}; {left}") from None
+        raise UserError(f"{error}; {left}") from None
     return tuple(ids)
 
 
@@ -206,14 +203,14 @@ def _submit_one(command: list[str], dialect: Scheduler) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout.strip():
         said = " ".join((done.stderr.strip() or done.stdout.strip() or "nothing").split())
-        raise ValueError(f"expected {command[0]} to take the job, got exit status {done.returncode}: {said}")
+        raise UserError(f"expected {command[0]} to take the job, got exit status {done.returncode}: {said}")
     return dialect.job_id(done.stdout)
 
 
 def _run_here(plan: Plan) -> tuple[str, ...]:
     """Run the jobs of a plan on this machine, one after the other.
 
-    Raises ValueError where the last one failed.
+    Raises UserError where the last one failed.
     """
     first = sum(event["event"] == "begin" for event in history(plan.save_loc)) + 1
     count = plan.array if plan.mode == "rollout" else None if plan.chain == "auto" else plan.chain
@@ -232,7 +229,7 @@ def _run_here(plan: Plan) -> tuple[str, ...]:
     run_all(count, run, is_over, lambda _, code: codes.append(code))
     failed = [f"{name} (exit status {code})" for name, code in zip(names, codes, strict=True) if code]
     if failed and (plan.mode != "train" or codes[-1]):
-        raise ValueError(f"expected jobs that end well, got {', '.join(failed)}, see {plan.logs}")
+        raise UserError(f"expected jobs that end well, got {', '.join(failed)}, see {plan.logs}")
     return tuple(names)
 
 

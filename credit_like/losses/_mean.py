@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from credit_like import registry
 from credit_like.data.statistics import Statistics
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.losses import LossConfig
 from credit_like.nn.area import AreaMean
@@ -36,7 +37,7 @@ class AreaLoss(nn.Module):
         known = [variable.name for variable in variables.outputs]
         for name in config.variable_weights:
             if name not in known:
-                raise ValueError(
+                raise UserError(
                     f"expected loss.variable_weights of predicted variables, got {name!r}"
                     f"{registry.did_you_mean(name, known)}"
                 )

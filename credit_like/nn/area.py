@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from credit_like.errors import UserError
+
 
 def identity(x: Tensor) -> Tensor:
     """What a sum over ranks is in one process."""
@@ -31,7 +33,7 @@ class AreaMean(nn.Module):
         weights = weights.double()
         total = weights.sum((-2, -1), keepdim=True)
         if not bool((total > 0).all()):
-            raise ValueError("expected every channel to have data somewhere, got a channel without any; check the mask")
+            raise UserError("expected every channel to have data somewhere, got a channel without any; check the mask")
         self.register_buffer("weights", (weights / total)[..., rows, :].to(torch.float32), persistent=False)
         self._double = (weights / total)[..., rows, :]
         self.reduce = reduce

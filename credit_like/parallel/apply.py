@@ -27,7 +27,7 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
     Without `train` the last is left out: replicas then hold whole models and need not take equally many steps.
 
     The model may be on the meta device; then `materialise` gives it memory and values. Multiply the local loss by
-    `runtime.gradient_scale` before backward: every gradient then is the one of the whole batch. Raises ValueError, on all
+    `runtime.gradient_scale` before backward: every gradient then is the one of the whole batch. Raises UserError, on all
     ranks, where a degree does not fit the model.
     """
     if "tp" in runtime.submeshes:

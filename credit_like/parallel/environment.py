@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from credit_like.errors import UserError
+
 # (rank, world, rank on the node, ranks on the node); torchrun's own names come first
 _LAUNCHERS = {
     "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -37,14 +39,14 @@ class Environment:
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     """The first launcher whose rank and size are both set; one process where there is none.
 
-    Raises ValueError for a rank outside its world, and for several nodes without an address of rank 0.
+    Raises UserError for a rank outside its world, and for several nodes without an address of rank 0.
     """
     environ = os.environ if environ is None else environ
     for launcher, (rank_key, world_key, local_key, _) in _LAUNCHERS.items():
         if rank_key in environ and world_key in environ:
             rank, world = int(environ[rank_key]), int(environ[world_key])
             if not 0 <= rank < world:
-                raise ValueError(
+                raise UserError(
                     f"expected {rank_key} below {world_key} = {world}, got {rank}; check the {launcher} launch"
                 )
             local = int(environ.get(local_key, 0))
@@ -65,7 +67,7 @@ def _address(environ: Mapping[str, str], world: int) -> str:
         environ.get(keys[3], "").isdigit() and int(environ[keys[3]]) == world for keys in _LAUNCHERS.values()
     )
     if world > 1 and not one_node:
-        raise ValueError(f"expected MASTER_ADDR for {world} ranks, got none; export the host name of rank 0")
+        raise UserError(f"expected MASTER_ADDR for {world} ranks, got none; export the host name of rank 0")
     return "127.0.0.1"
 
 
@@ -81,5 +83,5 @@ def first_host(nodelist: str) -> str:
     """The first host of Slurm's notation: `nid[0012-0015,0020],x1` → `nid0012`."""
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodelist)
     if match is None:
-        raise ValueError(f"expected a list of hosts, got {nodelist!r}")
+        raise UserError(f"expected a list of hosts, got {nodelist!r}")
     return match[1] + (match[2] or "")

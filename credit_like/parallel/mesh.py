@@ -7,6 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from credit_like.errors import UserError
 from credit_like.parallel.environment import read_environment
 
 DIMS = ("dp", "tp", "domain")
@@ -16,34 +17,34 @@ _KEYS = {"data", "tensor", "domain", "replicate"}
 def degrees(parallelism_conf: dict[str, Any], world: int) -> tuple[int, int, int]:
     """(data, tensor, domain) degrees of a world of this size.
 
-    Raises ValueError, with the arithmetic, for unknown keys, degrees that are no positive integers, a data mode that does
+    Raises UserError, with the arithmetic, for unknown keys, degrees that are no positive integers, a data mode that does
     not exist, and a world that the degrees do not divide.
     """
     unknown = set(parallelism_conf) - _KEYS
     if unknown:
-        raise ValueError(f"trainer.parallelism: expected the keys {sorted(_KEYS)}, got {sorted(unknown)} as well")
+        raise UserError(f"trainer.parallelism: expected the keys {sorted(_KEYS)}, got {sorted(unknown)} as well")
     mode = parallelism_conf.get("data", "none")
     if mode not in ("fsdp2", "ddp", "none"):
-        raise ValueError(f"trainer.parallelism.data: expected fsdp2, ddp or none, got {mode!r}")
+        raise UserError(f"trainer.parallelism.data: expected fsdp2, ddp or none, got {mode!r}")
     for key in ("tensor", "domain", "replicate"):
         degree = parallelism_conf.get(key, 1)
         if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-            raise ValueError(f"trainer.parallelism.{key}: expected an integer of at least 1, got {degree!r}")
+            raise UserError(f"trainer.parallelism.{key}: expected an integer of at least 1, got {degree!r}")
     tensor, domain = parallelism_conf.get("tensor", 1), parallelism_conf.get("domain", 1)
     if world % (tensor * domain):
-        raise ValueError(
+        raise UserError(
             f"world size {world} is not divisible by tensor {tensor} × domain {domain} = {tensor * domain}; "
             f"start a multiple of {tensor * domain} processes or change the degrees"
         )
     data = world // (tensor * domain)
     if mode == "none" and data > 1:
-        raise ValueError(
+        raise UserError(
             f"world size {world} / (tensor {tensor} × domain {domain}) leaves {data} data-parallel ranks, "
             "but trainer.parallelism.data is none; set it to fsdp2 or ddp"
         )
     copies = parallelism_conf.get("replicate", 1)
     if data % copies:
-        raise ValueError(
+        raise UserError(
             f"trainer.parallelism.replicate {copies} does not divide the data-parallel degree "
             f"{world} / ({tensor} × {domain}) = {data}"
         )
@@ -55,7 +56,7 @@ def build_device_mesh(
 ) -> tuple[DeviceMesh | None, dict[str, DeviceMesh]]:
     """The mesh (dp, tp, domain) and its 1-D submeshes of more than one rank.
 
-    `parallelism_conf` is the block `trainer.parallelism`; None and {} where nothing is parallel. Raises ValueError as
+    `parallelism_conf` is the block `trainer.parallelism`; None and {} where nothing is parallel. Raises UserError as
     `degrees` does.
     """
     world = dist.get_world_size() if dist.is_initialized() else read_environment().world

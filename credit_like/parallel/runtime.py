@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from credit_like.errors import UserError
 from credit_like.parallel import collectives
 from credit_like.parallel.environment import Environment, read_environment
 from credit_like.parallel.mesh import build_device_mesh, degrees, gradient_mesh
@@ -48,7 +49,7 @@ class Runtime:
         """Join the other processes, if there are any, and lay out the mesh.
 
         `device`: a CUDA device without index becomes this node's `local_rank`-th. Every collective fails after `timeout`.
-        Raises ValueError, on every rank, where the degrees do not fit the number of processes.
+        Raises UserError, on every rank, where the degrees do not fit the number of processes.
         """
         place = environment or read_environment()
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -131,7 +132,7 @@ class Runtime:
         return box[0]
 
     def check_same(self, value: int, what: str = "samples") -> None:
-        """Raise ValueError on all ranks unless the ranks that share a sample (tensor × domain) hold the same number.
+        """Raise UserError on all ranks unless the ranks that share a sample (tensor × domain) hold the same number.
 
         Called with a digest of the sample order before training starts: tensor peers that read different samples would
         train on nonsense without any other sign.
@@ -146,7 +147,7 @@ class Runtime:
         for dp_rank in range(self.dp_size):
             shared = values[dp_rank * peers : (dp_rank + 1) * peers]
             if len(set(shared)) > 1:
-                raise ValueError(
+                raise UserError(
                     f"expected the same {what} on the {peers} tensor and domain ranks of data-parallel rank {dp_rank}, "
                     f"got digests {shared}; split samples by Runtime.dp_rank, not by rank"
                 )

@@ -16,6 +16,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from credit_like.errors import UserError
 from credit_like.parallel.collectives import copy_to_region, reduce_from_region
 
 
@@ -86,7 +87,7 @@ def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> nn.Module:
 
     Both are dotted paths (one or several) inside the block, to layers of type nn.Linear or 1 × 1 nn.Conv2d. `_tp_copy` names
     submodules without input from outside whose output is used by all ranks' parts, such as a position bias. Rows of a fused
-    qkv weight must be ordered by head first. Raises ValueError that names the block for other layers and for heads or
+    qkv weight must be ordered by head first. Raises UserError that names the block for other layers and for heads or
     features that the degree does not divide, with the degrees that work. Apply it before `apply_fsdp2`.
     """
     degree = tp_mesh.size()
@@ -110,14 +111,14 @@ def _paths(block: nn.Module, attribute: str) -> tuple[str, ...]:
 
 
 def _check(name: str, block: nn.Module, degree: int) -> None:
-    """Raise ValueError where this block cannot be split."""
+    """Raise UserError where this block cannot be split."""
     where = f"trainer.parallelism.tensor {degree}: {name or 'the model'} ({type(block).__name__})"
     counts = {}
     for path in (*_paths(block, "_tp_col"), *_paths(block, "_tp_row")):
         layer = block.get_submodule(path)
         plain_conv = isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and layer.groups == 1
         if not (isinstance(layer, nn.Linear) or plain_conv):
-            raise ValueError(f"{where}: expected nn.Linear or a 1 × 1 nn.Conv2d at {path}, got {type(layer).__name__}")
+            raise UserError(f"{where}: expected nn.Linear or a 1 × 1 nn.Conv2d at {path}, got {type(layer).__name__}")
         assert isinstance(layer.weight, Tensor)
         counts[path] = layer.weight.shape[0 if path in _paths(block, "_tp_col") else 1]
     heads = _heads(block, counts)
@@ -127,7 +128,7 @@ def _check(name: str, block: nn.Module, degree: int) -> None:
     }.items():
         if count % degree:
             works = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
-            raise ValueError(f"{where}: its {count} {what} do not divide by {degree}; degrees that work: {works}")
+            raise UserError(f"{where}: its {count} {what} do not divide by {degree}; degrees that work: {works}")
 
 
 def _heads(block: nn.Module, counts: dict[str, int]) -> int:

@@ -7,6 +7,6 @@ A plug-in has a `Config` and
 whose forward(after_BCHW, before_BCHW) takes the prognostic and diagnostic channels that the model predicted, in
 physical units, and the prognostic channels of the state before, and returns the corrected prediction. The stepper
 applies them in the order of the experiment's `physics`, in training and in forecasts, so they are differentiable.
-`rows` are this rank's, and `reduce` sums a partial mean over the ranks that share a sample. Raises ValueError for
+`rows` are this rank's, and `reduce` sums a partial mean over the ranks that share a sample. Raises UserError for
 variables that the model does not have.
 """

@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import Field
 
 from credit_like.data.aliases import find
+from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema.base import Section
 from credit_like.variables import Variable, Variables
@@ -22,11 +23,11 @@ GRAVITY = 9.80665
 
 
 def channels_of(name: str, variables: Sequence[Variable], key: str) -> slice:
-    """Where a variable, by its own name or an alias, lies among channels. Raises ValueError where it is not there."""
+    """Where a variable, by its own name or an alias, lies among channels. Raises UserError where it is not there."""
     slices = Variables.slices(variables)
     found = find(name, slices)
     if found is None:
-        raise ValueError(
+        raise UserError(
             f"{key}: expected one of {', '.join(slices)}, got {name!r}{did_you_mean(name, list(slices))}; "
             "change it to a variable of that role"
         )
@@ -76,12 +77,12 @@ class ColumnConfig(Section):
 
 
 def make_column(config: ColumnConfig, variables: Variables) -> Column:
-    """From the configuration of a correction. Raises ValueError where coefficients and levels do not fit."""
+    """From the configuration of a correction. Raises UserError where coefficients and levels do not fit."""
     prognostic = variables.role("prognostic")
     if config.column_water is not None:
         where = channels_of(config.column_water, prognostic, "physics.column_water")
         if where.stop - where.start != 1:
-            raise ValueError(
+            raise UserError(
                 f"physics.column_water: expected a variable at the surface, got {config.column_water!r} on levels, "
                 "change it"
             )
@@ -90,13 +91,13 @@ def make_column(config: ColumnConfig, variables: Variables) -> Column:
     n, (a, b) = where.stop - where.start, (config.a, config.b)
     if a or b:
         if len(a) != n + 1 or len(b) != n + 1:
-            raise ValueError(
+            raise UserError(
                 f"physics.a: expected {n + 1} interface coefficients a and b for {n} levels of {config.humidity}, "
                 f"got {len(a)} and {len(b)}, change their number"
             )
         delta_a, delta_b = np.diff(a), np.diff(b)
     elif n < 2:
-        raise ValueError(
+        raise UserError(
             f"physics.humidity: expected a variable on at least two levels, got {config.humidity!r} on {n}, "
             "change it or give column_water"
         )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from credit_like.errors import UserError
 from credit_like.plan.machine import machine_of
 from credit_like.schema.checks import section_findings
 from credit_like.schema.errors import ExperimentError
@@ -29,12 +30,12 @@ def run(
 ) -> int:
     """Plan for each number of GPUs in `gpus` (64, or 4,16,64); 1 where no layout fits, else 0.
 
-    Raises ValueError with one message for what the user has to change, before anything is simulated.
+    Raises UserError with one message for what the user has to change, before anything is simulated.
     """
     worlds = _worlds(gpus)
     machine = machine_of(gpu, figures)
     if plot is not None and not plot.absolute().parent.is_dir():
-        raise ValueError(f"expected --plot in a folder that is there, got {plot}")
+        raise UserError(f"expected --plot in a folder that is there, got {plot}")
     experiment, found = _experiment(file, overrides, grid)
     from credit_like.plan.run import plan
     from credit_like.plan.show import plot_memory, print_report
@@ -55,7 +56,7 @@ def run(
 def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, force: bool) -> str:
     """The plan of the experiment's own layout in one line.
 
-    Raises ValueError where it cannot fit, unless `force`.
+    Raises UserError where it cannot fit, unless `force`.
     """
     machine = machine_of(gpu, {})
     experiment, grid = _experiment(file, overrides, None)
@@ -68,7 +69,7 @@ def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, for
     layout = Layout(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data)
     row = plan_one(experiment, layout, machine, grid)
     if not (row.fits or force):
-        raise ValueError(
+        raise UserError(
             f"expected a layout that fits, got {line(row)}; change trainer.parallelism as "
             f"`credit-like plan {file} --gpus {world} --gpu {gpu}` recommends, or add --force"
         )
@@ -78,7 +79,7 @@ def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, for
 def _worlds(text: str) -> list[int]:
     parts = text.split(",")
     if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ValueError(f"expected --gpus N or N,N,… of at least 1, got {text!r}")
+        raise UserError(f"expected --gpus N or N,N,… of at least 1, got {text!r}")
     return [int(part) for part in parts]
 
 
@@ -102,19 +103,17 @@ def _experiment(file: Path, overrides: Sequence[str], grid: str | None) -> tuple
     try:
         return experiment, _fitting(experiment, open_store(experiment.data, Variables(experiment.data)).grid)
     except (StoreError, OSError) as error:
-        raise ValueError(
+        raise UserError(
             f"expected data to take the grid from, got: {error}; add --grid ROWSxCOLUMNS to plan without data"
         ) from error
 
 
 def _fitting(experiment: Experiment, grid: Any) -> Any:
-    """Raises ValueError where the model does not work on this grid at all."""
+    """Raises UserError where the model does not work on this grid at all."""
     check: Any = getattr(experiment.model, "check", None)
     problems = check(grid.height, grid.width) if check else []
     if problems:
-        raise ValueError(
-            f"expected a grid that suits the model, got {grid.height}x{grid.width}: " + "; ".join(problems)
-        )
+        raise UserError(f"expected a grid that suits the model, got {grid.height}x{grid.width}: " + "; ".join(problems))
     return grid
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 
 GIB = 2**30
@@ -50,12 +51,12 @@ class Machine:
     def __post_init__(self) -> None:
         for field in ("memory", "peak", "wide_peak", "bandwidth", "intra", "inter", "node"):
             if not getattr(self, field) > 0:
-                raise ValueError(f"expected {field} above 0, got {getattr(self, field)}, change it")
+                raise UserError(f"expected {field} above 0, got {getattr(self, field)}, change it")
         if not 0 < self.reached <= 1:
-            raise ValueError(f"expected reached above 0 and at most 1, got {self.reached}, change it")
+            raise UserError(f"expected reached above 0 and at most 1, got {self.reached}, change it")
         for field in ("overlap", "reserve"):
             if not 0 <= getattr(self, field) < 1:
-                raise ValueError(f"expected {field} from 0 to below 1, got {getattr(self, field)}, change it")
+                raise UserError(f"expected {field} from 0 to below 1, got {getattr(self, field)}, change it")
 
     @property
     def usable(self) -> float:
@@ -85,13 +86,13 @@ PRESETS = {
 def machine_of(name: str, changes: Mapping[str, Any]) -> Machine:
     """A preset, or what `credit-like bench` has written, with some figures replaced; None changes nothing.
 
-    Raises ValueError for a name that is not there, a file that is not one of these, and for figures that cannot be.
+    Raises UserError for a name that is not there, a file that is not one of these, and for figures that cannot be.
     """
     if name.endswith((".yml", ".yaml")):
         return replace(_from_file(Path(name)), **{key: value for key, value in changes.items() if value is not None})
     if name not in PRESETS:
         known = list(PRESETS)
-        raise ValueError(
+        raise UserError(
             f"expected --gpu {', '.join(known)} or a file of `credit-like bench`, got {name!r}{did_you_mean(name, known)}"
         )
     return replace(PRESETS[name], **{key: value for key, value in changes.items() if value is not None})
@@ -101,15 +102,13 @@ def _from_file(path: Path) -> Machine:
     try:
         figures = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {error}") from error
+        raise UserError(f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {error}") from error
     wanted = {field.name: field.type for field in fields(Machine)}
     numbers = isinstance(figures, dict) and all(
         isinstance(figures.get(key), str if key == "name" else int | float) for key in wanted
     )
     if not numbers or set(figures) != set(wanted):
-        raise ValueError(
-            f"expected {', '.join(wanted)} in {path}, got something else; let `credit-like bench` write it"
-        )
+        raise UserError(f"expected {', '.join(wanted)} in {path}, got something else; let `credit-like bench` write it")
     return Machine(**figures)
 
 

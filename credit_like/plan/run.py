@@ -12,6 +12,7 @@ from multiprocessing.context import ForkProcess
 
 import numpy as np
 
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.plan.estimate import Report, Row, in_order
 from credit_like.plan.layouts import Illegal, Layout, layouts
@@ -39,10 +40,10 @@ def plan(
 
 
 def plan_one(experiment: Experiment, layout: Layout, machine: Machine, grid: Grid, processes: int | None = None) -> Row:
-    """The row of one layout. Raises ValueError where the model refuses it."""
+    """The row of one layout. Raises UserError where the model refuses it."""
     rows, refused = simulate_all(experiment, [layout], machine, grid, processes)
     if refused:
-        raise ValueError(refused[0].reason)
+        raise UserError(refused[0].reason)
     return rows[0]
 
 
@@ -126,7 +127,7 @@ def _answer(experiment: Experiment, grid: Grid, task: Task, known: dict[Key, Rec
     recipes = Recipes(known)
     try:
         pipe.send((simulate(experiment, layout, rank, grid, recipes=recipes), recipes.learnt))
-    except ValueError as error:
+    except UserError as error:
         pipe.send((str(error), {}))
     pipe.close()
     os._exit(0)  # without the finalisers of the process it was forked from
@@ -135,11 +136,11 @@ def _answer(experiment: Experiment, grid: Grid, task: Task, known: dict[Key, Rec
 def grid_of(text: str) -> Grid:
     """`721x1440`, rows × columns: the whole globe, with rows at the poles where their number is odd.
 
-    Raises ValueError for anything else.
+    Raises UserError for anything else.
     """
     rows, _, columns = text.lower().replace("×", "x").partition("x")
     if not (rows.isdigit() and columns.isdigit() and int(rows) > 1 and int(columns) > 1):
-        raise ValueError(f"expected --grid ROWSxCOLUMNS, such as 721x1440, got {text!r}")
+        raise UserError(f"expected --grid ROWSxCOLUMNS, such as 721x1440, got {text!r}")
     height, width = int(rows), int(columns)
     latitude = np.linspace(90, -90, height) if height % 2 else 90 - (np.arange(height) + 0.5) * 180 / height
     return Grid(latitude, np.arange(width) * 360 / width)

@@ -183,7 +183,7 @@ def simulate(
     """This process as `rank` of the layout, for one optimiser step. Only once in a process.
 
     `gpu`: take the layers' ways for GPUs rather than those for the CPU. `recipes`: of simulations before this one, which
-    save time and change no figure; it learns new ones. Raises ValueError, as training does, where a
+    save time and change no figure; it learns new ones. Raises UserError, as training does, where a
     degree does not fit the model.
     """
     began = time.process_time()

@@ -21,6 +21,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from credit_like.errors import UserError
+
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
 _NUMBERS = (int, float, int | None, float | None)
@@ -47,7 +49,7 @@ class Section(BaseModel):
     def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         """`epochs: true` is a mistake, though Python takes True for 1."""
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
-            raise ValueError(f"expected a number, got {str(value).lower()}")
+            raise UserError(f"expected a number, got {str(value).lower()}")
         return value
 
     @model_serializer(mode="wrap")
@@ -66,16 +68,16 @@ class Section(BaseModel):
 def parse_duration(value: Any) -> dt.timedelta:
     """A duration from `6h`, `30min`, `10d`, `90s` or `HH:MM:SS`.
 
-    Raises ValueError for anything else, and for a duration that is not positive.
+    Raises UserError for anything else, and for a duration that is not positive.
     """
     try:
         duration = value if isinstance(value, dt.timedelta) else _duration(str(value).strip())
     except OverflowError:
-        raise ValueError(f"expected a duration of less than a million years, got {value!r}") from None
+        raise UserError(f"expected a duration of less than a million years, got {value!r}") from None
     if duration is None:
-        raise ValueError(f"expected a duration such as 6h, 30min, 10d or 12:00:00, got {value!r}")
+        raise UserError(f"expected a duration such as 6h, 30min, 10d or 12:00:00, got {value!r}")
     if duration <= dt.timedelta(0):
-        raise ValueError(f"expected a duration longer than zero, got {value!r}")
+        raise UserError(f"expected a duration longer than zero, got {value!r}")
     return duration
 
 

@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path as FilePath
 
 from credit_like import registry
+from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
@@ -43,10 +44,10 @@ class Layout:
 def layout(trainer: TrainerSection, world: int) -> Layout:
     """The layout of a run of `world` processes.
 
-    Raises ValueError with the arithmetic where the degrees or the batch sizes do not divide.
+    Raises UserError with the arithmetic where the degrees or the batch sizes do not divide.
     """
     for _, message in layout_findings(trainer, world):
-        raise ValueError(message)
+        raise UserError(message)
     p = trainer.parallelism
     data = world // p.model_ranks
     return Layout(world, p.tensor, p.domain, data, trainer.global_batch_size // (trainer.micro_batch_size * data))

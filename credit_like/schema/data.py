@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from credit_like.errors import UserError
 from credit_like.schema.base import Duration, Section
 from credit_like.schema.plugin import plugin
 
@@ -24,7 +25,7 @@ def parse_time(value: Any) -> str:
     match = _TIME.fullmatch(str(value).strip())
     _, month, day, hour, minute, second = (int(part or 0) for part in match.groups()) if match else (0,) * 6
     if not (1 <= month <= 12 and 1 <= day <= 31 and hour <= 23 and minute <= 59 and second <= 59):
-        raise ValueError(f"expected a time such as 2020-01-31 or 2020-01-31T18, got {value!r}")
+        raise UserError(f"expected a time such as 2020-01-31 or 2020-01-31T18, got {value!r}")
     assert match
     return f"{match[1]}-{month:02d}-{day:02d}T{hour:02d}:{minute:02d}:{second:02d}"
 
@@ -48,14 +49,14 @@ class Period(Section):
     def _from_pair(cls, value: Any) -> Any:
         if isinstance(value, list | tuple):
             if len(value) != 2:
-                raise ValueError(f"expected [first time, last time], got {value!r}")
+                raise UserError(f"expected [first time, last time], got {value!r}")
             return {"start": value[0], "end": value[1]}
         return value
 
     @model_validator(mode="after")
     def _in_order(self) -> Period:
         if self.end < self.start:
-            raise ValueError(f"expected a period that ends after it starts, got [{self.start}, {self.end}]")
+            raise UserError(f"expected a period that ends after it starts, got [{self.start}, {self.end}]")
         return self
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from credit_like.errors import UserError
 from credit_like.registry import closest
 from credit_like.schema.plugin import PluginError, UnknownPluginError
 
@@ -80,7 +81,7 @@ class Problem:
         return ": ".join(part for part in (str(Place(self.file, self.line)), self.key, self.message) if part)
 
 
-class ExperimentError(ValueError):
+class ExperimentError(UserError):
     """All problems found in one experiment file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:

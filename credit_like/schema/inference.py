@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from credit_like.errors import UserError
 from credit_like.schema.base import Duration, Section, format_duration, parse_duration
 from credit_like.schema.data import Periods, Sources, Time, parse_time
 from credit_like.schema.plugin import plugin
@@ -43,14 +44,14 @@ class InitialTimes(Section):
     def _complete(self) -> InitialTimes:
         ranged = (self.start, self.end, self.interval)
         if bool(self.times) == any(part is not None for part in ranged) or (not self.times and None in ranged):
-            raise ValueError("expected a time, a list of times or [first, last, interval]")
+            raise UserError("expected a time, a list of times or [first, last, interval]")
         return self
 
 
 def _lead(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
-            raise ValueError(f"expected a lead of at least 1 step, got {value}")
+            raise UserError(f"expected a lead of at least 1 step, got {value}")
         return value
     text = str(value).strip()
     if text.endswith(("steps", "step")):

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema import sites
 from credit_like.schema.base import Duration, Section
@@ -94,7 +95,7 @@ class SiteSection(Section):
             for kind in queue.nodes:
                 if kind not in self.nodes:
                     known = list(self.nodes)
-                    raise ValueError(
+                    raise UserError(
                         f"expected kinds of node of {self.name} ({', '.join(known)}) in queue {name}, got {kind!r}"
                         f"{did_you_mean(kind, known)}"
                     )
@@ -102,7 +103,7 @@ class SiteSection(Section):
         for line in (*self.directives, *(line for kind in self.nodes.values() for line in kind.request)):
             for placeholder in placeholders(line):
                 if placeholder not in known:
-                    raise ValueError(
+                    raise UserError(
                         f"expected {{{'}, {'.join(known)}}} in directive {line!r}, got {{{placeholder}}}"
                         f"{did_you_mean(placeholder, known)}"
                     )
@@ -112,12 +113,12 @@ class SiteSection(Section):
 def placeholders(line: str) -> list[str]:
     """The names in braces of a directive.
 
-    Raises ValueError for braces that do not pair.
+    Raises UserError for braces that do not pair.
     """
     try:
         return [name for _, name, _, _ in string.Formatter().parse(line) if name is not None]
     except ValueError as error:
-        raise ValueError(f"expected braces in pairs in directive {line!r}, got {error}") from None
+        raise UserError(f"expected braces in pairs in directive {line!r}, got {error}") from None
 
 
 class Request(Section):

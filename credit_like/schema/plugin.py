@@ -7,9 +7,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, PlainSerializer, PlainValidator, ValidationError, WithJsonSchema
 
 from credit_like import registry
+from credit_like.errors import UserError
 
 
-class PluginError(ValueError):
+class PluginError(UserError):
     """The validation error of a plug-in's own `Config`, kept whole so that its keys can be named."""
 
     def __init__(self, config: type[BaseModel], error: ValidationError) -> None:
@@ -17,7 +18,7 @@ class PluginError(ValueError):
         self.config, self.error = config, error
 
 
-class UnknownPluginError(ValueError):
+class UnknownPluginError(UserError):
     """No plug-in of this kind has this name."""
 
 
@@ -32,11 +33,11 @@ def plugin(kind: str, default: str | None = None) -> Any:
         if isinstance(value, BaseModel):
             return value
         if not isinstance(value, dict):
-            raise ValueError(f"expected a mapping with a `type`, got {value!r}")
+            raise UserError(f"expected a mapping with a `type`, got {value!r}")
         if "type" not in value and default is not None:
             value = {"type": default, **value}
         if "type" not in value:
-            raise ValueError(f"expected a `type`, one of {', '.join(registry.names(kind))}, got none")
+            raise UserError(f"expected a `type`, one of {', '.join(registry.names(kind))}, got none")
         if value["type"] not in registry.names(kind):
             raise UnknownPluginError(registry.unknown(kind, value["type"]))
         config: type[BaseModel] = registry.module(kind, value["type"]).Config

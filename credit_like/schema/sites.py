@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -21,15 +22,15 @@ def profiles() -> dict[str, Path]:
 def read(name: str) -> dict[str, Any]:
     """The `site` section of a profile.
 
-    Raises ValueError with the closest names where there is none.
+    Raises UserError with the closest names where there is none.
     """
     known = profiles()
     if name not in known:
-        raise ValueError(
+        raise UserError(
             f"expected a site, one of {', '.join(sorted(known))}, got {name!r}{did_you_mean(name, sorted(known))}"
         )
     content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("site"), dict):
-        raise ValueError(f"expected a mapping under `site:` in {known[name]}, got {type(content).__name__}")
+        raise UserError(f"expected a mapping under `site:` in {known[name]}, got {type(content).__name__}")
     section: dict[str, Any] = content["site"]
     return section

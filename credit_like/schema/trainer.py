@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
+from credit_like.errors import UserError
 from credit_like.schema.base import Duration, Section, format_duration, parse_duration
 from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
@@ -28,7 +29,7 @@ class Parallelism(Section):
     @model_validator(mode="after")
     def _replicate_needs_fsdp2(self) -> Parallelism:
         if self.replicate > 1 and self.data != "fsdp2":
-            raise ValueError(f"expected data: fsdp2 with replicate: {self.replicate}, got data: {self.data}")
+            raise UserError(f"expected data: fsdp2 with replicate: {self.replicate}, got data: {self.data}")
         return self
 
 
@@ -64,7 +65,7 @@ class CheckpointSection(Section):
     @model_validator(mode="after")
     def _positive(self) -> CheckpointSection:
         if isinstance(self.every, int) and self.every < 1:
-            raise ValueError(f"expected `every` of at least 1 step, got {self.every}")
+            raise UserError(f"expected `every` of at least 1 step, got {self.every}")
         return self
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
 from credit_like.data.windows import Windows
+from credit_like.errors import UserError
 from credit_like.nn.area import AreaMean
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.base import format_duration
@@ -33,7 +34,7 @@ class ShortForecasts:
     Scores are those of `credit_like evaluate` over the globe, with `climatology` (C, H, W; this rank's rows) in place
     of one by day and hour. The initial times are dealt out to the data-parallel ranks, each of which takes as many
     steps as the others. Fields are read while the step before is computed, and nothing waits for the device until the
-    last step is done. Raises ValueError for a lead that is no whole number of steps, or longer than the period.
+    last step is done. Raises UserError for a lead that is no whole number of steps, or longer than the period.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class ShortForecasts:
                 rows=self.rows,
             )
         except ValueError as error:
-            raise ValueError(f"trainer.monitor.lead: {error}, or to a shorter lead") from error
+            raise UserError(f"trainer.monitor.lead: {error}, or to a shorter lead") from error
         count = min(self.section.init, len(windows))
         return [int(windows.starts[i]) for i in np.linspace(0, len(windows) - 1, count).round().astype(int)]
 
@@ -171,7 +172,7 @@ def _steps(lead: int | dt.timedelta, timestep: dt.timedelta) -> int:
     steps = lead if isinstance(lead, int) else lead / timestep
     if steps < 1 or steps != int(steps):
         shown = lead if isinstance(lead, int) else format_duration(lead)
-        raise ValueError(
+        raise UserError(
             f"trainer.monitor.lead: expected a whole number of steps of {format_duration(timestep)}, got {shown}, "
             "change it to a multiple of data.timestep"
         )

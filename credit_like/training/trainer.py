@@ -23,6 +23,7 @@ from credit_like.checkpoint.rng import random_state, seed_everything, set_random
 from credit_like.checkpoint.shards import beside, named_pieces
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.runtime import Runtime
@@ -76,7 +77,7 @@ class Trainer:
         self.accumulation = accumulation(section.global_batch_size, section.micro_batch_size, runtime.dp_size)
         self.steps_per_epoch = len(train_loader) // self.accumulation
         if self.steps_per_epoch == 0:
-            raise ValueError(
+            raise UserError(
                 f"expected at least one global batch of {section.global_batch_size} training samples, got "
                 f"{len(train_loader) * section.micro_batch_size * runtime.dp_size}; "
                 "change trainer.global_batch_size or data.train"
@@ -119,7 +120,7 @@ class Trainer:
         `failed` in status.json and the checkpoints before it as they are.
         """
         if not self.parameters:
-            raise ValueError(
+            raise UserError(
                 f"model.type: expected a model to train, got {self.experiment.model.type}, which has no weights"
             )
         with ExitStack() as stack:
@@ -236,7 +237,7 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of any layout.
 
-        Raises ValueError where its tensors are not those of this experiment's model and optimiser.
+        Raises UserError where its tensors are not those of this experiment's model and optimiser.
         """
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
         checkpoint.load(self.pieces(), prefixes)
@@ -261,9 +262,9 @@ class Trainer:
 
 
 def accumulation(global_batch: int, micro_batch: int, dp: int) -> int:
-    """Micro-batches per replica and optimiser step. Raises ValueError where it does not divide."""
+    """Micro-batches per replica and optimiser step. Raises UserError where it does not divide."""
     if global_batch % (micro_batch * dp):
-        raise ValueError(
+        raise UserError(
             f"trainer.global_batch_size: expected a multiple of micro_batch_size × data-parallel replicas = "
             f"{micro_batch} × {dp} = {micro_batch * dp}, got {global_batch}; change one of them"
         )

@@ -20,6 +20,7 @@ from xarray.core import indexing
 from credit_like.data.direct import DirectArray, Spans, direct
 from credit_like.data.regrid import conservative, read_weights, regrid, regular
 from credit_like.data.times import Times, to_text
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.schema.base import Section
 
@@ -85,7 +86,7 @@ class Regrid(Section):
     @model_validator(mode="after")
     def _one(self) -> Regrid:
         if sum(value is not None for value in (self.degrees, self.like, self.weights)) != 1:
-            raise ValueError("expected one of degrees, like and weights")
+            raise UserError("expected one of degrees, like and weights")
         return self
 
 
@@ -117,7 +118,7 @@ def is_url(path: str) -> bool:
 def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
     """The files that a path, glob, template or list means, sorted.
 
-    Raises ValueError where there is none, with what lies near.
+    Raises UserError where there is none, with what lies near.
     """
     found: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
@@ -128,12 +129,12 @@ def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> l
             fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
             matches = sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in fs.glob(inside))
             if not matches:
-                raise ValueError(f"expected files that match {path}, got none{_near(path)}")
+                raise UserError(f"expected files that match {path}, got none{_near(path)}")
             found += matches
         elif is_url(path) or Path(path).exists():
             found.append(path)
         else:
-            raise ValueError(f"expected an existing file or folder, got {path!r}{_near(path)}")
+            raise UserError(f"expected an existing file or folder, got {path!r}{_near(path)}")
     return found
 
 
@@ -167,7 +168,7 @@ def open_files(
             merged = joined
             continue
         if both := sorted(set(map(str, merged.data_vars)) & set(map(str, joined.data_vars))):
-            raise ValueError(
+            raise UserError(
                 f"expected files of the same variables or of different ones, got {', '.join(both)} in several files "
                 f"beside others, e.g. {files[0].path}; give such a variable its own `path`, or list several sources"
             )
@@ -182,7 +183,7 @@ def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr
         return open_one(path)
     except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"expected {expected}, got {path}, which does not open: {reason}") from error
+        raise UserError(f"expected {expected}, got {path}, which does not open: {reason}") from error
 
 
 class _File:
@@ -204,7 +205,7 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
         if name in first.coords and name in other.coords:
             a, b = first[name].values, other[name].values
             if a.shape != b.shape or not (np.array_equal(a, b) if name == "time" else np.allclose(a, b)):
-                raise ValueError(
+                raise UserError(
                     f"expected the same {name} in all files, got another in {path}; list it as a source of its own"
                 )
 
@@ -212,7 +213,7 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
 def _join(files: Sequence[_File]) -> xr.Dataset:
     """Along time, in the order of their first times."""
     if "time" not in files[0].dataset().coords:
-        raise ValueError(f"expected files with a time axis where there are several, got {files[0].path} without one")
+        raise UserError(f"expected files with a time axis where there are several, got {files[0].path} without one")
     files = sorted(files, key=lambda file: file.dataset()["time"].values[0])
     first = files[0].dataset()
     for file in files[1:]:
@@ -220,7 +221,7 @@ def _join(files: Sequence[_File]) -> xr.Dataset:
     axes = [file.dataset()["time"].values for file in files]
     for before, after, file in zip(axes, axes[1:], files[1:], strict=False):
         if after[0] <= before[-1]:
-            raise ValueError(
+            raise UserError(
                 f"expected files that follow each other in time, got {to_text(after[0])} in {file.path} a second time"
             )
     bounds = np.cumsum([0, *map(len, axes)])
@@ -293,12 +294,12 @@ class _Joined(DirectArray):
 def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     """Dimensions named time, level, latitude, longitude; decoded times and values; latitude and longitude 1-D.
 
-    `raw` comes with nothing decoded. Raises ValueError where a dimension cannot be recognised or time not decoded.
+    `raw` comes with nothing decoded. Raises UserError where a dimension cannot be recognised or time not decoded.
     """
     names = {here: there for here, there in config.dims.model_dump().items() if there is not None}
     for here, there in names.items():
         if there not in raw.dims and there not in raw.variables:
-            raise ValueError(
+            raise UserError(
                 f"expected {path} to have the {here} dimension {there!r}, got {', '.join(map(str, raw.dims))}"
             )
     for dim in raw.dims:
@@ -310,13 +311,13 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     blocked = [here for here in renamed.values() if here in raw.variables or here in raw.dims]
     dataset = raw.drop_vars([name for name in blocked if name in raw.variables]).rename(renamed)
     if wrong := [name for name in config.rename if name not in dataset.variables]:
-        raise ValueError(
+        raise UserError(
             f"expected {path} to have {wrong[0]!r} (data.source.rename), got {', '.join(map(str, raw.data_vars))}"
         )
     dataset = dataset.rename(config.rename)
     for name in ("latitude", "longitude"):
         if name not in dataset.coords and name in dataset.dims:
-            raise ValueError(f"expected values of {name} in {path}, got a dimension without coordinate")
+            raise UserError(f"expected values of {name} in {path}, got a dimension without coordinate")
     dataset = _decode_values(dataset)
     if "time" in dataset.variables and "time" in dataset.dims:
         times = _decode_time(dataset["time"].variable, units_by, config.calendar, path)
@@ -333,7 +334,7 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
         stored = read_weights(asked.weights)
         shape = (dataset.sizes["latitude"], dataset.sizes["longitude"])
         if stored.source_shape != shape:
-            raise ValueError(f"expected {path} on the grid of {asked.weights}, {stored.source_shape}, got {shape}")
+            raise UserError(f"expected {path} on the grid of {asked.weights}, {stored.source_shape}, got {shape}")
         return regrid(dataset, stored)
     target = regular(asked.degrees) if asked.degrees is not None else _grid_of(str(asked.like))
     source = Grid(dataset["latitude"].values.astype(np.float64), dataset["longitude"].values.astype(np.float64))
@@ -343,7 +344,7 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
 def _grid_of(path: str) -> Grid:
     """The grid of a file or store."""
     if not Path(path).exists():
-        raise ValueError(f"expected a file or store with the grid, got {path!r}; change data.source.regrid.like")
+        raise UserError(f"expected a file or store with the grid, got {path!r}; change data.source.regrid.like")
     opening: dict[str, Any] = (
         {"engine": "zarr", "consolidated": False} if Path(path).is_dir() else {"engine": "netcdf4"}
     )
@@ -379,7 +380,7 @@ def _start(raw: xr.Dataset, config: FileConfig) -> str | None:
     text = value.tobytes().decode() if value.dtype.kind == "S" else "".join(map(str, value.ravel().tolist()))
     match = re.search(r"(\d{4})\D+(\d{1,2})\D+(\d{1,2})(?:\D+(\d{1,2}))?(?::(\d{2}))?(?::(\d{2}))?", text)
     if match is None:
-        raise ValueError(f"expected a date in variable {since!r}, got {text!r}; change data.source.time_units")
+        raise UserError(f"expected a date in variable {since!r}, got {text!r}; change data.source.time_units")
     year, month, day, hour, minute, second = (int(part or 0) for part in match.groups())
     return f"{unit} since {year:04d}-{month:02d}-{day:02d} {hour:02d}:{minute:02d}:{second:02d}"
 
@@ -393,7 +394,7 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
     if values.dtype.kind == "M":
         return values.astype("datetime64[s]")
     if "since" not in str(attrs.get("units", "")):
-        raise ValueError(
+        raise UserError(
             f"expected time units such as 'hours since 1990-01-01' in {path}, got {attrs.get('units')!r}; "
             "set data.source.time_units"
         )
@@ -401,7 +402,7 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
         coder = xr.coders.CFDatetimeCoder(time_unit="s")
         decoded = coder.decode(xr.Variable(variable.dims, values, attrs)).values
     except (ValueError, OverflowError) as error:
-        raise ValueError(f"expected times that decode in {path}, got {attrs['units']!r}: {error}") from error
+        raise UserError(f"expected times that decode in {path}, got {attrs['units']!r}: {error}") from error
     if decoded.dtype.kind == "M":
         return decoded.astype("datetime64[s]")
     first = decoded.ravel()[0]
@@ -445,7 +446,7 @@ def _within(dataset: xr.Dataset, region: Region | None) -> xr.Dataset:
         inside = np.flatnonzero(east_of <= width + 2e-6)
         columns = inside[np.argsort(east_of[inside], kind="stable")]
     if len(rows) < 2 or len(columns) < 2:
-        raise ValueError(
+        raise UserError(
             f"expected a region with at least 2 × 2 points, got {len(rows)} × {len(columns)}; change data.source.region"
         )
     cut = dataset.isel(latitude=slice(int(rows[0]), int(rows[-1]) + 1))

@@ -26,7 +26,7 @@ class Config(FileConfig):
 def open_dataset(config: Config, variables: Sequence[Variable] | None = None) -> xr.Dataset:
     """The files of `config.path` as one lazy dataset, in the files' own names.
 
-    Raises ValueError where nothing is there, or it is not netCDF.
+    Raises UserError where nothing is there, or it is not netCDF.
     """
 
     # HDF5 would keep megabytes of decoded chunks for every variable of every open file, and shuffled reads never hit them

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from credit_like.errors import UserError
 from credit_like.schema.base import Section
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _two_to_one(self) -> Config:
         if self.longitudes != 2 * self.latitudes or self.latitudes % 2:
-            raise ValueError(
+            raise UserError(
                 f"expected an even number of latitudes and twice as many longitudes, got latitudes {self.latitudes} "
                 f"and longitudes {self.longitudes}; change longitudes to {2 * self.latitudes}"
             )

@@ -22,7 +22,7 @@ class Config(FileConfig):
 def open_dataset(config: Config, variables: Sequence[Variable] | None = None) -> xr.Dataset:
     """The stores of `config.path` as one lazy dataset, in the stores' own names.
 
-    Raises ValueError where nothing is there, or it is not a zarr store.
+    Raises UserError where nothing is there, or it is not a zarr store.
     """
 
     def open_one(path: str) -> xr.Dataset:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
+from credit_like.errors import UserError
 from credit_like.inference.layout import Layout
 
 Fields = NDArray[np.float32]
@@ -150,14 +151,14 @@ def replace_text(path: Path, text: str) -> None:
 def claim(folder: Path, identity: dict[str, Any]) -> None:
     """Make `folder` the place of the forecasts that `identity` describes.
 
-    Raises ValueError if it holds those of another experiment, checkpoint or selection, or files that are no forecasts.
+    Raises UserError if it holds those of another experiment, checkpoint or selection, or files that are no forecasts.
     """
     record = folder / "forecast.json"
     text = json.dumps(identity, indent=1, sort_keys=True)
     if not record.exists():
         others = folder.exists() and any(entry.suffix != ".part" for entry in folder.iterdir())
         if others and not record.exists():  # looked at twice: another rank may just have made it
-            raise ValueError(
+            raise UserError(
                 f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "
                 "with other files in it, change it to another folder"
             )
@@ -173,7 +174,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
     there = json.loads(record.read_text())
     if differing := sorted(_differences(json.loads(text), there)):
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-        raise ValueError(
+        raise UserError(
             f"inference.output.path: expected forecasts of this experiment and checkpoint in {folder}, got some made "
             f"with another {shown}, change the path or remove the folder"
         )

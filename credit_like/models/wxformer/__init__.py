@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from credit_like.errors import UserError
 from credit_like.schema.base import Section
 
 if TYPE_CHECKING:
@@ -243,11 +244,11 @@ def _nearest(value: int, works: object) -> int:
 def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:
     """The model for a grid: (B, in_channels, frames, height, width) to (B, out_channels, 1, height, width).
 
-    Raises ValueError with everything that `Config.check` finds.
+    Raises UserError with everything that `Config.check` finds.
     """
     problems = config.check(height, width, in_channels=in_channels, out_channels=out_channels)
     if problems:
-        raise ValueError("wxformer does not fit the grid:\n" + "\n".join(problems))
+        raise UserError("wxformer does not fit the grid:\n" + "\n".join(problems))
     from credit_like.models.wxformer.model import WXFormer
 
     return WXFormer(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from credit_like.errors import UserError
 from credit_like.nn import attention, conv, cross_embed, feed_forward, norms, padding, resize, spectral_norm
 from credit_like.parallel.domain import partition
 from credit_like.parallel.domain.attention import DomainLongAttention, DomainShortAttention
@@ -90,14 +91,14 @@ def is_pointwise(module: nn.Module) -> bool:
 
 
 def check_twins(model: nn.Module) -> None:
-    """Raise ValueError that names every layer that has neither a twin nor independent rows."""
+    """Raise UserError that names every layer that has neither a twin nor independent rows."""
     missing = [
         f"{name or 'the model itself'} ({type(module).__module__}.{type(module).__qualname__})"
         for name, module in model.named_modules()
         if type(module) not in TWINS and not isinstance(module, Twin) and not is_pointwise(module)
     ]
     if missing:
-        raise ValueError(
+        raise UserError(
             "trainer.parallelism.domain: expected layers with a sharded twin, got " + "; ".join(missing) + ". "
             "Use the layers of credit_like.nn, or set `_pointwise = True` on a class whose rows are independent"
         )
@@ -115,7 +116,7 @@ class _Watch(TorchDispatchMode):
         if not self.inside and any(name.startswith(op) or (op in name and op == "pool") for op in _MIXING):
             is_one_by_one = name == "convolution" and tuple(args[1].shape[2:]) == (1,) * (args[1].ndim - 2)
             if not is_one_by_one:
-                raise ValueError(
+                raise UserError(
                     f"trainer.parallelism.domain: the model calls {name} outside the layers of credit_like.nn; "
                     "rows of other ranks would be missing there"
                 )
@@ -134,7 +135,7 @@ def _hooks(model: nn.Module, watch: _Watch, calls: dict[nn.Module, tuple[int, in
         dim = TWINS[type(module)].row_dim
         sizes = (args[0].shape[dim], out.shape[dim], args[0].shape[dim + 1])
         if calls.setdefault(module, sizes) != sizes:
-            raise ValueError(
+            raise UserError(
                 f"{type(module).__name__} is used at two sizes, {calls[module]} and {sizes}; use one layer for each"
             )
 
@@ -157,7 +158,7 @@ def trace_heights(model: nn.Module) -> dict[nn.Module, tuple[int, int, int]]:
     """
     missing = [key for key in ("in_channels", "frames", "height", "width") if not hasattr(model, key)]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"{type(model).__name__}: expected attributes in_channels, frames, height and width for domain parallelism; "
             f"it has no {', '.join(missing)}"
         )
@@ -194,7 +195,7 @@ def apply_domain_parallel(model: nn.Module, domain_mesh: DeviceMesh) -> nn.Modul
     """Make the model map this rank's rows (B, C, T, h, W) to this rank's rows, with the numbers of the whole.
 
     In place: every space-mixing layer becomes its twin; the manager with the bands of every level is attached
-    (`get_domain_manager`). Apply it before sharding parameters over data ranks. Raises ValueError, on all ranks, for a layer
+    (`get_domain_manager`). Apply it before sharding parameters over data ranks. Raises UserError, on all ranks, for a layer
     without a twin (named) and for a degree that leaves a rank without rows (with the degrees that work).
     """
     check_twins(model)
@@ -202,9 +203,7 @@ def apply_domain_parallel(model: nn.Module, domain_mesh: DeviceMesh) -> nn.Modul
     manager = DomainManager(domain_mesh, domain_levels(model, calls), *image_size(model))
     unused = [name for name, module in model.named_modules() if type(module) in TWINS and module not in calls]
     if unused:
-        raise ValueError(
-            f"trainer.parallelism.domain: the forward never calls {', '.join(unused)}; remove these layers"
-        )
+        raise UserError(f"trainer.parallelism.domain: the forward never calls {', '.join(unused)}; remove these layers")
     for module, sizes in calls.items():
         module.__class__ = TWINS[type(module)]
         assert isinstance(module, Twin)

@@ -14,7 +14,7 @@ from credit_like.parallel.domain.rows import RowPlan, fetch_rows, make_plan
 
 
 class DomainManager:
-    """The bands of rows of one model on one domain mesh. Raises ValueError for a degree that leaves a rank without rows."""
+    """The bands of rows of one model on one domain mesh. Raises UserError for a degree that leaves a rank without rows."""
 
     def __init__(self, mesh: DeviceMesh, levels: dict[int, Level], height: int, width: int) -> None:
         self.mesh, self.group = mesh, mesh.get_group()

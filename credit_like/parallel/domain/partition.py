@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from credit_like.errors import UserError
+
 Band = tuple[int, int]  # rows [start, stop)
 
 
@@ -49,11 +51,11 @@ def bands(height: int, unit: int, parts: int) -> list[Band]:
 
 
 def check_degree(levels: dict[int, Level], degree: int) -> None:
-    """Raise ValueError where a rank would be left without rows at some level, with the degrees that work."""
+    """Raise UserError where a rank would be left without rows at some level, with the degrees that work."""
     tightest = min(levels.values(), key=lambda level: level.most)
     if degree > tightest.most:
         works = ", ".join(str(d) for d in range(1, tightest.most + 1))
-        raise ValueError(
+        raise UserError(
             f"trainer.parallelism.domain {degree}: at {tightest.height} rows"
             f"{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces to share, "
             f"and a rank without rows cannot take part; degrees that work: {works}"

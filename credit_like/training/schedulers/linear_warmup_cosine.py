@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from credit_like.errors import UserError
 from credit_like.schema.base import Section
 
 
@@ -22,11 +23,11 @@ def learning_rate(config: Config, base: float, step: int, total_steps: int) -> f
     """The rate of optimiser step `step` = 0, 1, …: base·(step + 1)/warm-up, then
     min + (base − min)·(1 + cos(π·progress))/2, with progress from 0 at the end of the warm-up to 1 at the end.
 
-    Raises ValueError where the warm-up does not end before the run.
+    Raises UserError where the warm-up does not end before the run.
     """
     total = config.total_steps or total_steps
     if config.warmup_steps >= total:
-        raise ValueError(
+        raise UserError(
             f"trainer.scheduler.warmup_steps: expected fewer than the {total} optimiser steps of the run, "
             f"got {config.warmup_steps}; change it or train longer"
         )
