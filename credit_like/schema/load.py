@@ -4,7 +4,8 @@ The file is YAML in its 1.2 core schema: `1e-3` is a number, `12:00:00` and `202
 `no` and `y` are text too (a variable may be called so). In a value, `$VAR` and `${VAR}` come from the environment, and
 `$$` is a dollar.
 
-`include` names files relative to the file that includes them; all other paths in a file are relative to the current
+`include` names files relative to the file that includes them, or else a shipped model or site by its path in the
+repository (`models/wxformer-1deg/model.yml`, `config/site/derecho.yml`); all other paths in a file are relative to the current
 working directory, as paths on a command line are.
 """
 
@@ -22,6 +23,7 @@ from pydantic import ValidationError
 
 from credit_like.schema.errors import ExperimentError, Locations, Path, Place, Problem, in_order, problems_of
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.shipped import shipped_file
 
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\{)|(\$))")
 _INT = re.compile(r"[-+]?[0-9]+")
@@ -147,9 +149,13 @@ def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
     problems: list[Problem] = []
     base = _Tree({}, place)
     for name, at in _include_names(included, problems):
-        target = path.parent / name
-        if not target.is_file():
-            message = f"expected a file relative to {path.parent}/, got {name!r}, change it to a file that exists"
+        beside = path.parent / name
+        target = beside if beside.is_file() else shipped_file(name)
+        if target is None:
+            message = (
+                f"expected a file relative to {path.parent}/ or a shipped one such as models/wxformer-tiny/model.yml, "
+                f"got {name!r}, change it to a file that exists"
+            )
             problems.append(Problem(at.file, at.line, "include", message))
             continue
         other = _read_file(target, (*including, path.resolve()))

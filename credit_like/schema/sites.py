@@ -9,13 +9,12 @@ import yaml
 
 from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
-
-_CHECKOUT = Path(__file__).resolve().parents[2]
+from credit_like.schema.shipped import shipped
 
 
 def profiles() -> dict[str, Path]:
-    """All profiles by name; one in the current folder's `config/site` goes before the checkout's own."""
-    folders = (_CHECKOUT / "config" / "site", Path("config") / "site")
+    """Return all profiles by name; one in the current folder's `config/site` takes precedence over a shipped one."""
+    folders = (shipped("config/site"), Path("config") / "site")
     return {path.stem: path for folder in folders for path in sorted(folder.glob("*.yml"))}
 
 

@@ -286,3 +286,19 @@ def test_whatever_is_cut_or_put_into_a_file_it_loads_or_is_told_where_it_is_wron
             assert problem.file == str(path)
             assert 0 <= problem.line <= text.count("\n") + 1
             assert problem.message.isprintable()
+
+
+def test_a_shipped_model_is_included_from_any_folder(write):
+    path = write("include: [models/wxformer-tiny/model.yml]\n" + TEXT.replace("model: {type: persistence}\n", ""))
+    assert load_experiment(path).model.type == "wxformer"
+
+
+def test_a_file_beside_the_experiment_takes_precedence_over_a_shipped_one(write):
+    write("model: {type: persistence}\n", "models/wxformer-tiny/model.yml")
+    path = write("include: [models/wxformer-tiny/model.yml]\n" + TEXT.replace("model: {type: persistence}\n", ""))
+    assert load_experiment(path).model.type == "persistence"
+
+
+@pytest.mark.parametrize("name", ["models/../pyproject.toml", "/models/wxformer-tiny/model.yml", "tests/conftest.py"])
+def test_only_models_and_sites_are_shipped(write, name):
+    assert any("include" in str(p) for p in problems(write(f"include: [{name}]\n" + TEXT)))
