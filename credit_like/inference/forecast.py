@@ -20,11 +20,12 @@ from credit_like.data import times as calendar
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
+from credit_like.host import HostCopy, to_host
 from credit_like.inference.layout import Layout, choose
 from credit_like.inference.perturb import perturbations
-from credit_like.inference.rollout import rollout
 from credit_like.inference.times import initial_times, lead_steps, times_at
 from credit_like.inference.writers._base import Background, Place, Writer, claim
+from credit_like.rollout import rollout
 from credit_like.schema.experiment import Experiment
 from credit_like.state import State
 from credit_like.stepper import Stepper
@@ -126,44 +127,48 @@ def write_forecasts(
     counts steps. Raises UserError, before anything is written, for what cannot be done, and RuntimeError where
     writing fails.
     """
-    the = plan(experiment, store, variables, checkpoint, sorted(statistics.missing_times))
-    members = experiment.inference.ensemble.members
-    perturb = (
-        perturbations(experiment.inference.ensemble, variables, statistics, store.grid, rows) if members > 1 else None
-    )
+    forecast_plan = plan(experiment, store, variables, checkpoint, sorted(statistics.missing_times))
+    layout, section = forecast_plan.layout, experiment.inference
+    members = section.ensemble.members
+    perturb = perturbations(section.ensemble, variables, statistics, store.grid, rows) if members > 1 else None
     folder = forecast_folder(experiment)
-    claim(folder, _identity(experiment, the, checkpoint))
-    output = experiment.inference.output
-    writer: Writer = registry.module("writer", output.type).open_writer(output, the.layout, folder)
+    claim(folder, _identity(experiment, forecast_plan, checkpoint))
+    writer: Writer = registry.module("writer", section.output.type).open_writer(section.output, layout, folder)
     writer.open()
-    # Asked before anything is computed, so that ranks which share a sample decide alike.
-    todo = [group for group in the.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]
+    # Completeness is asked before anything is computed, so that ranks which share a sample decide alike.
+    todo = [group for group in forecast_plan.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]
     background = Background(_WAITING)
-    steps, done = _steps(the, todo, experiment), 0
+    steps, done = _steps(forecast_plan, todo, experiment), 0
+
+    def states(group: Sequence[int]) -> Iterator[tuple[Sequence[Place], int, State]]:
+        """Yield (initial times and members, lead, state) of every step of a group's forecasts."""
+        for places in _batches(group, members, section.batch_size):
+            perturb_batch = perturb([member for _, member in places]) if perturb else None
+            for lead, state in rollout(
+                stepper,
+                store,
+                variables,
+                [forecast_plan.init[i] for i, _ in places],
+                forecast_plan.leads,
+                history_len=experiment.data.history_len,
+                rows=rows,
+                perturb=perturb_batch,
+                amp=section.amp,
+            ):
+                yield places, lead, state
+
     stepper.eval()
     try:
         for group in todo:
-            for pairs in _batches(group, members, experiment.inference.batch_size):
-                init = [the.init[i] for i, _ in pairs]
-                for lead, state in rollout(
-                    stepper,
-                    store,
-                    variables,
-                    init,
-                    the.leads,
-                    history_len=experiment.data.history_len,
-                    rows=rows,
-                    perturb=perturb([member for _, member in pairs]) if perturb else None,
-                    amp=experiment.inference.amp,
-                ):
-                    if lead in the.layout.leads:
-                        fields = _fields(stepper, state, gather)
-                        if fields is not None:
-                            _submit(background, writer, pairs, the.layout.leads.index(lead), fields)
-                    done += 1
-                    if progress is not None:
-                        progress(done, steps)
-            if gather is None or fields is not None:
+            writes = False
+            for places, lead, state in states(group):
+                if lead in layout.leads and (fields := _fields(stepper, state, gather)) is not None:
+                    background.submit(partial(_write, writer, places, layout.leads.index(lead), fields))
+                    writes = True
+                done += 1
+                if progress is not None:
+                    progress(done, steps)
+            if writes:
                 background.submit(partial(_complete, writer, group))
         background.close()
     except BaseException:
@@ -210,12 +215,17 @@ def forecast(
         yield dataset
 
 
-def _identity(experiment: Experiment, the: Plan, checkpoint: str) -> dict[str, Any]:
+def _identity(experiment: Experiment, forecast_plan: Plan, checkpoint: str) -> dict[str, Any]:
     """What the numbers in the files depend on."""
     resolved = experiment.to_dict()
     kept = {key: resolved[key] for key in ("name", "seed", "data", "model", "physics", "inference") if key in resolved}
-    init = [calendar.to_text(time) for time in the.layout.init]
-    return {"experiment": kept, "checkpoint": checkpoint, "initial_times": init, "leads": list(the.layout.leads)}
+    init = [calendar.to_text(time) for time in forecast_plan.layout.init]
+    return {
+        "experiment": kept,
+        "checkpoint": checkpoint,
+        "initial_times": init,
+        "leads": list(forecast_plan.layout.leads),
+    }
 
 
 def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[Place]]:
@@ -224,42 +234,21 @@ def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[P
     return [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
 
 
-def _steps(the: Plan, todo: Sequence[Sequence[int]], experiment: Experiment) -> int:
+def _steps(forecast_plan: Plan, todo: Sequence[Sequence[int]], experiment: Experiment) -> int:
     members, size = experiment.inference.ensemble.members, experiment.inference.batch_size
-    return the.leads * sum(len(_batches(group, members, size)) for group in todo)
+    return forecast_plan.leads * sum(len(_batches(group, members, size)) for group in todo)
 
 
-@dataclass(frozen=True)
-class _OnHost:
-    """Fields on their way to the host: `wait` returns them when they are there."""
-
-    fields_BCHW: Tensor
-    event: torch.cuda.Event | None
-
-    def wait(self) -> Tensor:
-        if self.event is not None:
-            self.event.synchronize()
-        return self.fields_BCHW
-
-
-def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None) -> _OnHost | None:
-    """(B, C, H, W) float32 with NaN where there is no data; copied without stopping the device."""
+def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None) -> HostCopy | None:
+    """Return (B, C, H, W) float32 with NaN where there is no data, or None on a rank that does not write."""
     with torch.inference_mode():
         own = stepper.masked(stepper.outputs(state)).float()
         fields = own if gather is None else gather(own)
-        if fields is None:
-            return None
-        if fields.device.type != "cuda":
-            return _OnHost(fields, None)
-        host = torch.empty(fields.shape, dtype=fields.dtype, pin_memory=True)
-        host.copy_(fields, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return _OnHost(host, event)
+        return None if fields is None else to_host(fields)
 
 
-def _submit(background: Background, writer: Writer, places: Sequence[Place], lead: int, fields: _OnHost) -> None:
-    background.submit(lambda: writer.write(places, lead, fields.wait().numpy()))
+def _write(writer: Writer, places: Sequence[Place], lead: int, fields: HostCopy) -> None:
+    writer.write(places, lead, fields.wait().numpy())
 
 
 def _complete(writer: Writer, group: Sequence[int]) -> None:

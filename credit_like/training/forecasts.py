@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,12 @@ from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.nn.area import AreaMean
 from credit_like.parallel.runtime import Runtime
+from credit_like.rollout import read_ahead, rollout
 from credit_like.schema.base import format_duration
 from credit_like.schema.experiment import Experiment
+from credit_like.scores import SCORES, area_scores
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
-
-SCORES = ("rmse", "bias", "acc", "activity")
 
 
 class ShortForecasts:
@@ -85,7 +85,8 @@ class ShortForecasts:
         runtime = self.runtime
         share = -(-len(self.init) // runtime.dp_size)
         dealt = self.init[runtime.dp_rank :: runtime.dp_size]
-        counted = [1.0] * len(dealt) + [0.0] * (share - len(dealt))  # who has fewer goes along without a say
+        # Ranks with fewer forecasts run padding ones of weight 0, so that collectives match.
+        counted = [1.0] * len(dealt) + [0.0] * (share - len(dealt))
         dealt = dealt + self.init[:1] * (share - len(dealt))
         shape = (self.leads, len(SCORES), self.variables.out_channels)
         sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)
@@ -104,46 +105,41 @@ class ShortForecasts:
             "lead_hours": [lead * hours for lead in range(1, self.leads + 1)],
             "initial_times": len(self.init),
         }
-        for i, score in enumerate(SCORES):
+        for i, score in enumerate(("rmse", *SCORES[1:])):
             result[score] = dict(zip(names, scores[:, i].T.tolist(), strict=True))
         return result
 
     def _forecast(self, init: list[int], counted_B: Tensor, climatology: Tensor, sums: Tensor) -> None:
         """One batch of forecasts; adds their scores to `sums` (L, scores, C)."""
         device, rows, store = self.runtime.device, self.rows, self.store
-        history = [[i - back for back in range(self.history_len - 1, -1, -1)] for i in init]
 
-        def fields(lead: int) -> tuple[Tensor, Tensor]:
-            """Forcing (B, C, T, h, W) of the step to `lead`, and the truth (B, C, h, W) there."""
-            frames = [store.forcing([t + lead - 1 for t in times], now=times[-1], rows=rows) for times in history]
-            forcing = torch.from_numpy(np.stack(frames)).transpose(1, 2)
-            truth = torch.from_numpy(store.read(self.variables.outputs, [i + lead for i in init], rows))
-            return forcing, truth
+        def truth(lead: int) -> Tensor:
+            """Read (B, C, h, W) at this lead."""
+            return torch.from_numpy(store.read(self.variables.outputs, [i + lead for i in init], rows))
 
-        with ThreadPoolExecutor(1, thread_name_prefix="monitor") as reader:
-            coming = reader.submit(fields, 1)
-            analysed = np.stack([store.read(self.variables.role("prognostic"), times, rows) for times in history])
-            prognostic_BCTHW = torch.from_numpy(analysed).to(device).transpose(1, 2).contiguous()
-            state = self.stepper.initial(prognostic_BCTHW, torch.tensor(init, device=device))
-            for lead in range(1, self.leads + 1):
-                forcing, truth = (x.to(device, non_blocking=True) for x in coming.result())
-                if lead < self.leads:
-                    coming = reader.submit(fields, lead + 1)
-                with torch.autocast(device.type, torch.bfloat16, enabled=self.amp):
-                    state = self.stepper(state, forcing)
-                scores_BSC = self._scores(self.stepper.outputs(state).float(), truth, climatology)
-                sums[lead - 1] += (scores_BSC * counted_B[:, None, None]).sum(0)
-
-    def _scores(self, forecast_BCHW: Tensor, truth_BCHW: Tensor, climatology: Tensor) -> Tensor:
-        """(B, scores, C): squared error, bias, ACC, activity over the whole grid."""
-        error, f, t = (
-            torch.where(self.valid, x, 0).double()
-            for x in (forecast_BCHW - truth_BCHW, forecast_BCHW - climatology, truth_BCHW - climatology)
+        states = rollout(
+            self.stepper,
+            store,
+            self.variables,
+            init,
+            self.leads,
+            history_len=self.history_len,
+            rows=rows,
+            amp=self.amp,
+            without_gradients=torch.no_grad,
         )
-        parts = torch.stack([self.area.part(x) for x in (error * error, error, f * t, f * f, t * t)])
-        mse, bias, both, ff, tt = self.runtime.sum_over_domain(parts)
-        acc = both / (ff * tt).sqrt().clamp_min(torch.finfo(ff.dtype).tiny)
-        return torch.stack([mse, bias, acc, ff.sqrt()], 1)
+        truths = read_ahead(partial(truth, lead) for lead in range(1, self.leads + 1))
+        for (lead, state), truth_BCHW in zip(states, truths, strict=True):
+            scores_BSC = area_scores(
+                self.stepper.outputs(state).float(),
+                truth_BCHW.to(device, non_blocking=True),
+                climatology,
+                self.valid,
+                self.area,
+                self.runtime.sum_over_domain,
+                torch.float64,
+            )
+            sums[lead - 1] += (scores_BSC * counted_B[:, None, None]).sum(0)
 
 
 class Allowance:

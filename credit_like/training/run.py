@@ -17,7 +17,7 @@ from credit_like.nn import spectral_norm
 from credit_like.state import Sample
 from credit_like.training.forecasts import Allowance
 from credit_like.training.monitor import Monitor, memory_mib
-from credit_like.training.step import Report
+from credit_like.training.step import StepReport
 from credit_like.training.stop import StopRequest
 from credit_like.training.validation import Validator, time_mean
 from credit_like.variables import Variables
@@ -69,7 +69,7 @@ class Run:
 
     def __init__(self, trainer: Trainer, stop: StopRequest, monitor: Monitor | None) -> None:
         self.t, self.stop, self.monitor = trainer, stop, monitor
-        self.pending: tuple[Report, dict[str, Any]] | None = None
+        self.pending: tuple[StepReport, dict[str, Any]] | None = None
         self.validator: Validator | None = None
         self.saved: tuple[int, bool] | None = None
         self.failures = 0
@@ -220,7 +220,7 @@ class Run:
         if self.monitor is not None:
             self.monitor.step(row)
 
-    def _blame(self, step: int, report: Report, channels: list[float]) -> None:
+    def _blame(self, step: int, report: StepReport, channels: list[float]) -> None:
         """Say which variable and which times made a step impossible, on every rank that saw it."""
         variables = self.t.variables
         outputs = Variables.channel_names(variables.outputs)

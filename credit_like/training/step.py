@@ -6,11 +6,12 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
+from credit_like.host import HostCopy, to_host
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.collectives import clip_grad_norm_
@@ -28,22 +29,19 @@ class Optimizer(Protocol):
 
 
 @dataclass
-class Report:
-    """What a step says about itself, on the host once `ready` has returned.
+class StepReport:
+    """The numbers of one step, on the host once `ready` has returned.
 
     values: loss, grad_norm, skipped (0 or 1), then one number per checked channel that is not finite where the channel
     is to blame; `index`: the samples of this rank, as positions on the source's time axis.
     """
 
-    values: Tensor
+    values: HostCopy
     index: list[Tensor]
-    event: Any = None
 
     def ready(self) -> list[float]:
-        """Wait for this step (not for later ones) and read its numbers."""
-        if self.event is not None:
-            self.event.synchronize()
-        numbers: list[float] = self.values.tolist()
+        """Wait for this step (not for later ones) and return its numbers."""
+        numbers: list[float] = self.values.wait().tolist()
         return numbers
 
 
@@ -76,7 +74,7 @@ class TrainStep:
         self.shift_seed = shift_seed
         self.accumulate = accumulate
 
-    def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> Report:
+    def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> StepReport:
         """Optimiser step number `step` = 1, 2, … from `count` micro-batches."""
         model = self.stepper.model
         spectral_norm.before_step(model)
@@ -106,7 +104,8 @@ class TrainStep:
             parameter.grad = None
         if self.ema is not None:
             self.ema.update(step)
-        return self._report(torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()]), index)
+        values = torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()])
+        return StepReport(to_host(values), index)
 
     def forward(self, sample: Sample) -> tuple[Tensor, Tensor]:
         """This rank's part of the loss, and a number per channel that is finite if the channel is: input, forcing,
@@ -136,12 +135,3 @@ class TrainStep:
     def _sums(self, x_BCHW: Tensor) -> Tensor:
         """(C,): sums over the points that have data; not finite if one of them is not."""
         return torch.where(self.loss.valid, x_BCHW, 0).sum((0, 2, 3), dtype=torch.float32)
-
-    def _report(self, values: Tensor, index: list[Tensor]) -> Report:
-        if values.device.type != "cuda":
-            return Report(values, index)
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event()
-        event.record()
-        return Report(host, index, event)

@@ -12,6 +12,7 @@ from torch import Tensor
 from credit_like.data.store import FieldStore
 from credit_like.losses._mean import AreaLoss
 from credit_like.parallel.runtime import Runtime
+from credit_like.scores import SCORES, area_scores
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
@@ -66,7 +67,7 @@ class Validator:
         for lead, parts in scores.items():
             values = self._mean_over_ranks(torch.stack(parts).sum(0)) / each
             suffix = "" if lead == 0 else "_last"
-            rmse, acc = values[0].sqrt().tolist(), values[1].tolist()
+            rmse, acc = values[SCORES.index("mse")].sqrt().tolist(), values[SCORES.index("acc")].tolist()
             result[f"rmse{suffix}"] = dict(zip(self.channels, rmse, strict=True))
             result[f"acc{suffix}"] = dict(zip(self.channels, acc, strict=True))
         return result
@@ -76,15 +77,9 @@ class Validator:
         return self.runtime.sum_over_data(x / self.runtime.domain_size)
 
     def _scores(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """(B, 2, C): mean squared error and anomaly correlation of each sample over the whole grid."""
-        valid = self.loss.valid
-        error = torch.where(valid, prediction_BCHW - target_BCHW, 0)
-        forecast = torch.where(valid, prediction_BCHW - self.climatology, 0)
-        truth = torch.where(valid, target_BCHW - self.climatology, 0)
-        products = torch.stack([error * error, forecast * truth, forecast * forecast, truth * truth])
-        mse, both, ff, tt = self.runtime.sum_over_domain(torch.stack([self.loss.area.part(x) for x in products]))
-        tiny = torch.finfo(ff.dtype).tiny
-        return torch.stack([mse, both / (ff * tt).sqrt().clamp_min(tiny)], 1)
+        """Return (B, scores, C), in the order of `scores.SCORES`."""
+        reduce = self.runtime.sum_over_domain
+        return area_scores(prediction_BCHW, target_BCHW, self.climatology, self.loss.valid, self.loss.area, reduce)
 
 
 def time_mean(store: FieldStore, variables: Variables, times: np.ndarray, rows: slice, runtime: Runtime) -> Tensor:

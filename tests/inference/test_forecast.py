@@ -22,8 +22,8 @@ from world import make_experiment, make_parts
 
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import forecast_path, write_forecasts
-from credit_like.inference.rollout import rollout
 from credit_like.inference.writers import _netcdf, _zarr
+from credit_like.rollout import rollout
 
 ENSEMBLE = {"members": 3, "amplitude": {"u": 0.5, "sp": 0.2}}
 

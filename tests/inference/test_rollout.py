@@ -10,8 +10,8 @@ import torch
 from world import make_experiment, make_parts
 
 from credit_like.inference.forecast import forecast
-from credit_like.inference.rollout import rollout
 from credit_like.inference.times import initial_times, lead_steps
+from credit_like.rollout import rollout
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_an_abandoned_rollout_ends_its_thread(parts):
     stepper, store, variables, _ = parts
     next(running := rollout(stepper, store, variables, [4], 30))
     running.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("forcing")]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 
 def test_notebook_forecast_has_times_names_and_the_same_numbers(parts):

@@ -1,0 +1,79 @@
+"""The one forecast loop: the stepper again and again, the forcing of the next step read meanwhile.
+
+Shape suffixes: B batch, C channels, T frames, H rows (this rank's), W longitudes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from credit_like.data.store import FieldStore
+from credit_like.state import State
+from credit_like.stepper import Stepper
+from credit_like.variables import Variables
+
+Perturb = Callable[[Tensor, Sequence[int]], Tensor]
+T = TypeVar("T")
+
+
+def rollout(
+    stepper: Stepper,
+    store: FieldStore,
+    variables: Variables,
+    init: Sequence[int],
+    leads: int,
+    *,
+    history_len: int = 1,
+    rows: slice = slice(None),
+    perturb: Perturb | None = None,
+    amp: bool = False,
+    without_gradients: Callable[[], AbstractContextManager[None]] = torch.inference_mode,
+) -> Iterator[tuple[int, State]]:
+    """Forecast one batch from the initial positions `init`; yield (lead, State) for leads 1 … `leads`.
+
+    States are in physical units, with points without data as in `Stepper`. `perturb` changes the newest analysed frame
+    (B, C, H, W), given the initial positions. Memory does not grow with the lead: one state and the forcing of one more
+    step are held. `without_gradients` is the mode in which each step runs; a model that is sharded for training needs
+    `torch.no_grad`, because FSDP2 writes to its parameters between steps.
+    """
+    device = stepper.mean.device
+    history = [[i - back for back in range(history_len - 1, -1, -1)] for i in init]
+
+    def forcing(lead: int) -> Tensor:
+        """Read (B, C, T, H, W) at the frames that the step to `lead` starts from."""
+        frames = [store.forcing([t + lead - 1 for t in times], now=times[-1], rows=rows) for times in history]
+        return torch.from_numpy(np.stack(frames)).transpose(1, 2)
+
+    analysed = np.stack([store.read(variables.role("prognostic"), times, rows) for times in history])
+    prognostic_BCTHW = torch.from_numpy(analysed).to(device).transpose(1, 2).contiguous()
+    if perturb is not None:
+        newest = perturb(prognostic_BCTHW[:, :, -1], init)
+        prognostic_BCTHW = torch.cat([prognostic_BCTHW[:, :, :-1], newest[:, :, None]], 2)
+    with without_gradients():
+        state = stepper.initial(prognostic_BCTHW, torch.tensor(list(init), device=device))
+    for lead, forcing_BCTHW in enumerate(read_ahead(partial(forcing, lead) for lead in range(1, leads + 1)), 1):
+        # The mode is entered at every step, so that the consumer of the generator does not find itself in it.
+        with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=amp):
+            state = stepper(state, forcing_BCTHW.to(device, non_blocking=True))
+        yield lead, state
+
+
+def read_ahead(reads: Iterable[Callable[[], T]]) -> Iterator[T]:
+    """Yield what each call returns; a thread runs the next call meanwhile."""
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
+        coming: Future[T] | None = None
+        for read in reads:
+            following = reader.submit(read)
+            if coming is not None:
+                yield coming.result()
+            coming = following
+        if coming is not None:
+            yield coming.result()

@@ -1,0 +1,40 @@
+"""Area means of products of forecasts and truths: the one definition of MSE, bias, ACC and activity in torch.
+
+Shape suffixes: B batch, C channels, H rows (this rank's), W longitudes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from credit_like.nn.area import AreaMean
+
+SCORES = ("mse", "bias", "acc", "activity")
+
+
+def area_scores(
+    forecast_BCHW: Tensor,
+    truth_BCHW: Tensor,
+    climatology_CHW: Tensor,
+    valid_CHW: Tensor,
+    area: AreaMean,
+    reduce: Callable[[Tensor], Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """Return (B, scores, C): mean squared error, bias, anomaly correlation and activity of each sample over the globe.
+
+    With e = f − t, anomalies f' and t' from the climatology and ⟨·⟩ the area mean over the points that have data, these are
+    ⟨e²⟩, ⟨e⟩, ⟨f't'⟩ / √(⟨f'²⟩⟨t'²⟩) and √⟨f'²⟩ (WeatherBench2, doi:10.1029/2023MS004019). The anomalies of ACC are not
+    centred. `reduce` adds the parts of the domain ranks up; `dtype` is that of the products.
+    """
+    error, f, t = (
+        torch.where(valid_CHW, x, 0).to(dtype)
+        for x in (forecast_BCHW - truth_BCHW, forecast_BCHW - climatology_CHW, truth_BCHW - climatology_CHW)
+    )
+    parts = torch.stack([area.part(x) for x in (error * error, error, f * t, f * f, t * t)])
+    mse, bias, both, ff, tt = reduce(parts)
+    acc = both / (ff * tt).sqrt().clamp_min(torch.finfo(ff.dtype).tiny)
+    return torch.stack([mse, bias, acc, ff.sqrt()], 1)
