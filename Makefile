@@ -5,22 +5,27 @@ VENV ?= .venv
 # `make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"`.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
+USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 # One thread per process: the workers and the ranks that tests fork fill the cores by themselves.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 .PHONY: demo test test-all test-slow lint format bench env clean
 
-$(STAMP): pyproject.toml Makefile
+$(USER_STAMP): pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -e .
+	touch $@
+
+$(STAMP): $(USER_STAMP)
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	touch $@
 
 env: $(STAMP)
 
-demo: $(STAMP)  ## the whole path on embedded data: train, roll out, score, plot
+demo: $(USER_STAMP)  ## train, forecast and score on a built-in data set; installs no test tools
 	$(BIN)/credit-like demo
 
 test: $(STAMP)  ## the everyday tests

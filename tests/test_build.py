@@ -16,6 +16,7 @@ import yaml
 from credit_like import build
 from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
+from tests.experiments import DEMO, SHORT, SMALL_MODEL
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = sorted(ROOT.glob("config/*.yml"))
@@ -51,11 +52,8 @@ def test_the_demo_uses_the_tiny_model_of_the_zoo():
 
 
 TINY = [
-    "data.source.steps=60",
-    "data.train=[2000-01-01, 2000-01-09]",
-    "data.valid=[2000-01-09T06, 2000-01-11]",
-    "data.test=[2000-01-11T06, 2000-01-15T18]",
-    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}",
+    *SHORT,
+    SMALL_MODEL,
     "trainer.epochs=1",
     "trainer.scheduler.warmup_steps=1",
     "inference={init: [2000-01-11T06, 2000-01-12T06, 12h], lead: 12h, batch_size: 2}",
@@ -65,7 +63,7 @@ TINY = [
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     save_loc = tmp_path_factory.mktemp("run")
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={save_loc}"])
+    experiment = load_experiment(DEMO, [*TINY, f"save_loc={save_loc}"])
     assert build.train(experiment) == 0
     assert build.rollout(experiment) == 0
     assert build.evaluate(experiment) == 0
@@ -125,7 +123,7 @@ def test_fresh_asks_before_it_removes(run):
 
 
 def test_rollout_without_a_checkpoint_says_what_to_do(tmp_path):
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={tmp_path}"])
+    experiment = load_experiment(DEMO, [*TINY, f"save_loc={tmp_path}"])
     with pytest.raises(ValueError, match="credit-like train"):
         build.rollout(experiment)
 
@@ -134,7 +132,7 @@ def test_the_layout_of_a_training_does_not_bind_a_single_process(run, tmp_path):
     """Trained on four ranks, one sample on each: statistics, forecasts and scores need one process."""
     _, save_loc = run
     layout = "trainer.parallelism={data: fsdp2, tensor: 2, domain: 2, replicate: 2}"
-    here = load_experiment(ROOT / "config" / "demo.yml", [*TINY, layout, f"save_loc={tmp_path / 'run'}"])
+    here = load_experiment(DEMO, [*TINY, layout, f"save_loc={tmp_path / 'run'}"])
     assert build.preprocess(here) == 0
     for name in ("checkpoints", "statistics.nc"):
         (shutil.copytree if (save_loc / name).is_dir() else shutil.copy)(save_loc / name, tmp_path / "run" / name)

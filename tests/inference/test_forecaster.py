@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -16,14 +14,11 @@ from credit_like.inference.forecast import forecast
 from credit_like.inference.forecaster import load_forecaster
 from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
+from tests.experiments import DEMO, SHORT, SMALL_MODEL
 
-ROOT = Path(__file__).parents[2]
 TINY = [
-    "data.source.steps=60",
-    "data.train=[2000-01-01, 2000-01-09]",
-    "data.valid=[2000-01-09T06, 2000-01-11]",
-    "data.test=[2000-01-11T06, 2000-01-15T18]",
-    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}",
+    *SHORT,
+    SMALL_MODEL,
     "physics=[{type: clip, variables: [column_water, precipitation]}]",
     "trainer.epochs=1",
     "trainer.batches_per_epoch=2",
@@ -36,7 +31,7 @@ INIT = ["2000-01-11T06:00:00", "2000-01-12T06:00:00"]
 def run(tmp_path_factory):
     """(experiment, its data as one data set, its export)."""
     folder = tmp_path_factory.mktemp("run")
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={folder}"])
+    experiment = load_experiment(DEMO, [*TINY, f"save_loc={folder}"])
     assert build.train(experiment) == 0
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)

@@ -12,15 +12,12 @@ import yaml
 
 from credit_like import build, cli
 from credit_like.schema.load import dump_experiment, load_experiment
+from tests.experiments import BANDED_MODEL, DEMO, SHORT
 
 ROOT = Path(__file__).parents[2]
 TINY = [
-    "data.source.steps=60",
-    "data.train=[2000-01-01, 2000-01-09]",
-    "data.valid=[2000-01-09T06, 2000-01-11]",
-    "data.test=[2000-01-11T06, 2000-01-15T18]",
-    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 4, use_spectral_norm: true, "
-    "padding_conf: {activate: true, mode: earth, pad_lat: [16, 16], pad_lon: [0, 0]}}",
+    *SHORT,
+    BANDED_MODEL,
     "trainer.device=cpu",
     "trainer.epochs=1",
     "trainer.batches_per_epoch=2",
@@ -33,7 +30,7 @@ TINY = [
 def run(tmp_path_factory):
     """The file of a trained experiment without forecasts."""
     folder = tmp_path_factory.mktemp("run")
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={folder / 'run'}"])
+    experiment = load_experiment(DEMO, [*TINY, f"save_loc={folder / 'run'}"])
     assert build.train(experiment) == 0
     plain = experiment.to_dict()
     del plain["inference"]["output"]  # tests choose their own

@@ -12,17 +12,12 @@ import pytest
 
 from credit_like import build
 from credit_like.schema.load import load_experiment
+from tests.experiments import BANDED_MODEL, DEMO, SHORT
 from tests.faults import harness
 
-ROOT = Path(__file__).parents[2]
 TINY = [
-    "data.source.steps=60",
-    "data.train=[2000-01-01, 2000-01-09]",
-    "data.valid=[2000-01-09T06, 2000-01-11]",
-    "data.test=[2000-01-11T06, 2000-01-15T18]",
-    # 64 padded rows are 4 at the coarsest level: two bands of one window each.
-    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 4, use_spectral_norm: true, "
-    "padding_conf: {activate: true, mode: earth, pad_lat: [16, 16], pad_lon: [0, 0]}}",
+    *SHORT,
+    BANDED_MODEL,
     "trainer.device=cpu",
     "trainer.epochs=2",
     "trainer.global_batch_size=4",
@@ -36,7 +31,7 @@ ROLLOUT = ["data.forecast_len=2", "trainer.batches_per_epoch=5"]
 
 
 def train(rank, world, port, save_loc, section) -> int:
-    return build.train(load_experiment(ROOT / "config" / "demo.yml", [*TINY, *section, f"save_loc={save_loc}"]))
+    return build.train(load_experiment(DEMO, [*TINY, *section, f"save_loc={save_loc}"]))
 
 
 def whole(folder: Path, section: list[str], world: int = 1) -> None:

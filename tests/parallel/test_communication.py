@@ -11,7 +11,6 @@ import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +18,8 @@ import torch
 from credit_like import build
 from credit_like.plan.meter import Meter
 from credit_like.schema.load import load_experiment
+from tests.experiments import DEMO, SHORT
 
-ROOT = Path(__file__).parents[2]
 FLOAT = 4
 HEIGHT, WIDTH = 32, 64
 IN, OUT = 9, 8  # channels: 7 prognostic and 2 static; 7 prognostic and 1 diagnostic
@@ -30,10 +29,7 @@ DIM, DEPTH, WINDOW, GROUPS = (4, 8, 16, 32), (1, 2, 1, 1), 2, 4
 KERNELS, STRIDE, STRIDES_OF_LONG = ((4, 8, 16), (2, 4), (2, 4), (2, 4)), 2, (4, 4, 2, 1)
 
 SETTINGS = [
-    "data.source.steps=60",
-    "data.train=[2000-01-01, 2000-01-09]",
-    "data.valid=[2000-01-09T06, 2000-01-11]",
-    "data.test=[2000-01-11T06, 2000-01-15T18]",
+    *SHORT,
     f"model={{type: wxformer, dim: {list(DIM)}, depth: {list(DEPTH)}, dim_head: 2, local_window_size: {WINDOW}, "
     f"global_window_size: {list(STRIDES_OF_LONG)}, cross_embed_kernel_sizes: {[list(k) for k in KERNELS]}, "
     f"padding_conf: {{activate: true, mode: earth, pad_lat: [{NORTH}, {SOUTH}], pad_lon: [{WEST}, {EAST}]}}}}",
@@ -348,7 +344,7 @@ def derived(case: Case, rank: int) -> Counter:
 
 
 def _step(rank: int, save_loc: str, case: Case) -> Counter:
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, *case.settings(), f"save_loc={save_loc}"])
+    experiment = load_experiment(DEMO, [*SETTINGS, *case.settings(), f"save_loc={save_loc}"])
     runtime = build.start(experiment)
     trainer = build.build_trainer(build.assemble(experiment, runtime))
     assert (trainer.model.in_channels, trainer.model.out_channels) == (IN, OUT)
@@ -368,12 +364,12 @@ def _step(rank: int, save_loc: str, case: Case) -> Counter:
 def save_loc(tmp_path_factory):
     """A folder with the statistics, which every rank reads."""
     folder = tmp_path_factory.mktemp("communication")
-    assert build.preprocess(load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, f"save_loc={folder}"])) == 0
+    assert build.preprocess(load_experiment(DEMO, [*SETTINGS, f"save_loc={folder}"])) == 0
     return str(folder)
 
 
 def test_the_derivation_knows_the_model(save_loc):
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, "model.use_spectral_norm=true"])
+    experiment = load_experiment(DEMO, [*SETTINGS, "model.use_spectral_norm=true"])
     with torch.device("meta"):
         model = build.build_model(experiment, build.Variables(experiment.data), HEIGHT, WIDTH)
     shapes = Counter(tuple(p.shape) for p in model.parameters())

@@ -27,6 +27,7 @@ from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
 from credit_like.training.forecasts import Allowance, ShortForecasts
 from credit_like.variables import Variables
+from tests.experiments import DEMO, SHORT, SMALL_MODEL
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "inference"))
@@ -183,11 +184,8 @@ def test_what_was_dearer_than_thought_is_saved_up_for():
 
 
 TINY = [
-    "data.source.steps=60",
-    "data.train=[2000-01-01, 2000-01-09]",
-    "data.valid=[2000-01-09T06, 2000-01-11]",
-    "data.test=[2000-01-11T06, 2000-01-15T18]",
-    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}",
+    *SHORT,
+    SMALL_MODEL,
     "trainer.epochs=2",
     "trainer.batches_per_epoch=2",
     "trainer.scheduler.warmup_steps=1",
@@ -197,7 +195,7 @@ TINY = [
 
 def trained(folder, *overrides):
     """(rows of the log, weights) of a small run."""
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*TINY, f"save_loc={folder}", *overrides])
+    experiment = load_experiment(DEMO, [*TINY, f"save_loc={folder}", *overrides])
     assert build.train(experiment) == 0
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return rows, load_file(export(folder, folder / "weights.safetensors", "raw"))

@@ -1,0 +1,21 @@
+"""Settings that several rooms' tests share: the demonstration, cut down until training takes a second."""
+
+from pathlib import Path
+
+DEMO = Path(__file__).parents[1] / "config" / "demo.yml"
+
+SHORT = (
+    "data.source.steps=60",
+    "data.train=[2000-01-01, 2000-01-09]",
+    "data.valid=[2000-01-09T06, 2000-01-11]",
+    "data.test=[2000-01-11T06, 2000-01-15T18]",
+)
+"""Sixty times of the synthetic source."""
+
+SMALL_MODEL = "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}"
+
+BANDED_MODEL = (
+    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 4, use_spectral_norm: true, "
+    "padding_conf: {activate: true, mode: earth, pad_lat: [16, 16], pad_lon: [0, 0]}}"
+)
+"""64 padded rows are 4 at the coarsest level: two bands of one window each."""
