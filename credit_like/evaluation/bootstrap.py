@@ -12,13 +12,13 @@ Finish = Callable[[dict[str, Array]], Array]
 
 
 def finished(statistics: Mapping[str, Array], finish: Finish) -> Array:
-    """The score of statistics (I, …): the mean over the initial times that have it, then `finish`."""
+    """Return the score of statistics (I, …): their mean over the initial times that have data, then `finish`."""
     ones = np.ones((1, len(next(iter(statistics.values())))))
     return finish({name: _means(ones, values)[0] for name, values in statistics.items()})
 
 
 def bounds(statistics: Mapping[str, Array], finish: Finish, samples: int, seed: int) -> tuple[Array, Array]:
-    """The 2.5 and 97.5 percentiles of the score when the initial times are drawn again, with replacement.
+    """Return the 2.5 and 97.5 percentiles of the score over resamples of the initial times with replacement.
 
     Initial times are taken as independent: where they lie closer than the weather's memory, the bounds are too narrow.
     """
@@ -33,7 +33,7 @@ def bounds(statistics: Mapping[str, Array], finish: Finish, samples: int, seed: 
 
 
 def _means(counts_SI: Array, values: Array) -> Array:
-    """(S, …): weighted means over the first axis that leave out NaN."""
+    """Return (S, …): weighted means over the first axis that leave out NaN."""
     valid = np.isfinite(values)
     total = np.tensordot(counts_SI, np.where(valid, values, 0), 1)
     weight = np.tensordot(counts_SI, valid.astype(np.float64), 1)

@@ -38,7 +38,7 @@ class Climatology:
     provenance: str
 
     def at(self, variable: str, times: NDArray[Any], levels: Sequence[int] = ()) -> NDArray[np.float32]:
-        """(T, K, H, W) at times that were asked for; `levels` are positions among the variable's (all if empty)."""
+        """Return (T, K, H, W) at times that were among `wanted`; `levels` are positions among the variable's (all if empty)."""
         positions = [self.slots[slot] for slot in slots_of(times)]
         values = self.fields[variable][positions]
         return values[:, list(levels)] if levels else values
@@ -51,7 +51,7 @@ def fit_climatology(
     wanted: NDArray[Any],
     window_days: int = 61,
 ) -> Climatology:
-    """The climatology of the times at `positions` (the training period), for the days and hours of `wanted`.
+    """Return the climatology of the times at `positions` (the training period), for the days and hours of `wanted`.
 
     Streams over the training times; holds the result and at most 128 MiB of sums. Missing points do not count.
     Raises UserError where there is no training time.
@@ -93,7 +93,7 @@ def load_climatology(
     wanted: NDArray[Any],
     window_days: int = 61,
 ) -> Climatology | None:
-    """What `fit_climatology` would give, from the store that `credit-like preprocess --climatology` has made.
+    """Load what `fit_climatology` would return from the store that `credit-like preprocess --climatology` wrote.
 
     None where there is none, or it is of another period, window or grid, or lacks a variable, a level or an hour.
     """
@@ -134,7 +134,7 @@ def _sums(
     n_slots: int,
     rows: slice,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sum and count per slot, each (slots, C, rows, W)."""
+    """Return sum and count per slot, each (slots, C, rows, W)."""
     height = rows.stop - rows.start
     total = np.zeros((n_slots, len(variable), height, store.grid.width))
     count = np.zeros_like(total)

@@ -47,7 +47,7 @@ class Collected:
         first_lead: int,
         part: Mapping[tuple[str, str, str], Array],
     ) -> None:
-        """Take in what one block gave: (source, metric, statistic) → (leads, K, R[, extra])."""
+        """Add the results of one block: (source, metric, statistic) → (leads, K, R[, extra])."""
         self.levels.setdefault(variable.name, tuple(variable.levels[i] for i in levels) if variable.levels else ())
         for (source, metric, statistic), values in part.items():
             key = (variable.name, source, metric, statistic)
@@ -61,7 +61,7 @@ class Collected:
                 self._count.setdefault(key, np.zeros(shape))[where] += valid
 
     def dataset(self, samples: int, seed: int) -> xr.Dataset:
-        """(source, metric, region, lead_time[, level]) per variable; with `samples` > 0 also bounds of each metric."""
+        """Return (source, metric, region, lead_time[, level]) per variable; with `samples` > 0 also bounds of each metric."""
         self._add_vectors()
         names = [name for name, module in self.metrics.items() if module.EXTRA is None]
         labels = [label for name in names for label in ((name, f"{name}_low", f"{name}_high") if samples else (name,))]
@@ -82,7 +82,7 @@ class Collected:
         return result
 
     def _scores(self, variable: str, source: str, names: Sequence[str], samples: int, seed: int) -> Array:
-        """(metric, R, L, K)."""
+        """Return (metric, R, L, K)."""
         shape = (len(self.leads), max(1, len(self.levels[variable])), len(self.regions))
         result = []
         for name in names:
@@ -94,7 +94,7 @@ class Collected:
         return np.moveaxis(np.stack(result), 3, 1)
 
     def _extra(self, variable: str, metric: str) -> Array | None:
-        """(source, R, L, K, extra); None where no source has it."""
+        """Return (source, R, L, K, extra), or None where no source has this metric."""
         found = {}
         for source in self.sources:
             keys = [key for key in self._sum if key[:3] == (variable, source, metric)]
@@ -122,7 +122,7 @@ class Collected:
         everywhere: Sequence[float],
         extra: str | None = None,
     ) -> xr.DataArray:
-        """`values` (…, K[, extra]) as an array over the levels of all variables, or without `level` at the surface."""
+        """Return `values` (…, K[, extra]) as an array over the levels of all variables, or without `level` at the surface."""
         last = (extra,) if extra else ()
         if not levels:
             return xr.DataArray(values[..., 0, :] if extra else values[..., 0], dims=(*dims, *last))
@@ -130,7 +130,7 @@ class Collected:
         return array.reindex(level=list(everywhere))
 
     def _add_vectors(self) -> None:
-        """Squared errors of wind vectors, where both components are there on the same levels."""
+        """Add the squared errors of wind vectors where both components exist on the same levels."""
         for vector, components in _VECTORS.items():
             found = [find(component, self.levels) for component in components]
             u, v = found

@@ -62,7 +62,7 @@ class Scorer:
     dry: Mapping[str, float]
 
     def score(self, block: Block, inits: Sequence[int]) -> dict[tuple[str, str, str], NDArray[np.float64]]:
-        """(source, metric, statistic) → (leads, levels, regions[, extra])."""
+        """Return (source, metric, statistic) → (leads, levels, regions[, extra])."""
         store, init = self.truth.store, inits[block.init]
         valid = init + np.array(block.leads, np.int64)
         truth = self.truth.at(valid, block.variable, block.levels)
@@ -158,7 +158,7 @@ def evaluate(
 
 
 def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:
-    """A forecast data set, or one opened from a path, on the truth's grid."""
+    """Return a forecast data set, opened if it is a path, after checking that it is on the truth's grid."""
     if isinstance(forecasts, xr.Dataset):
         dataset, where = forecasts, what
     else:
@@ -168,7 +168,7 @@ def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> 
 
 
 def _baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:
-    """Forecasts to score beside the model, and files of published results."""
+    """Return forecasts to score beside the model, and files of published results."""
     forecasts, published = {}, {}
     for name, path in paths.items():
         if name in (MODEL, PERSISTENCE, CLIMATOLOGY):
@@ -186,7 +186,7 @@ def _baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, F
 
 
 def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[int]:
-    """Initial times (seconds) that all have: scores over different times could not be compared."""
+    """Return the initial times (seconds) that all sources have: scores over different times cannot be compared."""
     common = sorted(set(model.init.tolist()).intersection(*(other.init.tolist() for other in others.values())))
     if not common:
         raise UserError(
@@ -224,7 +224,7 @@ def _blocks(
 def _run(
     scorer: Scorer, blocks: Sequence[Block], inits: Sequence[int]
 ) -> Iterator[tuple[int, Block, dict[tuple[str, str, str], NDArray[np.float64]]]]:
-    """(blocks done, block, its statistics), on whatever dask scheduler is active."""
+    """Yield (blocks done, block, its statistics), on the dask scheduler that is active."""
     for start in range(0, len(blocks), _AT_ONCE):
         some = blocks[start : start + _AT_ONCE]
         parts = dask.compute(*(dask.delayed(scorer.score, pure=False)(block, inits) for block in some))

@@ -54,7 +54,7 @@ class Regions:
         self._flat = self.weights.reshape(len(masks), -1).T
 
     def mean(self, x: Array) -> Array:
-        """(…, H, W) to (…, R): weighted means over the points that have data, NaN where a region has none."""
+        """Reduce (…, H, W) to (…, R): weighted means over the points that have data, NaN where a region has none."""
         flat = x.reshape(*x.shape[:-2], -1)
         valid = np.isfinite(flat)
         if valid.all():
@@ -91,19 +91,19 @@ class Fields:
 
     @cached_property
     def ensemble_mean(self) -> Array:
-        """(L, K, H, W); the forecast itself where there is one member."""
+        """Return (L, K, H, W), the forecast itself where there is one member."""
         return np.asarray(self.forecast.mean(0))
 
     @property
     def error(self) -> Array:
-        """(L, K, H, W): ensemble mean minus truth."""
+        """Return (L, K, H, W): ensemble mean minus truth."""
         return self.ensemble_mean - self.truth
 
     def anomaly(self, x: Array) -> Array:
-        """x minus the climatology of the valid time."""
+        """Subtract the climatology of the valid time."""
         assert self.climatology is not None, "metrics that need a climatology say so"
         return x - self.climatology
 
     def mean(self, x: Array) -> Array:
-        """(…, H, W) to (…, R)."""
+        """Reduce (…, H, W) to (…, R), the means over the regions."""
         return self.regions.mean(x)

@@ -23,7 +23,7 @@ _LABEL = {"rmse": "RMSE", "acc": "ACC"}
 
 
 def plot_scores(results: xr.Dataset, folder: Path, units: dict[str, str] | None = None) -> list[Path]:
-    """RMSE and ACC against lead time, one panel per variable and level; bounds are shaded where there are any."""
+    """Plot RMSE and ACC against lead time, one panel per variable and level; shade bounds where there are any."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for metric, label in _LABEL.items():
@@ -56,7 +56,7 @@ def plot_maps(
     init: int = 0,
     leads: Sequence[int] | None = None,
 ) -> list[Path]:
-    """Forecast, truth and error of every variable (its middle level) from initial time number `init`.
+    """Plot forecast, truth and error of every variable (its middle level) from initial time number `init`.
 
     `leads` are positions among the forecast's leads; the first and the last if not given. Land is outlined where the
     store has a land-sea mask or orography among its static fields.
@@ -91,7 +91,7 @@ def plot_maps(
 
 
 def land_mask(store: FieldStore) -> NDArray[np.float32] | None:
-    """(H, W), 1 on land: the static land-sea mask if there is one, else None."""
+    """Return the static land-sea mask (H, W), 1 on land; None where there is none."""
     start = 0
     for variable in store.variables.role("static"):
         if "land" in variable.name.lower() or variable.name.lower() in ("lsm", "mask"):
@@ -123,7 +123,7 @@ def _maps(
     store: FieldStore,
     land: NDArray[np.float32] | None,
 ) -> None:
-    """Truth and forecast on one colour scale, the error on its own, symmetric about zero."""
+    """Plot truth and forecast on one colour scale, the error on its own, symmetric about zero."""
     error = forecast - analysed
     both = np.concatenate([forecast.ravel(), analysed.ravel()])
     both = both[np.isfinite(both)]

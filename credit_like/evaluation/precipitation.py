@@ -15,7 +15,7 @@ _BLOCK_BYTES = 128 * 2**20
 
 
 def is_precipitation(variable: Variable, store: FieldStore) -> bool:
-    """By standard name, name or alias."""
+    """Return whether a variable is precipitation, by standard name, name or alias."""
     standard = str(store.attrs(variable).get("standard_name", ""))
     return (
         "precipitation" in standard
@@ -25,14 +25,14 @@ def is_precipitation(variable: Variable, store: FieldStore) -> bool:
 
 
 def dry_limit(variable: Variable, store: FieldStore) -> float:
-    """What is dry, in the variable's units (m, or kg m⁻² = mm)."""
+    """Return the limit below which it is dry, in the variable's units (m, or kg m⁻² = mm)."""
     return DRY_MM / 1000 if store.attrs(variable).get("units") == "m" else DRY_MM
 
 
 def seeps_thresholds(
     store: FieldStore, variable: Variable, positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(dry probability, threshold between light and heavy), each (H, W), over the training period.
+    """Return (dry probability, threshold between light and heavy), each (H, W), over the training period.
 
     Light rain is two thirds of the wet cases. NaN where it never rained or there are no data. Taken over the whole
     period at once, not by season: a training period of months has too few wet cases for more.

@@ -71,7 +71,7 @@ def write_report(
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The page that shows `data`, as `write_report` describes them."""
+    """Return the page that shows `data`, which `write_report` describes."""
     folder = resources.files("credit_like.evaluation") / "page"
     text = (folder / "report.html").read_text(encoding="utf-8")
     parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("report.css", "coastlines.js", "report.js")}
@@ -84,7 +84,7 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, Any]:
-    """All scores: per channel float32 over (source, metric, region, lead)."""
+    """Return all scores: per channel float32 over (source, metric, region, lead)."""
     rows = []
     for name, _ in channels(results):
         array, variable, level = _channel(results, name)
@@ -102,7 +102,7 @@ def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, 
 
 
 def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
-    """Zonal energy spectra of the globe at up to four leads: per channel float32 over (source, lead, wavenumber)."""
+    """Return zonal energy spectra of the globe at up to four leads: per channel float32 over (source, lead, wavenumber)."""
     leads = np.unique(np.linspace(0, results.sizes["lead_time"] - 1, 4).round().astype(int))
     rows = []
     for name, _ in channels(results):
@@ -124,12 +124,12 @@ class Thinning:
     levels: int
 
     def of(self, levels: Sequence[int]) -> list[int]:
-        """The levels of one variable that are shown."""
+        """Return the levels of one variable that are on the page."""
         return [levels[i] for i in _spread(len(levels), self.levels)]
 
 
 def thin(height: int, width: int, leads: int, levels: Sequence[int], most: int) -> Thinning:
-    """The most detailed choice with at most `most` bytes (three per point): first fewer points, then leads, levels.
+    """Return the most detailed choice within `most` bytes (three per point): drop points first, then leads, then levels.
 
     `levels` counts those of every variable. At least one lead, one level and every eighth point always stay.
     """
@@ -148,7 +148,7 @@ def thin(height: int, width: int, leads: int, levels: Sequence[int], most: int) 
 def describe_maps(
     files: ForecastFiles, truth: FieldStore, variables: Variables, init: int, most: int
 ) -> dict[str, Any]:
-    """Truth, forecast (of an ensemble its mean) and error from one initial time, a byte per point."""
+    """Return truth, forecast (of an ensemble its mean) and error from one initial time, a byte per point."""
     grid, second = truth.grid, int(files.init[init])
     leads = [int(lead) for lead in files.leads if lead > 0]
     shown = [variable for variable in variables.outputs if files.levels_of(variable)]
@@ -186,7 +186,7 @@ def _entries(
     leads: Sequence[int],
     points: tuple[slice, slice],
 ) -> list[dict[str, Any]]:
-    """One entry per level; lead by lead, so that only what is shown is kept."""
+    """Return one entry per level, read lead by lead, so that only the fields on the page are held."""
     shown, analysed = [], []
     for lead in leads:
         forecast = files.fields(second, [lead], variable, levels)
@@ -216,7 +216,7 @@ def _entries(
 
 
 def coast(store: FieldStore) -> list[list[float]] | None:
-    """The coast of the data's own land-sea mask as lines (longitude, latitude, …); None: take the Earth's."""
+    """Return the coast of the data's own land-sea mask as lines (longitude, latitude, …), or None without one."""
     land = land_mask(store)
     if land is None or not land.min() < 0.5 < land.max():
         return None
@@ -231,13 +231,13 @@ def coast(store: FieldStore) -> list[list[float]] | None:
 
 
 def quantise(x: NDArray[np.float32], low: float, high: float) -> NDArray[np.uint8]:
-    """0 … 254 from `low` to `high`, beyond them the ends; `MISSING` where there is no data."""
+    """Map `low` … `high` to 0 … 254, clipped; `MISSING` where there is no data."""
     scaled = np.clip((x - low) / (high - low), 0, 1) * 254
     return np.where(np.isfinite(x), np.rint(np.nan_to_num(scaled)), MISSING).astype(np.uint8)
 
 
 def _scale(x: NDArray[np.float32]) -> tuple[float, float]:
-    """Ends of a colour scale: all but the outermost thousandth of the points; 0 and 1 where there are none."""
+    """Return the ends of a colour scale: all but the outermost thousandth of the points; 0 and 1 where there are none."""
     finite = x[np.isfinite(x)]
     if not finite.size:
         return 0.0, 1.0
@@ -246,7 +246,7 @@ def _scale(x: NDArray[np.float32]) -> tuple[float, float]:
 
 
 def _channel(results: xr.Dataset, name: str, suffix: str = "") -> tuple[xr.DataArray, str, float | None]:
-    """(scores, variable, level) of a channel name such as `u@500`."""
+    """Return (scores, variable, level) of a channel name such as `u@500`."""
     variable, _, level = name.partition("@")
     array = results[variable + suffix]
     # Names carry the level in the shortest form; the nearest is the one that was meant.
@@ -256,7 +256,7 @@ def _channel(results: xr.Dataset, name: str, suffix: str = "") -> tuple[xr.DataA
 
 
 def _spread(n: int, most: int) -> list[int]:
-    """At most `most` of n positions, evenly, the first and the last among them."""
+    """Return at most `most` of n positions, evenly spaced, with the first and the last."""
     return np.unique(np.linspace(0, n - 1, min(n, most)).round().astype(int)).tolist() if n else []
 
 
@@ -273,6 +273,6 @@ def _bytes(x: NDArray[np.float32], low: float, high: float) -> str:
 
 
 def _colours(name: str) -> str:
-    """255 RGB triples."""
+    """Return the 255 RGB triples of a colour map."""
     table = colormaps[name](np.linspace(0, 1, 255))[:, :3]
     return base64.b64encode((table * 255).round().astype(np.uint8).tobytes()).decode()

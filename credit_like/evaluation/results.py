@@ -30,7 +30,7 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
 
 
 def load_results(folder: Path) -> xr.Dataset:
-    """What `save_results` wrote, as one data set with dimension `source`: the model first.
+    """Load what `save_results` wrote, as one data set with dimension `source`, the model first.
 
     Raises UserError where there is nothing.
     """
@@ -48,7 +48,7 @@ def load_results(folder: Path) -> xr.Dataset:
 
 
 def is_results(path: Path) -> bool:
-    """Whether a file holds scores rather than forecasts."""
+    """Return whether a file holds scores rather than forecasts."""
     if path.suffix != ".nc" or not path.is_file():
         return False
     with xr.open_dataset(path, decode_timedelta=True) as dataset:
@@ -56,7 +56,7 @@ def is_results(path: Path) -> bool:
 
 
 def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
-    """Scores from elsewhere under our variable names, at the metrics, regions, leads and levels of `like`.
+    """Read published scores under our variable names, at the metrics, regions, leads and levels of `like`.
 
     Raises UserError where they have no variable in common.
     """

@@ -14,7 +14,7 @@ _REFERENCES = ("persistence", "climatology")
 
 
 def scorecard(results: xr.Dataset, source: str = "model", region: str = "global") -> Table:
-    """RMSE of `source` beside every other one, with ACC and bias, per variable, level and a few leads.
+    """Return a table of the RMSE of `source` beside every other source, with ACC and bias, per channel and for a few leads.
 
     A green number is better than both persistence and climatology, a red one worse than one of them.
     """
@@ -44,7 +44,7 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
 
 
 def channels(results: xr.Dataset, region: str = "global") -> Iterator[tuple[str, xr.DataArray]]:
-    """(name, scores over source, metric and lead_time) of every variable and level that was scored."""
+    """Yield (name, scores over source, metric and lead_time) of every variable and level that was scored."""
     for name, array in results.data_vars.items():
         if "metric" not in array.dims:
             continue
@@ -59,13 +59,13 @@ def channels(results: xr.Dataset, region: str = "global") -> Iterator[tuple[str,
 
 
 def lead_text(lead: np.timedelta64) -> str:
-    """`6 h`, `3 d`."""
+    """Format a lead as `6 h` or `3 d`."""
     hours = lead / np.timedelta64(1, "h")
     return f"{hours / 24:g} d" if hours >= 48 and hours % 24 == 0 else f"{hours:g} h"
 
 
 def _some(leads: np.ndarray) -> list[np.timedelta64]:
-    """Of many leads: the first, the last, and those that people quote."""
+    """Choose from many leads the first, the last, and those usually quoted."""
     if len(leads) <= 6:
         return list(leads)
     quoted = [np.timedelta64(hours, "h") for hours in _HOURS]
@@ -73,7 +73,7 @@ def _some(leads: np.ndarray) -> list[np.timedelta64]:
 
 
 def _number(value: float) -> str:
-    """Three significant digits, without an exponent where that is readable."""
+    """Format with three significant digits, without an exponent where that is readable."""
     if not np.isfinite(value):
         return "–"
     if abs(value) >= 1000:

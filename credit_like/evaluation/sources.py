@@ -34,10 +34,10 @@ class Scored(Protocol):
 
     @property
     def provenance(self) -> str:
-        """Where they come from."""
+        """Describe where the forecasts come from."""
 
     def fields(self, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]) -> Array | None:
-        """(M, L, K, H, W) from `init` at `leads` (seconds); NaN where it has none, None without the variable.
+        """Return (M, L, K, H, W) from `init` at `leads` (seconds): NaN where there is no forecast, None without the variable.
 
         `levels` are positions among the variable's own.
         """
@@ -51,7 +51,7 @@ class Truth:
     _lock: SerializableLock = field(default_factory=SerializableLock, repr=False)
 
     def at(self, seconds: NDArray[np.int64], variable: Variable, levels: Sequence[int]) -> Array:
-        """(T, K, H, W), NaN at times that the store does not have."""
+        """Return (T, K, H, W), NaN at times that the store does not have."""
         there, position = self.positions(seconds)
         shape = (len(seconds), len(levels), self.store.grid.height, self.store.grid.width)
         result = np.full(shape, np.nan)
@@ -61,7 +61,7 @@ class Truth:
         return result
 
     def positions(self, seconds: NDArray[np.int64]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """(whether the store has these times, where)."""
+        """Return whether the store has these times, and their positions."""
         position = np.minimum(np.searchsorted(self.store.seconds, seconds), len(self.store.seconds) - 1)
         return self.store.seconds[position] == seconds, position
 
@@ -114,11 +114,11 @@ class ForecastFiles:
         self._lock = SerializableLock()
 
     def name_of(self, variable: Variable) -> str | None:
-        """The data set's name of a variable; None where it does not have it."""
+        """Return the data set's name of a variable, or None without it."""
         return find(variable.name, map(str, self.dataset.data_vars))
 
     def levels_of(self, variable: Variable) -> list[int]:
-        """Positions, among the variable's own levels, of those that the files have."""
+        """Return the positions, among the variable's own levels, of those in the files."""
         name = self.name_of(variable)
         if name is None:
             return []
@@ -156,7 +156,7 @@ class ForecastFiles:
 
 
 def open_forecast(path: Path | str) -> xr.Dataset:
-    """Forecasts of a zarr store, a netCDF file or a folder of those, lazily, under WeatherBench2's dimension names.
+    """Open a zarr store, a netCDF file or a folder of those lazily, under WeatherBench2's dimension names.
 
     Raises UserError where there is nothing, or not a forecast.
     """
@@ -209,7 +209,7 @@ def _plain(times: NDArray[Any]) -> NDArray[Any]:
 
 
 def _match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, what: str) -> list[int]:
-    """Where the wanted coordinates are among those there, to a thousandth of a degree."""
+    """Return the positions of the wanted coordinates among the file's, to a thousandth of a degree."""
     order = [int(np.argmin(np.abs(there - value))) for value in wanted]
     if len(there) != len(wanted) or np.abs(there[order] - wanted).max() > 1e-3:
         raise UserError(

@@ -57,12 +57,12 @@ class Plan:
 
 
 def forecast_folder(experiment: Experiment) -> Path:
-    """Where this experiment's forecasts go."""
+    """Return the folder of this experiment's forecasts."""
     return Path(experiment.inference.output.path or Path(experiment.save_loc) / "forecasts")
 
 
 def forecast_path(experiment: Experiment) -> Path:
-    """What `evaluate` opens: a zarr store or a folder of netCDF files."""
+    """Return the path that `evaluate` opens: a zarr store or a folder of netCDF files."""
     output = experiment.inference.output
     path: Path = registry.module("writer", output.type).finished_path(forecast_folder(experiment))
     return path
@@ -71,7 +71,9 @@ def forecast_path(experiment: Experiment) -> Path:
 def plan(
     experiment: Experiment, store: FieldStore, variables: Variables, checkpoint: str, missing: Sequence[int] = ()
 ) -> Plan:
-    """Initial times, leads and layout of the experiment's forecasts. Raises UserError for what cannot be done."""
+    """Plan initial times, leads and file layout of the experiment's forecasts.
+
+    Raises UserError for times, leads, variables or levels that do not exist."""
     section, data = experiment.inference, experiment.data
     leads = lead_steps(section.lead, data.timestep)
     init = initial_times(section, store, data, missing)
@@ -187,7 +189,7 @@ def forecast(
     *,
     history_len: int = 1,
 ) -> Iterator[xr.Dataset]:
-    """Forecasts for a notebook: one data set per lead, with the initial times along `time`.
+    """Yield one forecast data set per lead, with the initial times along `time`.
 
     `init` are ISO times in the data. Nothing is written, and only one lead is in memory unless the caller keeps more.
     """
@@ -216,7 +218,7 @@ def forecast(
 
 
 def _identity(experiment: Experiment, forecast_plan: Plan, checkpoint: str) -> dict[str, Any]:
-    """What the numbers in the files depend on."""
+    """Return everything that the numbers in the files depend on."""
     resolved = experiment.to_dict()
     kept = {key: resolved[key] for key in ("name", "seed", "data", "model", "physics", "inference") if key in resolved}
     init = [calendar.to_text(time) for time in forecast_plan.layout.init]
@@ -229,7 +231,7 @@ def _identity(experiment: Experiment, forecast_plan: Plan, checkpoint: str) -> d
 
 
 def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[Place]]:
-    """(initial time, member) pairs of a group, `batch_size` at a time."""
+    """Return the (initial time, member) pairs of a group in batches of `batch_size`."""
     pairs = [(i, member) for i in group for member in range(members)]
     return [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
 

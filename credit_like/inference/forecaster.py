@@ -30,7 +30,7 @@ from credit_like.variables import Variables
 
 
 def load_forecaster(path: str | Path, device: str | torch.device = "cpu") -> Forecaster:
-    """What `credit-like export` wrote, ready to forecast on `device`.
+    """Load an export of `credit-like export`, ready to forecast on `device`.
 
     Raises UserError for another file, DamagedCheckpoint for one that is not whole.
     """
@@ -57,7 +57,7 @@ class Forecaster:
         self.variables = Variables(experiment.data)
 
     def __call__(self, dataset: xr.Dataset, init: str | Sequence[str], leads: int) -> Iterator[xr.Dataset]:
-        """Forecasts from ISO times in `dataset`, one data set per lead with the initial times along `time`.
+        """Forecast from ISO times in `dataset`; yield one data set per lead with the initial times along `time`.
 
         `dataset` holds the model's prognostic, forcing and static variables under their own names or known aliases,
         over time, level, latitude, longitude, on the grid that the model was trained on; diagnostic ones need not be
@@ -84,7 +84,7 @@ class Forecaster:
         return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
 
     def _store(self, dataset: xr.Dataset) -> FieldStore:
-        """The data set as the model's store; diagnostic variables that it lacks are there without values."""
+        """Return the data set as the model's store; absent diagnostic variables are filled with NaN."""
         like = next((v for v in self.variables.role("prognostic") if find(v.name, map(str, dataset.data_vars))), None)
         for variable in self.variables.role("diagnostic"):
             if like is None or find(variable.name, map(str, dataset.data_vars)) is not None:
@@ -106,7 +106,7 @@ class Forecaster:
         return store
 
     def _statistics(self, store: FieldStore, now: int) -> Statistics:
-        """The export's normalisation, with the points that have data at position `now`."""
+        """Return the export's statistics, with the points that have data at position `now`."""
         outputs = np.isfinite(store.read(self.variables.outputs, [now])[0])
         everywhere = outputs[: self.variables.n("prognostic")].all(0)
         outputs = np.where(outputs.any((-2, -1))[:, None, None], outputs, everywhere)

@@ -58,13 +58,13 @@ class Layout:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Dimensions before level, latitude, longitude."""
+        """Return the dimensions before level, latitude and longitude."""
         names = ("forecast_reference_time", "forecast_period") if self.cf else ("time", "prediction_timedelta")
         return (names[0], "number", names[1]) if self.members > 1 else names
 
     @cached_property
     def _channels(self) -> dict[str, list[int]]:
-        """Variable → its chosen channels among the stepper's outputs."""
+        """Return variable → its chosen channels among the stepper's outputs."""
         names = [channel for variable in self.variables for channel in variable.channels]
         return {
             name: [names.index(f"{name}@{level:g}" if levels else name) for level in (levels or (0.0,))]
@@ -72,19 +72,19 @@ class Layout:
         }
 
     def select(self, fields_BCHW: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """Variable → (B, levels, H, W), or (B, H, W) at the surface."""
+        """Return variable → (B, levels, H, W), or (B, H, W) at the surface."""
         return {
             name: fields_BCHW[:, channels] if self.chosen[name] else fields_BCHW[:, channels[0]]
             for name, channels in self._channels.items()
         }
 
     def field_shape(self, name: str) -> tuple[int, ...]:
-        """([levels], H, W) of a variable, levels in file order."""
+        """Return the shape ([levels], H, W) of a variable, levels in file order."""
         levels = self.chosen[name]
         return (*([len(levels)] if levels else []), self.grid.height, self.grid.width)
 
     def level_dim(self, name: str) -> str | None:
-        """`level`, or `level_<variable>` where a variable's levels are not those of the first; None at the surface."""
+        """Return `level`, or `level_<variable>` where a variable's levels are not those of the first; None at the surface."""
         levels = self.chosen[name]
         if not levels:
             return None
@@ -92,7 +92,7 @@ class Layout:
         return "level" if levels == first else f"level_{name}"
 
     def shape(self, name: str, init: int | None = None) -> tuple[int, ...]:
-        """Full shape of a variable for `init` initial times (all of them if not given)."""
+        """Return the full shape of a variable for `init` initial times (all of them if not given)."""
         sizes = [len(self.init) if init is None else init]
         if self.members > 1:
             sizes.append(self.members)
@@ -103,7 +103,7 @@ class Layout:
         return (*self.dims, *([level] if level else []), "latitude", "longitude")
 
     def coordinates(self, init: NDArray[Any] | None = None) -> xr.Dataset:
-        """All coordinates with CF attributes and encodings, and the attributes of the data set."""
+        """Return all coordinates with CF attributes and encodings, and the attributes of the data set."""
         init = self.init if init is None else init
         reference, period = self.dims[0], self.dims[-1]
         seconds = np.array(self.leads, np.int64) * self.timestep
@@ -150,7 +150,7 @@ class Layout:
         return result
 
     def attrs_of(self, name: str) -> dict[str, Any]:
-        """units, long_name and, where it is known, standard_name."""
+        """Return units, long_name and, where it is known, standard_name."""
         attrs = {key: str(value) for key, value in self.variable_attrs.get(name, {}).items() if value}
         attrs = {key: attrs[key] for key in ("units", "long_name", "standard_name") if key in attrs}
         attrs.setdefault("long_name", name.replace("_", " "))
@@ -172,7 +172,7 @@ def _datetimes(times: NDArray[Any]) -> NDArray[Any]:
 
 
 def choose(config: WriterConfig, variables: Sequence[Variable]) -> dict[str, tuple[float, ...]]:
-    """Variable → levels that `output.variables` and `output.levels` select.
+    """Return variable → levels that `output.variables` and `output.levels` select.
 
     Raises UserError for a variable that the model does not predict, and for levels that none has.
     """

@@ -49,7 +49,7 @@ class SphericalRandomField:
         self.cos, self.sin = np.cos(angle), np.sin(angle)
 
     def draw(self, rng: np.random.Generator) -> NDArray[np.float64]:
-        """(H, W)."""
+        """Draw a field (H, W)."""
         coefficients = rng.standard_normal((2, self.top + 1, self.top + 1)) * self.scale[:, None]  # (cos | sin, n, m)
         # Real harmonics: √2 P_nm cos mλ and √2 P_nm sin mλ for m > 0; P_n0 alone for m = 0.
         coefficients[:, :, 1:] *= np.sqrt(2)
@@ -59,7 +59,7 @@ class SphericalRandomField:
 
 
 def normalised_legendre(mu: NDArray[np.float64], top: int) -> NDArray[np.float64]:
-    """(n, m, H): associated Legendre functions P_nm(μ), normalised so that P_nm e^{imλ} is orthonormal on the sphere.
+    """Return (n, m, H): associated Legendre functions P_nm(μ), P_nm e^{imλ} being orthonormal on the sphere.
 
     Stable upward recursion in degree (Holmes and Featherstone 2002, J. Geodesy 76, 279-299); zero for m > n.
     """
@@ -80,7 +80,7 @@ def normalised_legendre(mu: NDArray[np.float64], top: int) -> NDArray[np.float64
 def perturbations(
     ensemble: Ensemble, variables: Variables, statistics: Statistics, grid: Grid, rows: slice = slice(None)
 ) -> Callable[[Sequence[int]], Callable[[Tensor, Sequence[int]], Tensor]]:
-    """members of a batch → what `rollout` takes as `perturb`.
+    """Return a function from the members of a batch to what `rollout` takes as `perturb`.
 
     The noise of (seed, member, initial position, channel) is the same in every batch, order and layout. Its standard
     deviation is `amplitude[variable]` times the channel's own change per step. Member 0 stays unperturbed: the control.

@@ -20,7 +20,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inference.lead") -> int:
-    """A lead in steps. Raises UserError where it is not a whole, positive number of steps."""
+    """Convert a lead to steps. Raises UserError where it is not a whole, positive number of steps."""
     steps = lead if isinstance(lead, int) else lead / timestep
     if steps < 1 or steps != int(steps):
         shown = lead if isinstance(lead, int) else format_duration(lead)
@@ -34,7 +34,7 @@ def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inf
 def initial_times(
     section: InferenceSection, store: FieldStore, data: DataSection, missing_times: Collection[int] = ()
 ) -> list[int]:
-    """Positions of the initial times on the store's time axis, ascending.
+    """Return the positions of the initial times on the store's time axis, ascending.
 
     Every fourth step of the test period from which the whole forecast lies inside the data, if `inference.init` is
     not given. Times of a range whose initial fields are missing are left out and counted. Raises UserError for a
@@ -105,7 +105,7 @@ def _check_history(chosen: list[int], store: FieldStore, data: DataSection) -> N
 
 
 def _check_forcing(chosen: list[int], store: FieldStore, data: DataSection, leads: int) -> None:
-    """A forecast of n steps needs forcing at n times, the initial one included."""
+    """Raise UserError unless each forecast of n steps has forcing at n times, the initial one included."""
     specs = (*data.dynamic_forcing.level, *data.dynamic_forcing.surface)
     read = [spec.name for spec in specs if spec.compute is None and spec.fill is None]
     last = len(store.times) - 1
@@ -119,5 +119,5 @@ def _check_forcing(chosen: list[int], store: FieldStore, data: DataSection, lead
 
 
 def times_at(store: FieldStore, positions: list[int]) -> Any:
-    """The times at positions, as the store has them."""
+    """Return the times at positions, as the store has them."""
     return store.times[np.asarray(positions, np.int64)]

@@ -54,17 +54,17 @@ class AreaLoss(nn.Module):
         self.register_buffer("valid", mask[:, rows], persistent=False)
 
     def forward(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """This rank's part of the loss, in physical units in, a number out; fp32 at least."""
+        """Return this rank's part of the loss of fields in physical units, as a scalar in fp32 or wider."""
         weighted = self.per_channel(prediction_BCHW, target_BCHW) * self.channel_weights
         return weighted.sum(-1).mean() / self.total_weight
 
     def per_channel(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """(B, C): this rank's part of the area mean of each channel."""
+        """Return (B, C): this rank's part of the area mean of each channel."""
         # Masked before anything non-linear: the gradient of a NaN stays NaN even under a zero weight.
         error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
         return self.area.part(self.pointwise(self.config, error))
 
 
 def loss_module(config: LossConfig) -> ModuleType:
-    """The plug-in that a loss configuration belongs to."""
+    """Return the plug-in module of a loss configuration."""
     return registry.module("loss", config.type)  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ class Config(LossConfig):
 
 
 def pointwise(config: Config, error: Tensor) -> Tensor:
-    """e²/2 where |e| ≤ δ, δ(|e| − δ/2) beyond: with m = min(|e|, δ), both are m(|e| − m/2)."""
+    """Return e²/2 where |e| ≤ δ, δ(|e| − δ/2) beyond: with m = min(|e|, δ), both are m(|e| − m/2)."""
     size = error.abs()
     inner = size.clamp(max=config.delta)
     return inner * (size - inner / 2)

@@ -15,5 +15,5 @@ class Config(LossConfig):
 
 
 def pointwise(config: Config, error: Tensor) -> Tensor:
-    """|e|."""
+    """Return |e|."""
     return error.abs()

@@ -15,5 +15,5 @@ class Config(LossConfig):
 
 
 def pointwise(config: Config, error: Tensor) -> Tensor:
-    """e²."""
+    """Return e²."""
     return error.square()

@@ -23,7 +23,7 @@ GRAVITY = 9.80665
 
 
 def channels_of(name: str, variables: Sequence[Variable], key: str) -> slice:
-    """Where a variable, by its own name or an alias, lies among channels. Raises UserError where it is not there."""
+    """Return the channels of a variable, given by its own name or an alias. Raises UserError where it is absent."""
     slices = Variables.slices(variables)
     found = find(name, slices)
     if found is None:
@@ -47,15 +47,15 @@ class Column:
     delta_b: tuple[float, ...]
 
     def weight(self, x_BCHW: Tensor, pressure_BHW: Tensor) -> Tensor:
-        """g W (B, H, W) in Pa, float64."""
+        """Return g W (B, H, W) in Pa, float64."""
         return self.fixed(x_BCHW) + self.per_pressure(x_BCHW) * pressure_BHW.double()
 
     def fixed(self, x_BCHW: Tensor) -> Tensor:
-        """The part of g W that does not depend on surface pressure: Σ q Δa."""
+        """Return the part of g W that does not depend on surface pressure: Σ q Δa."""
         return _weighted(x_BCHW[:, self.water], self.delta_a)
 
     def per_pressure(self, x_BCHW: Tensor) -> Tensor:
-        """What g W gains per Pa of surface pressure: Σ q Δb."""
+        """Return the change of g W per Pa of surface pressure: Σ q Δb."""
         return _weighted(x_BCHW[:, self.water], self.delta_b)
 
 
@@ -77,7 +77,7 @@ class ColumnConfig(Section):
 
 
 def make_column(config: ColumnConfig, variables: Variables) -> Column:
-    """From the configuration of a correction. Raises UserError where coefficients and levels do not fit."""
+    """Build the column of a correction. Raises UserError where coefficients and levels do not fit."""
     prognostic = variables.role("prognostic")
     if config.column_water is not None:
         where = channels_of(config.column_water, prognostic, "physics.column_water")

@@ -28,7 +28,7 @@ class Config(Section):
 
 
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
-    """See `credit_like.physics`."""
+    """Build the correction; the arguments are those of every kind (see `credit_like.physics`)."""
     from credit_like.physics._fix import Fix
 
     where = [channels_of(name, variables.outputs, "physics.variables") for name in config.variables]

@@ -38,7 +38,7 @@ class Config(ColumnConfig):
 
 
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
-    """See `credit_like.physics`."""
+    """Build the correction; the arguments are those of every kind (see `credit_like.physics`)."""
     from credit_like.physics._fix import Fix
 
     rain = channels_of(config.precipitation, variables.outputs, "physics.precipitation").start

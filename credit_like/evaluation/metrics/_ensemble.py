@@ -8,12 +8,12 @@ from credit_like.evaluation.fields import Array, Fields
 
 
 def skill(fields: Fields) -> Array:
-    """(L, K, H, W): mean_m |X_m − Y|."""
+    """Return (L, K, H, W): mean_m |X_m − Y|."""
     return np.asarray(np.abs(fields.forecast - fields.truth).mean(0))
 
 
 def fair_spread(fields: Fields) -> Array:
-    """(L, K, H, W): mean over pairs of different members of |X_m − X_n|, from the sorted members.
+    """Return (L, K, H, W): mean over pairs of different members of |X_m − X_n|, from the sorted members.
 
     2 · mean_m[(2 rank_m − M − 1) X_m] / (M − 1), ranks from 1.
     """

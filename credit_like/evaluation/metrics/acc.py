@@ -23,7 +23,7 @@ class Config(Section):
 
 
 def per_time(fields: Fields) -> dict[str, Array]:
-    """Per lead, level and region."""
+    """Return the statistics of one initial time, per lead, level and region."""
     forecast, truth = fields.anomaly(fields.ensemble_mean), fields.anomaly(fields.truth)
     size = np.sqrt(fields.mean(forecast**2) * fields.mean(truth**2))
     product = fields.mean(forecast * truth)
@@ -31,5 +31,5 @@ def per_time(fields: Fields) -> dict[str, Array]:
 
 
 def finish(means: dict[str, Array]) -> Array:
-    """Of the mean over initial times."""
+    """Return the score from the means of the statistics over initial times."""
     return means["acc"]

@@ -22,7 +22,7 @@ class Config(Section):
 
 
 def per_time(fields: Fields) -> dict[str, Array]:
-    """Per lead, level and region."""
+    """Return the statistics of one initial time, per lead, level and region."""
     members = len(fields.forecast)
     # The fair spread averages over pairs of different members, this one over all pairs.
     spread = (members - 1) / members * fair_spread(fields) if members > 1 else 0.0
@@ -30,5 +30,5 @@ def per_time(fields: Fields) -> dict[str, Array]:
 
 
 def finish(means: dict[str, Array]) -> Array:
-    """Of the mean over initial times."""
+    """Return the score from the means of the statistics over initial times."""
     return means["crps"]

@@ -24,7 +24,7 @@ class Config(Section):
 
 
 def per_time(fields: Fields) -> dict[str, Array]:
-    """Per lead, level and region."""
+    """Return the statistics of one initial time, per lead, level and region."""
     members, truth = fields.forecast, fields.truth
     below, equal = (members < truth).sum(0), (members == truth).sum(0)
     frequency = []
@@ -35,5 +35,5 @@ def per_time(fields: Fields) -> dict[str, Array]:
 
 
 def finish(means: dict[str, Array]) -> Array:
-    """Of the mean over initial times."""
+    """Return the score from the means of the statistics over initial times."""
     return means["rank-histogram"]

@@ -31,7 +31,7 @@ class Config(Section):
 
 
 def per_time(fields: Fields) -> dict[str, Array]:
-    """Per lead, level and region."""
+    """Return the statistics of one initial time, per lead, level and region."""
     assert fields.thresholds is not None, "only precipitation is scored with SEEPS"
     dry, heavy = fields.thresholds
     p = np.where((dry >= LOWEST) & (dry <= HIGHEST), dry, np.nan)
@@ -53,10 +53,10 @@ def per_time(fields: Fields) -> dict[str, Array]:
 
 
 def finish(means: dict[str, Array]) -> Array:
-    """Of the mean over initial times."""
+    """Return the score from the means of the statistics over initial times."""
     return means["seeps"]
 
 
 def _category(x: Array, dry_limit: float, heavy: Array) -> Array:
-    """0 dry, 1 light, 2 heavy."""
+    """Return the category of each point: 0 dry, 1 light, 2 heavy."""
     return (x > dry_limit).astype(np.float64) + ((x > heavy) & (x > dry_limit))

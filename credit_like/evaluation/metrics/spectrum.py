@@ -29,17 +29,17 @@ class Config(Section):
 
 
 def per_time(fields: Fields) -> dict[str, Array]:
-    """Per lead, level and region."""
+    """Return the statistics of one initial time, per lead, level and region."""
     return {"spectrum": mean_over_rows(zonal_energy(fields.forecast, fields.grid), fields).mean(0)}
 
 
 def finish(means: dict[str, Array]) -> Array:
-    """Of the mean over initial times."""
+    """Return the score from the means of the statistics over initial times."""
     return means["spectrum"]
 
 
 def zonal_energy(x: Array, grid: Grid) -> Array:
-    """(…, H, W) to (…, H, W // 2 + 1): energy per zonal wavenumber and row, in units of x² m."""
+    """Transform (…, H, W) to (…, H, W // 2 + 1): energy per zonal wavenumber and row, in units of x² m."""
     power = np.abs(np.fft.rfft(x, axis=-1) / grid.width) ** 2
     power[..., 1:] *= 2
     circumference = 2 * np.pi * EARTH_RADIUS * np.cos(np.deg2rad(grid.latitude))
@@ -47,7 +47,7 @@ def zonal_energy(x: Array, grid: Grid) -> Array:
 
 
 def mean_over_rows(energy: Array, fields: Fields) -> Array:
-    """(…, H, wavenumber) to (…, R, wavenumber): weighted mean over the rows of each region that have all their data."""
+    """Reduce (…, H, wavenumber) to (…, R, wavenumber): weighted mean over the rows of each region that have all their data."""
     weights = fields.regions.weights.sum(-1)  # (R, H)
     whole = np.isfinite(energy[..., 0])
     total = np.einsum("rh,...hk->...rk", weights, np.where(whole[..., None], energy, 0))

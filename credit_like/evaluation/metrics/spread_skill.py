@@ -24,7 +24,7 @@ class Config(Section):
 
 
 def per_time(fields: Fields) -> dict[str, Array]:
-    """Per lead, level and region."""
+    """Return the statistics of one initial time, per lead, level and region."""
     variance = fields.forecast.var(0, ddof=1)
     return {
         "variance": fields.mean(variance),
@@ -33,7 +33,7 @@ def per_time(fields: Fields) -> dict[str, Array]:
 
 
 def finish(means: dict[str, Array]) -> Array:
-    """Of the mean over initial times."""
+    """Return the score from the means of the statistics over initial times."""
     error = means["debiased_mse"]
     ratio = np.divide(means["variance"], error, out=np.full_like(error, np.nan), where=error > 0)
     return np.sqrt(ratio)

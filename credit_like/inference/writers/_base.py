@@ -44,11 +44,11 @@ class Writer:
         self._held: dict[str, list[Fields]] = {}
 
     def open(self) -> None:
-        """Make the files where they are not there yet."""
+        """Create the files that do not exist yet."""
         raise NotImplementedError
 
     def write(self, places: Sequence[Place], lead: int, fields_BCHW: Fields) -> None:
-        """The stepper's outputs, one place after the other."""
+        """Write the stepper's outputs, one place after the other."""
         leads_axis = len(self.layout.dims) - 1
         for name, fields in self.layout.select(fields_BCHW).items():
             held = self._held.setdefault(name, [])
@@ -58,11 +58,11 @@ class Writer:
                 del self._held[name]
 
     def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
-        """Put (B, leads, [levels], H, W) into the files."""
+        """Write (B, leads, [levels], H, W) to the files."""
         raise NotImplementedError
 
     def chunks(self, name: str) -> tuple[int, ...]:
-        """Chunks of whole fields, then as many levels, then as many leads as fit in `chunk_bytes`."""
+        """Return chunks of whole fields, with as many levels, then as many leads, as fit in `chunk_bytes`."""
         shape = self.layout.field_shape(name)
         n_levels, field = (shape[0] if len(shape) == 3 else 1), 4 * shape[-2] * shape[-1]
         levels = min(n_levels, max(1, self.chunk_bytes // field))
@@ -71,19 +71,19 @@ class Writer:
         return (*front, leads, *([levels] if len(shape) == 3 else []), *shape[-2:])
 
     def complete(self, init: int) -> None:
-        """All members and leads of an initial time were written: make it last."""
+        """Flush an initial time of which all members and leads were written, and record that it is complete."""
         replace_text(self._record(init), "")
 
     def is_complete(self, init: int) -> bool:
-        """Whether this initial time was completed, by this run or one before."""
+        """Return whether this initial time was completed, by this run or an earlier one."""
         return self._record(init).exists()
 
     def finish(self) -> bool:
-        """Give the files their final names if every initial time is complete; whether that is so."""
+        """Give the files their final names if every initial time is complete; return whether it is."""
         return all(map(self.is_complete, range(len(self.layout.init))))
 
     def sweep(self) -> None:
-        """Remove what killed processes left half made, now that nothing is being made any more."""
+        """Remove the partial files of killed processes, once nothing is being written any more."""
         # No pattern goes through folders: one that another process removes meanwhile could not be searched.
         for leftover in (path for place in ("", "done", "forecast") for path in (self.folder / place).glob("*.part")):
             if leftover.is_dir():
@@ -112,13 +112,13 @@ class Background:
         self._queue.put(action)
 
     def close(self) -> None:
-        """Wait for everything submitted; raise what failed."""
+        """Wait for everything submitted; raise the first error."""
         self._queue.put(None)
         self._thread.join()
         self._raise()
 
     def abandon(self) -> None:
-        """Finish what was submitted and say nothing of what fails: another failure is on its way to the user."""
+        """Finish what was submitted and ignore its errors, because another error is already being raised."""
         self._queue.put(None)
         self._thread.join()
 
@@ -136,12 +136,12 @@ class Background:
 
 
 def compact(time: Any) -> str:
-    """`20200101T000000`, for file names."""
+    """Format a time as `20200101T000000`, for file names."""
     return calendar.to_text(time).replace("-", "").replace(":", "")
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a small file in one go: it is there whole or not at all."""
+    """Write a small file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     temporary.write_text(text)

@@ -27,7 +27,7 @@ class NetcdfWriter(Writer):
         self._files: dict[int, netCDF4.Dataset] = {}
 
     def path(self, init: int) -> Path:
-        """Final name of the file of an initial time."""
+        """Return the final name of the file of an initial time."""
         return self.folder / "forecast" / f"{compact(self.layout.init[init])}.nc"
 
     def _partial(self, init: int) -> Path:

@@ -59,7 +59,7 @@ class ZarrWriter(Writer):
             shutil.rmtree(fresh, ignore_errors=True)  # another process was faster
 
     def _shards(self, name: str) -> tuple[int, ...] | None:
-        """All levels of a lead in one file, where they are more than one chunk."""
+        """Return shards that hold all levels of a lead in one file, where they are more than one chunk."""
         chunks, field = self.chunks(name), self.layout.field_shape(name)
         if len(field) == 2 or chunks[-3] == field[0]:
             return None
@@ -93,7 +93,7 @@ class ZarrWriter(Writer):
 
 
 def _boxes(places: Sequence[Place]) -> Iterator[tuple[tuple[slice, slice], slice]]:
-    """(initial times, members) of each region that successive places fill, and which of the places those are."""
+    """Yield (initial times, members) of each region that successive places fill, with the positions of those places."""
     start = 0
     while start < len(places):
         (init, first), members = places[start], 1

@@ -21,12 +21,12 @@ class Config(WriterConfig):
 
 
 def open_writer(config: Config, layout: Layout, folder: Path) -> NetcdfWriter:
-    """A writer of `folder/forecast/<initial time>.nc`; a file has the ending `.part` until it is complete."""
+    """Return a writer of `folder/forecast/<initial time>.nc`; a file has the ending `.part` until it is complete."""
     from credit_like.inference.writers._netcdf import NetcdfWriter
 
     return NetcdfWriter(layout, folder, int(config.chunk_mib * 2**20), config.compression)
 
 
 def finished_path(folder: Path) -> Path:
-    """What a finished run leaves."""
+    """Return the folder of a finished run's files."""
     return folder / "forecast"

@@ -17,12 +17,12 @@ class Config(WriterConfig):
 
 
 def open_writer(config: Config, layout: Layout, folder: Path) -> ZarrWriter:
-    """A writer of `folder/forecast.zarr`, called `forecast.zarr.part` until every initial time is complete."""
+    """Return a writer of `folder/forecast.zarr`, called `forecast.zarr.part` until every initial time is complete."""
     from credit_like.inference.writers._zarr import ZarrWriter
 
     return ZarrWriter(layout, folder, int(config.chunk_mib * 2**20))
 
 
 def finished_path(folder: Path) -> Path:
-    """What a finished run leaves."""
+    """Return the store of a finished run."""
     return folder / "forecast.zarr"
