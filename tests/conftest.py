@@ -15,9 +15,12 @@ from multiprocessing.connection import Connection, wait
 import pytest
 from hypothesis import HealthCheck, settings
 
+from credit_like.ops.cpu import policy
+
 # Timings on a shared machine say nothing about correctness.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
+policy.configure()  # as a run does at its start
 
 GRACE = 2.0  # seconds that the other ranks get to end after one has failed
 

@@ -39,15 +39,17 @@ class Subject:
 
 def ours(side: str, arguments: dict[str, Any], weights: Path | None, options: argparse.Namespace) -> Subject:
     """Our model as it is, by plain operations, or its definition (the transcription that the tests hold it to)."""
+    from credit_like import ops
     from credit_like.checkpoint.credit import convert_model_args, load_credit_model
-    from credit_like.nn import kernels, spectral_norm
+    from credit_like.nn import spectral_norm
     from credit_like.nn.init import initialise
 
+    ops.cpu.policy.configure()
     described = convert_model_args(arguments)
     model = load_credit_model(weights, arguments) if weights else initialise(described.build(), 0)
     model.to(options.device)
     if side == "plain":
-        kernels.use_fused = lambda x: False
+        ops.cpu.policy.set_enabled(False)
     if options.checkpointing:
         from credit_like.parallel.fsdp2 import _apply_activation_checkpointing
 

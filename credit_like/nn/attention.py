@@ -8,20 +8,18 @@ Legend: B batch, N windows, L tokens of a window (w^2), h heads, d channels of a
 
 from __future__ import annotations
 
-from itertools import chain
-
 import torch
 from torch import Tensor, nn
 
-from credit_like.nn import kernels
-from credit_like.nn.derived import Derived
+from credit_like import ops
+from credit_like.nn.layer import Layer
 from credit_like.nn.linear import Linear
 from credit_like.nn.norms import ChannelNorm
 
 POSITION_INDICES = ("exact", "credit")
 
 
-class PositionBias(nn.Module):
+class PositionBias(Layer):
     """A bias for each pair of tokens of a w x w window: an MLP 2 -> d -> d -> d -> 1 of their offset, d = dim // 4.
 
     The bias of query i and key j is entry (dy + w - 1)(2w - 1) + (dx + w - 1) of a table, (dy, dx) = position i - position j.
@@ -35,7 +33,7 @@ class PositionBias(nn.Module):
     def __init__(self, dim: int, window: int, *, position_index: str = "exact", spectral_norm: bool = False) -> None:
         super().__init__()
         assert position_index in POSITION_INDICES, position_index
-        self.window, self.position_index, self.derived = window, position_index, Derived()
+        self.window, self.position_index = window, position_index
         hidden = dim // 4
         self.linears = nn.ModuleList(
             Linear(i, o, spectral_norm=spectral_norm)
@@ -47,7 +45,7 @@ class PositionBias(nn.Module):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """The offsets that the table holds, and the entry of each (query, key)."""
+        """Fill in the offsets that the table holds, and the entry of each (query, key)."""
         w = self.window
         reach = w - 1 if self.position_index == "exact" else w
         axis = torch.arange(-reach, reach + 1)
@@ -58,8 +56,8 @@ class PositionBias(nn.Module):
         self.index.copy_((delta[:, None, :, None] * (2 * w - 1) + delta[None, :, None, :]).reshape(-1))
 
     def forward(self) -> Tensor:
-        """(w^2, w^2): rows are queries."""
-        return self.derived(self._table, chain(self.parameters(), self.buffers()))
+        """Return (w^2, w^2): rows are queries."""
+        return ops.of_weights(self, self._table)
 
     def _table(self) -> Tensor:
         table = self.offsets.to(self.linears[0].weight.dtype)  # type: ignore[arg-type]
@@ -70,7 +68,7 @@ class PositionBias(nn.Module):
         return table.flatten().index_select(0, self.index).view(length, length)
 
 
-class WindowAttention(nn.Module):
+class WindowAttention(Layer):
     """x + out(attend(qkv(norm(x)))) within windows of w x w tokens; the subclass says which tokens share a window.
 
     The rows of `qkv.weight` are ordered (head, q | k | v, channel of the head), so that a range of rows is a range of heads.
@@ -78,9 +76,9 @@ class WindowAttention(nn.Module):
     """
 
     dilated: bool
-    _tp_col = ("qkv",)
-    _tp_row = ("out",)
-    _tp_copy = ("bias",)  # the same table for all heads
+    tensor_columns = ("qkv",)
+    tensor_rows = ("out",)
+    tensor_copies = ("bias",)  # the same table for all heads
 
     def __init__(
         self, dim: int, window: int, *, dim_head: int, position_index: str = "exact", spectral_norm: bool = False
@@ -97,24 +95,13 @@ class WindowAttention(nn.Module):
             else None
         )
 
-    def is_fused(self, x_BHWC: Tensor) -> bool:
-        """Whether this is one function, which knows what it needs for backward (with windows of one token two layers)."""
-        return type(self.qkv) is Linear and type(self.out) is Linear and kernels.use_fused(x_BHWC)
-
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
         if self.bias is None:
             return x_BHWC + self.out(self._values(self.norm(x_BHWC)))
-        bias = self.bias()
-        if self.is_fused(x_BHWC):
-            weight, factor = self.qkv.factors()
-            out = (*self.out.factors(), self.out.bias)
-            window, dim_head, dilated = self.window, self.dim_head, self.dilated
-            return kernels.attention_block(
-                x_BHWC, self.norm.times(factor), weight, out, bias, window, dim_head, dilated=dilated
-            )
-        qkv = self.qkv(self.norm(x_BHWC))
-        return x_BHWC + self.out(kernels.window_attention(qkv, bias, self.window, self.dim_head, dilated=self.dilated))
+        return ops.attention_block(
+            x_BHWC, self.norm, self.qkv, self.out, self.bias(), self.window, self.dim_head, dilated=self.dilated
+        )
 
     def _values(self, normed_BHWC: Tensor) -> Tensor:
         """v alone: (B, H, W, C) to (B, H, W, h d)."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from credit_like.nn import init, kernels
-from credit_like.nn.derived import Derived
+from credit_like import ops
+from credit_like.nn import initial_values
+from credit_like.nn.layer import Layer
 from credit_like.nn.spectral_norm import SpectralNorm
 
 
-class Conv2d(nn.Module):
+@ops.fusible
+class Conv2d(Layer):
     """A 3 x 3 convolution with stride 1 and one row and column of zeros around the image; weight (out, in, 3, 3).
 
     subpixel > 1: the output feeds a pixel shuffle of that factor; it starts without a checkerboard (ICNR, zero bias).
@@ -18,7 +20,7 @@ class Conv2d(nn.Module):
 
     def __init__(self, in_channels: int, out_channels: int, *, subpixel: int = 1, spectral_norm: bool = False) -> None:
         super().__init__()
-        self.subpixel, self.transformed = subpixel, Derived()
+        self.subpixel = subpixel
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, 3, 3))
         self.bias = nn.Parameter(torch.empty(out_channels))
         self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
@@ -29,18 +31,17 @@ class Conv2d(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, in) to (B, H, W, out)."""
-        weight = self.effective_weight()
-        return kernels.conv3x3(x_BHWC, weight, self.bias, pad_rows=(1, 1), transformed=self.transformed)
+        return ops.conv3x3(x_BHWC, self.effective_weight(), self.bias, layer=self)
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Uniform within 1/sqrt(fan in); before a pixel shuffle ICNR and a zero bias."""
         fan_in = self.weight.shape[1:].numel()
         if self.subpixel == 1:
-            return init.uniform(shape, fan_in, generator)
-        return init.icnr(shape, self.subpixel, fan_in, generator) if leaf == "weight" else torch.zeros(shape)
+            return initial_values.uniform(shape, fan_in, generator)
+        return initial_values.icnr(shape, self.subpixel, fan_in, generator) if leaf == "weight" else torch.zeros(shape)
 
 
-class ConvTranspose2d(nn.Module):
+class ConvTranspose2d(Layer):
     """A transposed convolution: output row r gets input row i by kernel row r + padding - i stride; weight (in, out, k, k).
 
     The output has (H - 1) stride - 2 padding + k rows.
@@ -69,10 +70,10 @@ class ConvTranspose2d(nn.Module):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, in) to (B, stride H + k - stride - 2 padding, …, out)."""
         crop = (self.padding, self.padding)
-        return kernels.conv_transpose(
+        return ops.conv_transpose(
             x_BHWC, self.effective_weight(), self.bias, self.stride, crop_rows=crop, crop_cols=crop
         )
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Uniform within 1/sqrt(out k^2)."""
-        return init.uniform(shape, self.weight.shape[1:].numel(), generator)
+        return initial_values.uniform(shape, self.weight.shape[1:].numel(), generator)

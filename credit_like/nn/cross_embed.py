@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from credit_like.nn import init, kernels
-from credit_like.nn.derived import Derived
+from credit_like import ops
+from credit_like.nn import initial_values
+from credit_like.nn.layer import Layer
 from credit_like.nn.spectral_norm import SpectralNorm
 
 
@@ -22,7 +23,7 @@ def zero_padding(kernel: int, stride: int) -> tuple[int, int]:
     return before, kernel - stride - before
 
 
-class Branch(nn.Module):
+class Branch(Layer):
     """The weights of one convolution of the layer: weight (out, in, k, k), bias (out,)."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, *, spectral_norm: bool = False) -> None:
@@ -36,25 +37,24 @@ class Branch(nn.Module):
         return self.weight if self.spectral is None else self.spectral(self.weight)
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Uniform within 1/sqrt(fan in)."""
-        return init.uniform(shape, self.weight.shape[1:].numel(), generator)
+        """Return values uniform within 1/sqrt(fan in)."""
+        return initial_values.uniform(shape, self.weight.shape[1:].numel(), generator)
 
 
-class CrossEmbed(nn.Module):
+class CrossEmbed(Layer):
     """Convolutions with kernels k_0 < k_1 < … and one stride s, concatenated along channels.
 
     Output row r of a kernel k reads input rows r s - p_k … r s - p_k + k - 1, p_k = floor((k - s)/2), zeros outside.
     """
 
-    _fsdp2_shard = True
-    _recompute = False  # backward needs its input and nothing else
+    shard_unit = True
+    recompute = "never"  # backward needs its input and nothing else
 
     def __init__(
         self, in_channels: int, dim: int, kernel_sizes: tuple[int, ...], stride: int, *, spectral_norm: bool = False
     ) -> None:
         super().__init__()
         self.kernel_sizes, self.stride = tuple(sorted(kernel_sizes)), stride
-        self.transformed = Derived()
         widths = branch_widths(dim, len(self.kernel_sizes))
         self.convs = nn.ModuleList(
             Branch(in_channels, width, kernel, spectral_norm=spectral_norm)
@@ -69,6 +69,4 @@ class CrossEmbed(nn.Module):
         """(B, H, W, C) to (B, floor(H/s), floor(W/s), dim)."""
         padding = zero_padding(self.kernel_sizes[-1], self.stride)
         weights, biases = self.weights()
-        return kernels.cross_embed(
-            x_BHWC, weights, biases, self.stride, pad_rows=padding, pad_cols=padding, transformed=self.transformed
-        )
+        return ops.cross_embed(x_BHWC, weights, biases, self.stride, pad_rows=padding, pad_cols=padding, layer=self)

@@ -1,48 +1,44 @@
 """Initial weights that do not depend on the layout: one generator per parameter, seeded by (seed, parameter name).
 
-Each layer says what a parameter of it starts with (`initial(leaf, shape, generator)`, on the CPU, of the full shape), so a
-rank that holds a slice fills it with the same numbers as one process would.
+A layer draws each of its parameters on the CPU in its full shape (`Layer.initial`), so a rank that holds a slice fills it with the
+same numbers as one process would.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
+from credit_like.nn.initial_values import torch_default
 
 
 def generator_for(seed: int, name: str) -> torch.Generator:
-    """The generator of one parameter, on the CPU."""
+    """Return the generator of one parameter, on the CPU."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
 
 
-def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
-    """U(-1/sqrt(fan_in), 1/sqrt(fan_in)): variance 1/(3 fan_in), the usual start of convolutions and linear maps."""
-    bound = fan_in**-0.5
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
-def icnr(shape: tuple[int, ...], factor: int, fan_in: int, generator: torch.Generator) -> Tensor:
-    """A sub-pixel kernel whose factor^2 phases are equal, so that no checkerboard appears (arXiv:1707.02937)."""
-    phases = factor * factor
-    base = uniform((shape[0] // phases, *shape[1:]), fan_in, generator)
-    return base.repeat_interleave(phases, dim=0)
-
-
 def initial_value(module: nn.Module, leaf: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """The full initial value (CPU, fp32) of the parameter `name`, which is `leaf` of `module`.
+    """Return the full initial value (CPU, fp32) of the parameter `name`, which is `leaf` of `module`.
 
-    Raises TypeError where the module does not say how it starts.
+    Drawn by the module's `initial` where it has one, else from torch's own distribution for the layer. Raises UserError
+    that names the parameter where neither is known, or where `initial` returns another shape.
     """
-    initial = getattr(module, "initial", None)
-    if initial is None:
-        raise TypeError(f"{type(module).__name__} ({name}) does not define initial(leaf, shape, generator)")
-    value: Tensor = initial(leaf, tuple(shape), generator_for(seed, name))
+    draw = getattr(module, "initial", None) or partial(torch_default, module)
+    try:
+        value: Tensor = draw(leaf, tuple(shape), generator_for(seed, name))
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
+    if tuple(value.shape) != tuple(shape):
+        raise UserError(
+            f"{name}: expected {type(module).__name__}.initial to return shape {tuple(shape)}, got {tuple(value.shape)}"
+        )
     return value
 
 
@@ -54,9 +50,9 @@ def own_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.P
 
 
 def reset_buffers(model: nn.Module) -> None:
-    """Fill every buffer that is derived rather than saved; needed after `to_empty`."""
+    """Fill the buffers that are derived rather than saved, and torch's running statistics; needed after `to_empty`."""
     for module in model.modules():
-        reset = getattr(module, "reset_buffers", None)
+        reset = getattr(module, "reset_buffers", None) or getattr(module, "reset_running_stats", None)
         if reset is not None:
             reset()
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from credit_like import ops
+from credit_like.nn.layer import Layer
 
-class ChannelNorm(nn.Module):
+
+class ChannelNorm(Layer):
     """LayerNorm over the channels of each point: eps 1e-5, biased variance."""
 
     eps = 1e-5
@@ -15,12 +18,6 @@ class ChannelNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(channels))
         self.bias = nn.Parameter(torch.zeros(channels))
-
-    def times(self, factor: float) -> tuple[Tensor, Tensor, float]:
-        """Weight, bias and eps of the same norm multiplied by a number."""
-        if factor == 1.0:
-            return self.weight, self.bias, self.eps
-        return self.weight * factor, self.bias * factor, self.eps
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., C) to (..., C)."""
@@ -31,7 +28,8 @@ class ChannelNorm(nn.Module):
         return torch.ones(shape) if leaf == "weight" else torch.zeros(shape)
 
 
-class GroupNorm(nn.Module):
+@ops.fusible
+class GroupNorm(Layer):
     """Mean and variance over the image and over each of `groups` groups of channels: eps 1e-5, biased variance.
 
     The only layer besides the loss that reduces over the whole image.

@@ -22,6 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from credit_like import ops
+from credit_like.nn.layer import Layer
+
 WARM_UP = 15  # power iterations that a new matrix starts with
 
 
@@ -44,18 +47,12 @@ class _Normalised(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         weight, u, v, inv_sigma = ctx.saved_tensors
         along_u = _along_u(grad, weight, u, inv_sigma**2)
-        matrix = as_matrix(grad, ctx.output_dim)
-        if (
-            grad.device.type == "cpu" and not torch.compiler.is_compiling()
-        ):  # a pass less; elsewhere reading 1/sigma waits
-            corrected = torch.addr(matrix, along_u, v.to(grad.dtype), beta=float(inv_sigma))
-        else:
-            corrected = torch.addr(matrix * inv_sigma.to(grad.dtype), along_u, v.to(grad.dtype))
+        corrected = ops.add_outer(as_matrix(grad, ctx.output_dim), inv_sigma, along_u, v.to(grad.dtype))
         return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
 
 
 class _GradientOfNormalised(torch.autograd.Function):
-    """W itself; backward makes of the gradient at constant sigma, g, that with sigma = u^T W v: g - <g, W>/sigma u v^T."""
+    """W itself; backward corrects the gradient g at constant sigma to that with sigma = u^T W v: g - <g, W>/sigma u v^T."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
@@ -71,7 +68,7 @@ class _GradientOfNormalised(torch.autograd.Function):
         return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
 
 
-class SpectralNorm(nn.Module):
+class SpectralNorm(Layer):
     """The singular vectors of one weight, and the weight divided by its largest singular value.
 
     u: (rows,), v: (columns,) of the weight seen as a matrix with `output_dim` as rows; inv_sigma: ().
@@ -98,8 +95,11 @@ class SpectralNorm(nn.Module):
             return normalised
         return weight * self.inv_sigma.to(weight.dtype)
 
-    def factors(self, weight: Tensor) -> tuple[Tensor, float]:
-        """W and 1/sigma, for who multiplies by both in turn and needs no copy of W; reads a number, so for the CPU."""
+    def weight_and_scale(self, weight: Tensor) -> tuple[Tensor, float]:
+        """Return W and 1/sigma as a number, so that a kernel can apply the scale instead of materialising W/sigma.
+
+        The gradient is that of W/sigma. For the CPU only: reading 1/sigma synchronises the device.
+        """
         if self.in_backward:
             weight = _GradientOfNormalised.apply(weight, self.u, self.v, self.inv_sigma, self.output_dim)
         return weight, float(self.inv_sigma)
@@ -183,9 +183,6 @@ def before_step(model: nn.Module) -> None:
     """One power iteration of every normalised weight; call it once per optimiser step, before the forwards."""
     for kind, members in _by_class(model):
         kind.iterate_all(members)
-
-
-power_iteration = before_step
 
 
 def refresh(model: nn.Module) -> None:

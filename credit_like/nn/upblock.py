@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from credit_like.nn import kernels
+from credit_like import ops
 from credit_like.nn.conv import Conv2d, ConvTranspose2d
+from credit_like.nn.layer import Layer
 from credit_like.nn.norms import GroupNorm
 
 UPSAMPLE = ("pixel_shuffle", "transpose")
@@ -21,29 +22,20 @@ class Refine(nn.Module):
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
-        fused = self.is_fused(x_BHWC)
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            y_BHWC = conv(x_BHWC)
-            if fused:
-                assert isinstance(norm, GroupNorm)
-                x_BHWC = kernels.norm_silu(y_BHWC, (norm.weight, norm.bias, norm.eps), norm.groups)
-            else:
-                x_BHWC = nn.functional.silu(norm(y_BHWC))
+            assert isinstance(norm, GroupNorm)
+            x_BHWC = ops.norm_silu(conv(x_BHWC), norm)
         return x_BHWC
 
-    def is_fused(self, x_BHWC: Tensor) -> bool:
-        """Whether its layers are functions that keep no more than their input for backward."""
-        serial = all(type(layer) in (Conv2d, GroupNorm) for layer in (*self.convs, *self.norms))
-        return serial and kernels.use_fused(x_BHWC)
 
-
-class UpBlock(nn.Module):
+class UpBlock(Layer):
     """(B, H, W, in) to (B, 2H, 2W, out).
 
     pixel_shuffle: y = shuffle(conv(x)), y <- y + sharp(y), y + refine(y). transpose: y = transposed conv(x), y + refine(y).
     """
 
-    _fsdp2_shard = True
+    shard_unit = True
+    recompute = "kernels"  # only the images between its convolutions stay, the most expensive ones to recompute
 
     def __init__(
         self,
@@ -64,30 +56,23 @@ class UpBlock(nn.Module):
             self.up = ConvTranspose2d(in_channels, out_channels, 2, spectral_norm=spectral_norm)
         self.refine = Refine(out_channels, groups, spectral_norm=spectral_norm)
 
-    def makes_again(self, x_BHWC: Tensor) -> bool:
-        """Whether it keeps little by itself, and needs no recomputation from outside.
-
-        That is the images between its convolutions, which are the dearest of all to make again.
-        """
-        return self.refine.is_fused(x_BHWC)
-
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, in) to (B, 2H, 2W, out)."""
         y_BHWC = self.up(x_BHWC)
         if self.upsample == "pixel_shuffle":
-            y_BHWC = kernels.pixel_shuffle(y_BHWC, 2)
+            y_BHWC = ops.pixel_shuffle(y_BHWC, 2)
             y_BHWC = y_BHWC + self.sharp(y_BHWC)
         return y_BHWC + self.refine(y_BHWC)
 
 
-class UpHead(nn.Module):
+class UpHead(Layer):
     """The last block: (B, H, W, in) to (B, 2H, 2W, out), without normalisation.
 
     pixel_shuffle: conv(shuffle(conv(x))). transpose: one transposed convolution 4 x 4, stride 2, padding 1.
     """
 
-    _fsdp2_shard = True
-    _recompute = False  # backward begins here: what was dropped would come back at once
+    shard_unit = True
+    recompute = "never"  # backward begins here: what was dropped would come back at once
 
     def __init__(
         self, in_channels: int, out_channels: int, *, upsample: str = "pixel_shuffle", spectral_norm: bool = False
@@ -104,4 +89,4 @@ class UpHead(nn.Module):
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, in) to (B, 2H, 2W, out)."""
         y_BHWC = self.up(x_BHWC)
-        return self.last(kernels.pixel_shuffle(y_BHWC, 2)) if self.upsample == "pixel_shuffle" else y_BHWC
+        return self.last(ops.pixel_shuffle(y_BHWC, 2)) if self.upsample == "pixel_shuffle" else y_BHWC

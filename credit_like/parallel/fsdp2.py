@@ -23,16 +23,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
-from credit_like.nn import kernels, spectral_norm
+from credit_like import ops
+from credit_like.nn import spectral_norm
+from credit_like.nn.layer import is_shard_unit, recomputation
 from credit_like.parallel.shards import local, slice_like, whole
 from credit_like.parallel.unwrap import canonical_name
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def _has_fsdp2_shard(module: nn.Module) -> bool:
-    """Whether a module declares, on its class or itself, that it is gathered as a unit."""
-    return getattr(module, "_fsdp2_shard", False) is True
+_has_fsdp2_shard = is_shard_unit  # the name of the public contract
 
 
 def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
@@ -43,24 +43,26 @@ def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
 
 
 def _recomputes(module: nn.Module) -> bool:
-    """Whether activation checkpointing applies to a block: not where it says that it would gain nothing (`_recompute`)."""
-    return getattr(module, "_recompute", True) is True
+    """Return whether activation checkpointing applies to a block."""
+    return recomputation(module) != "never"
 
 
 class _Recomputed(CheckpointWrapper):
-    """A block whose forward is run again in backward, unless it makes again by itself what it needs, which is less."""
+    """Activation checkpointing for one block.
+
+    Blocks whose fused kernels recompute only what their own backward needs do so; all others rerun the whole forward.
+    """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         block = self._checkpoint_wrapped_module
-        makes_again = getattr(block, "makes_again", None)
-        if makes_again is not None and makes_again(*args):
-            with kernels.lean():
+        if recomputation(block) == "kernels" and ops.recomputes_itself(block, args[0]):
+            with ops.recompute_in_block():
                 return block(*args, **kwargs)
         return super().forward(*args, **kwargs)
 
 
 def _apply_activation_checkpointing(model: nn.Module) -> None:
-    """Recompute the `_fsdp2_shard` blocks in backward (non-reentrant); before sharding."""
+    """Recompute the shard units in backward (non-reentrant); before sharding."""
     for parent in list(model.modules()):
         if isinstance(parent, CheckpointWrapper):
             continue
@@ -145,7 +147,7 @@ def apply_fsdp2(
 ) -> nn.Module:
     """Shard the model, in place, over a 1-D mesh, or over the second dimension of a 2-D one and replicate over the first.
 
-    Units: every block that says `_fsdp2_shard`, then the rest. Each unit gathers the next one while it computes. Gradients
+    Units: every block that is a `shard_unit`, then the rest. Each unit gathers the next one while it computes. Gradients
     are averaged over the mesh. `conf`: the experiment, or its trainer block: `amp`, `fsdp2_mp_policy`,
     `fsdp2_reshard_after_forward` (False keeps parameters gathered between forward and backward: shards gradients and
     optimiser state only), `fsdp2_cpu_offload`. `ignored_params` stay whole. Nothing happens on a mesh of one rank.

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from credit_like import ops
 from credit_like.errors import UserError
 from credit_like.parallel import collectives
 from credit_like.parallel.environment import Environment, read_environment
@@ -37,6 +38,9 @@ class Runtime:
     tensor_size: int = 1
     domain_rank: int = 0
     domain_size: int = 1
+
+    def __post_init__(self) -> None:
+        ops.cpu.policy.configure()
 
     @classmethod
     def start(

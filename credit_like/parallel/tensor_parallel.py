@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from credit_like.errors import UserError
+from credit_like.nn.layer import TensorSplit, tensor_split
 from credit_like.parallel.collectives import copy_to_region, reduce_from_region
 
 
@@ -83,45 +84,39 @@ class _CopyOutput:
 
 
 def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> nn.Module:
-    """Split, in place, every block that declares `_tp_col` and `_tp_row`.
+    """Split, in place, every block that declares `tensor_columns` and `tensor_rows` (see `credit_like.nn.layer`).
 
-    Both are dotted paths (one or several) inside the block, to layers of type nn.Linear or 1 × 1 nn.Conv2d. `_tp_copy` names
-    submodules without input from outside whose output is used by all ranks' parts, such as a position bias. Rows of a fused
+    Both are dotted paths (one or several) inside the block, to layers of type nn.Linear or 1 × 1 nn.Conv2d. Rows of a fused
     qkv weight must be ordered by head first. Raises UserError that names the block for other layers and for heads or
     features that the degree does not divide, with the degrees that work. Apply it before `apply_fsdp2`.
     """
     degree = tp_mesh.size()
-    blocks = [(name, block) for name, block in model.named_modules() if hasattr(block, "_tp_col")]
-    for name, block in blocks:
-        _check(name, block, degree)
-    for _, block in blocks:
-        for path in _paths(block, "_tp_col"):
+    blocks = [(name, block, split) for name, block in model.named_modules() if (split := tensor_split(block))]
+    for name, block, split in blocks:
+        _check(name, block, split, degree)
+    for _, block, split in blocks:
+        for path in split.columns:
             _split(block.get_submodule(path), Column, tp_mesh, 0)
-        for path in _paths(block, "_tp_row"):
+        for path in split.rows:
             _split(block.get_submodule(path), Row, tp_mesh, 1)
-        for path in _paths(block, "_tp_copy"):
+        for path in split.copies:
             if getattr(block, path, None) is not None:
                 block.get_submodule(path).register_forward_hook(_CopyOutput(tp_mesh.get_group()))
     return model
 
 
-def _paths(block: nn.Module, attribute: str) -> tuple[str, ...]:
-    value = getattr(block, attribute, ())
-    return (value,) if isinstance(value, str) else tuple(value or ())
-
-
-def _check(name: str, block: nn.Module, degree: int) -> None:
+def _check(name: str, block: nn.Module, split: TensorSplit, degree: int) -> None:
     """Raise UserError where this block cannot be split."""
     where = f"trainer.parallelism.tensor {degree}: {name or 'the model'} ({type(block).__name__})"
     counts = {}
-    for path in (*_paths(block, "_tp_col"), *_paths(block, "_tp_row")):
+    for path in (*split.columns, *split.rows):
         layer = block.get_submodule(path)
         plain_conv = isinstance(layer, nn.Conv2d) and set(layer.kernel_size) == {1} and layer.groups == 1
         if not (isinstance(layer, nn.Linear) or plain_conv):
             raise UserError(f"{where}: expected nn.Linear or a 1 × 1 nn.Conv2d at {path}, got {type(layer).__name__}")
         assert isinstance(layer.weight, Tensor)
-        counts[path] = layer.weight.shape[0 if path in _paths(block, "_tp_col") else 1]
-    heads = _heads(block, counts)
+        counts[path] = layer.weight.shape[0 if path in split.columns else 1]
+    heads = _heads(block, split, counts)
     for what, count in {
         **({"heads": heads} if heads else {}),
         **{f"features of {p}": n for p, n in counts.items()},
@@ -131,13 +126,13 @@ def _check(name: str, block: nn.Module, degree: int) -> None:
             raise UserError(f"{where}: its {count} {what} do not divide by {degree}; degrees that work: {works}")
 
 
-def _heads(block: nn.Module, counts: dict[str, int]) -> int:
+def _heads(block: nn.Module, split: TensorSplit, counts: dict[str, int]) -> int:
     """The number of heads of an attention block, 0 for any other."""
     for key in ("heads", "num_heads"):
         if isinstance(getattr(block, key, None), int):
             return int(getattr(block, key))
-    dim_head, rows = getattr(block, "dim_head", None), _paths(block, "_tp_row")
-    return counts[rows[0]] // int(dim_head) if dim_head and rows else 0
+    dim_head = getattr(block, "dim_head", None)
+    return counts[split.rows[0]] // int(dim_head) if dim_head and split.rows else 0
 
 
 def _split(layer: nn.Module, role: type[_Split], mesh: DeviceMesh, dim: int) -> None:

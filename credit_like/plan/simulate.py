@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from credit_like import build
+from credit_like import build, ops
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import Fields, FieldStore
 from credit_like.grid import Grid
-from credit_like.nn import init, kernels
+from credit_like.nn import init
 from credit_like.parallel import apply
 from credit_like.parallel import runtime as runtime_module
 from credit_like.parallel.environment import Environment
@@ -194,7 +194,7 @@ def simulate(
         # Everything is where it belongs; and fake parameters that torch remembers cannot be exchanged.
         stack.enter_context(_instead(nn.Module, "to", lambda module, *_, **__: module))
         if gpu:
-            stack.enter_context(_instead(kernels, "use_fused", lambda x: False))
+            stack.enter_context(ops.cpu.policy.disabled())
             stack.enter_context(_instead(torch.nn.functional, "scaled_dot_product_attention", attention_as_on_gpu))
         # Values are never looked at, and drawing them would be half of the work.
         stack.enter_context(_instead(apply, "initialise", lambda model, seed: init.reset_buffers(model)))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from credit_like.models.wxformer import Config, build
 from credit_like.nn import spectral_norm
 from credit_like.nn.init import initialise
+from credit_like.nn.layer import is_shard_unit
 
 _SPEC = importlib.util.spec_from_file_location("wxformer_reference", Path(__file__).parent / "reference.py")
 reference = importlib.util.module_from_spec(_SPEC)
@@ -226,7 +227,7 @@ def test_gradients_with_spectral_norm_do_not_change_under_activation_checkpointi
         spectral_norm.before_step(model)
         if recompute:
             for module in model.modules():
-                if getattr(module, "_fsdp2_shard", False):
+                if is_shard_unit(module):
                     inner = module.forward
                     module.forward = lambda x, inner=inner: checkpoint(inner, x, use_reentrant=False)
         (model(x) ** 2).mean().backward()

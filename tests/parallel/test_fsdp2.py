@@ -71,11 +71,12 @@ def test_units_are_wrappers_or_blocks_never_both(tiny):
 @pytest.mark.parametrize("quick", [True, False])
 def test_activation_checkpointing_changes_what_is_kept_and_no_gradient(tiny, quick, monkeypatch):
     """Where blocks make again by themselves what they need, no forward runs twice; elsewhere all of them do."""
-    from credit_like.nn import kernels, spectral_norm
+    from credit_like.nn import spectral_norm
+    from credit_like.ops.cpu import policy
 
     x, target = tiny.batch(2)
     if not quick:
-        monkeypatch.setattr(kernels, "use_fused", lambda x: False)
+        monkeypatch.setattr(policy, "_enabled", False)
     found = []
     for recompute in (False, True):
         model = tiny.model()
@@ -84,7 +85,7 @@ def test_activation_checkpointing_changes_what_is_kept_and_no_gradient(tiny, qui
         spectral_norm.before_step(model)
         calls = []
         for module in model.modules():
-            if getattr(module, "_fsdp2_shard", False):
+            if _has_fsdp2_shard(module):
                 module.register_forward_pre_hook(lambda module, args, calls=calls: calls.append(module))
         y = model(x)
         blocks = len(calls)

@@ -17,20 +17,23 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from credit_like import ops
 from credit_like.models.wxformer import Config
-from credit_like.nn import kernels, spectral_norm
+from credit_like.nn import spectral_norm
 from credit_like.nn.attention import LongAttention, ShortAttention
 from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.feed_forward import FeedForward
+from credit_like.nn.layer import Layer
 from credit_like.nn.padding import Pad, Unpad
 from credit_like.nn.resize import BilinearResize
 from credit_like.nn.upblock import UpBlock, UpHead
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(Layer):
     """Short attention, feed-forward, long attention, feed-forward: four residual blocks."""
 
-    _fsdp2_shard = True
+    shard_unit = True
+    recompute = "kernels"
 
     def __init__(self, config: Config, stage: int) -> None:
         super().__init__()
@@ -52,13 +55,12 @@ class TransformerLayer(nn.Module):
         )
         self.long_ff = FeedForward(dim, spectral_norm=normalised)
 
-    def makes_again(self, x_BHWC: Tensor) -> bool:
-        """Whether its blocks keep little by themselves within `kernels.lean`, and need no recomputation from outside."""
-        return all(block.is_fused(x_BHWC) for block in (self.short, self.short_ff, self.long, self.long_ff))
-
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H, W, C)."""
-        return self.long_ff(self.long(self.short_ff(self.short(x_BHWC))))
+        x_BHWC = self.short(x_BHWC)  # x + attention(norm(x)) among neighbours
+        x_BHWC = self.short_ff(x_BHWC)  # x + mlp(norm(x))
+        x_BHWC = self.long(x_BHWC)  # x + attention(norm(x)) across the image
+        return self.long_ff(x_BHWC)  # x + mlp(norm(x))
 
 
 class Stage(nn.Module):
@@ -99,17 +101,17 @@ class WXFormer(nn.Module):
         widths = [in_channels * frames, *config.dim[:3]]
         self.stages = nn.ModuleList(Stage(config, stage, channels) for stage, channels in enumerate(widths))
         d0, d1, d2, d3 = config.dim
-        groups, options = d0, {"upsample": config.upsample, "spectral_norm": config.use_spectral_norm}
-        self.up1 = UpBlock(d3, d3 // 2, groups, **options)  # type: ignore[arg-type]
-        self.up2 = UpBlock(d3 // 2 + d2, d3 // 4, groups, **options)  # type: ignore[arg-type]
-        self.up3 = UpBlock(d3 // 4 + d1, d3 // 8, groups, **options)  # type: ignore[arg-type]
-        self.head = UpHead(d3 // 8 + d0, out_channels, **options)  # type: ignore[arg-type]
+        groups, upsample, normalised = d0, config.upsample, config.use_spectral_norm
+        self.up1 = UpBlock(d3, d3 // 2, groups, upsample=upsample, spectral_norm=normalised)
+        self.up2 = UpBlock(d3 // 2 + d2, d3 // 4, groups, upsample=upsample, spectral_norm=normalised)
+        self.up3 = UpBlock(d3 // 4 + d1, d3 // 8, groups, upsample=upsample, spectral_norm=normalised)
+        self.head = UpHead(d3 // 8 + d0, out_channels, upsample=upsample, spectral_norm=normalised)
         self.unpad = Unpad(pad_lat, pad_lon) if padded else nn.Identity()
         self.resize = BilinearResize(height, width) if config.interp else nn.Identity()
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         """(B, in_channels, frames, H, W) to (B, out_channels, 1, H, W), normalised units in and out."""
-        x_BHWC = kernels.channels_last(self.pad(x_BCTHW.flatten(1, 2)))
+        x_BHWC = ops.channels_last(self.pad(x_BCTHW.flatten(1, 2)))
         skips = []
         for stage in self.stages:
             x_BHWC = stage(x_BHWC)
@@ -119,7 +121,7 @@ class WXFormer(nn.Module):
         y = self.up2(torch.cat([y, e2], dim=-1))
         y = self.up3(torch.cat([y, e1], dim=-1))
         y_BHWC = self.head(torch.cat([y, e0], dim=-1))
-        y_BCHW = self.resize(self.unpad(kernels.channels_first(y_BHWC)))
+        y_BCHW = self.resize(self.unpad(ops.channels_first(y_BHWC)))
         return y_BCHW.unsqueeze(2)
 
     def train(self, mode: bool = True) -> Self:

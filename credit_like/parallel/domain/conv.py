@@ -6,7 +6,8 @@ import math
 
 from torch import Tensor
 
-from credit_like.nn import conv, kernels
+from credit_like import ops
+from credit_like.nn import conv
 from credit_like.parallel.domain.manager import DomainManager
 from credit_like.parallel.domain.partition import Level
 from credit_like.parallel.domain.rows import ZERO, RowPlan
@@ -40,7 +41,7 @@ class DomainConv2d(Twin, conv.Conv2d):
         """(B, h, W, in) to (B, this rank's rows, W, out)."""
         x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
         weight = self.effective_weight()
-        return kernels.conv3x3(x_BHWC, weight, self.bias, pad_rows=(0, 0), transformed=self.transformed)
+        return ops.conv3x3(x_BHWC, weight, self.bias, pad_rows=(0, 0), layer=self)
 
 
 class DomainConvTranspose2d(Twin, conv.ConvTranspose2d):
@@ -68,4 +69,4 @@ class DomainConvTranspose2d(Twin, conv.ConvTranspose2d):
         x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
         crop = (self.padding, self.padding)
         weight = self.effective_weight()
-        return kernels.conv_transpose(x_BHWC, weight, self.bias, self.stride, crop_rows=self.crop_rows, crop_cols=crop)
+        return ops.conv_transpose(x_BHWC, weight, self.bias, self.stride, crop_rows=self.crop_rows, crop_cols=crop)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from credit_like.nn import cross_embed, kernels
+from credit_like import ops
+from credit_like.nn import cross_embed
 from credit_like.parallel.domain.conv import window_rows
 from credit_like.parallel.domain.manager import DomainManager
 from credit_like.parallel.domain.rows import RowPlan
@@ -29,6 +30,4 @@ class DomainCrossEmbed(Twin, cross_embed.CrossEmbed):
         """(B, h, W, C) to (B, this rank's rows, floor(W/s), dim)."""
         x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
         columns = cross_embed.zero_padding(self.kernel_sizes[-1], self.stride)
-        return kernels.cross_embed(
-            x_BHWC, *self.weights(), self.stride, pad_rows=(0, 0), pad_cols=columns, transformed=self.transformed
-        )
+        return ops.cross_embed(x_BHWC, *self.weights(), self.stride, pad_rows=(0, 0), pad_cols=columns, layer=self)

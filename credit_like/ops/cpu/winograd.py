@@ -25,8 +25,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
-from credit_like.nn import fused
-from credit_like.nn.fused import Pair
+from credit_like.ops.cpu import direct
+from credit_like.ops.cpu.function import apply_function
+from credit_like.ops.windows import Pair
 
 POINTS = (0.0, 1.0, -1.0, 2.0, -0.5)  # and infinity: of the small ones these round best
 ONE = POINTS.index(1.0)
@@ -95,17 +96,17 @@ class _Tiles:
         down, right = self.slab.stride()[:2]
         shape = (rows, self.strips.count, self.size, self.size, self.slab.shape[-1])
         tiles = self.slab.as_strided(shape, (OUT * down, OUT * right, down, right, 1))
-        return _room(memory, *shape).copy_(tiles).view(-1, self.size**2, shape[-1])
+        return _buffer_view(memory, *shape).copy_(tiles).view(-1, self.size**2, shape[-1])
 
 
-def _room(memory: Tensor, *shape: int) -> Tensor:
+def _buffer_view(memory: Tensor, *shape: int) -> Tensor:
     return memory[: math.prod(shape)].view(shape)
 
 
 def _combine(matrix_KJ: Tensor, x_TJC: Tensor, memory: Tensor) -> Tensor:
     """Combinations of the J points of each tile: (T, K, C)."""
     tiles, _, channels = x_TJC.shape
-    out = _room(memory, tiles, len(matrix_KJ), channels)
+    out = _buffer_view(memory, tiles, len(matrix_KJ), channels)
     return torch.bmm(matrix_KJ.expand(tiles, -1, -1), x_TJC, out=out)
 
 
@@ -135,7 +136,7 @@ def correlate_transformed(
     y = x_BHWC.new_empty(batch, OUT * strips.rows, OUT * strips.count, outputs)
     for item, (first, n) in itertools.product(range(batch), strips):
         v_TKC = _combine(b_t, tiles(here, item, first, n, (rows[0], columns[0])), there)
-        m_KTO = torch.bmm(v_TKC.transpose(0, 1), u_KCO, out=_room(here, points, len(v_TKC), out))
+        m_KTO = torch.bmm(v_TKC.transpose(0, 1), u_KCO, out=_buffer_view(here, points, len(v_TKC), out))
         if bias is not None:  # where both polynomials are known at 1, it is added to all their coefficients
             m_KTO[ONE * IN + ONE, :, :outputs] += bias
         images = _combine(a_t, m_KTO.transpose(0, 1), there).view(n, strips.count, OUT, OUT, out)[..., :outputs]
@@ -162,17 +163,17 @@ def _weight_gradient(g_BHWO: Tensor, x_BHWC: Tensor, rows: Pair, columns: Pair) 
 
 
 class _Conv3x3(torch.autograd.Function):
-    """Keeps its input; the gradient of the weights always this way, output and gradient of the input where `forth`."""
+    """Saves its input; the gradient of the weights always this way, output and gradient of the input where `forward`."""
 
     @staticmethod
     def forward(
-        ctx: Any, x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, pad_rows: Pair, pad_cols: Pair, forth: bool
+        ctx: Any, x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, pad_rows: Pair, pad_cols: Pair, forward: bool
     ) -> Tensor:
         x_BHWC = x_BHWC.contiguous()
         ctx.save_for_backward(x_BHWC, weight)
-        ctx.pads, ctx.forth = (pad_rows, pad_cols), forth
-        if not forth:
-            return fused.direct_conv(x_BHWC, weight, bias, 1, pad_rows, pad_cols)
+        ctx.pads, ctx.forward_too = (pad_rows, pad_cols), forward
+        if not forward:
+            return direct.convolve(x_BHWC, weight, bias, 1, pad_rows, pad_cols)
         u = transform_weights(weight)
         return correlate_transformed(x_BHWC, u, weight.shape[0], bias, pad_rows, pad_cols)
 
@@ -181,8 +182,8 @@ class _Conv3x3(torch.autograd.Function):
     def backward(ctx: Any, g_BHWO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x_BHWC, weight = ctx.saved_tensors
         dx = dw = db = None
-        if ctx.needs_input_grad[0] and not ctx.forth:
-            dx = fused.direct_input_gradient(g_BHWO.contiguous(), x_BHWC, weight, 1, *ctx.pads)
+        if ctx.needs_input_grad[0] and not ctx.forward_too:
+            dx = direct.input_gradient(g_BHWO.contiguous(), x_BHWC, weight, 1, *ctx.pads)
         elif ctx.needs_input_grad[0]:
             u = _taps(weight, _matrices(x_BHWC.dtype)[1].flip(1))  # the taps reversed
             rows, columns = ((TAPS - 1 - before, TAPS - 1 - after) for before, after in ctx.pads)
@@ -195,11 +196,11 @@ class _Conv3x3(torch.autograd.Function):
 
 
 def conv3x3(
-    x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, pad_rows: Pair, pad_cols: Pair, *, forth: bool = True
+    x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, pad_rows: Pair, pad_cols: Pair, *, forward: bool = True
 ) -> Tensor:
     """A 3 x 3 convolution with stride 1 after adding 0 to 2 zero rows (before, after) and columns; weight (out, in, 3, 3).
 
-    Without `forth` output and gradient of the input are the library's, and only that of the weights is taken this way.
+    Without `forward` output and gradient of the input are the library's, and only that of the weights is taken this way.
     """
     assert all(0 <= pad < TAPS for pad in (*pad_rows, *pad_cols)), (pad_rows, pad_cols)
-    return fused.call(_Conv3x3, x_BHWC, weight, bias, pad_rows, pad_cols, forth)
+    return apply_function(_Conv3x3, x_BHWC, weight, bias, pad_rows, pad_cols, forward)

@@ -158,7 +158,7 @@ def _input_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -
     dx, w_RKOD = torch.zeros_like(x_BPQD), transform_weights(w_nnDO, tile).transpose(-1, -2)
     for group in _groups(x_BPQD, taps, tile):
         g_RNKO = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1)
-        images = _back(_multiply(g_RNKO, w_RKOD, conjugate=False), tile, tile, tile)
+        images = _inverse_tiles(_multiply(g_RNKO, w_RKOD, conjugate=False), tile, tile, tile)
         for image, (b, top, left) in zip(images, group, strict=True):
             part = dx[b, top : top + tile, left : left + tile]
             part += image[: part.shape[0], : part.shape[1]]
@@ -252,7 +252,7 @@ def _multiply(x_RNKD: Tensor, w_RKDO: Tensor, *, conjugate: bool) -> Tensor:
     return y
 
 
-def _back(y_KRNO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
+def _inverse_tiles(y_KRNO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
     """The first rows x columns points of each tile: (N, rows, columns, O)."""
     _, _, tiles, outputs = y_KRNO.shape
     y_FTRD = y_KRNO.view(-1, tile, 2, tiles * outputs)
@@ -277,7 +277,7 @@ def _correlate(
         x_BPQE = x_BPQD[..., first : first + w_RKEO.shape[2]]
         for group in groups:
             y_KRNO = _multiply(_transform_tiles(x_BPQE, group, tile), w_RKEO, conjugate=True)
-            for tile_image, (b, top, left) in zip(_back(y_KRNO, tile, step, step), group, strict=True):
+            for tile_image, (b, top, left) in zip(_inverse_tiles(y_KRNO, tile, step, step), group, strict=True):
                 part = y[b, top : top + step, left : left + step]
                 part += tile_image[: part.shape[0], : part.shape[1]]
         first += w_RKEO.shape[2]
@@ -287,7 +287,7 @@ def _correlate(
 def correlate(x: Tensor, w_nnDO: Tensor, tile: int, geometry: Geometry | None = None) -> Tensor:
     """The valid correlation with stride 1: (B, P, Q, D), (n, n, D, O) to (B, P - n + 1, Q - n + 1, O).
 
-    With a geometry (the arguments of `phases`) x is an image, of whose phases it is taken; backward keeps the image alone.
+    With a geometry (the arguments of `phases`) x is an image, of whose phases it is taken; backward saves the image alone.
     """
     y: Tensor = _TiledCorrelation.apply(x, w_nnDO, tile, geometry)
     return y

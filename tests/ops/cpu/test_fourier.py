@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from credit_like.nn import fourier, kernels
-from tests.nn.agreement import assert_same_function
+from credit_like import ops
+from credit_like.ops.cpu import fourier, policy
+from tests.ops.agreement import assert_same_function
 
 
 @pytest.mark.parametrize(("taps", "tile"), [(3, 16), (8, 16), (8, 40), (16, 24)])
@@ -31,9 +32,9 @@ def test_a_cross_embedding_is_the_same_with_and_without_it(stride, monkeypatch):
     pads = ((32 - stride) // 2, 32 - stride - (32 - stride) // 2)
     results = []
     for fast in (False, True):
-        monkeypatch.setattr(kernels, "use_fused", lambda x, fast=fast: fast)
-        monkeypatch.setattr(kernels, "by_fourier", lambda rows, columns, kernel, *_: kernel >= 16)
-        y = kernels.cross_embed(x, weights, biases, stride, pad_rows=pads, pad_cols=pads)
+        monkeypatch.setattr(policy, "_enabled", fast)
+        monkeypatch.setattr(policy, "by_fourier", lambda rows, columns, kernel, *_: kernel >= 16)
+        y = ops.cross_embed(x, weights, biases, stride, pad_rows=pads, pad_cols=pads)
         results.append([y, *torch.autograd.grad(y.square().sum(), [x, *weights, *biases])])
     for a, b in zip(*results, strict=True):
         assert (a - b).norm() < 1e-11 * b.norm()

@@ -4,11 +4,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from credit_like.nn import kernels, winograd
-from tests.nn.agreement import assert_same_function
+from credit_like import ops
+from credit_like.ops.cpu import policy, winograd
+from tests.ops.agreement import assert_same_function
 
 
-@pytest.mark.parametrize("forth", [True, False])
+@pytest.mark.parametrize("forward", [True, False])
 @pytest.mark.parametrize("strip", [1, 2000, 2**18])
 @pytest.mark.parametrize(
     ("size", "pad_rows", "pad_cols"),
@@ -19,7 +20,7 @@ from tests.nn.agreement import assert_same_function
         ((3, 3, 1, 1), (0, 0), (0, 0)),
     ],
 )
-def test_it_equals_the_direct_convolution(size, pad_rows, pad_cols, strip, forth, monkeypatch):
+def test_it_equals_the_direct_convolution(size, pad_rows, pad_cols, strip, forward, monkeypatch):
     monkeypatch.setattr(winograd, "STRIP", strip)
     height, width, channels, outputs = size
     generator = torch.Generator().manual_seed(0)
@@ -30,7 +31,7 @@ def test_it_equals_the_direct_convolution(size, pad_rows, pad_cols, strip, forth
     x, weight, bias = random(2, height, width, channels), random(outputs, channels, 3, 3), random(outputs)
     padded = functional.pad(x, (0, 0, *pad_cols, *pad_rows)).permute(0, 3, 1, 2)
     expected = functional.conv2d(padded, weight, bias).permute(0, 2, 3, 1)
-    y = winograd.conv3x3(x, weight, bias, pad_rows, pad_cols, forth=forth)
+    y = winograd.conv3x3(x, weight, bias, pad_rows, pad_cols, forward=forward)
     assert_same_function(y, expected, [x, weight, bias], generator, 1e-11)
 
 
@@ -38,8 +39,8 @@ def test_single_precision_is_kept():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 36, 40, 128, generator=generator).requires_grad_()
     weight = torch.randn(104, 128, 3, 3, generator=generator).requires_grad_()
-    assert kernels.by_winograd(36 * 40, 128, 104) == (True, True)
-    y = kernels.conv3x3(x, weight, None)
+    assert policy.by_winograd(36 * 40, 128, 104) == (True, True)
+    y = ops.conv3x3(x, weight, None)
     cotangent = torch.randn(y.shape, generator=generator)
     got = [y, *torch.autograd.grad((y * cotangent).sum(), [x, weight])]
     x64, w64 = x.detach().double().requires_grad_(), weight.detach().double().requires_grad_()

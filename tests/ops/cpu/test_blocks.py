@@ -1,14 +1,17 @@
-"""The blocks as single functions equal their plain composition, whether they keep their widest values or make them again."""
+"""The blocks as single functions equal their plain composition, whether they save their widest values or recompute them."""
 
 import pytest
 import torch
 from torch.nn import functional
 
-from credit_like.nn import fused, kernels
+from credit_like import ops
 from credit_like.nn.attention import LongAttention, ShortAttention
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.init import initialise
-from tests.nn.agreement import assert_same_function
+from credit_like.nn.norms import GroupNorm
+from credit_like.ops.cpu import blocks as kernels
+from credit_like.ops.cpu import direct, policy
+from tests.ops.agreement import assert_same_function
 
 
 def blocks(**options):
@@ -33,42 +36,41 @@ def outcome(block, x, cotangent):
 def test_a_block_equals_its_plain_composition(name, portion, keep, normalised, monkeypatch):
     block = initialise(blocks(spectral_norm=normalised)[name], 0).double()
     x, cotangent = torch.randn(2, 2, 6, 12, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    with monkeypatch.context() as plain:
-        plain.setattr(kernels, "use_fused", lambda x: False)
+    with policy.disabled():
         expected = outcome(block, x, cotangent)
-    monkeypatch.setattr(fused, "PORTION", portion)
-    monkeypatch.setattr(fused, "FEWEST", 1)
-    monkeypatch.setattr(fused, "BAND", portion)
-    monkeypatch.setattr(kernels, "KEEP_FROM", 16 if keep else 17)
-    assert kernels.use_fused(x)
-    assert kernels.keeps(x) == keep
+    monkeypatch.setattr(kernels, "PORTION", portion)
+    monkeypatch.setattr(kernels, "FEWEST", 1)
+    monkeypatch.setattr(kernels, "BAND", portion)
+    monkeypatch.setattr(policy, "SAVE_FROM", 16 if keep else 17)
+    assert policy.applies(x)
+    assert policy.saves_activations(x) == keep
     for a, b in zip(outcome(block, x, cotangent), expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
     with torch.no_grad():
-        assert not kernels.keeps(x)
+        assert not policy.saves_activations(x)
         torch.testing.assert_close(block(x), expected[0], rtol=1e-11, atol=1e-12)
 
 
 def saved(block, x):
-    """Values that a forward keeps for backward besides its input and the weights."""
+    """Values that a forward saves for backward besides its input and the weights."""
     known = {t.untyped_storage().data_ptr() for t in (x, *block.parameters())}
     kept = block(x).grad_fn.saved_tensors
     return sum(t.numel() for t in kept if t is not None and t.untyped_storage().data_ptr() not in known)
 
 
-def test_what_is_made_again_is_not_kept(monkeypatch):
+def test_what_is_recomputed_is_not_saved(monkeypatch):
     x = torch.randn(1, 24, 24, 16, requires_grad=True)
     for name, wide in (("feed-forward", 4), ("short", 3)):
         block = initialise(blocks()[name], 0)
         counts = []
         for threshold in (16, 17):
-            monkeypatch.setattr(kernels, "KEEP_FROM", threshold)
+            monkeypatch.setattr(policy, "SAVE_FROM", threshold)
             counts.append(saved(block, x))
         assert counts[0] >= wide * x.numel()
         assert counts[1] < x.numel()
 
 
-def test_nothing_is_made_a_third_time_under_activation_checkpointing():
+def test_nothing_is_recomputed_twice_under_activation_checkpointing():
     from torch.utils.checkpoint import checkpoint
 
     block = initialise(FeedForward(16), 0)
@@ -78,7 +80,7 @@ def test_nothing_is_made_a_third_time_under_activation_checkpointing():
     whole = block.forward
 
     def watched(x):
-        asked.append(kernels.keeps(x))
+        asked.append(policy.saves_activations(x))
         return whole(x)
 
     block.forward = watched
@@ -86,17 +88,17 @@ def test_nothing_is_made_a_third_time_under_activation_checkpointing():
     assert asked == [True, True]
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b)
-    assert not kernels.keeps(x)
+    assert not policy.saves_activations(x)
 
 
-def test_within_lean_a_block_keeps_no_more_than_its_weights(monkeypatch):
-    monkeypatch.setattr(kernels, "KEEP_FROM", 1)
+def test_recomputing_in_the_block_saves_no_more_than_its_weights(monkeypatch):
+    monkeypatch.setattr(policy, "SAVE_FROM", 1)
     few, many = torch.randn(1, 4, 8, 16, requires_grad=True), torch.randn(1, 6, 8, 16, requires_grad=True)
-    with kernels.lean():
-        assert kernels.keeps(few)
-        assert not kernels.keeps(many)
+    with ops.recompute_in_block():
+        assert policy.saves_activations(few)
+        assert not policy.saves_activations(many)
         assert saved(initialise(blocks()["feed-forward"], 0), many) == 0
-    assert kernels.keeps(many)
+    assert policy.saves_activations(many)
 
 
 @pytest.mark.parametrize("groups", [1, 4])
@@ -107,8 +109,12 @@ def test_norm_and_activation_equal_the_library_s(groups):
         return torch.randn(shape, dtype=torch.float64, generator=generator).requires_grad_()
 
     x, weight, bias = random(2, 5, 6, 12), random(12), random(12)
+    norm = GroupNorm(groups, 12).double()
+    norm.weight, norm.bias = torch.nn.Parameter(weight.detach()), torch.nn.Parameter(bias.detach())
+    weight, bias = norm.weight, norm.bias
     expected = functional.silu(functional.group_norm(x.permute(0, 3, 1, 2), groups, weight, bias, 1e-5))
-    y = kernels.norm_silu(x, (weight, bias, 1e-5), groups)
+    assert ops.uses_fused_kernel(x, norm)
+    y = ops.norm_silu(x, norm)
     assert_same_function(y, expected.permute(0, 2, 3, 1), [x, weight, bias], generator, 1e-11)
 
 
@@ -122,7 +128,7 @@ def test_a_convolution_equals_the_library_s(kernel, stride, outputs):
     pads = (1, kernel - stride - 1) if kernel > stride else (0, 0)
     padded = functional.pad(x, (0, 0, *pads, *pads)).permute(0, 3, 1, 2)
     expected = functional.conv2d(padded, weight, bias, stride=stride).permute(0, 2, 3, 1)
-    y = fused.conv(x, weight, bias, stride, pads, pads)
+    y = direct.conv(x, weight, bias, stride, pads, pads)
     assert_same_function(y, expected, [x, weight, bias], generator, 1e-11)
 
 
@@ -130,7 +136,7 @@ def test_a_convolution_equals_the_library_s(kernel, stride, outputs):
 def test_a_pixel_shuffle_equals_the_library_s(factor):
     x = torch.randn(2, 3, 4, 5 * factor**2, dtype=torch.float64, requires_grad=True)
     expected = functional.pixel_shuffle(x.permute(0, 3, 1, 2), factor).permute(0, 2, 3, 1)
-    y = kernels.pixel_shuffle(x, factor)
+    y = ops.pixel_shuffle(x, factor)
     cotangent = torch.randn_like(expected)
     assert torch.equal(y, expected)
     assert torch.equal(*(torch.autograd.grad((z * cotangent).sum(), x)[0] for z in (y, expected)))

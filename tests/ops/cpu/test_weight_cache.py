@@ -1,5 +1,7 @@
 """What is kept between forwards is what would be made anew, whoever changes the weights and however."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.func import functional_call
@@ -7,8 +9,8 @@ from torch.func import functional_call
 from credit_like.nn.attention import PositionBias
 from credit_like.nn.conv import Conv2d
 from credit_like.nn.cross_embed import CrossEmbed
-from credit_like.nn.derived import Derived
 from credit_like.nn.init import initialise
+from credit_like.ops.cpu import policy, weight_cache
 
 
 def counted(weights):
@@ -23,29 +25,29 @@ def counted(weights):
 
 def test_it_is_made_once_until_a_weight_or_the_key_changes():
     weights = [torch.ones(3, requires_grad=True), torch.ones(2, 2)]
-    (make, calls), derived = counted(weights), Derived()
+    (make, calls), cached = counted(weights), partial(weight_cache.cached, torch.nn.Module())
     with torch.no_grad():
-        assert derived(make, weights) == derived(make, weights) == 7
+        assert cached(make, weights) == cached(make, weights) == 7
         assert len(calls) == 1
         weights[1].data[0, 0] = 5.0  # changes no version counter
-        assert derived(make, weights) == 11
-        assert derived(make, weights, key=2) == derived(make, weights, key=2) == 11
+        assert cached(make, weights) == 11
+        assert cached(make, weights, key=2) == cached(make, weights, key=2) == 11
         assert len(calls) == 3
         doubled = [weight.double() for weight in weights]
-        derived(make, doubled, key=2)
+        cached(make, doubled, key=2)
         assert len(calls) == 4
-    assert derived(make, weights, key=2).requires_grad  # and nothing is kept while gradients are enabled
+    assert cached(make, weights, key=2).requires_grad  # and nothing is kept while gradients are enabled
     with torch.no_grad():
-        derived(make, weights, key=2)
+        cached(make, weights, key=2)
     assert len(calls) == 6
 
 
 def test_tensors_without_values_are_not_compared():
     weights = [torch.ones(3, device="meta")]
-    (make, calls), derived = counted(weights), Derived()
+    (make, calls), cached = counted(weights), partial(weight_cache.cached, torch.nn.Module())
     with torch.no_grad():
-        derived(make, weights)
-        derived(make, weights)
+        cached(make, weights)
+        cached(make, weights)
     assert len(calls) == 2
 
 
@@ -59,10 +61,10 @@ LAYERS = {
 @pytest.mark.parametrize("normalised", [False, True])
 @pytest.mark.parametrize("name", list(LAYERS))
 def test_a_layer_sees_every_change_of_its_weights(name, normalised, monkeypatch):
-    from credit_like.nn import kernels, spectral_norm
+    from credit_like.nn import spectral_norm
 
-    monkeypatch.setattr(kernels, "by_fourier", lambda rows, columns, kernel, *_: kernel >= 16)
-    monkeypatch.setattr(kernels, "by_winograd", lambda *_, kept: (kept, True))
+    monkeypatch.setattr(policy, "by_fourier", lambda rows, columns, kernel, *_: kernel >= 16)
+    monkeypatch.setattr(policy, "by_winograd", lambda *_, cached: (cached, True))
     generator = torch.Generator().manual_seed(0)
     layer = initialise(LAYERS[name](normalised), 0).eval()
     inputs = () if name == "bias" else (torch.randn(1, 48, 64, 3, generator=generator),)
@@ -85,10 +87,9 @@ def test_a_layer_sees_every_change_of_its_weights(name, normalised, monkeypatch)
 
     check()
     layer.train()
-    kept = layer.derived if name == "bias" else layer.transformed
-    assert kept._kept is not None
+    assert weight_cache.is_cached(layer)
     layer(*inputs).square().sum().backward()
-    assert kept._kept is None  # training has no use for it
+    assert not weight_cache.is_cached(layer)  # training has no use for it
     optimizer.step()
     layer.eval()
     check()

@@ -1,0 +1,93 @@
+"""Distributions that parameters start with, each drawn from a generator of its own and of the full shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase  # batch and instance norms
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from credit_like.errors import UserError
+
+
+def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
+    """Draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)): variance 1/(3 fan_in), the usual start of convolutions and linear maps."""
+    return within(shape, fan_in**-0.5, generator)
+
+
+def within(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
+    """Draw from U(-bound, bound)."""
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+def icnr(shape: tuple[int, ...], factor: int, fan_in: int, generator: torch.Generator) -> Tensor:
+    """Draw a sub-pixel kernel whose factor^2 phases are equal, so that no checkerboard appears (arXiv:1707.02937)."""
+    phases = factor * factor
+    base = uniform((shape[0] // phases, *shape[1:]), fan_in, generator)
+    return base.repeat_interleave(phases, dim=0)
+
+
+def torch_default(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw the parameter `leaf` of one of torch's layers from the distribution that torch itself draws it from.
+
+    Linear maps, convolutions and transposed ones, norms, embeddings and multi-head attention, and subclasses of these that
+    keep their `reset_parameters`. Raises UserError for any other module.
+    """
+    for kind, (reset, draw) in _DEFAULTS.items():
+        if isinstance(module, kind) and getattr(type(module), reset) is getattr(kind, reset):
+            return draw(module, leaf, shape, generator)
+    raise UserError(
+        f"{type(module).__module__}.{type(module).__qualname__}: expected initial values for its parameter {leaf}, found none; "
+        "define `initial(self, leaf, shape, generator)` in this class and return a tensor of that shape"
+    )
+
+
+def _by_fan_in(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Weight and bias of a linear map or a convolution; torch counts dimension 1 of a transposed one as its inputs, too."""
+    assert isinstance(module.weight, Tensor)
+    return uniform(shape, module.weight.shape[1:].numel(), generator)
+
+
+def _projection(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """The output projection of multi-head attention."""
+    return torch.zeros(shape) if leaf == "bias" else _by_fan_in(module, leaf, shape, generator)
+
+
+def _identity(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.ones(shape) if leaf == "weight" else torch.zeros(shape)
+
+
+def _embedding(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    assert isinstance(module, nn.Embedding)
+    rows = torch.randn(shape, generator=generator)
+    if module.padding_idx is not None:
+        rows[module.padding_idx] = 0.0
+    return rows
+
+
+def _attention(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Glorot & Bengio (2010): of variance 2/(fan in + fan out); projections uniform, the extra key and value normal."""
+    if leaf == "in_proj_bias":
+        return torch.zeros(shape)
+    if leaf in ("bias_k", "bias_v"):
+        return torch.randn(shape, generator=generator) * shape[-1] ** -0.5
+    return within(shape, sqrt(6.0 / sum(shape)), generator)
+
+
+Draw = Callable[[nn.Module, str, tuple[int, ...], torch.Generator], Tensor]
+# Each class with the method that makes torch's own values; a subclass that replaces it means others.
+_DEFAULTS: dict[type[nn.Module], tuple[str, Draw]] = {
+    NonDynamicallyQuantizableLinear: ("reset_parameters", _projection),
+    nn.Linear: ("reset_parameters", _by_fan_in),
+    _ConvNd: ("reset_parameters", _by_fan_in),
+    nn.LayerNorm: ("reset_parameters", _identity),
+    nn.RMSNorm: ("reset_parameters", _identity),
+    nn.GroupNorm: ("reset_parameters", _identity),
+    _NormBase: ("reset_parameters", _identity),
+    nn.Embedding: ("reset_parameters", _embedding),
+    nn.MultiheadAttention: ("_reset_parameters", _attention),
+}

@@ -1,0 +1,369 @@
+"""Blocks of layers as single functions: channels last, few passes over memory, backward from as little as it needs.
+
+Each equals its plain composition to rounding. Cheap intermediates (normalised values, attention probabilities, activations)
+are recomputed in backward rather than saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from credit_like.ops import protocols
+from credit_like.ops.cpu import policy
+from credit_like.ops.cpu.function import apply_function, matrix_gradient, widen
+from credit_like.ops.windows import Shape, channels_first, channels_last, join_windows, split_windows, window_shape
+
+aten = torch.ops.aten
+
+
+class _PixelShuffle(torch.autograd.Function):
+    """One strided copy for each offset, forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BHWC: Tensor, factor: int) -> Tensor:
+        batch, height, width, channels = x_BHWC.shape
+        y = x_BHWC.new_empty(batch, height, factor, width, factor, channels // factor**2)
+        x = x_BHWC.unflatten(-1, (-1, factor, factor))
+        for i in range(factor):
+            for j in range(factor):
+                y[:, :, i, :, j] = x[..., i, j]
+        ctx.factor = factor
+        return y.view(batch, height * factor, width * factor, -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_BHWC: Tensor) -> tuple[Tensor, None]:
+        batch, height, width, channels = g_BHWC.shape
+        factor = ctx.factor
+        g = g_BHWC.unflatten(2, (-1, factor)).unflatten(1, (-1, factor))
+        dx = g_BHWC.new_empty(batch, height // factor, width // factor, channels, factor, factor)
+        for i in range(factor):
+            for j in range(factor):
+                dx[..., i, j] = g[:, :, i, :, j]
+        return dx.flatten(3), None
+
+
+def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:
+    """Return what `ops.pixel_shuffle` does."""
+    return apply_function(_PixelShuffle, x_BHWC, factor)
+
+
+class _NormSilu(torch.autograd.Function):
+    """SiLU(GroupNorm(x)); saves x, its means and deviations."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BHWC: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float) -> Tensor:
+        x_BHWC = x_BHWC.contiguous()
+        x_BCHW = channels_first(x_BHWC)
+        batch, channels, height, width = x_BCHW.shape
+        sizes = (batch, channels, height * width, groups)
+        normed, mean, rstd = torch.native_group_norm(x_BCHW, weight, bias, *sizes, eps)
+        ctx.save_for_backward(x_BHWC, weight, bias, mean, rstd)
+        ctx.sizes = sizes
+        return channels_last(aten.silu_(normed))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_BHWC: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x_BHWC, weight, bias, mean, rstd = ctx.saved_tensors
+        groups = mean.shape[1]
+        scale_BC = (rstd[..., None] * weight.view(groups, -1)).flatten(1)
+        shift_BC = bias - (mean[..., None] * scale_BC.unflatten(1, (groups, -1))).flatten(1)
+        normed = torch.addcmul(shift_BC[:, None, None], x_BHWC, scale_BC[:, None, None])
+        # The kernel takes it for granted that both have one order in memory.
+        g = channels_first(aten.silu_backward(g_BHWC.contiguous(), normed))
+        x_BCHW = channels_first(x_BHWC)
+        dx, dw, db = aten.native_group_norm_backward(g, x_BCHW, mean, rstd, weight, *ctx.sizes, (True, True, True))
+        return channels_last(dx), dw, db, None, None
+
+
+def norm_silu(x_BHWC: Tensor, norm: protocols.GroupNorm) -> Tensor:
+    """Return what `ops.norm_silu` does; backward from x."""
+    return apply_function(_NormSilu, x_BHWC, norm.weight, norm.bias, norm.groups, norm.eps)
+
+
+def _join_one(part_NhLd: Tensor, shape: Shape, dilated: bool, out: Tensor) -> None:
+    """(windows, heads, tokens, d) of q, k or v to (B, rows, rows, columns, columns, h, d)."""
+    batch, r0, r1, c0, c1, heads, dim_head = shape
+    sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)
+    order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
+    out.copy_(part_NhLd.view(sizes).permute(order))
+
+
+def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(d) + bias): (windows x heads, tokens, tokens)."""
+    windows, heads, tokens, dim_head = q.shape
+    scores = torch.baddbmm(
+        bias_LL.expand(windows * heads, tokens, tokens),
+        q.reshape(-1, tokens, dim_head),
+        k.reshape(-1, tokens, dim_head).transpose(1, 2),
+        alpha=dim_head**-0.5,
+    )
+    return torch.softmax(scores, dim=-1, out=scores)
+
+
+class _AttentionBlock(torch.autograd.Function):
+    """x + out(attention(qkv(norm(x)))), a band of windows at a time; saves x, and with `save` also q, k, v."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        g: Tensor,
+        b: Tensor,
+        w_qkv: Tensor,
+        w_out: Tensor,
+        factor: float,
+        b_out: Tensor,
+        bias_LL: Tensor,
+        eps: float,
+        window: int,
+        dim_head: int,
+        dilated: bool,
+        save: bool,
+    ) -> Tensor:
+        x, y, saved = x.contiguous(), None, []
+        widest = x.numel() // x.shape[-1] * max(w_qkv.shape[0], w_qkv.shape[0] // (3 * dim_head) * window**2)
+        places = _bands(x.shape[1] // window, widest)
+        for place in places:
+            x_NHWC = _band(x, window, dilated, place)
+            normed = torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0]
+            qkv = functional.linear(normed, w_qkv)
+            del normed
+            shape = window_shape(qkv.shape, window, dim_head, dilated)
+            q, k, v = split_windows(qkv, shape, dilated)
+            if save:
+                saved.append(qkv)
+            del qkv
+            p = _probabilities(q, k, bias_LL)
+            del q, k
+            attended = torch.bmm(p, v.reshape(p.shape[0], -1, dim_head)).view(v.shape)
+            out = _linear(join_windows(attended, shape, dilated), w_out, factor, b_out, x_NHWC)
+            y = _put_band(y, x, window, dilated, place, out)
+        ctx.save_for_backward(x, g, b, w_qkv, w_out, bias_LL, *saved)
+        ctx.options = (eps, window, dim_head, dilated, factor, places)
+        assert y is not None  # there is a band
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, g, b, w_qkv, w_out, bias_LL, *saved = ctx.saved_tensors
+        eps, window, dim_head, dilated, factor, places = ctx.options
+        dy, dx, totals = dy.contiguous(), None, None
+        for i, place in enumerate(places):
+            x_NHWC, dy_NHWC = _band(x, window, dilated, place), _band(dy, window, dilated, place)
+            d_out = _times(dy_NHWC, factor)
+            normed, mean, rstd = torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)
+            qkv = saved[i] if saved else functional.linear(normed, w_qkv)
+            shape = window_shape(qkv.shape, window, dim_head, dilated)
+            q, k, v = split_windows(qkv, shape, dilated)
+            del normed, qkv  # the normalised values are recomputed below
+            flat = (-1, *q.shape[2:])
+            p = _probabilities(q, k, bias_LL)
+            attended = join_windows(torch.bmm(p, v.reshape(flat)).view(v.shape), shape, dilated)
+            dw_out = matrix_gradient(d_out, attended)
+            d_attended = (d_out.view(-1, d_out.shape[-1]) @ w_out).view(attended.shape)
+            del attended, d_out
+            d_attended = _split_one(d_attended, shape, dilated).reshape(flat)
+            dqkv = x.new_empty(*shape[:6], 3, dim_head)
+            _join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated, dqkv[..., 2, :])
+            dp = torch.bmm(d_attended, v.reshape(flat).transpose(1, 2))
+            ds = aten._softmax_backward_data.out(dp, p, -1, p.dtype, grad_input=dp)
+            del p
+            d_bias = ds.sum(0)
+            scaled = {"beta": 0, "alpha": dim_head**-0.5}
+            d_attended.baddbmm_(ds, k.reshape(flat), **scaled)
+            _join_one(d_attended, shape, dilated, dqkv[..., 0, :])
+            d_attended.baddbmm_(ds.transpose(1, 2), q.reshape(flat), **scaled)
+            _join_one(d_attended, shape, dilated, dqkv[..., 1, :])
+            del dp, ds, d_attended, q, k, v
+            dqkv_NC = dqkv.view(-1, w_qkv.shape[0])
+            dw_qkv = matrix_gradient(dqkv_NC, torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])
+            d_normed = (dqkv_NC @ w_qkv).view(x_NHWC.shape)
+            del dqkv, dqkv_NC
+            dx_norm, dg, db = aten.native_layer_norm_backward(
+                d_normed, x_NHWC, g.shape, mean, rstd, g, b, (True, True, True)
+            )
+            dx = _put_band(dx, x, window, dilated, place, dx_norm.add_(dy_NHWC))
+            parts = (dg, db, dw_qkv, dw_out, d_bias)
+            totals = parts if totals is None else tuple(t.add_(p) for t, p in zip(totals, parts, strict=True))
+        assert totals is not None  # there is a band
+        dg, db, dw_qkv, dw_out, d_bias = totals
+        return dx, dg, db, dw_qkv, dw_out, None, dy.sum((0, 1, 2)), d_bias, None, None, None, None, None
+
+
+BAND = 2**20  # values of the widest tensor of an attention that are worked on at a time
+
+
+def _bands(rows: int, values: int) -> list[slice]:
+    """Rows of windows (dilated: the first rows of their windows), some at a time, of about the same number."""
+    size = -(-rows // max(1, min(rows, -(-values // BAND))))
+    return [slice(start, start + size) for start in range(0, rows, size)]
+
+
+def _band_view(x_BHWC: Tensor, window: int, dilated: bool, place: slice) -> Tensor:
+    """The band's part of an image: (B, windows, rows, W, C), dilated (B, rows, windows, W, C)."""
+    if dilated:
+        return x_BHWC.unflatten(1, (window, -1))[:, :, place]
+    return x_BHWC.unflatten(1, (-1, window))[:, place]
+
+
+def _band(x_BHWC: Tensor, window: int, dilated: bool, place: slice) -> Tensor:
+    """The windows of a band as an image of their own: (B, fewer rows, W, C), contiguous."""
+    return _band_view(x_BHWC, window, dilated, place).flatten(1, 2).contiguous()
+
+
+def _put_band(image: Tensor | None, like: Tensor, window: int, dilated: bool, place: slice, band: Tensor) -> Tensor:
+    """The image with the band in its place: a new one if there is none yet, the band itself if that is all there is."""
+    if band.shape == like.shape:
+        return band
+    image = torch.empty_like(like) if image is None else image
+    view = _band_view(image, window, dilated, place)
+    view.copy_(band.view(view.shape))
+    return image
+
+
+def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
+    """(B, H, W, h d) to (windows, heads, tokens, d)."""
+    *image, heads, dim_head = shape
+    order = (0, 2, 4, 5, 1, 3, 6) if dilated else (0, 1, 3, 5, 2, 4, 6)
+    x = x_BHWC.view(*image, heads, dim_head).permute(order)
+    return x.reshape(-1, heads, x.shape[4] * x.shape[5], dim_head)
+
+
+def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor, residual: Tensor) -> Tensor:
+    """residual + factor x W^T + b."""
+    y = residual + bias
+    y.view(-1, y.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t(), alpha=factor)
+    return y
+
+
+def _weight_and_scale(linear: protocols.Linear) -> tuple[Tensor, float]:
+    """Return W and the number that multiplies it: 1, or 1/sigma of its spectral norm."""
+    return (linear.weight, 1.0) if linear.spectral is None else linear.spectral.weight_and_scale(linear.weight)
+
+
+def _scaled(norm: protocols.ChannelNorm, factor: float) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of the norm multiplied by a number."""
+    return (norm.weight, norm.bias) if factor == 1.0 else (norm.weight * factor, norm.bias * factor)
+
+
+def _times(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor
+
+
+def attention_block(
+    x_BHWC: Tensor,
+    norm: protocols.ChannelNorm,
+    qkv: protocols.Linear,
+    out: protocols.Linear,
+    bias_LL: Tensor,
+    window: int,
+    dim_head: int,
+    dilated: bool,
+) -> Tensor:
+    """Return what `ops.attention_block` does; backward from x, and from q, k, v where the policy saves them."""
+    w_qkv, scale = _weight_and_scale(qkv)
+    w_out, factor = _weight_and_scale(out)
+    g, b = _scaled(norm, scale)
+    options = (norm.eps, window, dim_head, dilated, policy.saves_activations(x_BHWC))
+    return apply_function(_AttentionBlock, x_BHWC, g, b, w_qkv, w_out, factor, out.bias, bias_LL, *options)
+
+
+class _FeedForwardBlock(torch.autograd.Function):
+    """x + contract(GELU(expand(norm(x)))) from x, its mean and deviation, and the expanded values if `save`.
+
+    Otherwise from x alone, and a few points at a time are taken through all of it while they are in the cache.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        g: Tensor,
+        b: Tensor,
+        w_up: Tensor,
+        b_up: Tensor,
+        w_down: Tensor,
+        factor: float,
+        b_down: Tensor,
+        eps: float,
+        save: bool,
+    ) -> Tensor:
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        saved: tuple[Tensor, ...] = ()
+        for part, x_NC in _portions(x, w_up.shape[0], whole=save):
+            normed, mean, rstd = torch.native_layer_norm(x_NC, g.shape, g, b, eps)
+            expanded = widen(normed, w_up, b_up)
+            saved = (mean, rstd, expanded) if save else ()
+            out = torch.add(x_NC, b_down, out=y.view(-1, x.shape[-1])[part])
+            out.addmm_(functional.gelu(expanded) if save else aten.gelu_(expanded), w_down.t(), alpha=factor)
+        ctx.save_for_backward(x, g, b, w_up, b_up, w_down, *saved)
+        ctx.options = (eps, factor)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, g, b, w_up, b_up, w_down, *saved = ctx.saved_tensors
+        eps, factor = ctx.options
+        dy_NC = dy.reshape(-1, x.shape[-1])
+        dx = torch.empty_like(x)
+        dg, db, dw_up, db_up, dw_down = (torch.zeros_like(w) for w in (g, b, w_up, b_up, w_down))
+        for i, (part, x_NC) in enumerate(_portions(x, w_up.shape[0], whole=bool(saved))):
+            if saved:
+                mean, rstd, expanded = saved
+            else:
+                normed, mean, rstd = torch.native_layer_norm(x_NC, g.shape, g, b, eps)
+                expanded = widen(normed, w_up, b_up)
+            d_out = _times(dy_NC[part], factor)
+            dw_down.addmm_(d_out.t(), functional.gelu(expanded), beta=min(i, 1))
+            d_expanded = aten.gelu_backward(widen(d_out, w_down.t()), expanded)
+            del d_out
+            if saved:  # recomputed as late as possible
+                normed = torch.native_layer_norm(x_NC, g.shape, g, b, eps)[0]
+            dw_up.addmm_(d_expanded.t(), normed, beta=min(i, 1))
+            db_up += d_expanded.sum(0)
+            d_normed = d_expanded @ w_up
+            dx_norm, dg_part, db_part = aten.native_layer_norm_backward(
+                d_normed, x_NC, g.shape, mean, rstd, g, b, (True, True, True)
+            )
+            torch.add(dx_norm, dy_NC[part], out=dx.view(-1, x.shape[-1])[part])
+            dg += dg_part
+            db += db_part
+        return dx, dg, db, dw_up, db_up, dw_down, None, dy_NC.sum(0), None, None
+
+
+PORTION = 2**20  # values of the widest tensor that are worked on at a time
+FEWEST = 512  # points of a portion: the weights are read again for each
+
+
+def _portions(x: Tensor, width: int, *, whole: bool) -> Iterator[tuple[slice, Tensor]]:
+    """Yield points (N, C) of x, some at a time, of about the same number; all at once if `whole`."""
+    x_NC = x.view(-1, x.shape[-1])
+    count = 1 if whole else max(1, -(-x_NC.shape[0] * width // PORTION))
+    size = max(FEWEST, -(-x_NC.shape[0] // count))
+    for start in range(0, x_NC.shape[0], size):
+        part = slice(start, start + size)
+        yield part, x_NC[part]
+
+
+def feed_forward_block(
+    x_BHWC: Tensor, norm: protocols.ChannelNorm, expand: protocols.Linear, contract: protocols.Linear
+) -> Tensor:
+    """Return what `ops.feed_forward_block` does; backward from x, and from the expanded values where the policy saves them."""
+    w_up, scale = _weight_and_scale(expand)
+    w_down, factor = _weight_and_scale(contract)
+    g, b = _scaled(norm, scale)
+    save = policy.saves_activations(x_BHWC)
+    return apply_function(
+        _FeedForwardBlock, x_BHWC, g, b, w_up, expand.bias, w_down, factor, contract.bias, norm.eps, save
+    )

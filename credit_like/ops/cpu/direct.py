@@ -1,0 +1,154 @@
+"""Convolutions by the library in channels-last order, with weight gradients as matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from credit_like.ops.cpu import fourier
+from credit_like.ops.cpu.function import apply_function, matrix_gradient, widen
+from credit_like.ops.windows import Pair, channels_first, channels_last
+
+aten = torch.ops.aten
+
+
+class _Conv(torch.autograd.Function):
+    """A convolution in channels-last order, whose weight gradient is a matrix product per tap.
+
+    The library's own weight gradient runs at half the speed of its forward in this order, and much less with few channels.
+    Where there are fewer points than outputs it is cheaper to reorder the points than the weights: then forward and both
+    gradients are one matrix product each of the columns (every point's neighbourhood) and the weights as they are stored.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair
+    ) -> Tensor:
+        x_BHWC = x_BHWC.contiguous()
+        ctx.save_for_backward(x_BHWC, weight)
+        ctx.geometry = (stride, pad_rows, pad_cols)
+        rows, columns = _output_size(x_BHWC, weight, stride, pad_rows, pad_cols)
+        ctx.by_columns = x_BHWC.shape[0] * rows * columns <= weight.shape[0]
+        if ctx.by_columns:
+            y_NO = widen(_columns(x_BHWC, weight, stride, pad_rows, pad_cols).t(), weight.flatten(1), bias)
+            return y_NO.contiguous().view(-1, rows, columns, weight.shape[0])
+        return convolve(x_BHWC, weight, bias, stride, pad_rows, pad_cols)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g_BHWO: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        x_BHWC, weight = ctx.saved_tensors
+        g_BHWO = g_BHWO.contiguous()
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            gradient = _input_gradient_by_columns if ctx.by_columns else input_gradient
+            dx = gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
+        if ctx.needs_input_grad[1]:
+            if ctx.by_columns:
+                columns = _columns(x_BHWC, weight, *ctx.geometry)
+                dw = matrix_gradient(g_BHWO, columns.t()).view(weight.shape)
+            else:
+                dw = _weight_gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
+        if ctx.needs_input_grad[2]:
+            db = g_BHWO.sum((0, 1, 2))
+        return dx, dw, db, None, None, None
+
+
+def _output_size(x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair) -> Pair:
+    kernel = weight.shape[-1]
+    rows = (x_BHWC.shape[1] + sum(pad_rows) - kernel) // stride + 1
+    return rows, (x_BHWC.shape[2] + sum(pad_cols) - kernel) // stride + 1
+
+
+def _columns(x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
+    """Every output point's neighbourhood, a column: (C k k, B h w), rows in the order of the weights."""
+    padded = channels_first(functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows)))
+    return functional.unfold(padded, weight.shape[-1], stride=stride).transpose(0, 1).flatten(1)
+
+
+def _input_gradient_by_columns(
+    g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
+) -> Tensor:
+    batch, height, width, _ = x_BHWC.shape
+    columns = (weight.flatten(1).t() @ g_BHWO.view(-1, weight.shape[0]).t()).unflatten(1, (batch, -1)).transpose(0, 1)
+    size = (height + sum(pad_rows), width + sum(pad_cols))
+    padded = channels_last(functional.fold(columns, size, weight.shape[-1], stride=stride))
+    return functional.pad(padded, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1])).contiguous()
+
+
+def _zero_pad(x_BHWC: Tensor, pad_rows: Pair, pad_cols: Pair) -> tuple[Tensor, Pair]:
+    """(B, C, H, W) and the symmetric padding that is left to the convolution."""
+    if min(*pad_rows, *pad_cols) >= 0 and pad_rows[0] == pad_rows[1] and pad_cols[0] == pad_cols[1]:
+        return channels_first(x_BHWC), (pad_rows[0], pad_cols[0])
+    return channels_first(functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows))), (0, 0)
+
+
+def convolve(
+    x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair
+) -> Tensor:
+    """The library's convolution, without its derivative."""
+    padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
+    return channels_last(torch.convolution(padded, weight, bias, (stride, stride), padding, (1, 1), False, (0, 0), 1))
+
+
+def input_gradient(
+    g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
+) -> Tensor:
+    """The library's gradient of the input x, of which only the size matters."""
+    padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
+    dx_BCHW = aten.convolution_backward(
+        channels_first(g_BHWO),
+        padded,
+        weight,
+        None,
+        (stride, stride),
+        padding,
+        (1, 1),
+        False,
+        (0, 0),
+        1,
+        (True, False, False),
+    )[0]
+    dx = channels_last(dx_BCHW)
+    if dx.shape != x_BHWC.shape:  # the zero rows and columns were explicit: take them off
+        dx = functional.pad(dx, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1]))
+    return dx.contiguous()
+
+
+def _weight_gradient(
+    g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
+) -> Tensor:
+    """dw[a, b] = sum over outputs of x[s i + a, s j + b] g[i, j], one matrix product for a row of taps of each phase.
+
+    With the rows of the phase image laid end to end and g widened by zero columns to the same length of row, a tap is one
+    contiguous range of points; g beside itself, once for each tap of a row and shifted by it, meets the same range.
+    """
+    batch, rows, columns, outputs = g_BHWO.shape
+    kernel, channels = weight.shape[-1], x_BHWC.shape[-1]
+    taps = -(-kernel // stride)
+    wide = columns + taps - 1
+    x = fourier.phases(x_BHWC, stride, rows + taps - 1, wide, (pad_rows[0], pad_cols[0])).flatten(1, 2)
+    beside = g_BHWO.new_zeros(batch, rows, wide, taps, outputs)
+    for b in range(taps):
+        beside[:, :, b : b + columns, b] = g_BHWO
+    g = beside.view(batch, rows * wide, taps * outputs)
+    half = stride * channels  # of a phase row: the columns of one kernel row are contiguous
+    dw = x.new_empty(taps, stride, taps, outputs, half)
+    for a in range(taps):
+        for p in range(stride):
+            out, points = dw[a, p].flatten(0, 1), slice(a * wide, (a + rows) * wide)
+            torch.mm(g[0].t(), x[0, points, p * half : (p + 1) * half], out=out)
+            for item in range(1, batch):
+                out.addmm_(g[item].t(), x[item, points, p * half : (p + 1) * half])
+    size = taps * stride
+    dw = dw.permute(3, 0, 1, 2, 4).reshape(outputs, size, size, channels)
+    return dw[:, :kernel, :kernel].permute(0, 3, 1, 2).contiguous()
+
+
+def conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
+    """A convolution after adding zero rows (before, after) and columns; negative numbers crop. weight (out, in, k, k)."""
+    return apply_function(_Conv, x_BHWC, weight, bias, stride, pad_rows, pad_cols)

@@ -1,0 +1,51 @@
+"""Two views of an image: channels first or last, and cut into the windows of an attention.
+
+Legend: B batch, N windows, h heads, L tokens of a window (w^2), d channels of a head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Pair = tuple[int, int]  # rows or columns (before, after)
+
+
+def channels_first(x_BHWC: Tensor) -> Tensor:
+    """(B, H, W, C) seen as (B, C, H, W)."""
+    return x_BHWC.permute(0, 3, 1, 2)
+
+
+def channels_last(x_BCHW: Tensor) -> Tensor:
+    """(B, C, H, W) seen as (B, H, W, C)."""
+    return x_BCHW.permute(0, 2, 3, 1)
+
+
+Shape = tuple[int, int, int, int, int, int, int]  # B, four sizes of rows and columns, heads, channels of a head
+
+
+def window_shape(shape: torch.Size, window: int, dim_head: int, dilated: bool) -> Shape:
+    """(B, H, W, h 3 d) seen as (B, rows, rows, columns, columns, h, d): windows x tokens, or `dilated` tokens x windows."""
+    batch, height, width, channels = shape
+    down, right = height // window, width // window
+    rows, columns = ((window, down), (window, right)) if dilated else ((down, window), (right, window))
+    return (batch, *rows, *columns, channels // (3 * dim_head), dim_head)
+
+
+def split_windows(qkv_BHWC: Tensor, shape: Shape, dilated: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k, v, each (windows, heads, tokens, d)."""
+    *image, heads, dim_head = shape
+    qkv = qkv_BHWC.reshape(*image, heads, 3, dim_head)
+    order = (6, 0, 2, 4, 5, 1, 3, 7) if dilated else (6, 0, 1, 3, 5, 2, 4, 7)
+    qkv = qkv.permute(order)
+    tokens = qkv.shape[5] * qkv.shape[6]
+    q, k, v = qkv.reshape(3, -1, heads, tokens, dim_head).contiguous().unbind(0)
+    return q, k, v
+
+
+def join_windows(y_NhLd: Tensor, shape: Shape, dilated: bool) -> Tensor:
+    """The inverse for one of them: (windows, heads, tokens, d) to (B, H, W, h d)."""
+    batch, r0, r1, c0, c1, heads, dim_head = shape
+    order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
+    sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)
+    return y_NhLd.reshape(sizes).permute(order).reshape(batch, r0 * r1, c0 * c1, heads * dim_head)
