@@ -63,7 +63,7 @@ def forecast_folder(experiment: Experiment) -> Path:
 def forecast_path(experiment: Experiment) -> Path:
     """What `evaluate` opens: a zarr store or a folder of netCDF files."""
     output = experiment.inference.output
-    path: Path = registry.module("writer", output.type).finished_path(forecast_folder(experiment))
+    path: Path = registry.of("writer", output).finished_path(forecast_folder(experiment))
     return path
 
 
@@ -134,7 +134,7 @@ def write_forecasts(
     folder = forecast_folder(experiment)
     claim(folder, _identity(experiment, the, checkpoint))
     output = experiment.inference.output
-    writer: Writer = registry.module("writer", output.type).open_writer(output, the.layout, folder)
+    writer: Writer = registry.of("writer", output).open_writer(output, the.layout, folder)
     writer.open()
     # Asked before anything is computed, so that ranks which share a sample decide alike.
     todo = [group for group in the.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]

@@ -67,4 +67,4 @@ class AreaLoss(nn.Module):
 
 def loss_module(config: LossConfig) -> ModuleType:
     """The plug-in that a loss configuration belongs to."""
-    return registry.module("loss", config.type)  # type: ignore[attr-defined]
+    return registry.of("loss", config)
