@@ -15,7 +15,9 @@ from credit_like import build, registry
 from credit_like.check import checked_experiment
 from credit_like.checkpoint.export import export, load_export
 from credit_like.errors import UserError
+from credit_like.evaluation.plots import plot_scores
 from credit_like.evaluation.results import load_results
+from credit_like.evaluation.scorecard import scorecard
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.json_schema import experiment_schema
@@ -69,7 +71,6 @@ def run(tmp_path_factory):
     assert build.train(experiment) == 0
     assert build.rollout(experiment) == 0
     assert build.evaluate(experiment) == 0
-    assert build.plot(experiment) == 0
     return experiment, save_loc
 
 
@@ -78,7 +79,8 @@ def test_parts_of_a_folder_train_forecast_and_score(run):
     scores = load_results(save_loc / "evaluation")
     worst = scores["u"].sel(metric="worst", region="global")
     assert bool((worst > scores["u"].sel(metric="rmse", region="global")).all())
-    assert (save_loc / "evaluation" / "worst.png").is_file()
+    assert save_loc / "worst.png" in plot_scores(scores, save_loc)
+    assert "worst" in [column.header for column in scorecard(scores).columns]
 
 
 def test_the_stored_experiment_works_from_elsewhere(run, tmp_path, monkeypatch):
@@ -184,8 +186,7 @@ def test_a_part_that_cannot_be_imported_is_one_message(tmp_path, text, said):
 
 def test_a_metric_that_cannot_be_imported_is_found_by_check(tmp_path):
     write(tmp_path / "a", "broken", kind="metrics", text="x = undefined\n")
-    text = FILE.read_text().replace("[my_parts]", f"[{PARTS / 'my_parts'}, a]")
-    text = text.replace("loss: {type: zonal, sharpness: 0.5}", "loss:\n  type: mine")
+    text = FILE.read_text().replace("[my_parts]", f"[{PARTS / 'my_parts'}, a]").replace("worst]", "broken]")
     (tmp_path / "experiment.yml").write_text(text)
     with pytest.raises(ExperimentError, match=r"metrics.2: expected a metric .*broken.py:1: NameError"):
         checked_experiment(tmp_path / "experiment.yml")
