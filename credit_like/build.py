@@ -71,7 +71,7 @@ def pick_device(name: str) -> torch.device:
 
 def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
     """The experiment's model on whatever device is current; meta for its shape alone."""
-    model: nn.Module = registry.module("model", experiment.model.type).build(
+    model: nn.Module = registry.of("model", experiment.model).build(
         experiment.model,
         in_channels=variables.in_channels,
         out_channels=variables.out_channels,
@@ -111,7 +111,7 @@ def furnish(
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
     physics = [
-        registry.module("physics", config.type).build(
+        registry.of("physics", config).build(
             config, variables, store, statistics, rows=rows, reduce=runtime.sum_over_domain
         )
         for config in experiment.physics

@@ -102,11 +102,16 @@ def check(
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FOLDER|PACKAGE", help="With the plug-ins of this folder; may be repeated."),
+    ] = None,
+) -> None:
     """Print the JSON Schema of experiment files, for editors."""
     from credit_like.schema.json_schema import experiment_schema
 
-    _print_json(experiment_schema())
+    _print_json(experiment_schema([os.path.abspath(p) if Path(p).is_dir() else p for p in plugins or ()]))
 
 
 @app.command()

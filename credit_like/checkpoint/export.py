@@ -6,12 +6,14 @@ Tensors: fp32, whole, under the model's own names. Metadata, each a JSON text:
     normalisation   per role: channel names in order, mean, std, change_std
     grid            latitude, longitude
     checkpoint      step, weights (ema | raw), validation score, format version, code version
+    plugins         per folder or package of plug-ins: name, path, version, sha256 of its files
 Beside the file lies a model card, `<stem>.md`.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +38,16 @@ class Export:
     metadata: dict[str, Any]
     weights: dict[str, Tensor]
 
-    def build(self) -> nn.Module:
-        """The model on the host in evaluation mode."""
+    def build(self, plugins: Sequence[str] | None = None) -> nn.Module:
+        """Return the model on the host in evaluation mode.
+
+        `plugins`: folders (absolute paths) or packages of plug-ins, where they are no longer where the run had them.
+        """
         described = dict(self.metadata["model"])
-        plugin = registry.module("model", described["config"]["type"])
+        if plugins is None:
+            plugins = self.metadata.get("experiment", {}).get("plugins", ())
+        with registry.searching(plugins):
+            plugin = registry.module("model", described["config"]["type"])
         model: nn.Module = plugin.build(plugin.Config.model_validate(described.pop("config")), **described)
         model.load_state_dict(self.weights)
         spectral_norm.refresh(model)
@@ -124,6 +132,7 @@ def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
             "format": checkpoint.manifest["format"],
             "version": meta["version"],
         },
+        "plugins": meta.get("plugins", []),
     }
 
 

@@ -213,10 +213,10 @@ class _Tasks:
                 if found is None or not isinstance(getattr(found[0], "path", None), str) or is_url(found[0].path):
                     continue
                 config, var = found
-                module = registry.module("source", config.type)
+                module = registry.of("source", config)
                 for path in find_files(config.path, {}):
                     if path not in axes:
-                        dataset = module.open_dataset(config.model_copy(update={"path": path}), None)
+                        dataset = module.open_dataset(config.model_copy(update={"path": path}))
                         axes[path] = seconds(dataset["time"].values)
                     self.parts.append(_Part(path, var, axes[path], role == "diagnostic"))
         if not self.parts:

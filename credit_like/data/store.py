@@ -79,7 +79,7 @@ class _Source:
         """All variables of the source, lazily: names that are not there are found here, with what is."""
         if isinstance(self.config, InMemory):
             return self.config.dataset
-        dataset: xr.Dataset = registry.module("source", self.config.type).open_dataset(self.config, None)
+        dataset: xr.Dataset = registry.of("source", self.config).open_dataset(self.config)
         return dataset
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from credit_like.data.aliases import find
 from credit_like.evaluation.bootstrap import bounds, finished
+from credit_like.evaluation.metrics import extra
 from credit_like.variables import Variable
 
 Array = NDArray[np.float64]
@@ -53,7 +55,7 @@ class Collected:
             key = (variable.name, source, metric, statistic)
             shape = (len(self.leads), *values.shape[1:])
             where = slice(first_lead, first_lead + len(values))
-            if self.metrics[metric].EXTRA is None:
+            if extra(self.metrics[metric]) is None:
                 self._scalar.setdefault(key, np.full((self.inits, *shape), np.nan))[init, where] = values
             else:
                 valid = np.isfinite(values)
@@ -63,21 +65,23 @@ class Collected:
     def dataset(self, samples: int, seed: int) -> xr.Dataset:
         """Return (source, metric, region, lead_time[, level]) per variable; with `samples` > 0 also bounds of each metric."""
         self._add_vectors()
-        names = [name for name, module in self.metrics.items() if module.EXTRA is None]
-        labels = [label for name in names for label in ((name, f"{name}_low", f"{name}_high") if samples else (name,))]
+        names = [name for name, module in self.metrics.items() if extra(module) is None]
+        bounded = [label for name in names for label in ((name, f"{name}_low", f"{name}_high") if samples else (name,))]
         lead_time = np.array(self.leads, "timedelta64[s]").astype("timedelta64[ns]")
-        coords = {"source": self.sources, "metric": labels, "region": self.regions, "lead_time": lead_time}
+        coords = {"source": self.sources, "metric": bounded, "region": self.regions, "lead_time": lead_time}
         if everywhere := sorted({level for levels in self.levels.values() for level in levels}):
             coords["level"] = everywhere
         result = xr.Dataset(coords=coords, attrs={"Conventions": "CF-1.11", "title": "forecast scores"})
+        result.attrs["labels"] = json.dumps({n: m.LABEL for n, m in self.metrics.items() if hasattr(m, "LABEL")})
         result["initial_times"] = ((), self.inits, {"long_name": "number of initial times"})
         for variable, levels in self.levels.items():
             scores = np.stack([self._scores(variable, source, names, samples, seed) for source in self.sources])
             result[variable] = self._labelled(scores, levels, ("source", "metric", "region", "lead_time"), everywhere)
             for name, module in self.metrics.items():
-                if module.EXTRA is not None and (found := self._extra(variable, name)) is not None:
+                last = extra(module)
+                if last is not None and (found := self._extra(variable, name)) is not None:
                     dims = ("source", "region", "lead_time")
-                    array = self._labelled(found, levels, dims, everywhere, module.EXTRA)
+                    array = self._labelled(found, levels, dims, everywhere, last)
                     result[f"{variable}_{name.replace('-', '_')}"] = array
         return result
 
@@ -120,13 +124,13 @@ class Collected:
         levels: Sequence[float],
         dims: tuple[str, ...],
         everywhere: Sequence[float],
-        extra: str | None = None,
+        last: str | None = None,
     ) -> xr.DataArray:
-        """Return `values` (…, K[, extra]) as an array over the levels of all variables, or without `level` at the surface."""
-        last = (extra,) if extra else ()
+        """Return `values` (…, K[, last]) as an array over the levels of all variables, or without `level` at the surface."""
+        more = (last,) if last else ()
         if not levels:
-            return xr.DataArray(values[..., 0, :] if extra else values[..., 0], dims=(*dims, *last))
-        array = xr.DataArray(values, dims=(*dims, "level", *last), coords={"level": list(levels)})
+            return xr.DataArray(values[..., 0, :] if last else values[..., 0], dims=(*dims, *more))
+        array = xr.DataArray(values, dims=(*dims, "level", *more), coords={"level": list(levels)})
         return array.reindex(level=list(everywhere))
 
     def _add_vectors(self) -> None:

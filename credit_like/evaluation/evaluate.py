@@ -26,6 +26,7 @@ from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology, fit_climatology, load_climatology
 from credit_like.evaluation.collect import Collected
 from credit_like.evaluation.fields import Fields, Regions
+from credit_like.evaluation.metrics import needs
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
 from credit_like.evaluation.results import is_results, read_results
 from credit_like.evaluation.sources import ClimatologyForecast, ForecastFiles, Persistence, Scored, Truth, open_forecast
@@ -88,7 +89,7 @@ def _applies(metric: ModuleType, fields: Fields) -> bool:
         has.add("members")
     if fields.thresholds is not None:
         has.add("precipitation")
-    return bool(has >= metric.NEEDS)
+    return bool(has >= needs(metric))
 
 
 def evaluate(
@@ -109,7 +110,8 @@ def evaluate(
     baselines or metrics that do not fit the truth.
     """
     section = experiment.evaluation
-    metrics = {name: registry.module("metric", name) for name in section.metrics}
+    with registry.searching(experiment.plugins):
+        metrics = {name: registry.module("metric", name) for name in section.metrics}
     model = _files(forecasts, truth, "the forecasts")
     if model.calendar != truth.calendar:
         raise UserError(f"expected forecasts in the truth's calendar {truth.calendar}, got {model.calendar}")
@@ -138,7 +140,7 @@ def evaluate(
     regions = Regions(truth.grid, section.regions)
     rainy = [variable for variable in scored if is_precipitation(variable, training)]
     _check_metrics(metrics, model, [variable.name for variable in rainy])
-    wet = any("precipitation" in module.NEEDS for module in metrics.values())
+    wet = any("precipitation" in needs(module) for module in metrics.values())
     thresholds = {variable.name: seeps_thresholds(training, variable, period) for variable in rainy if wet}
     dry = {variable.name: dry_limit(variable, training) for variable in rainy}
     scorer = Scorer(truths, sources, climatology, regions, metrics, thresholds, dry)
@@ -200,12 +202,12 @@ def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[i
 
 def _check_metrics(metrics: Mapping[str, ModuleType], model: ForecastFiles, rainy: Sequence[str]) -> None:
     for name, module in metrics.items():
-        if "members" in module.NEEDS and model.members < 2:
+        if "members" in needs(module) and model.members < 2:
             raise UserError(
                 f"evaluation.metrics: expected an ensemble for {name}, got one member; remove it or set "
                 "inference.ensemble.members"
             )
-        if "precipitation" in module.NEEDS and not rainy:
+        if "precipitation" in needs(module) and not rainy:
             raise UserError(f"evaluation.metrics: expected forecasts of precipitation for {name}, got none, remove it")
 
 

@@ -14,19 +14,18 @@ from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
-from credit_like.evaluation.scorecard import channels, lead_text
+from credit_like.evaluation.scorecard import channels, labels, lead_text
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
 from credit_like.variables import Variables
 
 _STYLE = {"model": ("C0", "-"), "persistence": ("0.4", "--"), "climatology": ("0.4", ":")}
-_LABEL = {"rmse": "RMSE", "acc": "ACC"}
 
 
 def plot_scores(results: xr.Dataset, folder: Path, units: dict[str, str] | None = None) -> list[Path]:
-    """Plot RMSE and ACC against lead time, one panel per variable and level; shade bounds where there are any."""
+    """Plot every labelled metric against lead time, one panel per variable and level; shade the bounds where there are any."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
-    for metric, label in _LABEL.items():
+    for metric, label in labels(results).items():
         if metric not in results["metric"].values:
             continue
         panels = list(channels(results))
@@ -38,7 +37,7 @@ def plot_scores(results: xr.Dataset, folder: Path, units: dict[str, str] | None 
         for ax, (name, scores) in zip(axes, panels, strict=False):
             _curves(ax, scores, metric)
             unit = (units or {}).get(name.split("@")[0], "")
-            ax.set_title(f"{name} ({unit})" if unit and metric == "rmse" else name, fontsize=9)
+            ax.set_title(f"{name} ({unit})" if unit and metric in ("rmse", "bias") else name, fontsize=9)
         for ax in axes[len(panels) :]:
             ax.axis("off")
         axes[0].set_ylabel(label)

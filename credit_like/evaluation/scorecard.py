@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,22 +15,23 @@ _REFERENCES = ("persistence", "climatology")
 
 
 def scorecard(results: xr.Dataset, source: str = "model", region: str = "global") -> Table:
-    """Return a table of the RMSE of `source` beside every other source, with ACC and bias, per channel and for a few leads.
+    """Return a table of the RMSE of `source` beside every other source, and its other labelled metrics, for a few leads.
 
     A green number is better than both persistence and climatology, a red one worse than one of them.
     """
     others = [str(name) for name in results["source"].values if name != source]
     metrics = set(map(str, results["metric"].values))
     times = int(results["initial_times"])
-    table = Table(title=f"RMSE over {times} initial times, {region}; ACC and bias of {source}")
+    shown = {metric: label for metric, label in labels(results).items() if metric in metrics and metric != "rmse"}
+    more = f"; {' and '.join(shown.values())} of {source}" if shown else ""
+    table = Table(title=f"RMSE over {times} initial times, {region}{more}")
     table.add_column("variable", no_wrap=True)
     table.add_column("lead", justify="right", no_wrap=True)
     for name in (source, *others):
         table.add_column(name, justify="right", min_width=5)
     table.add_column("/ pers.", justify="right", no_wrap=True)
-    shown = [metric for metric in ("acc", "bias") if metric in metrics]
-    for metric in shown:
-        table.add_column(metric.upper() if metric == "acc" else metric, justify="right", no_wrap=True)
+    for label in shown.values():
+        table.add_column(label, justify="right", no_wrap=True)
     for name, scores in channels(results, region):
         for number, lead in enumerate(_some(results["lead_time"].values)):
             here = scores.sel(lead_time=lead)
@@ -56,6 +58,12 @@ def channels(results: xr.Dataset, region: str = "global") -> Iterator[tuple[str,
             scores = one.sel(level=level)
             if bool(np.isfinite(scores).any()):
                 yield f"{name}@{level:g}", scores
+
+
+def labels(results: xr.Dataset) -> dict[str, str]:
+    """Return the label of every metric that has one: those with curves and a column."""
+    found: dict[str, str] = json.loads(results.attrs.get("labels", '{"rmse": "RMSE", "acc": "ACC", "bias": "bias"}'))
+    return found
 
 
 def lead_text(lead: np.timedelta64) -> str:

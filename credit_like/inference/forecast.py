@@ -64,7 +64,7 @@ def forecast_folder(experiment: Experiment) -> Path:
 def forecast_path(experiment: Experiment) -> Path:
     """Return the path that `evaluate` opens: a zarr store or a folder of netCDF files."""
     output = experiment.inference.output
-    path: Path = registry.module("writer", output.type).finished_path(forecast_folder(experiment))
+    path: Path = registry.of("writer", output).finished_path(forecast_folder(experiment))
     return path
 
 
@@ -135,7 +135,7 @@ def write_forecasts(
     perturb = perturbations(section.ensemble, variables, statistics, store.grid, rows) if members > 1 else None
     folder = forecast_folder(experiment)
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
-    writer: Writer = registry.module("writer", section.output.type).open_writer(section.output, layout, folder)
+    writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
     writer.open()
     # Completeness is asked before anything is computed, so that ranks which share a sample decide alike.
     todo = [group for group in forecast_plan.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]

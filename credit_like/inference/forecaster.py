@@ -75,7 +75,7 @@ class Forecaster:
             )
         statistics = self._statistics(store, store.index(times[0]))
         physics = [
-            registry.module("physics", config.type).build(config, self.variables, store, statistics)
+            registry.of("physics", config).build(config, self.variables, store, statistics)
             for config in self.experiment.physics
         ]
         predict = self.experiment.model.predict

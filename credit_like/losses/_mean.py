@@ -67,4 +67,4 @@ class AreaLoss(nn.Module):
 
 def loss_module(config: LossConfig) -> ModuleType:
     """Return the plug-in module of a loss configuration."""
-    return registry.module("loss", config.type)  # type: ignore[attr-defined]
+    return registry.of("loss", config)

@@ -181,10 +181,21 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
         if name not in prognostic:
             message = f"expected a prognostic variable, got {name!r}, change it{did_you_mean(name, prognostic)}"
             yield ("inference", "ensemble", "amplitude", name), message
-    metrics = registry.names("metric")
-    for i, name in enumerate(experiment.evaluation.metrics):
-        if name not in metrics:
-            yield ("evaluation", "metrics", i), registry.unknown("metric", name) + ", change it"
+    yield from _metric_findings(experiment)
+
+
+def _metric_findings(experiment: Experiment) -> list[Finding]:
+    """Metrics that there are not, or that cannot be imported."""
+    findings: list[Finding] = []
+    with registry.searching(experiment.plugins):
+        for i, name in enumerate(experiment.evaluation.metrics):
+            try:
+                registry.module("metric", name)
+            except registry.BrokenPluginError as error:
+                findings.append((("evaluation", "metrics", i), str(error)))
+            except UserError as error:
+                findings.append((("evaluation", "metrics", i), f"{error}, change it"))
+    return findings
 
 
 def _time_findings(experiment: Experiment) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from credit_like.errors import UserError
-from credit_like.registry import closest
+from credit_like.registry import BrokenPluginError, closest
 from credit_like.schema.plugin import PluginError, UnknownPluginError
 
 Path = tuple[str | int, ...]
@@ -124,6 +124,8 @@ def _messages(error: ValidationError, model: type[BaseModel], data: Any, prefix:
             result += _messages(cause.error, cause.config, item["input"], (*prefix, *path))
         elif isinstance(cause, UnknownPluginError):
             result.append(((*prefix, *path, "type"), f"{cause}, change {_KEY}"))
+        elif isinstance(cause, BrokenPluginError):
+            result.append(((*prefix, *path, "type"), str(cause)))
         elif item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
             continue  # long enough, but for entries that are wrong and reported themselves
         elif item["type"] == "extra_forbidden":

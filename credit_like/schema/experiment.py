@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
+from credit_like import registry
 from credit_like.schema.base import Section
 from credit_like.schema.data import DataSection
 from credit_like.schema.inference import EvaluationSection, InferenceSection
@@ -14,9 +15,18 @@ from credit_like.schema.plugin import plugin
 from credit_like.schema.trainer import TrainerSection
 
 
+def _known(plugin: str) -> str:
+    """From here on, the plug-ins of this folder or package are known."""
+    registry.add(plugin)
+    return plugin
+
+
 class Experiment(Section):
     """Everything a run depends on."""
 
+    plugins: tuple[Annotated[str, AfterValidator(_known)], ...] = ()
+    """Where else there are plug-ins: folders, relative to the file that names them, or importable packages."""
+    # The first field: fields are validated in order, and those below may name these plug-ins.
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
     seed: int = Field(default=0, ge=0)
     save_loc: str = Field(min_length=1)
@@ -31,6 +41,16 @@ class Experiment(Section):
     site: SiteSection | None = None
     pbs: PbsSection | None = None
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_plugins(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """What one experiment makes known is not known to the next."""
+        with registry.searching():
+            return validate(data)
+
     def to_dict(self) -> dict[str, Any]:
         """The resolved experiment as plain data, ready for YAML or JSON; loads back to an equal experiment."""
-        return self.model_dump(mode="json", by_alias=True)
+        data = self.model_dump(mode="json", by_alias=True)
+        if not self.plugins:
+            del data["plugins"]
+        return data

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from credit_like import registry
 from credit_like.schema.experiment import Experiment
 
 
-def experiment_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of what a file and its includes say together; `include` itself is allowed too."""
+def experiment_schema(plugins: Sequence[str] = ()) -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of what a file and its includes say together; `include` itself is allowed too.
+
+    `plugins`: folders (absolute paths) or packages whose plug-ins are in it too. Raises UserError as `registry.add` does.
+    """
+    with registry.searching(plugins):
+        return _schema()
+
+
+def _schema() -> dict[str, Any]:
     schema = Experiment.model_json_schema(by_alias=True)
     definitions: dict[str, Any] = schema.setdefault("$defs", {})
     for kind in registry.KINDS:

@@ -5,8 +5,8 @@ The file is YAML in its 1.2 core schema: `1e-3` is a number, `12:00:00` and `202
 `$$` is a dollar.
 
 `include` names files relative to the file that includes them, or else a shipped model or site by its path in the
-repository (`models/wxformer-1deg/model.yml`, `config/site/derecho.yml`); all other paths in a file are relative to the current
-working directory, as paths on a command line are.
+repository (`models/wxformer-1deg/model.yml`, `config/site/derecho.yml`). `plugins` names packages, or folders relative to the
+file that names them. All other paths in a file are relative to the current working directory, as paths on a command line are.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
         raise ExperimentError([Problem(str(path), 1, "", "expected a mapping of sections, got " + _kind(tree.value))])
     included = tree.value.get("include")
     own = _Tree({key: child for key, child in tree.value.items() if key != "include"}, tree.place, tree.problems)
+    own = _with_absolute_plugins(own, path.parent)
     if included is None:
         return own
     problems: list[Problem] = []
@@ -163,6 +164,23 @@ def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
         base = _merge(base, other)
     merged = _merge(base, own)
     return _Tree(merged.value, merged.place, (*problems, *own.problems))
+
+
+def _with_absolute_plugins(tree: _Tree, folder: FilePath) -> _Tree:
+    """The folders in `plugins` as absolute paths: what is stored keeps working from elsewhere."""
+    plugins = tree.value.get("plugins") if isinstance(tree.value, dict) else None
+    if plugins is None or not isinstance(plugins.value, list):
+        return tree
+
+    def absolute(entry: _Tree) -> _Tree:
+        if not isinstance(entry.value, str) or not entry.value:
+            return entry
+        there = folder / FilePath(entry.value).expanduser()
+        is_path = os.sep in entry.value or entry.value.startswith((".", "~"))
+        return _Tree(os.path.abspath(there), entry.place) if is_path or there.is_dir() else entry
+
+    entries = _Tree([absolute(entry) for entry in plugins.value], plugins.place)
+    return _Tree({**tree.value, "plugins": entries}, tree.place, tree.problems)
 
 
 def _include_names(included: _Tree, problems: list[Problem]) -> list[tuple[str, Place]]:
@@ -207,7 +225,8 @@ def _override(tree: _Tree, override: str) -> _Tree:
         raise ExperimentError([Problem(place.file, 0, "", "expected key=value such as trainer.epochs=2")])
     parsed = _parse(text, place)
     merged = _set(tree, parts, parsed, place, key)
-    return _Tree(merged.value, tree.place, (*tree.problems, *parsed.problems))
+    result = _Tree(merged.value, tree.place, (*tree.problems, *parsed.problems))
+    return _with_absolute_plugins(result, FilePath()) if parts[0] == "plugins" else result
 
 
 def _set(tree: _Tree, parts: list[str], value: _Tree, place: Place, key: str) -> _Tree:

@@ -85,8 +85,8 @@ class Trainer:
         self.total_steps = self.steps_per_epoch * section.epochs
         self.model = get_raw_model(stepper.model)
         self.parameters = {canonical_name(n): p for n, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizer = registry.module("optimizer", section.optimizer.type).build(section.optimizer, self.parameters)
-        self.scheduler = registry.module("scheduler", section.scheduler.type)
+        self.optimizer = registry.of("optimizer", section.optimizer).build(section.optimizer, self.parameters)
+        self.scheduler = registry.of("scheduler", section.scheduler)
         self.ema = Ema(self.parameters, section.ema_decay) if section.use_ema else None
         # Under FSDP2 the wrappers hold the precision policy; autocast would cast what they keep in fp32.
         self.amp = section.amp and section.parallelism.data != "fsdp2"
@@ -106,6 +106,7 @@ class Trainer:
             accumulate=self._communicate,
         )
         self.progress = Progress()
+        self.plugins = registry.record(experiment.plugins)
         self.manager = CheckpointManager(
             self.folder / "checkpoints", section.checkpoint.keep, section.checkpoint.async_, runtime
         )
@@ -219,6 +220,7 @@ class Trainer:
             "experiment_sha256": hashlib.sha256(to_json(experiment)).hexdigest(),
             "layout": self._layout(),
             "version": credit_like.__version__,
+            "plugins": self.plugins,
             "normalisation": describe_channels(self.variables, self.statistics),
             "grid": {"latitude": self.store.grid.latitude.tolist(), "longitude": self.store.grid.longitude.tolist()},
         }
@@ -245,6 +247,8 @@ class Trainer:
         self.progress = Progress(**meta["progress"])
         if changed := _differences(meta["experiment"], self.experiment.to_dict()):
             log.warning("the experiment changed since step %d: %s", checkpoint.step, ", ".join(changed))
+        if plugins := _changed_plugins(meta.get("plugins", []), self.plugins):
+            log.warning("plug-ins changed since step %d: %s", checkpoint.step, "; ".join(plugins))
         # The position counts samples: with another batch size it moves to the start of the batch that has the next one.
         samples = self.progress.position * meta["global_batch_size"]
         self.progress.position = samples // self.experiment.trainer.global_batch_size
@@ -283,6 +287,22 @@ def describe_channels(variables: Variables, statistics: Statistics) -> dict[str,
             "change_std": [None if x != x else x for x in change],
         }
     return result
+
+
+def _changed_plugins(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+    """Folders and packages of plug-ins whose files are not what they were; where they lie does not count."""
+
+    def shown(record: dict[str, Any] | None) -> str:
+        if record is None:
+            return "none"
+        return f"{record['version'] or 'no version'}, sha256 {record['sha256'][:12]}"
+
+    was, now = ({record["name"]: record for record in records} for records in (before, after))
+    return [
+        f"{name} ({shown(was.get(name))} → {shown(now.get(name))})"
+        for name in sorted(was.keys() | now.keys())
+        if (was.get(name) or {}).get("sha256") != (now.get(name) or {}).get("sha256")
+    ]
 
 
 def _differences(before: Any, after: Any, at: str = "") -> list[str]:

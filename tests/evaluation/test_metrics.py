@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from credit_like import registry
 from credit_like.evaluation.fields import Fields, Regions
+from credit_like.evaluation.metrics import extra, needs
 from credit_like.grid import Grid
 from credit_like.schema.inference import Box
 
@@ -339,11 +340,10 @@ def test_a_box_between_the_points_is_refused(grid):
 @pytest.mark.parametrize("name", registry.names("metric"))
 def test_every_metric_keeps_the_contract(make_fields, name):
     module = registry.module("metric", name)
-    assert module.Config().type == name
-    assert {"members", "climatology", "precipitation"} >= module.NEEDS
+    assert {"members", "climatology", "precipitation"} >= needs(module)
     thresholds = (np.full((9, 16), 0.5), np.full((9, 16), 281.0))
     statistics = module.per_time(make_fields(thresholds=thresholds))
     for values in statistics.values():
         assert values.shape[:3] == (3, 2, 4)
-        assert values.ndim == (3 if module.EXTRA is None else 4)
+        assert values.ndim == (3 if extra(module) is None else 4)
     assert module.finish(statistics).shape[:3] == (3, 2, 4)

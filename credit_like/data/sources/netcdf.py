@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import fsspec
@@ -16,14 +15,13 @@ from xarray.core import indexing
 
 from credit_like.data.direct import DirectArray, Spans
 from credit_like.data.sources._files import FileConfig, is_url, open_files
-from credit_like.variables import Variable
 
 
 class Config(FileConfig):
     type: Literal["netcdf"] = "netcdf"
 
 
-def open_dataset(config: Config, variables: Sequence[Variable] | None = None) -> xr.Dataset:
+def open_dataset(config: Config) -> xr.Dataset:
     """The files of `config.path` as one lazy dataset, in the files' own names.
 
     Raises UserError where nothing is there, or it is not netCDF.

@@ -12,7 +12,6 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -25,7 +24,6 @@ from credit_like.schema.base import Section
 if TYPE_CHECKING:
     import xarray
 
-    from credit_like.variables import Variable
 
 HOURS = 6
 SPIN_UP_STEPS = 200  # 50 days, after which the storms are at full strength
@@ -64,8 +62,8 @@ class Config(Section):
         return self
 
 
-def open_dataset(config: Config, variables: Sequence[Variable] = ()) -> xarray.Dataset:
-    """The whole dataset, lazily read, made now if the cache has none; which `variables` are wanted makes no difference.
+def open_dataset(config: Config) -> xarray.Dataset:
+    """The whole dataset, lazily read, made now if the cache has none.
 
     Dims time, level, latitude (north to south), longitude; float32; units and names in the attributes.
     """

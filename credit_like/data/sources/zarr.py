@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +11,13 @@ from xarray.core import indexing
 
 from credit_like.data.chunks import ChunkedArray, layout_of
 from credit_like.data.sources._files import FileConfig, is_url, open_files
-from credit_like.variables import Variable
 
 
 class Config(FileConfig):
     type: Literal["zarr"] = "zarr"
 
 
-def open_dataset(config: Config, variables: Sequence[Variable] | None = None) -> xr.Dataset:
+def open_dataset(config: Config) -> xr.Dataset:
     """The stores of `config.path` as one lazy dataset, in the stores' own names.
 
     Raises UserError where nothing is there, or it is not a zarr store.

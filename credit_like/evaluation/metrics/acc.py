@@ -5,21 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from credit_like.evaluation.fields import Array, Fields
-from credit_like.schema.base import Section
 
 NEEDS: frozenset[str] = frozenset({"climatology"})
-EXTRA: str | None = None
-
-
-class Config(Section):
-    """Nothing to choose."""
-
-    type: Literal["acc"] = "acc"
+LABEL = "ACC"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -5,20 +5,10 @@ skill − spread / 2 with skill = mean_m |X_m − Y| and the fair spread 2 · me
 
 from __future__ import annotations
 
-from typing import Literal
-
 from credit_like.evaluation.fields import Array, Fields
 from credit_like.evaluation.metrics._ensemble import fair_spread, skill
-from credit_like.schema.base import Section
 
 NEEDS: frozenset[str] = frozenset({"members"})
-EXTRA: str | None = None
-
-
-class Config(Section):
-    """Nothing to choose."""
-
-    type: Literal["fair-crps"] = "fair-crps"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -6,21 +6,12 @@ between them with equal weight.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from credit_like.evaluation.fields import Array, Fields
-from credit_like.schema.base import Section
 
 NEEDS: frozenset[str] = frozenset({"members"})
 EXTRA: str | None = "rank"
-
-
-class Config(Section):
-    """Nothing to choose."""
-
-    type: Literal["rank-histogram"] = "rank-histogram"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -5,21 +5,11 @@ sqrt(mean over time of mean over area of (f − o)²).
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from credit_like.evaluation.fields import Array, Fields
-from credit_like.schema.base import Section
 
-NEEDS: frozenset[str] = frozenset()
-EXTRA: str | None = None
-
-
-class Config(Section):
-    """Nothing to choose."""
-
-    type: Literal["rmse"] = "rmse"
+LABEL = "RMSE"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -12,22 +12,12 @@ averaged over the area where 0.1 ≤ p ≤ 0.85. Source: Rodwell et al. (2010), 
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from credit_like.evaluation.fields import Array, Fields
-from credit_like.schema.base import Section
 
 NEEDS: frozenset[str] = frozenset({"precipitation"})
-EXTRA: str | None = None
 LOWEST, HIGHEST = 0.1, 0.85
-
-
-class Config(Section):
-    """Nothing to choose."""
-
-    type: Literal["seeps"] = "seeps"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -6,26 +6,16 @@ WeatherBench2. Rows with missing points do not count; of several members, the me
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from credit_like.evaluation.fields import Array, Fields
 from credit_like.grid import Grid
-from credit_like.schema.base import Section
 
-NEEDS: frozenset[str] = frozenset()
 EXTRA: str | None = "zonal_wavenumber"
 
 
 EARTH_RADIUS = 6.371e6
 """m; WeatherBench2's."""
-
-
-class Config(Section):
-    """Nothing to choose."""
-
-    type: Literal["spectrum"] = "spectrum"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -5,21 +5,11 @@ sqrt of the mean over time and area of the variance of the members (ddof = 1).
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from credit_like.evaluation.fields import Array, Fields
-from credit_like.schema.base import Section
 
 NEEDS: frozenset[str] = frozenset({"members"})
-EXTRA: str | None = None
-
-
-class Config(Section):
-    """Nothing to choose."""
-
-    type: Literal["spread"] = "spread"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -6,21 +6,11 @@ first. The variance takes ddof = 1, and the squared error loses what M members l
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from credit_like.evaluation.fields import Array, Fields
-from credit_like.schema.base import Section
 
 NEEDS: frozenset[str] = frozenset({"members"})
-EXTRA: str | None = None
-
-
-class Config(Section):
-    """Nothing to choose."""
-
-    type: Literal["spread-skill"] = "spread-skill"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -1,0 +1,49 @@
+"""Folders of plug-ins outside the package, as packages that can be imported.
+
+The folder /home/me/my_parts is the package `credit_like.plugins.my_parts_<its path in hexadecimal>`, and its file
+`losses/zonal.py` the module `….losses.zonal`; relative imports work between the files of a folder. The name holds the path,
+so that a configuration of a plug-in can be unpickled in any process that sees the folder. `sys.path` stays as it is:
+a file of the folder cannot hide a library.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+
+def package_name(folder: Path) -> str:
+    """The name of the package that a folder is imported as."""
+    readable = "".join(c if c.isalnum() else "_" for c in folder.name)
+    return f"{__name__}.{readable}_{str(folder).encode().hex()}"
+
+
+class _Folders(MetaPathFinder):
+    """Finds the packages that `package_name` names; Python's own finders then find what is in them."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        parent, _, name = fullname.rpartition(".")
+        if parent != __name__:
+            return None
+        try:
+            folder = Path(bytes.fromhex(name.rpartition("_")[2]).decode())
+        except ValueError:
+            return None
+        if not folder.is_dir():
+            return None
+        initial = folder / "__init__.py"
+        if initial.is_file():
+            return spec_from_file_location(fullname, initial, submodule_search_locations=[str(folder)])
+        spec = ModuleSpec(fullname, None, is_package=True)
+        spec.submodule_search_locations = [str(folder)]
+        return spec
+
+
+sys.meta_path.append(_Folders())

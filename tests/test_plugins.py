@@ -1,0 +1,274 @@
+"""Parts of an experiment in folders and packages of the user's own."""
+
+import json
+import logging
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from credit_like import build, registry
+from credit_like.check import checked_experiment
+from credit_like.checkpoint.export import export, load_export
+from credit_like.errors import UserError
+from credit_like.evaluation.plots import plot_scores
+from credit_like.evaluation.results import load_results
+from credit_like.evaluation.scorecard import scorecard
+from credit_like.schema.errors import ExperimentError
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.json_schema import experiment_schema
+from credit_like.schema.load import dump_experiment, load_experiment
+
+PARTS = Path(__file__).parent / "parts"
+FILE = PARTS / "experiment.yml"
+LOSS = """\
+from typing import Literal
+from credit_like.losses import LossConfig
+
+class Config(LossConfig):
+    type: Literal["{name}"] = "{name}"
+
+def pointwise(config, error):
+    return {factor} * error.square()
+"""
+
+
+def write(folder, name="mine", factor=1, kind="losses", text=LOSS):
+    """A folder with one plug-in."""
+    (folder / kind).mkdir(parents=True, exist_ok=True)
+    (folder / kind / f"{name.replace('-', '_')}.py").write_text(
+        text.replace("{name}", name).replace("{factor}", str(factor))
+    )
+    return folder
+
+
+def load(tmp_path, plugins, *overrides):
+    """The experiment of a file in tmp_path that includes ours, with other plug-ins."""
+    listed = ", ".join([str(PARTS / "my_parts"), *plugins])
+    file = tmp_path / "experiment.yml"
+    text = FILE.read_text().replace("[my_parts]", f"[{listed}]").replace("runs/waves", str(tmp_path / "run"))
+    file.write_text(text)
+    return load_experiment(file, overrides)
+
+
+def problems(tmp_path, plugins, *overrides):
+    with pytest.raises(ExperimentError) as caught:
+        load(tmp_path, plugins, *overrides)
+    return list(map(str, caught.value.problems))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The parts as they are shipped, moved to a folder of their own, trained, rolled out and scored."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    shutil.copytree(PARTS, folder / "parts")
+    save_loc = folder / "run"
+    experiment = checked_experiment(folder / "parts" / "experiment.yml", [f"save_loc={save_loc}"])[0]
+    assert build.train(experiment) == 0
+    assert build.rollout(experiment) == 0
+    assert build.evaluate(experiment) == 0
+    return experiment, save_loc
+
+
+def test_parts_of_a_folder_train_forecast_and_score(run):
+    _, save_loc = run
+    scores = load_results(save_loc / "evaluation")
+    worst = scores["u"].sel(metric="worst", region="global")
+    assert bool((worst > scores["u"].sel(metric="rmse", region="global")).all())
+    assert save_loc / "worst.png" in plot_scores(scores, save_loc)
+    assert "worst" in [column.header for column in scorecard(scores).columns]
+
+
+def test_the_stored_experiment_works_from_elsewhere(run, tmp_path, monkeypatch):
+    experiment, save_loc = run
+    monkeypatch.chdir(tmp_path)
+    assert load_experiment(save_loc / "experiment.yml") == experiment
+
+
+def test_a_checkpoint_and_an_export_keep_version_and_hash(run, tmp_path):
+    experiment, save_loc = run
+    [record] = registry.record(experiment.plugins)
+    assert (record["name"], record["version"], record["path"]) == ("my_parts", "1.2", experiment.plugins[0])
+    exported = load_export(export(save_loc, tmp_path / "weights.safetensors"))
+    assert exported.metadata["plugins"] == [record]
+    model = exported.build()
+    assert model(torch.zeros(1, 2, 1, 16, 32)).shape == (1, 2, 1, 16, 32)
+    moved = shutil.copytree(experiment.plugins[0], tmp_path / "moved")
+    assert len(exported.build([str(moved)]).state_dict()) == len(model.state_dict())
+
+
+def test_a_resumed_run_says_that_its_plugins_changed(run, tmp_path, caplog):
+    folder = shutil.copytree(run[1].parent, tmp_path / "copy")
+    file = folder / "parts" / "experiment.yml"
+    experiment = load_experiment(file, [f"save_loc={folder / 'run'}"])
+    with caplog.at_level(logging.WARNING):
+        assert build.train(experiment) == 0
+    assert "plug-ins changed" not in caplog.text
+    with (folder / "parts" / "my_parts" / "losses" / "zonal.py").open("a") as part:
+        part.write("# another hash\n")
+    with caplog.at_level(logging.WARNING):
+        assert build.train(experiment) == 0
+    assert "plug-ins changed since step 4: my_parts (1.2, sha256 " in caplog.text
+
+
+def test_plugins_are_known_to_their_own_experiment_alone(tmp_path):
+    a, b = write(tmp_path / "a", factor=2), write(tmp_path / "b", factor=3)
+    plain = {"loss": {"type": "mine"}}
+    data = load(tmp_path, []).to_dict()
+    first, second = (
+        Experiment.model_validate({**data, **plain, "plugins": [*data["plugins"], str(f)]}) for f in (a, b)
+    )
+    error = torch.ones(1)
+    for experiment, factor in ((first, 2), (second, 3), (first, 2)):
+        assert registry.of("loss", experiment.loss).pointwise(experiment.loss, error) == factor
+    assert "mine" not in registry.names("loss")
+    with pytest.raises(ValueError, match="got 'mine'"):
+        Experiment.model_validate({**data, **plain})
+
+
+def test_a_configuration_is_unpickled_where_nothing_is_known(tmp_path):
+    experiment = load_experiment(FILE)
+    path = tmp_path / "model"
+    path.write_bytes(pickle.dumps(experiment))
+    code = (
+        f"import pickle; e = pickle.load(open({str(path)!r}, 'rb')); from credit_like import registry;"
+        "print(e.model.dim, e.data.source[0].steps, registry.of('source', e.data.source[0]).__name__)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.startswith("8 60 credit_like.plugins.my_parts_")
+
+
+def test_a_misspelt_type_is_answered_with_the_name_of_a_plugin(tmp_path):
+    [problem] = problems(tmp_path, [], "loss.type=zonl")
+    assert "did you mean 'zonal'?" in problem
+    [problem] = problems(tmp_path, [], "model.type=unte")
+    assert "did you mean 'unet'?" in problem
+
+
+def test_a_misspelt_metric_is_answered_with_the_name_of_a_plugin():
+    with pytest.raises(ExperimentError, match="did you mean 'worst'"):
+        checked_experiment(FILE, ["evaluation.metrics=[wurst]"])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("x = (\n", r"mine.py:1: SyntaxError"),
+        ("import os\nimport a_module_that_is_not_there\n", r"mine.py:2: ModuleNotFoundError: No module named 'a_mod"),
+        ("\n\nx = undefined\n", r"mine.py:3: NameError"),
+        ("def pointwise(config, error): ...\n", r"mine.py:1, got no Config"),
+        ("class Config: ...\n", r"mine.py:1, got no pointwise"),
+        (
+            LOSS.replace("{name}", "other"),
+            r"mine.py:1, got a Config with the type 'other'; write `type: Literal\['mine'\]",
+        ),
+    ],
+)
+def test_a_part_that_cannot_be_imported_is_one_message(tmp_path, text, said):
+    write(tmp_path / "a", text=text)
+    text = (
+        FILE.read_text()
+        .replace("[my_parts]", f"[{PARTS / 'my_parts'}, a]")
+        .replace("loss: {type: zonal, sharpness: 0.5}", "loss:\n  type: mine")
+    )
+    (tmp_path / "experiment.yml").write_text(text)
+    line = text.splitlines().index("  type: mine") + 1
+    with pytest.raises(ExperimentError, match=said) as caught:
+        load_experiment(tmp_path / "experiment.yml")
+    [problem] = caught.value.problems
+    assert (problem.line, problem.key) == (line, "loss.type")
+    assert "\n" not in str(problem)
+
+
+def test_a_metric_that_cannot_be_imported_is_found_by_check(tmp_path):
+    write(tmp_path / "a", "broken", kind="metrics", text="x = undefined\n")
+    text = FILE.read_text().replace("[my_parts]", f"[{PARTS / 'my_parts'}, a]").replace("worst]", "broken]")
+    (tmp_path / "experiment.yml").write_text(text)
+    with pytest.raises(ExperimentError, match=r"metrics.2: expected a metric .*broken.py:1: NameError"):
+        checked_experiment(tmp_path / "experiment.yml")
+
+
+def test_nothing_but_the_named_parts_is_run(tmp_path):
+    folder = write(tmp_path / "a")
+    for name in ("setup.py", "conftest.py", "losses/other.py", "losses/_private.py", "models.py"):
+        (folder / name).write_text("raise SystemExit('run')\n")
+    data = load(tmp_path, []).to_dict()
+    experiment = Experiment.model_validate(
+        {**data, "loss": {"type": "mine"}, "plugins": [*data["plugins"], str(folder)]}
+    )
+    assert experiment.loss.type == "mine"
+
+
+def test_names_that_are_taken_are_refused(tmp_path):
+    [problem] = problems(tmp_path, [str(write(tmp_path / "a", "mse"))])
+    assert "expected a loss of another name than 'mse', which credit_like has" in problem
+    [problem] = problems(tmp_path, [str(write(tmp_path / "b", "zonal"))])
+    assert f"which {PARTS / 'my_parts'} has" in problem
+    assert "plugins.1" in problem
+
+
+@pytest.mark.parametrize("plugin", ["./nothing", "no_such_package", ".", "yaml", "..."])
+def test_what_is_no_folder_of_plugins_is_refused(tmp_path, plugin):
+    [problem] = problems(tmp_path, [plugin])
+    assert problem.startswith(f"{tmp_path / 'experiment.yml'}:")
+    assert "plugins.1: expected a folder" in problem
+
+
+def test_a_folder_named_on_the_command_line_is_relative_to_where_one_is(tmp_path, monkeypatch):
+    write(tmp_path / "a")
+    monkeypatch.chdir(tmp_path)
+    experiment = load(tmp_path, [], f"plugins=[a, {PARTS / 'my_parts'}]")
+    assert experiment.plugins[0] == str(tmp_path / "a")
+
+
+def test_an_importable_package_has_parts(tmp_path, monkeypatch):
+    write(tmp_path / "weather_parts", "far-away")
+    (tmp_path / "weather_parts" / "__init__.py").write_text("__version__ = '3'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "here").mkdir()
+    data = load(tmp_path / "here", []).to_dict()
+    plugins = [*data["plugins"], "weather_parts"]
+    experiment = Experiment.model_validate({**data, "loss": {"type": "far-away"}, "plugins": plugins})
+    assert type(experiment.loss).__module__ == "weather_parts.losses.far_away"
+    assert registry.record(plugins)[1]["version"] == "3"
+
+
+def test_an_installed_package_announces_itself(tmp_path, monkeypatch):
+    write(tmp_path / "announced_parts", "announced")
+    info = tmp_path / "announced_parts-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: announced-parts\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[credit_like.plugins]\nmine = announced_parts\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._announced.cache_clear()
+    try:
+        with registry.searching():
+            assert "announced" in registry.names("loss")
+            assert registry.module("loss", "announced").__name__ == "announced_parts.losses.announced"
+    finally:
+        monkeypatch.undo()
+        registry._announced.cache_clear()
+
+
+def test_the_schema_knows_them():
+    jsonschema = pytest.importorskip("jsonschema")
+    data = load_experiment(FILE).to_dict()
+    ours, with_parts = experiment_schema(), experiment_schema([str(PARTS / "my_parts")])
+    jsonschema.Draft202012Validator(with_parts).validate(json.loads(json.dumps(data)))
+    assert list(jsonschema.Draft202012Validator(ours).iter_errors(data))
+    assert "worst" in with_parts["$defs"]["EvaluationSection"]["properties"]["metrics"]["items"]["enum"]
+    assert "loss.zonal" not in ours["$defs"]
+
+
+def test_an_experiment_without_plugins_is_stored_as_before():
+    root = Path(__file__).parents[1]
+    assert "plugins" not in dump_experiment(load_experiment(root / "config" / "demo.yml"))
+
+
+def test_a_folder_that_is_gone_is_named(tmp_path):
+    with pytest.raises(UserError, match="expected a folder of plug-ins, got"):
+        registry.locate(str(tmp_path / "gone"))
