@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from credit_like import registry
+from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.data.loader import Loader
@@ -35,7 +35,6 @@ from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
-from credit_like.schema.load import dump_experiment
 from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
 from credit_like.training.trainer import Batches, Trainer
@@ -208,12 +207,9 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     """Train to the end, or continue where the run stands; 0 finished or to be continued, 1 failed."""
     save_loc = Path(experiment.save_loc)
     with closing(start(experiment)) as runtime:
-        if fresh and runtime.is_main:
-            _clear(save_loc, force)
-        runtime.barrier()
+        if fresh:
+            _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         parts = assemble(experiment, runtime)
-        if runtime.is_main:
-            store_experiment(experiment)
         outcome = build_trainer(parts).fit()
         return int(outcome.state == "failed")
 
@@ -327,19 +323,16 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
     return runtime
 
 
-def store_experiment(experiment: Experiment) -> None:
-    """The resolved experiment beside what it makes."""
-    path = Path(experiment.save_loc) / "experiment.yml"
-    draft = path.with_name(f".{path.name}")
-    draft.write_text(dump_experiment(experiment))
-    draft.replace(path)
+def _start_anew(save_loc: Path, force: bool, fitted: bool, runtime: Runtime) -> None:
+    """Remove an earlier run from `save_loc`, with its statistics where it `fitted` them.
 
-
-def _clear(save_loc: Path, force: bool) -> None:
-    """Raises UserError for a folder that has something in it, unless forced to remove it."""
-    if save_loc.exists() and any(save_loc.iterdir()):
-        if not force:
-            raise UserError(
-                f"expected an empty folder for --fresh, got {save_loc} with files in it; add --force to remove them"
-            )
-        shutil.rmtree(save_loc)
+    Raises UserError, on all ranks, for a folder that has something in it unless it is a run's and `force` is given.
+    """
+    refused = None
+    if runtime.is_main:
+        try:
+            clear_run(save_loc, force, fitted)
+        except UserError as error:
+            refused = str(error)
+    if refused := runtime.broadcast(refused):
+        raise UserError(refused)

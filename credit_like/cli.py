@@ -182,7 +182,7 @@ def train(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start anew; refused if the run's folder is not empty.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --fresh: remove what is in the run's folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --fresh: remove the run that is there.")] = False,
 ) -> None:
     """Train, or continue where the run in `save_loc` stopped."""
     if force and not fresh:

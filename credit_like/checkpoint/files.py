@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def replace_file(path: Path, content: bytes) -> None:
     write_bytes(beside, content)
     beside.replace(path)
     sync_folder(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link (not what it points to) or a folder with all that is in it; nothing may be there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def to_json(value: Any) -> bytes:

@@ -128,7 +128,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         intact = hashlib.sha256(sealed).hexdigest() == checksum
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path} is missing") from error
-    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} is not readable: {error}") from error
     if not intact:
         raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")

@@ -10,6 +10,9 @@ A save goes through three phases, none of which waits on the disk in the trainin
 Threads touch files only; agreement between ranks takes place in `poll` and `wait`, in the training thread, so no
 collective can cross another. A crash at any instant leaves either no `step-<n>` or a complete one: what a crash leaves
 behind is removed by `recover` at the next start, or finished where all of it had already been flushed.
+
+A checkpoint that is damaged is passed over. A training sets it aside as `.damaged-step-<n>`, so that it counts as none
+of those kept; it is removed once enough intact ones are newer.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ import json
 import logging
 import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +33,7 @@ from torch import Tensor
 
 from credit_like.checkpoint import shards
 from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed
-from credit_like.checkpoint.files import sync_folder, to_json, write_bytes
+from credit_like.checkpoint.files import remove, sync_folder, to_json, write_bytes
 from credit_like.checkpoint.format import (
     FORMAT,
     MANIFEST,
@@ -47,7 +50,8 @@ from credit_like.parallel.runtime import Runtime
 
 log = logging.getLogger(__name__)
 
-_STEP = re.compile(r"step-(\d+)")
+_STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
+_DAMAGED = re.compile(r"\.damaged-step-([0-9]{1,18})(?:\.[0-9]+)?")
 _DONE, _BUSY, _FAILED = 0, 1, 2
 
 
@@ -60,8 +64,12 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Raises DamagedCheckpoint, ValueError as `read_manifest` does."""
-        return cls(folder, read_manifest(folder))
+        """Raises DamagedCheckpoint, also where `folder` is named after another step; UserError as `read_manifest`."""
+        checkpoint = cls(folder, read_manifest(folder))
+        named = step_of(folder.name.removeprefix(".").removesuffix(".tmp"))
+        if named is not None and named != checkpoint.step:
+            raise DamagedCheckpoint(f"{folder} holds step {checkpoint.step}")
+        return checkpoint
 
     @property
     def step(self) -> int:
@@ -190,7 +198,8 @@ class CheckpointManager:
             self.runtime.barrier()
             self._save = None
             if self.runtime.is_main:
-                shutil.rmtree(save.folder, ignore_errors=True)
+                with suppress(OSError):
+                    remove(save.folder)
             raise SaveFailed(f"could not save step {save.step}: {save.error or 'another rank failed'}") from save.error
         if save.committing:
             self._save = None
@@ -230,8 +239,7 @@ class CheckpointManager:
 
     def _prepare(self, folder: Path) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        if folder.exists():
-            shutil.rmtree(folder)
+        remove(folder)
         folder.mkdir()
 
     def _stage(self, pieces: Mapping[str, Piece]) -> Callable[[], dict[str, Tensor]]:
@@ -280,7 +288,7 @@ class CheckpointManager:
         write_bytes(save.folder / MANIFEST, seal(body))
         sync_folder(save.folder)
         self._publish(save.folder, self.folder / f"step-{save.step}")
-        prune(self.folder, self.keep)
+        prune(self.folder, self.keep, save.step)
 
     def _publish(self, complete: Path, name: Path) -> None:
         """Give a complete folder its name; a damaged or older one of that name makes way."""
@@ -294,25 +302,24 @@ class CheckpointManager:
     def recover(self) -> None:
         """Clear away what a crash left behind; the caller holds the run's lock."""
         if self.runtime.is_main and self.folder.exists():
-            for trash in self.folder.glob(".trash-*"):
-                shutil.rmtree(trash)
+            for trash in self.folder.glob(".trash-step-*"):
+                remove(trash)
             for folder in sorted(self.folder.glob(".step-*.tmp")):
                 step = self.folder / folder.name[1:].removesuffix(".tmp")
                 try:
                     # Complete and flushed: only the rename was missing.
                     Checkpoint.open(folder).verify()
-                except (DamagedCheckpoint, ValueError):
-                    shutil.rmtree(folder)
+                except DamagedCheckpoint:
+                    remove(folder)
                 else:
                     self._publish(folder, step)
-            for beside in self.folder.parent.glob(".*.tmp"):
-                beside.unlink()
         self.runtime.barrier()
 
-    def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that is intact; damaged ones are named in the log and passed over.
+    def latest(self, set_aside: bool = False) -> Checkpoint | None:
+        """Return the newest checkpoint that is intact; damaged ones are named in the log and passed over.
 
-        The ranks share the work of reading every byte. Raises UserError for a format of a later release.
+        The ranks share the work of reading every byte. `set_aside` renames those passed over to `.damaged-step-<n>`; the
+        caller then holds the run's lock. Raises UserError for a format of a later release.
         """
         for step in self.runtime.broadcast(steps(self.folder)[::-1]):
             damage: DamagedCheckpoint | None = None
@@ -324,46 +331,70 @@ class CheckpointManager:
                 log.warning("checkpoint step-%d is damaged and passed over: %s", step, error)
             if not self.runtime.agree(damage is not None):
                 return checkpoint
+            if set_aside and self.runtime.is_main:
+                _set_aside(self.folder / f"step-{step}")
         return None
+
+
+def step_of(name: str) -> int | None:
+    """The step in the name of a checkpoint's folder; None for another name."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def steps(folder: Path) -> list[int]:
     """Steps of the checkpoints in a folder, oldest first; nothing is opened."""
     if not folder.is_dir():
         return []
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := _STEP.fullmatch(path.name)))
+    return sorted(step for path in folder.iterdir() if (step := step_of(path.name)) is not None)
 
 
-def prune(folder: Path, keep: int) -> list[int]:
-    """Remove all but the `keep` newest and the one of the best (lowest) score; the steps removed.
+def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
+    """Remove all but the `keep` newest, the one of the best (lowest) score and the one just `saved`; the steps removed.
 
-    A damaged checkpoint is not counted among those kept, and removed once `keep` intact ones are newer.
+    A damaged checkpoint is not counted among those kept, and removed once `keep` intact ones are newer; so are those set
+    aside.
     """
-    kept, removed, scores = 0, [], {}
+    kept: list[int] = []
+    scores: dict[int, float] = {}
+    removed: list[int] = []
     for step in steps(folder)[::-1]:
         try:
-            checkpoint = Checkpoint.open(folder / f"step-{step}")
-        except (DamagedCheckpoint, ValueError):
-            if kept >= keep:
+            score = Checkpoint.open(folder / f"step-{step}").score
+        except DamagedCheckpoint:
+            if len(kept) >= keep:
                 removed.append(step)
             continue
-        kept += 1
-        if checkpoint.score is not None:
-            scores[step] = checkpoint.score
-        if kept > keep:
-            removed.append(step)
-    if scores:
-        best = min(scores, key=lambda step: (scores[step], -step))
-        removed = [step for step in removed if step != best]
+        except UserError:  # of a later release
+            continue
+        kept.append(step)
+        if score is not None:
+            scores[step] = score
+    removed += kept[keep:]
+    spared = {saved, min(scores, key=lambda step: (scores[step], -step)) if scores else None}
+    removed = sorted(step for step in removed if step not in spared)
     for step in removed:
         _discard(folder / f"step-{step}")
-    return sorted(removed)
+    for path in list(folder.iterdir()):
+        match = _DAMAGED.fullmatch(path.name)
+        if match and sum(step > int(match[1]) for step in kept) >= keep:
+            remove(path)
+    return removed
+
+
+def _set_aside(folder: Path) -> None:
+    """Rename a damaged checkpoint; where that fails it stays, which costs space and nothing else."""
+    names = (folder.with_name(f".damaged-{folder.name}{more}") for more in ("", *(f".{n}" for n in range(1, 1000))))
+    name = next((name for name in names if not name.exists()), folder)
+    try:
+        folder.rename(name)
+    except OSError as error:
+        log.warning("%s could not be set aside: %s", folder, error)
 
 
 def _discard(folder: Path) -> None:
     """Remove a checkpoint such that a crash half-way leaves nothing that looks like one."""
     trash = folder.with_name(f".trash-{folder.name}")
-    if trash.exists():
-        shutil.rmtree(trash)
+    remove(trash)
     folder.rename(trash)
-    shutil.rmtree(trash)
+    remove(trash)

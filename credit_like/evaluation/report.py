@@ -10,6 +10,7 @@ import base64
 import html
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -75,12 +76,12 @@ def page(data: Mapping[str, Any]) -> str:
     folder = resources.files("credit_like.evaluation") / "page"
     text = (folder / "report.html").read_text(encoding="utf-8")
     parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("report.css", "coastlines.js", "report.js")}
-    # A closing tag inside a string would end the script.
-    parts["data"] = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("</", "<\\/")
+    # Names and units come from files of others. Without these characters no text can end or change the script element.
+    text_of_data = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    parts["data"] = text_of_data.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
     parts["title"] = html.escape(f"Forecast scores of {data['experiment']}")
-    for name, part in parts.items():
-        text = text.replace(f"{{{{{name}}}}}", part)
-    return text
+    # In one pass: what is put in is not searched for places itself.
+    return re.sub(r"\{\{([\w.]+)\}\}", lambda place: parts[place[1]], text)
 
 
 def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, Any]:

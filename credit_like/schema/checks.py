@@ -20,6 +20,7 @@ from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
 from credit_like.schema.errors import Path
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.places import place_findings
 from credit_like.schema.trainer import TrainerSection
 
 Finding = tuple[Path, str]
@@ -103,6 +104,7 @@ def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
     yield from _name_findings(experiment)
     yield from _time_findings(experiment)
     yield from _folder_findings(experiment)
+    yield from place_findings(experiment)
 
 
 def specs(data: DataSection) -> Iterator[tuple[Path, str, bool, VariableSpec]]:

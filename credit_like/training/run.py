@@ -84,7 +84,7 @@ class Run:
     def go(self) -> Outcome:
         t = self.t
         t.manager.recover()
-        checkpoint = t.manager.latest()
+        checkpoint = t.manager.latest(set_aside=True)
         if checkpoint is None:
             t.seed(0)
         else:

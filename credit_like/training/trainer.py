@@ -10,8 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-import yaml
-
 import credit_like
 from credit_like import registry
 from credit_like.checkpoint.errors import Locked, SaveFailed
@@ -29,6 +27,7 @@ from credit_like.nn import spectral_norm
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import dump_experiment
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
@@ -162,10 +161,7 @@ class Trainer:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(RunLock(self.folder, _LOCK_PATIENCE))
-                replace_file(
-                    self.folder / "experiment.yml",
-                    yaml.safe_dump(self.experiment.to_dict(), sort_keys=False, allow_unicode=True).encode(),
-                )
+                replace_file(self.folder / "experiment.yml", dump_experiment(self.experiment).encode())
             except Locked as error:
                 refused = str(error)
             except OSError as error:

@@ -290,6 +290,109 @@ def test_a_damaged_one_does_not_count_among_those_kept(tmp_path) -> None:
     assert steps(tmp_path) == [1, 2, 3]
 
 
+def damage(folder: Path, how: str) -> None:
+    if how == "tensors":
+        (folder / "rank-00000.safetensors").write_bytes(b"")
+    elif how == "manifest":
+        (folder / MANIFEST).write_bytes(b"[" * 100_000)
+    else:
+        shutil.rmtree(folder)
+        folder.write_bytes(b"a file")
+
+
+@pytest.mark.parametrize("how", ["tensors", "manifest", "file"])
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_is_saved_after_a_damaged_one_is_there_after_every_save(tmp_path, how, keep) -> None:
+    """A run goes on from step 20 as step 300 is damaged: each save is what the next start finds, at every instant."""
+    saved(tmp_path, 20, 300)
+    damage(tmp_path / "step-300", how)
+    manager = CheckpointManager(tmp_path, keep=keep)
+    assert manager.latest(set_aside=True).step == 20
+    assert (tmp_path / ".damaged-step-300").exists()
+    for step in (30, 60, 90):
+        manager.save(step, pieces(step), {})
+        manager.wait()
+        found = CheckpointManager(tmp_path).latest()
+        assert found.step == step
+        assert len(steps(tmp_path)) <= keep
+        assert (tmp_path / ".damaged-step-300").exists()
+    for step in (310, 320):
+        manager.save(step, pieces(step), {})
+        manager.wait()
+    assert steps(tmp_path) == [310, 320][-keep:]
+    assert not list(tmp_path.glob(".damaged-*")), "as many intact ones as are kept are newer"
+
+
+def test_the_one_just_saved_is_kept_whatever_lies_there(tmp_path) -> None:
+    """Also where nothing could be set aside: damage of tensors that a look at the manifest cannot find."""
+    saved(tmp_path, 300, 400, scores={300: 0.1})
+    for step in (300, 400):
+        damage(tmp_path / f"step-{step}", "tensors")
+    manager = CheckpointManager(tmp_path, keep=1)
+    for step in (30, 60):
+        manager.save(step, pieces(step), {})
+        manager.wait()
+        assert CheckpointManager(tmp_path).latest().step == step
+
+
+def test_all_damaged_are_set_aside_and_named_apart(tmp_path) -> None:
+    for _ in range(3):
+        saved(tmp_path, 1)
+        damage(tmp_path / "step-1", "tensors")
+        assert CheckpointManager(tmp_path).latest(set_aside=True) is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".damaged-step-1", ".damaged-step-1.1", ".damaged-step-1.2",
+    ]  # fmt: skip
+
+
+def test_who_only_reads_renames_nothing(tmp_path) -> None:
+    saved(tmp_path, 1, 2)
+    damage(tmp_path / "step-2", "tensors")
+    before = sorted(tmp_path.rglob("*"))
+    assert CheckpointManager(tmp_path).latest().step == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_is_named_after_another_step_is_damaged(tmp_path) -> None:
+    saved(tmp_path, 57, 60)
+    shutil.rmtree(tmp_path / "step-60")
+    shutil.copytree(tmp_path / "step-57", tmp_path / "step-60")
+    with pytest.raises(DamagedCheckpoint, match="holds step 57"):
+        Checkpoint.open(tmp_path / "step-60")
+    assert CheckpointManager(tmp_path).latest().step == 57
+    shutil.copytree(tmp_path / "step-57", tmp_path / "best")
+    assert Checkpoint.open(tmp_path / "best").step == 57
+    (tmp_path / "step-60").rename(tmp_path / ".step-60.tmp")
+    CheckpointManager(tmp_path).recover()
+    assert steps(tmp_path) == [57]
+
+
+def test_names_that_only_look_like_steps_are_not_ours(tmp_path) -> None:
+    others = ["step-007", "step-٣", f"step-{'9' * 5000}"[:200], "step-", "step-1.bak", ".trash-mine", ".x.tmp"]
+    for name in others:
+        (tmp_path / name).mkdir()
+    saved(tmp_path, 1, 2, keep=1).recover()
+    assert steps(tmp_path) == [2]
+    assert {path.name for path in tmp_path.iterdir()} == {*others, "step-2"}
+
+
+def test_recover_removes_only_what_a_save_has_left_beside_the_checkpoints(tmp_path) -> None:
+    (tmp_path / ".x.tmp").mkdir()
+    (tmp_path / ".mine.tmp").write_text("keep")
+    saved(tmp_path / "checkpoints", 1).recover()
+    assert {path.name for path in tmp_path.iterdir()} == {".x.tmp", ".mine.tmp", "checkpoints"}
+
+
+def test_a_later_format_is_never_taken_for_damage(tmp_path) -> None:
+    saved(tmp_path, 1)
+    path = tmp_path / "step-1" / MANIFEST
+    body = json.loads(path.read_bytes())
+    body.pop("checksum")
+    path.write_bytes(seal({**body, "format": 99}))
+    saved(tmp_path, 2, 3, keep=1)
+    assert steps(tmp_path) == [1, 3]
+
+
 def test_a_later_format_is_refused_and_an_older_one_migrated(tmp_path, monkeypatch) -> None:
     saved(tmp_path, 1)
     path = tmp_path / "step-1" / MANIFEST

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world import make_data, make_experiment, make_parts
 
+from credit_like.evaluation import report
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.report import MISSING, quantise, thin, write_report
 
@@ -128,6 +129,102 @@ def test_the_page_refers_to_nothing_outside(made):
     assert found == []
     assert "{{" not in text
     assert not list(made[0].parent.glob("*.part"))
+
+
+HOSTILE = (
+    "<!--<script>",
+    "</script><img src=x onerror=alert(1)>",
+    "]]>&lt;&#60;script&amp;'\"`",
+    "{{title}}{{report.js}}{{nothing}}",
+    "\\u003c\\",
+    "a\u2028b\u2029c\0d\ue000\n\r\t",
+)
+
+
+def with_everywhere(data, text):
+    """The data of a page with a text in whatever a file or an experiment may name."""
+
+    def row(entry):
+        named = {key: entry[key] + text for key in ("name", "variable") if key in entry}
+        return {**entry, **named, **({"unit": text} if "unit" in entry else {})}
+
+    scores = data["scores"]
+    changed = {
+        "sources": [scores["sources"][0], *(name + text for name in scores["sources"][1:])],
+        "regions": [*scores["regions"][:1], *(name + text for name in scores["regions"][1:])],
+        "provenance": [text for _ in scores["provenance"]],
+        "channels": [row(entry) for entry in scores["channels"]],
+    }
+    return {
+        **data,
+        "experiment": text,
+        "made": text,
+        "scores": {**scores, **changed},
+        "spectra": {**data["spectra"], "channels": [row(entry) for entry in data["spectra"]["channels"]]},
+        "maps": {**data["maps"], "entries": [row(entry) for entry in data["maps"]["entries"]]},
+    }
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and the text of each of its scripts."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.scripts = [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, sorted(name for name, _ in attributes)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, text):
+        if self.lasttag == "script" and self.scripts:
+            self.scripts[-1] += text
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_name_and_no_unit_changes_the_page(made, text):
+    data = data_of(made[0])
+    changed = with_everywhere(data, text)
+    ours, theirs = Elements(), Elements()
+    ours.feed(report.page(data))
+    theirs.feed(report.page(changed))
+    assert theirs.tags == ours.tags
+    assert json.loads(theirs.scripts[0].removesuffix("\n")) == changed
+    assert [script.strip() for script in theirs.scripts[1:]] == [script.strip() for script in ours.scripts[1:]]
+    # What a browser makes of a script depends on these alone (HTML, "restrictions for contents of script elements").
+    assert not set("<>&\u2028\u2029") & set(theirs.scripts[0])
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_a_browser_shows_hostile_names_as_text(browser, made, tmp_path, text):
+    file = tmp_path / "report.html"
+    file.write_text(report.page(with_everywhere(data_of(made[0]), text)), encoding="utf-8")
+    context = browser.new_context(offline=True)
+    tab = context.new_page()
+    asked, errors = [], []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("dialog", lambda dialog: errors.append("a dialog"))
+    tab.goto(file.as_uri())
+    tab.wait_for_selector("html[data-ready]", timeout=20_000)
+    assert tab.locator("#card-table tbody tr").count() == 6
+    for select in (
+        "map-variable",
+        "card-region",
+        "card-baseline",
+        "curve-variable",
+        "curve-region",
+        "spectrum-variable",
+    ):
+        for index in range(tab.locator(f"#{select} option").count()):
+            tab.select_option(f"#{select}", index=index)
+    shown = "".join(tab.locator("#provenance").inner_text().split())
+    assert "".join(text.replace("\0", "").split()) in shown.replace("\ufffd", "").replace("\0", "")
+    assert tab.locator("img").count() == 0
+    assert errors == []
+    assert asked == [file.as_uri()]
+    context.close()
 
 
 @given(st.integers(0, 99), st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))

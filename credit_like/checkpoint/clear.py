@@ -1,0 +1,54 @@
+"""Remove a run from its folder, and nothing else that may be there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from credit_like.checkpoint.files import remove
+from credit_like.checkpoint.lock import RunLock
+from credit_like.errors import UserError
+from credit_like.schema.places import FILES, is_run
+
+_CHECKPOINTS = ("step-*", ".step-*.tmp", ".trash-step-*", ".damaged-step-*")
+_FORECASTS = ("forecast.zarr", "forecast.zarr.*part", "forecast/*.nc", "forecast/*.nc.part", "done/*", "forecast.json*")
+
+
+def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
+    """Make `save_loc` ready for a run from the start; of a run that is there only what a run makes is removed.
+
+    These are its checkpoints, logs, fitted `statistics` and forecasts; scores and jobs stay, as does everything else. The
+    experiment goes last, so that an interrupted removal can be repeated. Raises UserError for a folder with something
+    in it unless it is a run's and `force` is given, Locked while another process trains there.
+    """
+    if not save_loc.is_dir() or not any(entry.name != ".lock" for entry in save_loc.iterdir()):
+        return
+    if not is_run(save_loc):
+        raise UserError(
+            f"save_loc: expected an empty folder or one of a run for --fresh, got {save_loc} with other files in it; "
+            "change save_loc, or leave out --fresh to keep them beside the run"
+        )
+    if not force:
+        raise UserError(
+            f"save_loc: expected an empty folder for --fresh, got {save_loc} with a run in it; add --force to remove it"
+        )
+    try:
+        with RunLock(save_loc):
+            _clear(save_loc, statistics)
+    except OSError as error:
+        raise UserError(f"save_loc: expected a run that can be removed, got {save_loc}: {error}; remove it") from error
+
+
+def _clear(save_loc: Path, statistics: bool) -> None:
+    made = [path for pattern in _CHECKPOINTS for path in (save_loc / "checkpoints").glob(pattern)]
+    made += (save_loc / "tensorboard").glob("events.out.tfevents.*")
+    if (save_loc / "forecasts" / "forecast.json").is_file():
+        made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
+    if statistics:
+        made.append(save_loc / "statistics.nc")
+    made += [save_loc / name for file in FILES[::-1] for name in (f".{file}.tmp", file)]
+    for path in made:
+        remove(path)
+    for name in ("checkpoints", "tensorboard", "forecasts/forecast", "forecasts/done", "forecasts"):
+        folder = save_loc / name
+        if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
+            folder.rmdir()

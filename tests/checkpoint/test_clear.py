@@ -1,0 +1,165 @@
+"""`--fresh --force` removes what a run has made and nothing else."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from credit_like import build
+from credit_like.checkpoint.clear import clear_run
+from credit_like.checkpoint.errors import Locked
+from credit_like.checkpoint.lock import RunLock
+from credit_like.errors import UserError
+from credit_like.parallel.runtime import Runtime
+from tests.checkpoint.test_manager import saved
+from tests.faults import tiny
+
+THEIRS = {
+    "thesis/chapter.tex": b"\\chapter",
+    "good.zarr/zarr.json": b"{}",
+    "checkpoints/notes.txt": b"the third is best",
+    "checkpoints/best-model/manifest.json": b"{}",
+    "tensorboard/notes.txt": b"",
+    "evaluation/report.html": b"<html>",
+    "jobs/history.jsonl": b"",
+    "demo.yml": b"",
+    ".x.tmp": b"",
+    "statistics.txt": b"",
+}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The folder of a training that ended, with what others keep in it."""
+    folder = tmp_path / "run"
+    assert tiny.trainer(folder).fit().state == "finished"
+    (folder / "checkpoints" / ".damaged-step-2").mkdir()
+    write(folder, {"statistics.nc": b"", "forecasts/forecast.json": b"{}", "forecasts/forecast.zarr/zarr.json": b"{}"})
+    write(folder, THEIRS)
+    return folder
+
+
+def test_only_what_a_run_makes_is_removed(run) -> None:
+    clear_run(run, force=True)
+    left = contents(run)
+    assert left.pop(".lock") is not None
+    assert left == THEIRS
+    assert not (run / "forecasts").exists()
+    assert tiny.trainer(run).fit().state == "finished"
+    assert THEIRS.items() <= contents(run).items()
+
+
+def test_statistics_that_the_experiment_names_stay(run) -> None:
+    clear_run(run, force=True, statistics=False)
+    assert (run / "statistics.nc").exists()
+
+
+def test_links_are_removed_and_what_they_point_to_is_not(run, tmp_path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (run / "checkpoints").rename(elsewhere)
+    (run / "checkpoints").symlink_to(elsewhere)
+    write(tmp_path / "other", {"precious": b""})
+    (elsewhere / "step-999").symlink_to(tmp_path / "other")
+    clear_run(run, force=True)
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["best-model", "notes.txt"]
+    assert contents(tmp_path / "other") == {"precious": b""}
+
+
+@pytest.mark.parametrize("force", [True, False])
+@pytest.mark.parametrize("files", [THEIRS, {"experiment.yml": b"mine"}, {"checkpoints/step-1/x": b""}])
+def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path, files, force) -> None:
+    write(tmp_path, files)
+    with pytest.raises(UserError, match=r"expected an empty folder or one of a run for --fresh"):
+        clear_run(tmp_path, force)
+    assert contents(tmp_path) == files
+
+
+def test_a_run_is_not_removed_without_force(run) -> None:
+    before = contents(run)
+    with pytest.raises(UserError, match="add --force"):
+        clear_run(run, force=False)
+    assert contents(run) == before
+
+
+def test_nothing_is_removed_while_another_process_trains(run) -> None:
+    """The lock is of another process: those of one process do not exclude each other."""
+    context = multiprocessing.get_context("fork")
+    held, done = context.Event(), context.Event()
+    other = context.Process(target=_hold, args=(run, held, done))
+    other.start()
+    assert held.wait(60)
+    before = contents(run)
+    try:
+        with pytest.raises(Locked, match="is in use by"):
+            clear_run(run, force=True)
+        # All ranks are refused alike, so the error that is raised is the one that was broadcast.
+        with pytest.raises(UserError, match="is in use by"):
+            build._start_anew(run, True, True, Runtime())
+        assert contents(run) == before
+    finally:
+        done.set()
+        other.join(60)
+    clear_run(run, force=True)
+    assert not (run / "experiment.yml").exists()
+
+
+def _hold(folder, held, done) -> None:
+    with RunLock(folder):
+        held.set()
+        done.wait(120)
+
+
+def test_an_interrupted_removal_can_be_repeated(run, monkeypatch) -> None:
+    """Stopped after any number of removals, the folder still counts as a run, or nothing of one is left."""
+    import shutil
+
+    from credit_like.checkpoint import clear
+
+    total = 0
+    while True:
+        copy = run.with_name(f"copy-{total}")
+        shutil.copytree(run, copy)
+        left = total
+
+        def limited(path: Path, remove=clear.remove) -> None:
+            nonlocal left
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+            remove(path)
+
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(clear, "remove", limited)
+                clear_run(copy, force=True)
+        except KeyboardInterrupt:
+            clear_run(copy, force=True)
+        assert {name: content for name, content in contents(copy).items() if name != ".lock"} == THEIRS
+        if left:
+            break
+        shutil.rmtree(copy)
+        total += 1
+    assert total > 5
+
+
+def test_empty_and_absent_folders_need_no_force(tmp_path) -> None:
+    clear_run(tmp_path, force=False)
+    clear_run(tmp_path / "absent", force=False)
+    (tmp_path / ".lock").touch()
+    clear_run(tmp_path, force=False)
+    saved(tmp_path / "checkpoints", 1)
+    with pytest.raises(UserError, match="expected an empty folder"):
+        clear_run(tmp_path, force=False)
