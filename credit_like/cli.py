@@ -211,7 +211,9 @@ def rollout(
 
 def _share(text: str) -> tuple[int, int]:
     part, slash, of = text.partition("/")
-    if not (slash and part.isdigit() and of.isdigit() and 1 <= int(part) <= int(of)):
+    if not (
+        slash and part.isdecimal() and of.isdecimal() and max(len(part), len(of)) < 10 and 1 <= int(part) <= int(of)
+    ):
         raise UserError(f"--share: expected I/N with I from 1 to N, such as 2/4, got {text!r}")
     return int(part), int(of)
 

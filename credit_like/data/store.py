@@ -511,6 +511,8 @@ def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where
         )
     if variable.role != "static" and "time" not in dims:
         raise UserError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
+    if stored.dtype.kind not in "iufb":
+        raise UserError(f"expected real numbers in {var} of {where}, got {stored.dtype}; make the store anew")
     attrs = {key: str(stored.attrs[key]) for key in _ATTRS if key in stored.attrs}
     factor, offset = 1.0, 0.0
     if variable.spec.units and "units" in attrs:

@@ -15,6 +15,7 @@ from credit_like.launch import scheduler
 from credit_like.launch.chain import FINISHED
 from credit_like.launch.plan import Plan, count
 from credit_like.launch.resources import seconds
+from credit_like.schema.base import one_line, one_word
 from credit_like.schema.launch import SiteSection, placeholders
 
 _PORT = ("digits=${job%%[!0-9]*}", "port=$((20000 + 10#${digits:-$$} % 20000))")
@@ -35,7 +36,10 @@ def render(plan: Plan, site: SiteSection) -> dict[str, str]:
 
 
 def directives(plan: Plan, site: SiteSection) -> list[str]:
-    """The scheduler's lines; one that holds a value nobody gave is left out."""
+    """The scheduler's lines; one that holds a value nobody gave is left out.
+
+    Raises UserError for a value that is not one word: the command line gives some that no schema has seen.
+    """
     dialect = scheduler.of(site)
     values = {**plan.resources.values(), "job": plan.job, "logs": str(plan.logs)}
     if plan.mode != "train":
@@ -44,7 +48,7 @@ def directives(plan: Plan, site: SiteSection) -> list[str]:
     for line in (*site.directives, *site.nodes[plan.resources.kind].request):
         names = placeholders(line)
         if all(values.get(name) is not None for name in names):
-            lines.append(line.format(**{name: values[name] for name in names}))
+            lines.append(one_line(line.format(**{name: one_word(str(values[name])) for name in names})))
     if site.arrays:
         lines += dialect.array(plan.array)
     return [f"{dialect.prefix} {line}" for line in lines]
@@ -69,15 +73,20 @@ def _constants(plan: Plan) -> list[str]:
         constants |= {"stop_before": seconds(r.stop_before)}
     if plan.mode == "rollout":
         constants |= {"per_node": r.processes // plan.group, "shares": plan.shares}
-    return [f"{name}={shlex.quote(str(value))}" for name, value in constants.items()]
+    return [f"{name}={_quoted(str(value))}" for name, value in constants.items()]
 
 
 def _surroundings(plan: Plan, site: SiteSection) -> list[str]:
     """Modules, the user's lines and variables, then strictness (which modules do not survive) and the folder."""
     lines = [f"module {arguments}" for arguments in site.modules]
     lines += plan.setup
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in plan.environment.items()]
-    return [*lines, "set -uo pipefail", f"cd {shlex.quote(str(plan.workdir))} || exit 1"]
+    lines += [f"export {name}={_quoted(value)}" for name, value in plan.environment.items()]
+    return [*map(one_line, lines), "set -uo pipefail", f"cd {_quoted(str(plan.workdir))} || exit 1"]
+
+
+def _quoted(text: str) -> str:
+    """One word of bash. Raises UserError for text that would go on in the next line."""
+    return shlex.quote(one_line(text))
 
 
 def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
@@ -165,7 +174,7 @@ def _launch(site: SiteSection, nodes: int) -> list[str]:
     common = '"${hosts[0]}" "$port" "$deadline" "$stop"'
     if nodes == 1:
         return [f'( {ignore} bash "$script" node 0 {common} ) &', "status=0", "await $! || status=$?"]
-    options = " ".join(map(shlex.quote, site.launcher_options))
+    options = " ".join(map(_quoted, site.launcher_options))
     options += " " * bool(options)
     on_all = {
         "mpiexec": f'mpiexec -n "$nodes" {options}',

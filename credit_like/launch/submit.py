@@ -51,7 +51,7 @@ def chain_of(text: str) -> Chain:
     """
     if text == "auto":
         return "auto"
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or len(text) > 9 or int(text) < 1:
         raise UserError(f"expected --chain auto or a number of jobs from 1, got {text!r}")
     return int(text)
 

@@ -78,7 +78,7 @@ def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, for
 
 def _worlds(text: str) -> list[int]:
     parts = text.split(",")
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(part.isdecimal() and len(part) < 10 and int(part) > 0 for part in parts):
         raise UserError(f"expected --gpus N or N,N,… of at least 1, got {text!r}")
     return [int(part) for part in parts]
 

@@ -139,7 +139,13 @@ def grid_of(text: str) -> Grid:
     Raises UserError for anything else.
     """
     rows, _, columns = text.lower().replace("×", "x").partition("x")
-    if not (rows.isdigit() and columns.isdigit() and int(rows) > 1 and int(columns) > 1):
+    if not (
+        rows.isdecimal()
+        and columns.isdecimal()
+        and max(len(rows), len(columns)) < 10
+        and int(rows) > 1
+        and int(columns) > 1
+    ):
         raise UserError(f"expected --grid ROWSxCOLUMNS, such as 721x1440, got {text!r}")
     height, width = int(rows), int(columns)
     latitude = np.linspace(90, -90, height) if height % 2 else 90 - (np.arange(height) + 0.5) * 180 / height

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+import unicodedata
 from decimal import Decimal
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -24,9 +26,41 @@ from pydantic_core import CoreSchema
 from credit_like.errors import UserError
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h|d)")
+_DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(s|min|h|d)", re.ASCII)
 _NUMBERS = (int, float, int | None, float | None)
-_WALLTIME = re.compile(r"(\d+):([0-5]\d):([0-5]\d)")
+_WALLTIME = re.compile(r"(\d{1,15}):([0-5]\d):([0-5]\d)", re.ASCII)
+
+
+_BREAKS = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode categories that end a line, do something to a terminal, or cannot be written as UTF-8."""
+_APART = re.compile(r"""[\s'"\\#]""")
+
+
+def one_line(text: str) -> str:
+    """Return the text, which becomes part of a line of a script.
+
+    Raises UserError where it holds a control character, such as a newline that would begin another line.
+    """
+    for character in text:
+        if unicodedata.category(character) in _BREAKS:
+            raise UserError(f"expected text without control characters, got {text[:200]!a}")
+    return text
+
+
+def one_word(text: str) -> str:
+    """Return the text, which becomes one word of a directive for a scheduler.
+
+    Raises UserError where a scheduler would take it for several words, for a comment or for nothing.
+    """
+    if not one_line(text) or _APART.search(text):
+        raise UserError(
+            f"expected one word, without blanks, quotes, backslashes and #, for the scheduler, got {text[:200]!a}"
+        )
+    return text
+
+
+Line = Annotated[str, AfterValidator(one_line)]
+Word = Annotated[str, AfterValidator(one_word)]
 
 
 class Section(BaseModel):
@@ -50,6 +84,8 @@ class Section(BaseModel):
         """`epochs: true` is a mistake, though Python takes True for 1."""
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
             raise UserError(f"expected a number, got {str(value).lower()}")
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise UserError("expected a number below 2**63, got a greater one")
         return value
 
     @model_serializer(mode="wrap")

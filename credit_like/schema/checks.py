@@ -18,7 +18,7 @@ from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
-from credit_like.schema.errors import Path
+from credit_like.schema.errors import Path, shown
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.places import place_findings
 from credit_like.schema.trainer import TrainerSection
@@ -27,6 +27,7 @@ Finding = tuple[Path, str]
 OUTPUT_ROLES = ("prognostic", "diagnostic")
 ROLES = (*OUTPUT_ROLES, "dynamic_forcing", "static")
 SPLITS = ("train", "valid", "test")
+_LONGEST_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -227,6 +228,9 @@ def _time_findings(experiment: Experiment) -> Iterator[Finding]:
 def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
     """`save_loc` is, or can become, a folder that we may write to."""
     folder = FilePath(experiment.save_loc).absolute()
+    if wrong := _why_not_a_folder(folder):
+        yield ("save_loc",), f"expected a folder, got {shown(experiment.save_loc)}: {wrong}, change it"
+        return
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir():
         yield ("save_loc",), f"expected a folder, got {experiment.save_loc!r}, but {existing} is a file, change it"
@@ -235,6 +239,27 @@ def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
             ("save_loc",),
             f"expected a folder that may be written to, got {experiment.save_loc!r}, but {existing} may not, change it",
         )
+
+
+def _why_not_a_folder(folder: FilePath) -> str | None:
+    """Why a path can be no folder, whatever is made there; None where it is one or can become one."""
+    if folder.is_relative_to("/proc") or folder.is_relative_to("/sys"):
+        return "nothing can be kept there"
+    try:
+        # A name that is too long shows only where the folder that it is in exists.
+        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in folder.parts):
+            return "a name in it is too long"
+        for path in (folder, *folder.parents):
+            try:
+                path.stat()
+            except (FileNotFoundError, NotADirectoryError):
+                if path.is_symlink():
+                    return f"{path} is a link to nothing"
+    except OSError as error:
+        return str(error.strerror).lower()
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def _shown(period: Period) -> str:

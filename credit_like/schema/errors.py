@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,10 @@ _PERIODS = (("data", "train"), ("data", "valid"), ("data", "test"), ("evaluation
 
 _KEY = "\0"
 """Stands in a message for the key as the file spells it."""
+
+_LONGEST = 200
+_QUOTED = re.compile(rf"('[^']{{{_LONGEST}}})[^']+'")
+"""A value that is too long to be shown whole."""
 
 _PARENT = "\1"
 """Stands for the key that the key is in."""
@@ -78,7 +83,11 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return ": ".join(part for part in (str(Place(self.file, self.line)), self.key, self.message) if part)
+        key = self.key if len(self.key) <= _LONGEST else f"{self.key[:_LONGEST]}…"
+        message = _QUOTED.sub(lambda match: f"{match[1]}…'", self.message)
+        text = ": ".join(part for part in (str(Place(self.file, self.line)), key, message) if part)
+        # What comes from a file could otherwise begin lines of its own, or do something to a terminal.
+        return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 class ExperimentError(UserError):

@@ -56,7 +56,7 @@ def _lead(value: Any) -> Any:
     text = str(value).strip()
     if text.endswith(("steps", "step")):
         number = text.removesuffix("steps").removesuffix("step").strip()
-        if number.isdigit():
+        if number.isdecimal() and len(number) < 10:
             return _lead(int(number))
     return parse_duration(value)
 

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema import sites
-from credit_like.schema.base import Duration, Section
+from credit_like.schema.base import Duration, Line, Section, Word
 
 Mode = Literal["preprocess", "train", "rollout", "evaluate"]
 MODES: tuple[Mode, ...] = ("preprocess", "train", "rollout", "evaluate")
@@ -35,13 +35,13 @@ class NodeKind(Section):
     """Memory that a job may ask for."""
     whole: bool = False
     """Allocated as a whole: a job gets all CPUs and memory, however few GPUs it uses."""
-    request: tuple[str, ...] = ()
+    request: tuple[Line, ...] = ()
 
 
 class Queue(Section):
     """A queue (a QOS on Slurm): which kinds of node it gives, and its limits."""
 
-    nodes: tuple[str, ...] = Field(min_length=1)
+    nodes: tuple[Line, ...] = Field(min_length=1)
     max_walltime: Duration | None = None
     min_nodes: int = Field(default=1, ge=1)
     max_nodes: int | None = Field(default=None, ge=1)
@@ -51,8 +51,8 @@ class SiteField(Section):
     """Something only this machine asks for, such as its file systems; `pbs.fields` gives the value."""
 
     required: bool = False
-    default: str | None = None
-    example: str = ""
+    default: Word | None = None
+    example: Line = ""
 
 
 class SiteSection(Section):
@@ -65,24 +65,24 @@ class SiteSection(Section):
     account_required: bool = False
     launcher: Literal["fork", "mpiexec", "pbsdsh", "srun"] = "fork"
     """What starts one agent on each node of a job of several; `fork` starts all of them here."""
-    launcher_options: tuple[str, ...] = ()
-    directives: tuple[str, ...] = ()
+    launcher_options: tuple[Line, ...] = ()
+    directives: tuple[Line, ...] = ()
     """Lines for the scheduler, without `#PBS` or `#SBATCH`. One that holds a value nobody gave is left out."""
-    nodes: dict[str, NodeKind] = Field(default_factory=lambda: {"this": NodeKind(gpus=None)}, min_length=1)
-    queues: dict[str, Queue] = Field(default_factory=dict)
+    nodes: dict[Line, NodeKind] = Field(default_factory=lambda: {"this": NodeKind(gpus=None)}, min_length=1)
+    queues: dict[Word, Queue] = Field(default_factory=dict)
     """Nothing = any queue, without limits."""
-    fields: dict[str, SiteField] = Field(default_factory=dict)
+    fields: dict[ShellName, SiteField] = Field(default_factory=dict)
     arrays: bool = True
     """Whether the scheduler takes arrays of jobs; else each is submitted alone."""
     submit_from_jobs: bool = True
     """Whether a job may submit another, as `--chain auto` does."""
     stop_before: Duration = Field(default="5min")  # type: ignore[assignment]
     """Training is told to stop and save this long before its walltime; a quarter of a walltime that is short."""
-    modules: tuple[str, ...] = ()
-    """Arguments of `module`, one call each: `purge`, `load cuda/12.2`."""
-    setup: tuple[str, ...] = ()
+    modules: tuple[Line, ...] = ()
+    """Arguments of `module` as bash reads them, one call each: `purge`, `load cuda/12.2`."""
+    setup: tuple[Line, ...] = ()
     """Lines of bash that run on every node before the work, after the modules."""
-    environment: dict[ShellName, str] = Field(default_factory=dict)
+    environment: dict[ShellName, Line] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod
@@ -113,18 +113,21 @@ class SiteSection(Section):
 def placeholders(line: str) -> list[str]:
     """The names in braces of a directive.
 
-    Raises UserError for braces that do not pair.
+    Raises UserError for braces that do not pair, and for a format (`{account!r:>9}`), which a directive does not need.
     """
     try:
-        return [name for _, name, _, _ in string.Formatter().parse(line) if name is not None]
+        parts = list(string.Formatter().parse(line))
     except ValueError as error:
         raise UserError(f"expected braces in pairs in directive {line!r}, got {error}") from None
+    if any(form or conversion for _, _, form, conversion in parts):
+        raise UserError(f"expected names alone in the braces of directive {line!r}, got a format, remove it")
+    return [name for _, name, _, _ in parts if name is not None]
 
 
 class Request(Section):
     """What one mode asks for, where it differs from the `pbs` section."""
 
-    queue: str | None = None
+    queue: Word | None = None
     nodes: int | None = Field(default=None, ge=1)
     ngpus: int | None = Field(default=None, ge=0)
     processes: int | None = Field(default=None, ge=1)
@@ -144,18 +147,18 @@ class Request(Section):
 class PbsSection(Request):
     """What this experiment asks of its site, PBS or not. What stands here directly is for training."""
 
-    account: str | None = None
+    account: Word | None = None
     nodes: int = Field(default=1, ge=1)
     ngpus: int = Field(default=0, ge=0)
     """GPUs per node; 0 = a CPU run."""
     processes: int | None = Field(default=None, ge=1)
     """Processes per node of a CPU run; one per GPU otherwise."""
     walltime: Duration = Field(default="01:00:00")  # type: ignore[assignment]
-    fields: dict[str, str] = Field(default_factory=dict)
+    fields: dict[ShellName, Word] = Field(default_factory=dict)
     """Values of the site's own fields (`storage: gdata/xy12+scratch/xy12`)."""
-    setup: tuple[str, ...] = ()
+    setup: tuple[Line, ...] = ()
     """Lines of bash after the site's own, such as the activation of an environment."""
-    environment: dict[ShellName, str] = Field(default_factory=dict)
+    environment: dict[ShellName, Line] = Field(default_factory=dict)
     preprocess: Request = Field(default_factory=Request)
     rollout: Request = Field(default_factory=Request)
     """`nodes` is the number of jobs of one node that share the initial times."""

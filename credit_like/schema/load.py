@@ -11,9 +11,11 @@ file that names them. All other paths in a file are relative to the current work
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
-from collections.abc import Mapping, Sequence
+import stat
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
@@ -21,13 +23,18 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from credit_like.schema.errors import ExperimentError, Locations, Path, Place, Problem, in_order, problems_of
+from credit_like.schema.errors import ExperimentError, Locations, Path, Place, Problem, in_order, problems_of, shown
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.shipped import shipped_file
 
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\{)|(\$))")
-_INT = re.compile(r"[-+]?[0-9]+")
+_INT = re.compile(r"[-+]?[0-9]{1,4000}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_DEEPEST = 50
+_MOST_NODES = 100_000
+"""After aliases have been replaced by what they stand for: a few lines of aliases of aliases can stand for billions."""
+_MOST_BYTES = 4 * 2**20
+_MOST_INCLUDES = 10
 _WORDS: dict[str, Any] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
@@ -118,27 +125,14 @@ class _Tree:
 def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
     """The tree of a file with its includes merged in."""
     place = Place(str(path), 1)
+    text = _read_text(path)
     if path.resolve() in including:
         raise ExperimentError(
             [Problem(str(path), 1, "include", "expected files that do not include each other, got a cycle")]
         )
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ExperimentError(
-            [Problem(str(path), 0, "", "expected an experiment file, got nothing there, change the path")]
-        ) from None
-    except IsADirectoryError:
-        raise ExperimentError(
-            [Problem(str(path), 0, "", "expected an experiment file, got a directory, name the file in it")]
-        ) from None
-    except UnicodeDecodeError as error:
-        raise ExperimentError(
-            [Problem(str(path), 0, "", f"expected UTF-8 text, got {error.reason} at byte {error.start}")]
-        ) from None
-    except OSError as error:
-        raise ExperimentError([Problem(str(path), 0, "", f"expected a readable file, got {error.strerror}")]) from None
-
+    if len(including) >= _MOST_INCLUDES:
+        message = f"expected at most {_MOST_INCLUDES} files that include one another in turn, got more, merge some"
+        raise ExperimentError([Problem(str(path), 1, "include", message)])
     tree = _parse(text, place)
     if not isinstance(tree.value, dict):
         raise ExperimentError([Problem(str(path), 1, "", "expected a mapping of sections, got " + _kind(tree.value))])
@@ -150,18 +144,18 @@ def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
     problems: list[Problem] = []
     base = _Tree({}, place)
     for name, at in _include_names(included, problems):
-        beside = path.parent / name
-        target = beside if beside.is_file() else shipped_file(name)
-        if target is None:
-            message = (
-                f"expected a file relative to {path.parent}/ or a shipped one such as models/wxformer-tiny/model.yml, "
-                f"got {name!r}, change it to a file that exists"
-            )
-            problems.append(Problem(at.file, at.line, "include", message))
+        target = _shipped_or_beside(name, path.parent)
+        try:
+            _read_text(target)
+        except ExperimentError as error:
+            problems.append(Problem(at.file, at.line, "include", _include_message(name, path.parent, error)))
             continue
         other = _read_file(target, (*including, path.resolve()))
         problems += [*_conflicts(base, other, ()), *other.problems]
         base = _merge(base, other)
+    if any(problem.key == "include" for problem in problems):
+        # Without what should have been included, most of what else is wrong would be wrong because of that.
+        raise ExperimentError(problems)
     merged = _merge(base, own)
     return _Tree(merged.value, merged.place, (*problems, *own.problems))
 
@@ -183,12 +177,54 @@ def _with_absolute_plugins(tree: _Tree, folder: FilePath) -> _Tree:
     return _Tree({**tree.value, "plugins": entries}, tree.place, tree.problems)
 
 
+def _shipped_or_beside(name: str, folder: FilePath) -> FilePath:
+    """Return the path of an included file: relative to `folder`, or shipped with the program where nothing is there."""
+    beside = folder / name
+    return beside if beside.is_file() else shipped_file(name) or beside
+
+
+def _read_text(path: FilePath) -> str:
+    """The text of a file. Raises ExperimentError for anything but a readable file of reasonable size."""
+    try:
+        status = path.stat()
+        if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES:
+            return path.read_text(encoding="utf-8")
+        if stat.S_ISDIR(status.st_mode):
+            message = "expected an experiment file, got a directory, name the file in it"
+        elif stat.S_ISREG(status.st_mode):
+            message = f"expected an experiment file, got {status.st_size / 2**20:.0f} MiB, change the path"
+        else:
+            message = "expected an experiment file, got a pipe, socket or device, change the path"
+    except FileNotFoundError:
+        message = "expected an experiment file, got nothing there, change the path"
+    except UnicodeDecodeError as error:
+        message = f"expected UTF-8 text, got {error.reason} at byte {error.start}"
+    except OSError as error:
+        message = f"expected a readable file, got {error.strerror}"
+    except ValueError as error:
+        message = f"expected the path of a file, got {error}"
+    raise ExperimentError([Problem(str(path), 0, "", message)])
+
+
+def _include_message(name: str, folder: FilePath, error: ExperimentError) -> str:
+    """What is wrong with an included file, said of the line that includes it."""
+    if "://" in name:
+        return f"expected a file relative to {folder}/, got the URL {shown(name)}, download it and name the file"
+    if not os.path.lexists(folder / name.replace("\0", "")):
+        return (
+            f"expected a file relative to {folder}/ or a shipped one such as models/wxformer-tiny/model.yml, "
+            f"got {shown(name)}, change it to a file that exists"
+        )
+    return f"{error.problems[0].message}: {shown(name)} in {folder}/"
+
+
 def _include_names(included: _Tree, problems: list[Problem]) -> list[tuple[str, Place]]:
     entries = included.value if isinstance(included.value, list) else [included]
-    names = []
+    names: list[tuple[str, Place]] = []
     for entry in entries:
         if isinstance(entry.value, str) and entry.value:
-            names.append((entry.value, entry.place))
+            if entry.value not in (name for name, _ in names):
+                names.append((entry.value, entry.place))
         else:
             message = f"expected a file or a list of files, got {_kind(entry.value)}"
             problems.append(Problem(entry.place.file, entry.place.line, "include", message))
@@ -221,7 +257,7 @@ def _override(tree: _Tree, override: str) -> _Tree:
     place = Place(f"--set {override}")
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
-    if not equals or not all(parts):
+    if not equals or not all(parts) or len(parts) > _DEEPEST:
         raise ExperimentError([Problem(place.file, 0, "", "expected key=value such as trainer.epochs=2")])
     parsed = _parse(text, place)
     merged = _set(tree, parts, parsed, place, key)
@@ -234,7 +270,7 @@ def _set(tree: _Tree, parts: list[str], value: _Tree, place: Place, key: str) ->
         return _merge(tree, value)
     head, rest = parts[0], parts[1:]
     if isinstance(tree.value, list):
-        if not head.isdigit() or int(head) >= len(tree.value):
+        if not head.isdecimal() or len(head) > 9 or int(head) >= len(tree.value):
             message = f"expected a position from 0 to {len(tree.value) - 1}, got {head!r}"
             raise ExperimentError([Problem(place.file, 0, key, message)])
         items = list(tree.value)
@@ -245,10 +281,30 @@ def _set(tree: _Tree, parts: list[str], value: _Tree, place: Place, key: str) ->
     return _Tree(children, tree.place)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses what is nested too deeply to be followed, and tags: what they ask for would otherwise be left out."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            problem = f"the tag {shown(tag)}, remove it (a value from the environment is written $NAME)"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        if self.depth >= _DEEPEST:
+            problem = f"more than {_DEEPEST} levels of lists and mappings"
+            raise yaml.composer.ComposerError(None, None, problem, event.start_mark)
+        self.depth += 1
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
 def _parse(text: str, root: Place) -> _Tree:
     """YAML text as a tree; a place with line 0 (the command line) is the place of everything in it."""
     try:
-        nodes = list(yaml.compose_all(text, Loader=yaml.SafeLoader))
+        nodes = list(yaml.compose_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark and root.line else 0
         message = f"expected YAML, got {error.problem or error.context}"
@@ -261,12 +317,17 @@ def _parse(text: str, root: Place) -> _Tree:
     if not nodes:
         return _Tree(None, root)
     problems: list[Problem] = []
-    tree = _construct(nodes[0], root, (), problems, ())
+    tree = _construct(nodes[0], root, (), problems, (), itertools.count(1))
     return _Tree(tree.value, root, tuple(problems))
 
 
 def _construct(
-    node: yaml.Node, root: Place, path: Path, problems: list[Problem], above: tuple[yaml.Node, ...]
+    node: yaml.Node,
+    root: Place,
+    path: Path,
+    problems: list[Problem],
+    above: tuple[yaml.Node, ...],
+    number: Iterator[int],
 ) -> _Tree:
     def place_of(part: yaml.Node) -> Place:
         return Place(root.file, part.start_mark.line + 1 if root.line else 0)
@@ -275,12 +336,15 @@ def _construct(
         problems.append(Problem(root.file, place_of(part).line, ".".join(map(str, key)), message))
 
     place = place_of(node)
+    if next(number) > _MOST_NODES:
+        message = f"expected at most {_MOST_NODES} values, got more, with aliases replaced by what they stand for"
+        raise ExperimentError([Problem(root.file, place.line, "", message)])
     above = (*above, node)
     if isinstance(node, yaml.SequenceNode):
         if any(item is other for item in node.value for other in above):
             complain(node, path, "expected an anchor that does not contain itself, got one that does")
             return _Tree([], place)
-        items = [_construct(item, root, (*path, i), problems, above) for i, item in enumerate(node.value)]
+        items = [_construct(item, root, (*path, i), problems, above, number) for i, item in enumerate(node.value)]
         return _Tree(items, place)
     if isinstance(node, yaml.MappingNode):
         result: dict[str, _Tree] = {}
@@ -297,7 +361,7 @@ def _construct(
             if any(value_node is other for other in above):
                 complain(key_node, (*path, key), "expected an anchor that does not contain itself, got one that does")
                 continue
-            child = _construct(value_node, root, (*path, key), problems, above)
+            child = _construct(value_node, root, (*path, key), problems, above, number)
             result[key] = _Tree(child.value, place_of(key_node))
         return _Tree(result, place)
     assert isinstance(node, yaml.ScalarNode)
@@ -313,7 +377,7 @@ def _expand(text: str, complain: Any) -> str:
             return "$"
         name = match[1] or match[2]
         if not name:
-            complain(f"expected $VAR or ${{VAR}}, got {text!r}, change the reference")
+            complain(f"expected $VAR or ${{VAR}}, got {shown(text)}, change the reference")
             return ""
         if name not in os.environ:
             complain(
@@ -331,7 +395,7 @@ def _scalar(text: str) -> Any:
         return _WORDS[text]
     if _INT.fullmatch(text):
         return int(text)
-    return float(text) if _FLOAT.fullmatch(text) else text
+    return float(text) if _FLOAT.fullmatch(text) and len(text) <= 4000 else text
 
 
 def _kind(value: Any) -> str:
@@ -339,4 +403,4 @@ def _kind(value: Any) -> str:
         return "nothing"
     if isinstance(value, Mapping):
         return "a mapping"
-    return "a list" if isinstance(value, list) else repr(value)
+    return "a list" if isinstance(value, list) else shown(value)

@@ -54,6 +54,9 @@ def folder(tmp_path_factory):
         path.write_bytes(path.read_bytes()[:length])
     (folder / "notes.txt").write_text("not a store\n")
     (folder / "folder").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    (folder / "dangling").symlink_to(folder / "nothing")
+    os.mkfifo(folder / "pipe")
 
     os.environ["FOLDER"] = str(folder)
     experiment = load_experiment(HERE / "parts/base.yml")
@@ -81,7 +84,7 @@ def expectations(path):
 
 
 def listing(folder):
-    return sorted((str(path.relative_to(folder)), path.stat().st_size) for path in folder.rglob("*"))
+    return sorted((str(path.relative_to(folder)), path.lstat().st_size) for path in folder.rglob("*"))
 
 
 CHECK = "from credit_like.cli import main; main()"

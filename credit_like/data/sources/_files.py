@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 import re
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +78,7 @@ class Region(Section):
 class Regrid(Section):
     """The grid to bring fields to, conservatively: one of these."""
 
-    degrees: float | None = Field(default=None, gt=0)
+    degrees: float | None = Field(default=None, ge=0.05)
     """Spacing of a global grid with rows at the poles, north first."""
     like: str | None = None
     """A file or store whose latitude and longitude are taken."""
@@ -118,7 +120,7 @@ def is_url(path: str) -> bool:
 def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
     """The files that a path, glob, template or list means, sorted.
 
-    Raises UserError where there is none, with what lies near.
+    Raises UserError where there is none, with what lies near, and for what is neither file nor folder.
     """
     found: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
@@ -128,14 +130,30 @@ def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> l
         if any(character in pattern for character in "*?["):
             fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
             matches = sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in fs.glob(inside))
-            if not matches:
+            if not matches or not (is_url(path) or all(map(_is_there, matches))):
                 raise UserError(f"expected files that match {path}, got none{_near(path)}")
             found += matches
-        elif is_url(path) or Path(path).exists():
+        elif is_url(path) or _is_there(path):
             found.append(path)
         else:
             raise UserError(f"expected an existing file or folder, got {path!r}{_near(path)}")
+    if not found:
+        raise UserError("expected a path or a list of paths, got an empty list; change data.source.path")
     return found
+
+
+def _is_there(path: str) -> bool:
+    """Whether there is a file or folder. Raises UserError for anything else: a pipe would be waited for without end."""
+    try:
+        mode = os.stat(path).st_mode if path else 0
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"expected a file or folder, got {path[:200]!r}: {reason}; change data.source.path") from error
+    if path and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise UserError(f"expected a file or folder, got {path!r}, a pipe, socket or device; change data.source.path")
+    return bool(path)
 
 
 def _near(path: str) -> str:
@@ -144,7 +162,10 @@ def _near(path: str) -> str:
     parent = Path(path).parent
     while not parent.is_dir() and parent != parent.parent:
         parent = parent.parent
-    names = sorted(entry.name for entry in parent.iterdir())
+    try:
+        names = sorted(entry.name for entry in parent.iterdir())
+    except OSError:  # a hint is not worth an error
+        return "; change data.source.path"
     close = difflib.get_close_matches(Path(path).name, names, n=3, cutoff=0.4) or names[:5]
     return f"; {parent} has {', '.join(close)}" if close else f"; {parent} is empty"
 
@@ -331,6 +352,8 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
     if asked is None or not {"latitude", "longitude"} <= set(dataset.dims):
         return dataset
     if asked.weights is not None:
+        if not _is_there(asked.weights):
+            raise UserError(f"expected a file of weights, got {asked.weights!r}; change data.source.regrid.weights")
         stored = read_weights(asked.weights)
         shape = (dataset.sizes["latitude"], dataset.sizes["longitude"])
         if stored.source_shape != shape:
@@ -343,7 +366,7 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
 
 def _grid_of(path: str) -> Grid:
     """The grid of a file or store."""
-    if not Path(path).exists():
+    if not _is_there(path):
         raise UserError(f"expected a file or store with the grid, got {path!r}; change data.source.regrid.like")
     opening: dict[str, Any] = (
         {"engine": "zarr", "consolidated": False} if Path(path).is_dir() else {"engine": "netcdf4"}
