@@ -204,14 +204,14 @@ def load_weights(parts: Parts) -> str:
 
 
 def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> int:
-    """Train to the end, or continue where the run stands; 0 finished or to be continued, 1 failed."""
+    """Train to the end, or continue where the run stands; 0 finished or to be continued, 1 failed, 130 interrupted."""
     save_loc = Path(experiment.save_loc)
     with closing(start(experiment)) as runtime:
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         parts = assemble(experiment, runtime)
         outcome = build_trainer(parts).fit()
-        return int(outcome.state == "failed")
+        return outcome.exit_status
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:

@@ -1,7 +1,8 @@
 """The `credit-like` command: each subcommand parses arguments, checks the experiment and makes one call.
 
 Nothing is imported before a command needs it, so that `--help` answers at once and `check` works without torch.
-Exit status: 0 done, 1 a run that failed, 2 something for the user to change (one message each, nothing written).
+Exit status: 0 done, 1 a run that failed, 2 something for the user to change (one message each, nothing written), 130
+interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as in trainer.epochs=2; may be repeated."),
 ]
 
+_INTERRUPTED = 130
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
@@ -50,6 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if os.environ.get("CREDIT_LIKE_TRACEBACK"):
             raise
         _refuse(str(error))
+    except SystemExit as end:
+        if isinstance(end.__context__, typer.Exit) and end.code == _INTERRUPTED:  # from Ctrl-C, by way of typer
+            typer.echo("interrupted", err=True)
+        raise
 
 
 def _refuse(message: str) -> NoReturn:

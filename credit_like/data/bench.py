@@ -9,6 +9,7 @@ from __future__ import annotations
 import cProfile
 import itertools
 import multiprocessing
+import os
 import pstats
 import resource
 import time
@@ -30,6 +31,7 @@ from credit_like.data.store import open_store
 from credit_like.data.times import seconds
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
+from credit_like.processes import work_for
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
@@ -246,8 +248,9 @@ class _Tasks:
                 self._open[key] = file[part.var]
         return self._open[key]
 
-    def read_afresh(self, chosen: Sequence[int]) -> None:
-        """With files opened anew, as a process that was forked must."""
+    def read_afresh(self, parent: int, chosen: Sequence[int]) -> None:
+        """Read in a process that was forked from `parent`, with files opened anew."""
+        work_for(parent)
         self._open = {}
         self.read(chosen)
 
@@ -259,7 +262,10 @@ def _in_threads(tasks: _Tasks, chosen: Sequence[int], threads: int) -> None:
 
 def _in_processes(tasks: _Tasks, chosen: Sequence[int], processes: int) -> None:
     context = multiprocessing.get_context("fork")
-    parts = [context.Process(target=tasks.read_afresh, args=(chosen[k::processes],)) for k in range(processes)]
+    parts = [
+        context.Process(target=tasks.read_afresh, args=(os.getpid(), chosen[k::processes]), daemon=True)
+        for k in range(processes)
+    ]
     for part in parts:
         part.start()
     for part in parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,6 +21,7 @@ from credit_like.data.store import ReadError
 from credit_like.data.times import from_seconds, to_text
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
+from credit_like.processes import signals_held, work_for
 from credit_like.state import Sample
 
 FILL = -1
@@ -89,7 +91,7 @@ class Loader:
             generator=torch.Generator(),
             num_workers=self._num_workers,
             collate_fn=_same,
-            worker_init_fn=_leave_garbage,
+            worker_init_fn=partial(_begin_work, os.getpid()),
             pin_memory=self._pin_memory,
             prefetch_factor=self._ahead,
             persistent_workers=True,
@@ -156,7 +158,8 @@ class Loader:
     def _from_workers(self, wanted: list[NDArray[np.int64]], epoch: int, start: int) -> Iterator[Any]:
         self._loader = self._loader or self._with_workers()
         self._sampler.batches = wanted
-        source = iter(self._loader)
+        with signals_held():
+            source = iter(self._loader)
         for number, indices in enumerate(wanted, start):
             try:
                 yield next(source)
@@ -218,6 +221,7 @@ def _same(item: Any) -> Any:
     return item
 
 
-def _leave_garbage(worker: int) -> None:
-    """What the process this one was forked from has dropped, files that it writes among it, is not closed here."""
+def _begin_work(parent: int, worker: int) -> None:
+    """Leave signals to the parent, and do not close what it has dropped, such as files that it writes."""
+    work_for(parent)
     gc.freeze()

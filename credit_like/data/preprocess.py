@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from credit_like.data.statistics import (
 )
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import to_text
+from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 
@@ -108,9 +109,19 @@ def in_processes(count: int) -> Mapper:
     """A mapper over processes of this machine; they are spawned, since the parent may have threads."""
 
     def run(function: Callable[[Piece], Path], pieces: Sequence[Piece]) -> Iterator[Path]:
-        with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
-            for future in as_completed([pool.submit(function, piece) for piece in pieces]):
-                yield future.result()
+        with ProcessPoolExecutor(
+            count, mp_context=get_context("spawn"), initializer=work_for, initargs=(os.getpid(),)
+        ) as pool:
+            try:
+                with signals_held():
+                    futures = [pool.submit(function, piece) for piece in pieces]
+                for future in as_completed(futures):
+                    yield future.result()
+            except BaseException:  # what is being worked on is done again by the next start, not waited for
+                pool.shutdown(wait=False, cancel_futures=True)
+                for child in active_children():
+                    child.terminate()
+                raise
 
     return run
 

@@ -19,6 +19,7 @@ from credit_like.plan.layouts import Illegal, Layout, layouts
 from credit_like.plan.machine import Machine
 from credit_like.plan.replay import Key, Recipe, Recipes
 from credit_like.plan.simulate import Rank, places, simulate
+from credit_like.processes import work_for
 from credit_like.schema.experiment import Experiment
 
 Task = tuple[Layout, int]
@@ -97,7 +98,7 @@ def _in_processes(
             while waiting and len(running) < most:
                 task = waiting.popleft()
                 receive, send = context.Pipe(duplex=False)
-                process = context.Process(target=_answer, args=(experiment, grid, task, known, send))
+                process = context.Process(target=_answer, args=(os.getpid(), experiment, grid, task, known, send))
                 process.start()
                 send.close()
                 running[receive] = task, process
@@ -121,7 +122,10 @@ def _in_processes(
     return answers
 
 
-def _answer(experiment: Experiment, grid: Grid, task: Task, known: dict[Key, Recipe], pipe: Connection) -> None:
+def _answer(
+    parent: int, experiment: Experiment, grid: Grid, task: Task, known: dict[Key, Recipe], pipe: Connection
+) -> None:
+    work_for(parent)
     layout, rank = task
     gc.freeze()  # what was there before need not be looked through again and again
     recipes = Recipes(known)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _SAVE_TRIES = 3
-_GO_ON, _SAVE, _STOP = 0, 1, 2
+_GO_ON, _SAVE, _STOP, _INTERRUPT = range(4)
 
 Ending = Literal["finished", "continue", "failed"]
 
@@ -40,10 +40,12 @@ class Outcome:
     state: Ending
     step: int
     reason: str = ""
+    interrupted: bool = False
+    """Whether it stopped because one of the processes received SIGINT."""
 
     @property
     def exit_status(self) -> int:
-        return 1 if self.state == "failed" else 0
+        return 1 if self.state == "failed" else 130 if self.interrupted else 0
 
 
 @dataclass
@@ -72,6 +74,7 @@ class Run:
         self.pending: tuple[StepReport, dict[str, Any]] | None = None
         self.validator: Validator | None = None
         self.saved: tuple[int, bool] | None = None
+        self.interrupted = False
         self.failures = 0
         self.longest = 0.0
         self.allowance = Allowance(trainer.experiment.trainer.monitor.share)
@@ -101,9 +104,10 @@ class Run:
             if reason is None and t.progress.epoch < t.experiment.trainer.epochs:  # else only a validation was missing
                 reason = self._epoch()
             if reason is not None:
+                log.info("stopping (%s): saving step %d", reason, t.progress.step)
                 self._save(must=True)
                 failed = reason.startswith("skipped")
-                return Outcome("failed" if failed else "continue", t.progress.step, reason)
+                return Outcome("failed" if failed else "continue", t.progress.step, reason, self.interrupted)
         if self.saved != (t.progress.step, True):
             self._save(must=True)
         t.manager.wait()
@@ -165,8 +169,8 @@ class Run:
             skipped, progress.skipped = progress.skipped, 0  # the next start tries again
             return f"skipped {skipped} steps in a row for a loss or gradient that is not finite"
         self._poll()
-        wish = t.runtime.agree(self._wish())
-        if wish == _STOP:
+        wish = self._agree(self._wish())
+        if wish >= _STOP:
             return self._reason()
         validated = False
         if not progress.validated:
@@ -185,9 +189,19 @@ class Run:
         """Seconds that a step and a save may take, generously."""
         return 3.0 * self.longest + 60.0
 
+    def _agree(self, wish: int) -> int:
+        agreed = self.t.runtime.agree(wish)
+        self.interrupted |= agreed == _INTERRUPT
+        return agreed
+
+    def _stop_wish(self) -> int:
+        if self.stop.interrupted:
+            return _INTERRUPT
+        return _STOP if self.stop.reason(self._reserve()) else _GO_ON
+
     def _wish(self) -> int:
-        if self.stop.reason(self._reserve()):
-            return _STOP
+        if stop := self._stop_wish():
+            return stop
         every = self.t.experiment.trainer.checkpoint.every
         if self.failures:
             return _SAVE
@@ -279,7 +293,7 @@ class Run:
         return True
 
     def _give_up(self) -> bool:
-        return self.t.runtime.agree(_STOP if self.stop.reason(self._reserve()) else 0) > 0
+        return self._agree(self._stop_wish()) > _GO_ON
 
     def _forecasts_due(self) -> bool:
         """Whether short forecasts go with this validation: at the end of an epoch, if the time for them is there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import math
 import os
 import re
 import signal
@@ -15,7 +16,9 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_ONE_REQUEST = 1.0
+"""Seconds within which a further SIGINT belongs to the first: `timeout` sends it to a process and then to its group."""
 _MARGIN = 60.0
 """Seconds before the walltime's end that are left for what follows the last save."""
 
@@ -23,7 +26,8 @@ _MARGIN = 60.0
 class StopRequest:
     """Why this process should stop at the next step boundary, if it should. Used as a context, which handles signals.
 
-    A signal only leaves a note: whatever is being written is finished first, and a second signal changes nothing.
+    A signal only leaves a note: whatever is being written is finished first, and a second signal changes nothing,
+    except that a second SIGINT (Ctrl-C) raises KeyboardInterrupt.
     Times are measured on the monotonic clock, so that a clock set forward or back does not end a run.
     """
 
@@ -32,6 +36,7 @@ class StopRequest:
         self._stop_after = stop_after
         self._limit = None if limit is None else self._start + limit
         self._signal: str | None = None
+        self._interrupted = math.inf
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -46,7 +51,17 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if number == signal.SIGINT:
+            if now - self._interrupted > _ONE_REQUEST:
+                raise KeyboardInterrupt
+            self._interrupted = min(now, self._interrupted)
         self._signal = signal.Signals(number).name
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether SIGINT has asked for a stop."""
+        return self._interrupted < math.inf
 
     def reason(self, reserve: float = 0.0) -> str | None:
         """What asks for a stop now; `reserve` is how many seconds the next step and a save may take."""

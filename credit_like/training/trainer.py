@@ -137,15 +137,30 @@ class Trainer:
                 if monitor is not None:
                     # The first cause is what matters, also where the disk is what failed.
                     with suppress(OSError):
-                        monitor.status("failed", self.progress.step, f"{type(error).__name__}: {error}")
+                        if isinstance(error, KeyboardInterrupt):
+                            monitor.status(
+                                "continue", self.progress.step, "interrupted without a checkpoint of this step"
+                            )
+                        else:
+                            monitor.status("failed", self.progress.step, f"{type(error).__name__}: {error}")
                 raise
             if monitor is not None:
                 with suppress(OSError) if outcome.state == "failed" else nullcontext():
                     monitor.status(outcome.state, outcome.step, outcome.reason)
-                level = logging.ERROR if outcome.state == "failed" else logging.INFO
-                reason = f" ({outcome.reason})" if outcome.reason else ""
-                log.log(level, "%s at step %d of %d%s", outcome.state, outcome.step, self.total_steps, reason)
+                self._report(outcome)
             return outcome
+
+    def _report(self, outcome: Outcome) -> None:
+        stopped = outcome.state == "continue"
+        log.log(
+            logging.ERROR if outcome.state == "failed" else logging.INFO,
+            "%s at step %d of %d%s%s",
+            "stopped" if stopped else outcome.state,
+            outcome.step,
+            self.total_steps,
+            f" ({outcome.reason})" if outcome.reason else "",
+            "; the same command continues" if stopped else "",
+        )
 
     def _go(self, stop: StopRequest, monitor: Monitor | None) -> Outcome:
         try:

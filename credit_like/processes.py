@@ -1,0 +1,58 @@
+"""How processes that work for another one end: with it or by its request, not by signals meant for it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_PR_SET_PDEATHSIG = 1
+_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent dies; at once if `parent` is its parent no longer.
+
+    Does nothing where the system is not Linux.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def work_for(parent: int) -> None:
+    """Let this worker process end with its parent or by its SIGTERM only.
+
+    Terminals, `timeout` and batch systems send SIGINT, SIGTERM and SIGUSR1 to the whole process group. The parent decides
+    what they mean, and may need its workers to finish a step; from anyone else the worker ignores them.
+    """
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_when_asked, args=(parent,), name="end", daemon=True).start()
+    end_with(parent)
+
+
+def _end_when_asked(parent: int) -> None:
+    if sys.platform == "linux":
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+            pass
+    else:
+        signal.sigwait({signal.SIGTERM})
+    os._exit(0)
+
+
+@contextmanager
+def signals_held() -> Iterator[None]:
+    """Hold signals back while workers are started, for them until they call `work_for`."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

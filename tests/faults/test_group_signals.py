@@ -1,0 +1,157 @@
+"""Signals to the whole process group, as terminals, `timeout` and batch systems send them, with loader workers."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from credit_like.processes import work_for
+from credit_like.training import stop as stop_module
+from tests.faults import harness, tiny
+from tests.integration.test_restart import ROOT, TINY
+
+LONG = ["inference.init=null", "trainer.epochs=200", "trainer.checkpoint.every=1000"]
+
+
+def start(arguments: list[str], log: Path) -> subprocess.Popen:
+    """The command in a process group of its own."""
+    with log.open("w") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "credit_like.cli", *arguments], stdout=out, stderr=out, cwd=ROOT, process_group=0
+        )
+
+
+def training(save_loc: Path, settings: list[str]) -> list[str]:
+    values = [f"save_loc={save_loc}", *TINY, *LONG, *settings]
+    return ["train", str(ROOT / "config" / "demo.yml"), *(part for value in values for part in ("--set", value))]
+
+
+def wait_for_steps(save_loc: Path, process: subprocess.Popen, count: int) -> None:
+    path = save_loc / "log.jsonl"
+    deadline = time.monotonic() + 240
+    while not (path.exists() and len(path.read_bytes().splitlines()) >= count):
+        assert process.poll() is None, save_loc.with_suffix(".out").read_text()[-4000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def group(leader: int) -> list[int]:
+    """Processes of a group that have not ended."""
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines()]
+    return [int(pid) for pid, pgid, state in rows if int(pgid) == leader and not state.startswith("Z")]
+
+
+def gone(leader: int) -> bool:
+    deadline = time.monotonic() + 60
+    while group(leader) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not group(leader)
+
+
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    [
+        (signal.SIGINT, 1),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+    ],
+)
+def test_the_whole_group_is_asked_to_stop(tmp_path, number, workers) -> None:
+    run, log = tmp_path / "run", tmp_path / "run.out"
+    process = start(training(run, [f"trainer.loader.num_workers={workers}"]), log)
+    wait_for_steps(run, process, 3)
+    assert len(group(process.pid)) >= 1 + workers
+    os.killpg(process.pid, number)
+    if number == signal.SIGINT:
+        os.killpg(process.pid, number)  # `timeout` sends it twice at a time
+    code = process.wait(120)
+    said = log.read_text()
+    assert code == (130 if number == signal.SIGINT else 0), said
+    assert "Traceback" not in said
+    assert said.count(f"(signal {number.name}); the same command continues") == 1, said
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "continue"
+    # Nothing of what was trained is lost: the last step of the log is saved.
+    assert status["step"] == harness.rows(run)[-1]["step"] == harness.steps(run / "checkpoints")[-1]
+    assert gone(process.pid)
+
+
+def test_a_second_interrupt_ends_in_the_midst_of_a_step(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(stop_module, "_ONE_REQUEST", 0.0)
+    made = tiny.trainer(tmp_path / "run")
+    inner = made.train_step
+
+    def interrupted_twice(micro_batches, count, learning_rate, step):
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+        return inner(micro_batches, count, learning_rate, step)
+
+    made.train_step = interrupted_twice
+    with pytest.raises(KeyboardInterrupt):
+        made.fit()
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "continue"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_a_worker_obeys_its_parent_alone(number) -> None:
+    parent, ready = os.getpid(), multiprocessing.Event()
+
+    def work() -> None:
+        work_for(parent)
+        ready.set()
+        time.sleep(120)
+
+    worker = multiprocessing.get_context("fork").Process(target=work)
+    worker.start()
+    assert ready.wait(60)
+    for _ in range(3):
+        subprocess.run(["kill", f"-{number.name.removeprefix('SIG')}", str(worker.pid)], check=True)
+    worker.join(0.5)
+    assert worker.exitcode is None
+    worker.terminate()
+    worker.join(60)
+    assert worker.exitcode == 0
+
+
+def test_workers_of_a_killed_training_end_with_it(tmp_path) -> None:
+    run = tmp_path / "run"
+    process = start(training(run, ["trainer.loader.num_workers=2"]), tmp_path / "run.out")
+    wait_for_steps(run, process, 1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    began = time.monotonic()
+    assert gone(process.pid)
+    assert time.monotonic() - began < 4  # before torch's workers look for their parent themselves
+
+
+def test_an_interrupted_pass_of_several_processes_has_the_traceback_of_one(tmp_path) -> None:
+    code = "import time; from credit_like.data.preprocess import in_processes as over"
+    code += "\nif __name__ == '__main__': list(over(2)(time.sleep, [600, 600, 600]))"
+    script, log = tmp_path / "script.py", tmp_path / "out"
+    script.write_text(code)
+    with log.open("w") as out:
+        process = subprocess.Popen([sys.executable, script], stdout=out, stderr=out, process_group=0)
+    deadline = time.monotonic() + 120
+    while len(group(process.pid)) < 4:  # two workers, and the tracker of multiprocessing
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    process.wait(60)
+    assert log.read_text().count("Traceback (most recent call last)") == 1, log.read_text()
+    assert "KeyboardInterrupt" in log.read_text()
+    assert gone(process.pid)
