@@ -36,7 +36,7 @@ ALIASES: tuple[frozenset[str], ...] = tuple(
 
 
 def find(name: str, available: Iterable[str]) -> str | None:
-    """The name in `available` that means `name`: itself, or its only alias there; None where there is none."""
+    """Return the name in `available` that means `name`: itself, or its only alias there; None where there is none."""
     there = set(available)
     if name in there:
         return name

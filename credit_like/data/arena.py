@@ -29,12 +29,12 @@ _arenas: weakref.WeakValueDictionary[int, Arena] = weakref.WeakValueDictionary()
 
 
 def plain(shape: Shape) -> Tensor:
-    """Memory of this process."""
+    """Allocate tensors in this process's own memory."""
     return torch.empty(shape, dtype=torch.float32)
 
 
 def size_of(shapes: list[Shape]) -> int:
-    """Bytes of float32 tensors of these shapes in a block."""
+    """Return the bytes that float32 tensors of these shapes take in a block."""
     return sum(_ALIGN * -(-4 * math.prod(shape) // _ALIGN) for shape in shapes)
 
 
@@ -54,7 +54,7 @@ class Arena:
         _arenas[self.number] = self
 
     def block(self) -> int | None:
-        """A free block of this worker, now taken."""
+        """Take a free block of this worker."""
         info = get_worker_info()
         assert info is not None
         own = range(info.id * self.per_worker, (info.id + 1) * self.per_worker)
@@ -64,7 +64,7 @@ class Arena:
         return found
 
     def carve(self, block: int, shapes: list[Shape]) -> list[Tensor]:
-        """Tensors in a block; it is freed when the last of them, and of their views, is gone."""
+        """Return tensors in a block, which is freed when the last of them and of their views is gone."""
         start = block * self.size
         # Torch keeps this view of it, and only this one, alive as long as any tensor that is made here.
         view = self.memory.numpy()[start : start + self.size]
@@ -74,7 +74,7 @@ class Arena:
 
 
 def _cut(memory: Tensor, start: int, shape: Shape) -> Tensor:
-    """The float32 tensor that begins at this byte."""
+    """Return the float32 tensor that begins at this byte."""
     return memory[start : start + 4 * math.prod(shape)].view(torch.float32).view(shape)
 
 

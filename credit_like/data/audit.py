@@ -62,11 +62,11 @@ class Audit:
     share: NDArray[np.float64]
 
     def rows(self) -> list[tuple[str, str, str, str]]:
-        """(kind, channel, count, detail) for a table."""
+        """Return (kind, channel, count, detail) of every finding, for a table."""
         return [(f.kind, f.channel, str(f.count), f.detail) for f in self.findings]
 
     def save(self, folder: Path) -> None:
-        """`audit.csv`, one line per finding, and `audit.png`, a page of plots."""
+        """Write `audit.csv`, one line per finding, and `audit.png`, a page of plots."""
         with open(folder / "audit.csv", "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("kind", "channel", "count", "detail"))
@@ -74,7 +74,7 @@ class Audit:
         self.plot(folder / "audit.png")
 
     def plot(self, path: Path) -> None:
-        """One panel per channel: mean, range and missing share of every field over time."""
+        """Plot mean, range and missing share of every field over time, one panel per channel."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -115,7 +115,7 @@ class Audit:
 
 
 def audit(store: FieldStore, variables: Variables, whole: Scan) -> Audit:
-    """All findings of a scan with looks, worst kinds first."""
+    """Return all findings of a scan with summaries, most serious kinds first."""
     channels = Variables.channel_names(varying(variables))
     positions = np.array(sorted(whole.looks), np.int64)
     looks = np.stack([whole.looks[int(position)] for position in positions])
@@ -169,7 +169,7 @@ def _of_channel(
 
 
 def robust_score(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """|x − median| / (1.4826 · median |x − median|), which is the z-score of a Gaussian; 0 where that is undefined."""
+    """Return |x − median| / (1.4826 · median |x − median|), a Gaussian's z-score; 0 where that is undefined."""
     if not np.isfinite(values).any():
         return np.zeros_like(values)
     apart = np.abs(values - np.nanmedian(values))
@@ -178,7 +178,7 @@ def robust_score(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) -> Iterator[Finding]:
-    """Means of known variables outside what Earth has, in the units that the files declare."""
+    """Find means of known variables that are implausible on Earth in the units that the files declare."""
     slices = Variables.slices(varying(variables))
     for variable in varying(variables):
         long = next((name for group in ALIASES if variable.name in group for name in group if name in _PLAUSIBLE), None)

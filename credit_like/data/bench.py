@@ -65,11 +65,11 @@ class Report:
 
     @property
     def limited_by(self) -> str:
-        """What takes most of the time."""
+        """Return what takes most of the time."""
         return max(self.shares, key=lambda kind: self.shares[kind])
 
     def rows(self) -> list[tuple[str, str]]:
-        """(what, value) for a table."""
+        """Return (quantity, value) pairs, for a table."""
         megabytes = self.sample_bytes / 1e6
         shares = ", ".join(f"{kind} {share:.0%}" for kind, share in sorted(self.shares.items(), key=lambda x: -x[1]))
         return [
@@ -87,7 +87,7 @@ class Report:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, for a machine."""
+        """Return plain data, for JSON."""
         more = {"share_of_limit": self.share_of_limit, "limited_by": self.limited_by}
         return {**asdict(self), **more}
 
@@ -95,7 +95,7 @@ class Report:
 def bench_experiment(
     experiment: Experiment, batches: int = 50, num_workers: int | None = None, repeats: int = 3
 ) -> Report:
-    """`bench_data` of an experiment's training windows, as training would read them."""
+    """Measure how fast an experiment's training windows load, read as training would read them."""
     data = experiment.data
     variables = Variables(data)
     store = open_store(data, variables)
@@ -105,7 +105,7 @@ def bench_experiment(
 
 
 def print_report(report: Report) -> None:
-    """A table on the terminal."""
+    """Print a table to the terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -155,19 +155,19 @@ def bench_data(windows: Windows, batches: int = 50, num_workers: int = 2, repeat
 
 
 def _cpu() -> float:
-    """Seconds of processor time of this process and those that it has seen end."""
+    """Return the processor time in seconds of this process and of its ended children."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 def _clocked(way: Callable[[Sequence[int]], None], chosen: Sequence[int]) -> tuple[float, float]:
-    """(samples per second, processor seconds of a sample)."""
+    """Return (samples per second, processor seconds per sample)."""
     cpu, began = _cpu(), time.perf_counter()
     way(chosen)
     return len(chosen) / (time.perf_counter() - began), (_cpu() - cpu) / len(chosen)
 
 
 def _throughput(loader: Loader, epoch: int, batches: int) -> tuple[float, float]:
-    """(samples per second without the first few, which fill the pipeline; processor seconds of a sample)."""
+    """Return (samples per second without the first few, which fill the pipeline; processor seconds per sample)."""
     cpu, warm = _cpu(), min(4, batches // 4)
     began, read = time.perf_counter(), 0
     for read, _ in enumerate(itertools.islice(loader.batches(epoch), batches + warm), 1):
@@ -180,7 +180,7 @@ def _throughput(loader: Loader, epoch: int, batches: int) -> tuple[float, float]
 
 
 def _ways(windows: Windows, processes: int) -> dict[str, Callable[[Sequence[int]], None]]:
-    """Ways of reading without assembling, by name."""
+    """Return the ways of reading without assembling samples, by name."""
     tasks = _Tasks(windows)
     ways: dict[str, Callable[[Sequence[int]], None]] = {"one thread": lambda chosen: tasks.read(chosen)}
     if not tasks.netcdf:
@@ -275,7 +275,7 @@ def _in_processes(tasks: _Tasks, chosen: Sequence[int], processes: int) -> None:
 
 
 def _shares(windows: Windows, chosen: Sequence[int]) -> dict[str, float]:
-    """Where the time of making samples goes, from a profile of one process."""
+    """Profile one process and return where the time of making samples goes."""
     windows.batch([chosen[0]])
     profile = cProfile.Profile()
     profile.enable()

@@ -58,12 +58,12 @@ class Layout:
     index_at_end: bool = True
 
     def file(self, chunk: Sequence[int]) -> str:
-        """The file of a chunk, or of a shard."""
+        """Return the file of a chunk, or of a shard."""
         return f"{self.folder}/{self.separator.join([*self.prefix, *map(str, chunk)])}"
 
 
 def layout_of(array: zarr.Array[Any], folder: Path) -> Layout | None:
-    """The layout of an array in a local folder, or None where it is left to zarr-python."""
+    """Return the layout of an array in a local folder, or None where it is left to zarr-python."""
     meta: dict[str, Any] = array.metadata.to_dict()
     if array.dtype.kind not in "iufb" or not array.shape:
         return None
@@ -118,7 +118,7 @@ def _endian(codec: dict[str, Any]) -> Literal["<", ">"]:
 
 
 def _chain(codecs: Sequence[dict[str, Any]]) -> tuple[Any, ...] | None:
-    """numcodecs objects (or "crc32c"); None where one is not known."""
+    """Return the codecs as numcodecs objects (or "crc32c"), or None where one is unknown."""
     chain: list[Any] = []
     for codec in codecs:
         if codec["name"] == "crc32c":
@@ -167,7 +167,7 @@ class ChunkedArray(DirectArray):
         return result
 
     def _coded(self, chunk: tuple[int, ...]) -> bytes | None:
-        """The bytes of a chunk as stored, None where it is absent. Raises FileNotFoundError where the store is gone."""
+        """Read the bytes of a chunk as stored; None where it is absent. Raises FileNotFoundError where the store is gone."""
         layout = self.layout
         if layout.shard is None:
             try:
@@ -200,7 +200,7 @@ class ChunkedArray(DirectArray):
             )
 
     def _index(self, path: str, file: int, per_shard: tuple[int, ...]) -> NDArray[np.uint64]:
-        """(…, 2) offset and size of every chunk of a shard; remembered for the shards read last."""
+        """Return (…, 2) offset and size of every chunk of a shard, cached for the shards read last."""
         if path in self._indices:
             return self._indices[path]
         length = 16 * int(np.prod(per_shard)) + 4
@@ -217,7 +217,7 @@ class ChunkedArray(DirectArray):
         return index
 
     def _decode(self, coded: bytes, chunk: tuple[int, ...], out: NDArray[Any]) -> None:
-        """Into `out`, C-contiguous with the shape of a whole chunk."""
+        """Decode into `out`, C-contiguous with the shape of a whole chunk."""
         data: Any = coded
         codecs = self.layout.codecs
         for i, codec in enumerate(reversed(codecs)):
@@ -244,7 +244,7 @@ _SCRATCH = threading.local()
 
 
 def _scratch(size: int) -> NDArray[np.uint8]:
-    """Bytes that are this thread's until it asks again: fresh memory for every chunk would cost as much as a copy."""
+    """Return scratch memory of this thread, valid until the next call: fresh memory per chunk would cost as much as a copy."""
     held: NDArray[np.uint8] | None = getattr(_SCRATCH, "held", None)
     if held is None or held.size != size:
         held = _SCRATCH.held = np.empty(size, np.uint8)
@@ -252,7 +252,7 @@ def _scratch(size: int) -> NDArray[np.uint8]:
 
 
 def decoded_size(codec: str, data: bytes) -> int:
-    """What the header of a compressed buffer says, −1 where it does not.
+    """Return the decoded size that the header of a compressed buffer states, −1 where it states none.
 
     Raises UserError where a blosc buffer is shorter than its header says, which blosc itself would read beyond.
     """

@@ -30,7 +30,7 @@ _BAND_BYTES = 128 * 2**20
 
 
 def slots_of(times: NDArray[Any]) -> list[Slot]:
-    """The slot of every time."""
+    """Return the slot of every time."""
     if times.dtype.kind == "M":
         since = times.astype("datetime64[s]")
         days = since.astype("datetime64[D]")
@@ -43,7 +43,7 @@ def slots_of(times: NDArray[Any]) -> list[Slot]:
 
 
 def window_weights(seen: Sequence[Slot], asked: Sequence[Slot], window_days: int) -> NDArray[np.float64]:
-    """(asked, seen): weight of a training slot in the mean of a wanted one.
+    """Return (asked, seen): the weight of a training slot in the mean of a wanted one.
 
     Falls linearly from 1 on the day itself to 0 at half a window, among the slots of the nearest hour.
     """
@@ -60,13 +60,13 @@ def window_weights(seen: Sequence[Slot], asked: Sequence[Slot], window_days: int
 
 
 def _apart(day: NDArray[np.int64], other: int) -> NDArray[np.int64]:
-    """Days between days of the year, the short way round."""
+    """Return the days between days of the year, the shorter way around."""
     distance = np.abs(day - other)
     return np.minimum(distance, YEAR_DAYS - distance)
 
 
 def nearest_day(wanted: int, days: NDArray[np.int64]) -> int:
-    """Position of the day that stands for a day of the year."""
+    """Return the position of the day of the climatology that is nearest to a day of the year."""
     return int(np.argmin(_apart(days, wanted)))
 
 
@@ -83,7 +83,7 @@ class SlotMeans:
         return 6 * channels * height * width
 
     def add(self, slot: Slot, field_CHW: Fields) -> None:
-        """m ← m + (x − m) / n where x is not missing: the mean of a float32's values to float32's own rounding."""
+        """Update m ← m + (x − m) / n where x is not missing: the mean of float32 values to the rounding of float32."""
         i = self.at[slot]
         there = np.isfinite(field_CHW)
         self.count[i] += there
@@ -95,7 +95,7 @@ class SlotMeans:
         )
 
     def save(self, stem: Path) -> None:
-        """`<stem>.mean.npy` and `<stem>.count.npy`; of an unfinished pass they are written again."""
+        """Write `<stem>.mean.npy` and `<stem>.count.npy`; those of an unfinished pass are overwritten."""
         np.save(stem.with_suffix(".mean.npy"), self.mean)
         np.save(stem.with_suffix(".count.npy"), self.count)
 
@@ -165,13 +165,13 @@ def _coordinates(
 
 
 def _level_dim(variable: Variable, variables: Sequence[Variable]) -> str:
-    """`level`, unless variables have different ones."""
+    """Return `level`, unless variables have different levels."""
     same = len({v.levels for v in variables if v.levels}) == 1
     return "level" if same else f"level_{variable.name}"
 
 
 def _write(group: zarr.Group, variable: Variable, fields: NDArray[np.float32], attrs: dict[str, str]) -> None:
-    """(hour, day, level, H, W), a chunk a day."""
+    """Write (hour, day, level, H, W), one chunk per day."""
     dims = ["hour", "dayofyear", "level", "latitude", "longitude"]
     if not variable.levels:
         fields, dims = fields[:, :, 0], [dim for dim in dims if dim != "level"]
@@ -191,5 +191,5 @@ def _write(group: zarr.Group, variable: Variable, fields: NDArray[np.float32], a
 
 
 def period_text(store: FieldStore, positions: NDArray[np.int64]) -> str:
-    """Which times a climatology was made from."""
+    """Describe which times a climatology was made from."""
     return f"{len(positions)} times from {to_text(store.times[positions[0]])} to {to_text(store.times[positions[-1]])}"

@@ -29,7 +29,7 @@ FILL = -1
 
 
 def sample_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
-    """A permutation of n samples: the ranks of raw 64-bit words of Philox with key (seed, epoch).
+    """Return a permutation of n samples: the ranks of raw 64-bit words of Philox with key (seed, epoch).
 
     Raw words of a bit generator are stable across versions of numpy, which a `Generator`'s shuffles are not.
     """
@@ -98,7 +98,7 @@ class Loader:
         )
 
     def _epoch_samples(self, n: int, global_batch_size: int, batches_per_epoch: int) -> int:
-        """How many samples of the order are used."""
+        """Return how many samples of the order are used."""
         if self.shuffle:
             if n < global_batch_size:
                 raise UserError(f"expected at least trainer.global_batch_size = {global_batch_size} windows, got {n}")
@@ -107,7 +107,7 @@ class Loader:
 
     @property
     def windows_ahead(self) -> int:
-        """Micro-batches that may have been read before they are asked for."""
+        """Return how many micro-batches may have been read ahead."""
         return self._ahead * max(1, self._num_workers)
 
     def close(self) -> None:
@@ -115,11 +115,11 @@ class Loader:
         self._loader = None
 
     def __len__(self) -> int:
-        """Micro-batches of this rank in an epoch."""
+        """Return the micro-batches of this rank in an epoch."""
         return -(-self.samples // (self.micro_batch_size * self.dp_size))
 
     def indices(self, epoch: int) -> list[NDArray[np.int64]]:
-        """The windows of each of this rank's micro-batches; `FILL` alone where the others have one and this rank has none."""
+        """Return the windows of each of this rank's micro-batches; `FILL` alone where only other ranks have one."""
         n = len(self.windows)
         order = sample_order(self.seed, epoch, n) if self.shuffle else np.arange(n)
         step = self.micro_batch_size * self.dp_size
@@ -128,7 +128,7 @@ class Loader:
         return [part if len(part) else np.array([FILL]) for part in parts]
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
-        """Micro-batches of an epoch from number `start` on.
+        """Yield the micro-batches of an epoch from number `start` on.
 
         Raises ReadError naming variable, time and file where data cannot be read, and the worker where one dies.
         """

@@ -35,7 +35,7 @@ def prepare(
     band: int | None = None,
     times_per_shard: int = 32,
 ) -> Audit:
-    """One pass over the data; writes into `save_loc`, prints the audit, and makes a training store at `rechunk_to`.
+    """Make one pass over the data: write to `save_loc`, print the audit, and write a training store to `rechunk_to`.
 
     `workers` processes of this machine share the pass, or those of the dask scheduler at `dask` (an address, or the file
     that the scheduler has written). Stopped and started again it goes on. Raises UserError for what the user can change.
@@ -78,7 +78,7 @@ def prepare(
 
 
 def in_dask(address: str) -> Mapper:
-    """A mapper over the workers of a dask scheduler, wherever they run. Raises UserError where that cannot be."""
+    """Return a mapper over the workers of a dask scheduler. Raises UserError where the scheduler cannot be used."""
     if importlib.util.find_spec("distributed") is None:
         raise UserError(
             "--dask: expected the package distributed, got none; install it with `pip install credit-like[hpc]` or use "
@@ -102,7 +102,7 @@ def in_dask(address: str) -> Mapper:
 
 @contextmanager
 def progress(what: str) -> Iterator[Progress]:
-    """A bar on a terminal, a log line now and then elsewhere."""
+    """Show a bar on a terminal, and log a line now and then elsewhere."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -128,7 +128,7 @@ def progress(what: str) -> Iterator[Progress]:
 
 
 def print_audit(found: Audit, statistics: Statistics) -> None:
-    """A table of what is odd, or a line that nothing is."""
+    """Print a table of the findings, or a line that there are none."""
     from rich.console import Console
     from rich.table import Table
 

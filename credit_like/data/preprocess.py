@@ -106,7 +106,7 @@ def preprocess(
 
 
 def in_processes(count: int) -> Mapper:
-    """A mapper over processes of this machine; they are spawned, since the parent may have threads."""
+    """Return a mapper over processes of this machine; they are spawned, because the parent may have threads."""
 
     def run(function: Callable[[Piece], Path], pieces: Sequence[Piece]) -> Iterator[Path]:
         with ProcessPoolExecutor(
@@ -148,7 +148,7 @@ def scan_piece(piece: Piece) -> Path:
 
 
 def save_scan(found: Scan, file: Any) -> None:
-    """As an npz file of plain arrays."""
+    """Save a scan as an npz file of plain arrays."""
     arrays: dict[str, NDArray[Any]] = {"valid": np.packbits(found.valid), "shape": np.array(found.valid.shape)}
     for name, moments in (("value", found.value), ("change", found.change)):
         arrays[name] = np.stack([moments.count, moments.mean, moments.squares])
@@ -169,7 +169,7 @@ def load_scan(path: Path) -> Scan:
 def _pieces(
     store: FieldStore, variables: Variables, data: DataSection, folder: Path, by_day: bool = False
 ) -> Iterator[Piece]:
-    """At most 64 and some, each of whole blocks; `by_day`: each of some days of the year in all years, at most 366.
+    """Divide the pass into about 64 pieces of whole blocks; `by_day`: at most 366, each some days of the year in all years.
 
     None is much shorter than 32 times, since every piece reads one time more, the one before its first.
     """
@@ -192,7 +192,7 @@ def _pieces_by_day(
     positions: NDArray[np.int64],
     training: NDArray[np.bool_],
 ) -> Iterator[Piece]:
-    """The outputs are the first of the varying channels, so that a piece's slots are complete when it is."""
+    """Divide by days of the year, such that the climatology's slots of a piece are complete when the piece is."""
     of_time = slots_of(store.times[positions])
     days = np.array([day for day, _ in of_time])
     hours = len({second for _, second in of_time})
@@ -207,7 +207,7 @@ def _pieces_by_day(
 
 
 def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[Block]) -> str:
-    """Depends on what is read, from where, and for which part of the result."""
+    """Return a hash of what is read, from where, and for which part of the result."""
     told = {
         "source": [source.model_dump(mode="json") for source in data.source],
         "variables": [[v.name, v.levels, v.spec.model_dump(mode="json")] for v in varying(variables)],

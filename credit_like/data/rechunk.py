@@ -73,7 +73,7 @@ def _note(log: Path, times: int) -> None:
 
 
 def _create(store: FieldStore, stored: Sequence[Variable], path: Path, band: int, times_per_shard: int) -> None:
-    """Arrays without data, with coordinates and CF attributes."""
+    """Create arrays without data, with coordinates and CF attributes."""
     group = zarr.create_group(path, attributes={"Conventions": "CF-1.11"})
     levels = {variable.levels for variable in stored if variable.levels}
     if len(levels) > 1:
@@ -116,7 +116,7 @@ def _create(store: FieldStore, stored: Sequence[Variable], path: Path, band: int
 
 
 def _write(store: FieldStore, variable: Variable, group: zarr.Group, draft: Path, span: slice) -> None:
-    """Some times of one variable, read back and compared."""
+    """Write some times of one variable, then read them back and compare."""
     values = store.read([variable], range(span.start, span.stop))
     if not variable.levels:
         values = values[:, 0]
@@ -138,7 +138,7 @@ def _write(store: FieldStore, variable: Variable, group: zarr.Group, draft: Path
 
 
 def _flush(folder: Path) -> None:
-    """The directory's entries reach the disk before progress is noted."""
+    """Flush the directory's entries to the disk before progress is recorded."""
     handle = os.open(folder, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)

@@ -35,14 +35,14 @@ class Separable:
     columns: sparse.csr_array
 
     def apply(self, field_NHW: NDArray[Any], wanted: slice) -> NDArray[np.float64]:
-        """The wanted rows of fields of which `source_rows(wanted)` are given."""
+        """Return the wanted rows of fields of which `source_rows(wanted)` are given."""
         part = self.rows[wanted][:, self.source_rows(wanted)]
         return np.stack(
             [_mean(part @ there @ self.columns.T, part @ has @ self.columns.T) for there, has in _with(field_NHW)]
         )
 
     def source_rows(self, wanted: slice) -> slice:
-        """The rows there that the wanted rows here need."""
+        """Return the source rows that the wanted target rows need."""
         there = self.rows[wanted].indices
         return slice(int(there.min()), int(there.max()) + 1) if len(there) else slice(0, 1)
 
@@ -71,19 +71,19 @@ Weights = Separable | Stored
 
 
 def _with(field_NHW: NDArray[Any]) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """(values with 0 where there are none, whether there is one) of every field."""
+    """Return (values with 0 at missing points, whether there is a value) of every field."""
     has = np.isfinite(field_NHW)
     return list(zip(np.where(has, field_NHW, 0).astype(np.float64), has.astype(np.float64), strict=True))
 
 
 def _mean(total: NDArray[np.float64], area: NDArray[np.float64]) -> NDArray[np.float64]:
-    """NaN where nothing is below a cell, but for rounding."""
+    """Return the mean, NaN where a cell has no source cell with data (to rounding)."""
     enough = area > 1e-9 * area.max(initial=0)
     return np.divide(total, area, out=np.full(total.shape, np.nan), where=enough)
 
 
 def conservative(source: Grid, target: Grid) -> Separable:
-    """The weights of the formula above."""
+    """Return the weights of the formula above."""
     south_north = [np.sort(np.sin(np.deg2rad(b)), axis=1) for b in map(_row_bounds, (target, source))]
     rows = _overlap(*south_north)
     here, there = map(_column_bounds, (target, source))
@@ -92,14 +92,14 @@ def conservative(source: Grid, target: Grid) -> Separable:
 
 
 def _overlap(here: NDArray[np.float64], there: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(here, there) lengths in common of intervals (n, 2)."""
+    """Return the (here, there) overlaps in length of intervals (n, 2)."""
     low = np.maximum(here[:, None, 0], there[None, :, 0])
     high = np.minimum(here[:, None, 1], there[None, :, 1])
     return np.clip(high - low, 0, None)
 
 
 def _row_bounds(grid: Grid) -> NDArray[np.float64]:
-    """(H, 2) degrees: midpoints between rows; the poles beyond the outermost rows of a global grid, else half a row."""
+    """Return (H, 2) degrees: midpoints between rows; at the ends the poles of a global grid, else half a row."""
     middle = (grid.latitude[1:] + grid.latitude[:-1]) / 2
     outer = 2 * grid.latitude[[0, -1]] - middle[[0, -1]]
     if grid.is_global:
@@ -109,7 +109,7 @@ def _row_bounds(grid: Grid) -> NDArray[np.float64]:
 
 
 def _column_bounds(grid: Grid) -> NDArray[np.float64]:
-    """(W, 2) degrees, eastward: half-way to the neighbours, round the globe where the grid goes round."""
+    """Return (W, 2) degrees, eastward: midpoints between columns, periodic where the grid goes around the globe."""
     longitude = np.rad2deg(np.unwrap(np.deg2rad(grid.longitude)))
     middle = (longitude[1:] + longitude[:-1]) / 2
     if grid.is_periodic:
@@ -122,7 +122,7 @@ def _column_bounds(grid: Grid) -> NDArray[np.float64]:
 
 
 def regular(degrees: float) -> Grid:
-    """A global grid with rows at the poles, north first, and a column at Greenwich."""
+    """Return a global grid with rows at the poles, north first, and a column at Greenwich."""
     rows, columns = 180 / degrees, 360 / degrees
     if abs(rows - round(rows)) > 1e-6 or rows < 2:
         raise UserError(f"expected regrid.degrees that divide 180, got {degrees:g}")
@@ -130,7 +130,7 @@ def regular(degrees: float) -> Grid:
 
 
 def read_weights(path: str) -> Stored:
-    """Weights as ESMF and xESMF store them: `row`, `col` from 1, `S`; `yc_b`, `xc_b` and `dst_grid_dims` of the target.
+    """Read weights as ESMF and xESMF store them: `row`, `col` from 1, `S`, and the target's `yc_b`, `xc_b`, `dst_grid_dims`.
 
     Raises UserError where the file is no such one, or the target is no latitude-longitude grid.
     """
@@ -155,7 +155,7 @@ def read_weights(path: str) -> Stored:
 
 
 def regrid(dataset: xr.Dataset, weights: Weights) -> xr.Dataset:
-    """All variables on latitude and longitude, lazily on the weights' grid; others as they are."""
+    """Regrid all variables on latitude and longitude lazily to the weights' grid; leave others as they are."""
     coordinates = {"latitude": weights.grid.latitude, "longitude": weights.grid.longitude}
     result: dict[str, Any] = {}
     for name, variable in dataset.data_vars.items():
@@ -182,7 +182,7 @@ class _Regridded(BackendArray):
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
 
     def _read(self, key: tuple[Any, ...]) -> NDArray[Any]:
-        """Integers and slices of whatever step."""
+        """Read integers and slices of any step."""
         rows = key[-2]
         at = [rows] if isinstance(rows, int | np.integer) else range(*rows.indices(self.shape[-2]))
         if not len(at):

@@ -62,41 +62,41 @@ class Sphere:
 
     @cached_property
     def truncation(self) -> int:
-        """The largest total wavenumber for which quadratic products are free of aliasing."""
+        """Return the largest total wavenumber for which quadratic products are free of aliasing."""
         return min(self.longitudes - 1, 2 * self.latitudes - 1) // 3
 
     @cached_property
     def quadrature(self) -> tuple[Real, Real]:
-        """Sine of the Gaussian latitudes, north to south, and their weights, which sum to 1."""
+        """Return the sine of the Gaussian latitudes, north to south, and their weights, which sum to 1."""
         mu_J, weight_J = np.polynomial.legendre.leggauss(self.latitudes)
         return mu_J[::-1].copy(), weight_J[::-1] / 2
 
     @cached_property
     def latitude(self) -> Real:
-        """Gaussian latitudes in radians, north to south."""
+        """Return the Gaussian latitudes in radians, north to south."""
         return np.arcsin(self.quadrature[0])
 
     @cached_property
     def longitude(self) -> Real:
-        """Longitudes in radians, from 0 eastward."""
+        """Return the longitudes in radians, from 0 eastward."""
         return 2 * np.pi * np.arange(self.longitudes) / self.longitudes
 
     @cached_property
     def laplacian(self) -> Real:
-        """Eigenvalues - n (n + 1) / a^2 of the Laplacian, (N, 1)."""
+        """Return the eigenvalues - n (n + 1) / a^2 of the Laplacian, (N, 1)."""
         n_N = np.arange(self.truncation + 1)
         return (-n_N * (n_N + 1) / RADIUS**2)[:, None]
 
     @cached_property
     def inverse_laplacian(self) -> Real:
-        """1 / laplacian, and 0 for the global mean, (N, 1)."""
+        """Return 1 / laplacian, and 0 for the global mean, (N, 1)."""
         inverse = np.zeros_like(self.laplacian)
         inverse[1:] = 1 / self.laplacian[1:]
         return inverse
 
     @cached_property
     def legendre(self) -> tuple[Real, Real]:
-        """P_n^m and H_n^m = cos^2(phi) dP/dmu at the Gaussian latitudes, (M, J, N) each."""
+        """Return P_n^m and H_n^m = cos^2(phi) dP/dmu at the Gaussian latitudes, (M, J, N) each."""
         size, (mu_J, _) = self.truncation + 1, self.quadrature
         n_N = np.arange(size + 2)
         P_MJN = np.zeros((size, self.latitudes, size + 1))
@@ -115,14 +115,14 @@ class Sphere:
 
     @cached_property
     def _winds(self) -> tuple[Real, Real]:
-        """From a potential to its eastward (without the factor i) and northward gradient times cos(phi), (M, J, N)."""
+        """Return maps (M, J, N) from a potential to its eastward (without the factor i) and northward gradient × cos(phi)."""
         P_MJN, H_MJN = self.legendre
         m_M = np.arange(self.truncation + 1)[:, None, None]
         return m_M * P_MJN / RADIUS, H_MJN / RADIUS
 
     @cached_property
     def _projections(self) -> tuple[Real, Real, Real]:
-        """Quadratures (M, N, J) of a scalar, and of the two parts of a divergence of a vector times cos(phi)."""
+        """Return quadratures (M, N, J) of a scalar, and of the two parts of a divergence of a vector times cos(phi)."""
         mu_J, weight_J = self.quadrature
         east_MJN, north_MJN = self._winds
         secant2_J1, weight_J1 = 1 / (1 - mu_J**2)[:, None], weight_J[:, None]
@@ -131,15 +131,15 @@ class Sphere:
         return scalar, east, north
 
     def to_grid(self, x_MNF: Complex) -> Real:
-        """Values on the grid, (F, J, I)."""
+        """Return values on the grid, (F, J, I)."""
         return self._to_longitudes(_apply(self.legendre[0], x_MNF))
 
     def to_spectrum(self, x_FJI: Real) -> Complex:
-        """Coefficients of the truncated expansion, (M, N, F)."""
+        """Return the coefficients of the truncated expansion, (M, N, F)."""
         return _apply(self._projections[0], self._to_wavenumbers(x_FJI))
 
     def wind(self, vorticity_MNL: Complex, divergence_MNL: Complex) -> Real:
-        """u cos(phi) of each layer, then v cos(phi) of each, (2L, J, I), from vorticity and divergence."""
+        """Return u cos(phi) of each layer, then v cos(phi) of each, (2L, J, I), from vorticity and divergence."""
         layers = vorticity_MNL.shape[-1]
         stream_and_potential = self.inverse_laplacian * np.concatenate([vorticity_MNL, divergence_MNL], axis=-1)
         east_MJN, north_MJN = self._winds
@@ -150,7 +150,7 @@ class Sphere:
         return self._to_longitudes(wind_MJF)
 
     def divergence_and_curl(self, x_FJI: Real, y_FJI: Real) -> tuple[Complex, Complex]:
-        """Divergence and curl, (M, N, F) each, of vectors (x, y) / cos(phi).
+        """Return divergence and curl, (M, N, F) each, of vectors (x, y) / cos(phi).
 
         Derivatives are taken of the basis functions (integration by parts), so that no grid value is differenced.
         """
@@ -161,7 +161,7 @@ class Sphere:
         return divergence_MNF, curl_MNF
 
     def mean(self, x_JI: Real) -> float:
-        """The area mean over the sphere."""
+        """Return the area mean over the sphere."""
         return float(self.quadrature[1] @ x_JI.mean(axis=-1))
 
     def _to_longitudes(self, x_MJF: Complex) -> Real:
@@ -172,7 +172,7 @@ class Sphere:
 
 
 def _apply(operator: Real, x: Complex) -> Complex:
-    """`operator` (M, A, B) times `x` (M, B, F) for each zonal wavenumber, in real arithmetic."""
+    """Multiply `operator` (M, A, B) by `x` (M, B, F) for each zonal wavenumber, in real arithmetic."""
     x = np.ascontiguousarray(x)
     return np.matmul(operator, x.view(np.float64)).view(np.complex128)
 
@@ -193,7 +193,7 @@ class Climate:
     rain_time: float = 0.2 * DAY
 
     def wind(self, latitude_J: Real) -> Real:
-        """The zonal wind in m s-1 of the upper layer in balance with the thicknesses that the flow relaxes to."""
+        """Return the zonal wind in m s-1 of the upper layer in balance with the thicknesses that the flow relaxes to."""
         degrees_J = np.rad2deg(latitude_J)
         centres = (self.jet_latitude, -self.jet_latitude)
         return np.asarray(self.jet_speed * sum(np.exp(-(((degrees_J - c) / self.jet_width) ** 2)) for c in centres))
@@ -212,7 +212,7 @@ MOUNTAINS = (
 
 
 def mountains(sphere: Sphere) -> Real:
-    """The height of the ground in m, (J, I): Gaussian bells that resemble Earth's large ranges."""
+    """Return the height of the ground in m, (J, I): Gaussian bells that resemble Earth's large ranges."""
     longitude, latitude = np.rad2deg(sphere.longitude), np.rad2deg(sphere.latitude)[:, None]
     height_JI = np.zeros((sphere.latitudes, sphere.longitudes))
     for east, north, wide, tall, metres in MOUNTAINS:
@@ -238,7 +238,7 @@ class ShallowWater:
         climate: Climate | None = None,
         diffusion_time: float = np.inf,
     ) -> None:
-        """`step`, `diffusion_time` (e-folding of the smallest scale) in s; mean `thickness`, `ground` (J, I) in m."""
+        """Set up the model; `step`, `diffusion_time` (e-folding of the smallest scale) in s, `thickness`, `ground` (J, I) in m."""
         self.sphere, self.dt, self.climate, self.layers = sphere, step, climate, len(thickness)
         self.mean_L = GRAVITY * np.array(thickness)
         rho_L = np.array(density)
@@ -262,7 +262,7 @@ class ShallowWater:
             self.saturation_JI = zonal_J1 * np.exp(-cold_JI / climate.saturation_thickness)
 
     def balanced(self, upper_wind_J: Real) -> Complex:
-        """The steady unforced dry state (M, N, F) of a zonal wind (m s-1) in the upper layer and none below."""
+        """Return the steady unforced dry state (M, N, F) of a zonal wind (m s-1) in the upper layer and none below."""
         wind_FJI = np.zeros((2, self.sphere.latitudes, self.sphere.longitudes))
         wind_FJI[0] = (upper_wind_J * np.cos(self.sphere.latitude))[:, None]
         vorticity_MN1 = self.sphere.divergence_and_curl(wind_FJI[:1], wind_FJI[1:])[1]
@@ -276,7 +276,7 @@ class ShallowWater:
         return state
 
     def disturbed_jets(self, seed: int) -> Complex:
-        """The equilibrium with a small random disturbance of large scale and 3/4 of saturation."""
+        """Return the equilibrium with a small random disturbance of large scale and 3/4 of saturation."""
         assert self.climate is not None
         dry = self.balanced(self.climate.wind(self.sphere.latitude))
         noise_FJI = np.random.default_rng(seed).standard_normal((1, self.sphere.latitudes, self.sphere.longitudes))
@@ -288,11 +288,11 @@ class ShallowWater:
         return np.concatenate([dry, water_MN1], axis=-1)
 
     def potential(self, state: Complex) -> Complex:
-        """M (m2 s-2) of each layer, (M, N, L); M / g is the height whose slope drives the layer."""
+        """Return M (m2 s-2) of each layer, (M, N, L); M / g is the height whose slope drives the layer."""
         return state[..., self.thickness] @ self.coupling_LL.T + self.ground_MN1
 
     def tendency(self, state: Complex, forced: bool = True) -> tuple[Complex, Real]:
-        """d(state)/dt, and the rain in kg m-2 s-1 (J, I); unforced if there is no climate or not `forced`."""
+        """Return d(state)/dt and the rain in kg m-2 s-1 (J, I); unforced without a climate or `forced`."""
         sphere, layers = self.sphere, self.layers
         wind_FJI = sphere.wind(state[..., self.vorticity], state[..., self.divergence])
         carried_FJI = sphere.to_grid(np.concatenate([state[..., self.vorticity], state[..., 2 * layers :]], axis=-1))
@@ -322,11 +322,11 @@ class ShallowWater:
         return rain_JI
 
     def _saturation(self, climate: Climate, lowest_JI: Real) -> Real:
-        """The water in kg m-2 above which it rains, from the lowest layer's thickness times g."""
+        """Return the water in kg m-2 above which it rains, from the lowest layer's thickness times g."""
         return self.saturation_JI * np.exp(lowest_JI / (-GRAVITY * climate.saturation_thickness))
 
     def step(self, state: Complex) -> tuple[Complex, Real]:
-        """The state one time step later, and the mean rain over the step in kg m-2 s-1 (J, I)."""
+        """Return the state one time step later, and the mean rain over the step in kg m-2 s-1 (J, I)."""
         dt = self.dt
         f0, g0, rain0 = self._split(state)
         stage = self._implicit(state + dt * (f0 / 3 + g0 / 6), 1 / 6)
@@ -337,7 +337,7 @@ class ShallowWater:
         return later, np.maximum((rain0 - rain1) / 2 + rain2, 0)
 
     def _split(self, state: Complex) -> tuple[Complex, Complex, Real]:
-        """The tendency without gravity waves on layers at rest, those waves' part, and the rain."""
+        """Split the tendency into a part without gravity waves on layers at rest, and those waves' part; return the rain too."""
         waves = np.zeros_like(state)
         heads_MNL = state[..., self.thickness] @ self.coupling_LL.T
         waves[..., self.divergence] = -heads_MNL * self.sphere.laplacian
@@ -356,7 +356,7 @@ class ShallowWater:
         return solved
 
     def _inverse(self, s: float) -> Real:
-        """(1 - s^2 lap G mean)^-1 for each total wavenumber, (N, L, L)."""
+        """Return (1 - s^2 lap G mean)^-1 for each total wavenumber, (N, L, L)."""
         if s not in self._inverses:
             waves_LL = self.coupling_LL * self.mean_L
             matrix = np.eye(self.layers) - s**2 * self.sphere.laplacian[..., None] * waves_LL
@@ -365,8 +365,10 @@ class ShallowWater:
 
 
 def simulate(sphere: Sphere, interval: float, steps: int, spin_up: int, seed: int) -> dict[str, Real]:
-    """Weather every `interval` s after `spin_up` intervals: u, v (m s-1) and height (m) of each layer as (T, L, J, I),
-    column_water (kg m-2) and precipitation since the last time (kg m-2) as (T, J, I), orography (m) as (J, I).
+    """Simulate weather every `interval` s after `spin_up` intervals.
+
+    Returns u, v (m s-1) and height (m) of each layer as (T, L, J, I), column_water (kg m-2) and precipitation since the last
+    time (kg m-2) as (T, J, I), orography (m) as (J, I).
 
     Raises FloatingPointError where the integration becomes unstable.
     """

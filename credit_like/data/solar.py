@@ -19,7 +19,7 @@ Real = NDArray[np.float64]
 
 
 def orbit(times: Times) -> tuple[Real, Real, Real]:
-    """Declination (rad), equation of time (rad of hour angle) and (mean distance / distance)², each (T,).
+    """Return declination (rad), equation of time (rad of hour angle) and (mean distance / distance)², each (T,).
 
     Fourier series of Spencer (1971), Search 2 (5), 172: declination to 0.0006 rad, distance factor to 1e-4, equation of
     time to 35 s. In other calendars the year is stretched to the calendar's length.
@@ -41,7 +41,7 @@ def orbit(times: Times) -> tuple[Real, Real, Real]:
 
 
 def insolation(times: Times, calendar: str, step_seconds: int, latitude: Real, longitude: Real) -> NDArray[np.float32]:
-    """(T, H, W), J m-2: insolation accumulated over the step that ends at each time.
+    """Return (T, H, W), J m-2: insolation accumulated over the step that ends at each time.
 
     S (d̄/d)² ∫ max(0, sin φ sin δ + cos φ cos δ cos h) dt, integrated exactly over h in pieces of at most 3 h, in which
     the orbit stands still. `latitude` (H,) and `longitude` (W,) in degrees; times are UTC.
@@ -66,7 +66,7 @@ def insolation(times: Times, calendar: str, step_seconds: int, latitude: Real, l
 
 
 def _lit(along_H: Real, across_H: Real, hour_W: Real) -> Real:
-    """(H, W): ∫ from −π to h of max(0, along + across · cos h′) dh′, continued over whole days."""
+    """Return (H, W): ∫ from −π to h of max(0, along + across · cos h′) dh′, continued over whole days."""
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.clip(-along_H / across_H, -1, 1)
     sunset_H = np.where(across_H > 1e-12, np.arccos(np.nan_to_num(ratio)), np.where(along_H > 0, np.pi, 0.0))

@@ -51,13 +51,13 @@ class Statistics:
     def select(
         self, variables: Sequence[Variable]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        """(mean, std, change_std), each (C,) float64. Raises UserError for a channel that is not there."""
+        """Return (mean, std, change_std), each (C,) float64. Raises UserError for a channel that does not exist."""
         at = self._positions(variables)
         mean, std, change_std = (self.dataset[name].values[at] for name in ("mean", "std", "change_std"))
         return mean, std, change_std
 
     def mask(self, variables: Sequence[Variable]) -> NDArray[np.bool_]:
-        """(C, H, W), True at a point that has data."""
+        """Return (C, H, W), True at a point that has data."""
         at = self._positions(variables)
         if not at:
             return np.ones((0, *self.dataset["valid"].shape[1:]), bool)
@@ -65,11 +65,11 @@ class Statistics:
 
     @property
     def missing_times(self) -> set[int]:
-        """Positions on the store's time axis that no window may contain."""
+        """Return the positions on the store's time axis that no window may contain."""
         return set(self.dataset["missing_position"].values.tolist())
 
     def missing(self) -> list[tuple[str, str]]:
-        """(time, channels) of every missing or incomplete field."""
+        """Return (time, channels) of every missing or incomplete field."""
         times, what = self.dataset["missing_time"].values, self.dataset["missing_channels"].values
         return list(zip(map(str, times), map(str, what), strict=True))
 
@@ -85,7 +85,7 @@ class Statistics:
         return [self._at[name] for name in wanted]
 
     def save(self, path: str | Path) -> None:
-        """As netCDF: written beside, then renamed, so that readers see all or nothing."""
+        """Save as netCDF, written beside and then renamed, so that readers see all or nothing."""
         path = Path(path)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         encoding = {"valid": {"zlib": True, "dtype": "i1"}}
@@ -101,7 +101,7 @@ class Statistics:
 
     @classmethod
     def load(cls, path: str | Path, store: FieldStore | None = None) -> Statistics:
-        """From netCDF; with a `store`, missing times are found again on its time axis, if that has changed.
+        """Load from netCDF; with a `store`, locate missing times on its time axis, which may have changed.
 
         Raises UserError for a file that is not one of statistics.
         """
@@ -133,7 +133,7 @@ class Moments:
         return cls(np.zeros(channels), np.zeros(channels), np.zeros(channels))
 
     def merge(self, other: Moments) -> Moments:
-        """Of both samples together."""
+        """Combine two samples."""
         count = self.count + other.count
         share = np.divide(other.count, count, out=np.zeros_like(count), where=count > 0)
         apart = other.mean - self.mean
@@ -141,7 +141,7 @@ class Moments:
 
     @property
     def std(self) -> NDArray[np.float64]:
-        """Of the population; NaN without data."""
+        """Return the standard deviation of the population; NaN without data."""
         with np.errstate(invalid="ignore"):
             return np.sqrt(np.divide(self.squares, self.count))
 
@@ -171,7 +171,7 @@ class _Plane:
 
     @classmethod
     def of(cls, values: NDArray[np.floating], apart: NDArray[np.float64]) -> _Plane:
-        """Fills `apart`, memory to be used again: the first touch of new memory takes as long as the sums."""
+        """Compute the moments; `apart` is scratch memory, reused because the first touch of new memory takes as long as the sums."""
         np.copyto(apart, values.reshape(-1))
         count, total = apart.size, apart.sum()
         if not np.isfinite(total):
@@ -183,12 +183,12 @@ class _Plane:
         return cls(count, mean, apart)
 
     def squares(self, scratch: NDArray[np.float64]) -> float:
-        """The sum of squared deviations, by pairwise summation."""
+        """Return the sum of squared deviations, by pairwise summation."""
         np.multiply(self.apart, self.apart, out=scratch)
         return float(scratch.sum() if self.count == scratch.size else np.nansum(scratch))
 
     def change(self, before: _Plane, scratch: NDArray[np.float64]) -> tuple[int, float, float]:
-        """Moments of the change since the plane before at the points that have data at both times."""
+        """Return moments of the change since the plane before at the points that have data at both times."""
         np.subtract(self.apart, before.apart, out=scratch)
         if self.count == before.count == scratch.size:
             np.multiply(scratch, scratch, out=scratch)
@@ -270,7 +270,7 @@ class Scan:
 
 
 def blocks(positions: NDArray[np.int64], bytes_per_time: int) -> list[NDArray[np.int64]]:
-    """Consecutive positions cut into pieces of bounded memory."""
+    """Cut positions into consecutive pieces of bounded memory."""
     if not len(positions):
         return []
     size = max(1, _BLOCK_BYTES // max(1, bytes_per_time))
@@ -290,7 +290,7 @@ def scan(
     progress: Callable[[int], None] | None = None,
     each: Callable[[int, Fields], None] | None = None,
 ) -> Scan:
-    """One pass over blocks of times; while one is looked at, the next is read.
+    """Make one pass over blocks of times, reading the next block while one is processed.
 
     `each` sees the position and the fields of every time that counts for the moments.
 
@@ -348,7 +348,7 @@ def fit_statistics(
 
 
 def varying(variables: Variables) -> list[Variable]:
-    """All variables that have times, in the order of statistics."""
+    """Return all variables that have times, in the order of statistics."""
     return [*variables.outputs, *variables.role("dynamic_forcing")]
 
 
@@ -359,7 +359,7 @@ def scan_blocks(
     training: NDArray[np.bool_],
     chosen: NDArray[np.bool_] | None = None,
 ) -> list[Block]:
-    """Blocks of bounded memory that together cover all positions (those `chosen`) once."""
+    """Return blocks of bounded memory that together cover all positions (those `chosen`) once."""
     counts = dict(zip(positions.tolist(), training.tolist(), strict=True))
     positions = positions if chosen is None else positions[chosen]
     bytes_per_time = 4 * sum(map(len, variables)) * store.grid.height * store.grid.width
@@ -371,7 +371,7 @@ def scan_blocks(
 
 
 def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Positions of all three periods, and which of them are training."""
+    """Return the positions of all three periods, and which of them are training."""
     train = store.period(data.train)
     if not len(train):
         ends = f"{to_text(store.times[0])} to {to_text(store.times[-1])}"
@@ -381,7 +381,7 @@ def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64
 
 
 def finish(store: FieldStore, variables: Variables, data: DataSection, total: Scan) -> Statistics:
-    """Statistics out of the scan of all times."""
+    """Derive statistics from the scan of all times."""
     statics = variables.role("static")
     fixed = Scan.zero(sum(map(len, statics)), store.grid.height, store.grid.width)
     fixed.add([0], store.static()[None], [True], [False])
@@ -421,7 +421,7 @@ def _guard(
     change_std: NDArray[np.float64],
     count: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """No channel may be divided by zero."""
+    """Raise UserError for a channel that would be divided by zero."""
     if empty := [name for name, n in zip(names, count, strict=True) if n == 0]:
         raise UserError(f"expected data of {', '.join(empty)} in the training period, got only missing values")
     constant = ~(std > 1e-7 * np.abs(mean))  # float32 holds nothing finer
@@ -441,7 +441,7 @@ def _guard(
 
 
 def _missing(store: FieldStore, names: Sequence[str], total: Scan) -> list[tuple[int, str]]:
-    """(position, channels) where a point lacks data that it has at some other time."""
+    """Yield (position, channels) where a point lacks data that it has at some other time."""
     never = (~total.valid).sum((1, 2))
     result = []
     for position in sorted(total.lacking):

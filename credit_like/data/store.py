@@ -76,7 +76,7 @@ class _Source:
         return path if isinstance(path, str) and path else self.config.type
 
     def open(self) -> xr.Dataset:
-        """All variables of the source, lazily: names that are not there are found here, with what is."""
+        """Open all variables of the source lazily. Raises UserError for absent names, with those that exist."""
         if isinstance(self.config, InMemory):
             return self.config.dataset
         dataset: xr.Dataset = registry.of("source", self.config).open_dataset(self.config)
@@ -133,20 +133,20 @@ class FieldStore:
 
     @property
     def start(self) -> str:
-        """The first time, as text."""
+        """Return the first time, as text."""
         return to_text(self.times[0])
 
     def attrs(self, variable: Variable) -> dict[str, str]:
-        """units, long_name and standard_name, as far as the files or the experiment give them."""
+        """Return units, long_name and standard_name, as far as the files or the experiment give them."""
         return dict(_SOLAR_ATTRS if variable.spec.compute else self._places[variable.name].attrs)
 
     def source_of(self, variable: Variable) -> tuple[Any, str] | None:
-        """(configuration of the source, name there) of a variable; None for a computed one."""
+        """Return (configuration of the source, name there) of a variable; None for a computed one."""
         place = self._places.get(variable.name)
         return (self._sources[place.source].config, place.var) if place else None
 
     def index(self, time: str) -> int:
-        """Position of an ISO time on the time axis. Raises UserError with the nearest times where it is not there."""
+        """Return the position of an ISO time on the time axis. Raises UserError with the nearest times where it is absent."""
         wanted = parse(time, self.calendar)
         after = int(np.searchsorted(self.seconds, wanted))
         if after < len(self.seconds) and self.seconds[after] == wanted:
@@ -155,7 +155,7 @@ class FieldStore:
         raise UserError(f"expected a time in the data, got {time}; the nearest are {' and '.join(near)}")
 
     def period(self, periods: Periods) -> NDArray[np.int64]:
-        """Positions inside the periods, ends included, in order."""
+        """Return the positions inside the periods, ends included, in order."""
         inside = np.zeros(len(self.times), bool)
         for period in periods:
             inside |= (self.seconds >= parse(period.start, self.calendar)) & (
@@ -164,7 +164,7 @@ class FieldStore:
         return np.flatnonzero(inside)
 
     def time_seconds(self, positions: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Seconds since 1970-01-01 at positions; beyond the last one time goes on in steps."""
+        """Return seconds since 1970-01-01 at positions; the axis is extrapolated in steps beyond the last time."""
         wanted = np.asarray(positions, np.int64)
         if wanted.size and wanted.min() < 0:
             raise UserError(f"expected positions from 0 on, got {wanted.min()}")
@@ -178,7 +178,7 @@ class FieldStore:
         rows: slice = slice(None),
         out: Out | None = None,
     ) -> Fields:
-        """(T, C, H, W) float32 at positions on the time axis, NaN where there are no data.
+        """Read (T, C, H, W) float32 at positions on the time axis, NaN where there are no data.
 
         Only `rows` are read where the files allow it. `out` gives T arrays (C, H, W) to fill instead;
         the result is then empty. Computed and cyclic variables go on beyond the last time; others raise IndexError
@@ -202,7 +202,7 @@ class FieldStore:
         return result
 
     def static(self, rows: slice = slice(None)) -> Fields:
-        """(C, H, W) of the static variables."""
+        """Read (C, H, W) of the static variables."""
         statics = self.variables.role("static")
         if not statics:
             return np.empty((0, len(range(*rows.indices(self.grid.height))), self.grid.width), np.float32)
@@ -215,7 +215,7 @@ class FieldStore:
         rows: slice = slice(None),
         out: Out | None = None,
     ) -> Fields:
-        """Dynamic forcing as a forecast from position `now` knows it: (T, C, H, W), or into `out`, as `read` does.
+        """Read dynamic forcing as it is known at position `now`: (T, C, H, W), or into `out`, as `read` does.
 
         `fill: persist` holds the field of `now` at all later times.
         """
@@ -279,7 +279,7 @@ class FieldStore:
         raise AssertionError("unreachable")
 
     def _culprit(self, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
-        """The first of several times that cannot be read by itself; the first of all where each of them can."""
+        """Return the first of several times that cannot be read by itself; the first of all where each of them can."""
         for position in run:
             try:
                 self._load_once(place, np.array([position]), rows)
@@ -330,7 +330,7 @@ class FieldStore:
         return True
 
     def _block(self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
-        """(T, C, H, W) as stored."""
+        """Read (T, C, H, W) as stored."""
         key: dict[str, Any] = {"latitude": slice(*rows.indices(self.grid.height))}
         if run[0] >= 0:
             key["time"] = slice(int(run[0]), int(run[-1]) + 1)
@@ -364,7 +364,7 @@ class FieldStore:
         return self._datasets[source]
 
     def _concurrent(self) -> bool:
-        """Whether reads of several variables may run side by side: they wait for a server, and the format allows it."""
+        """Return whether several variables may be read concurrently: reads wait for a server, and the format allows it."""
         return any("://" in str(source.where) for source in self._sources)
 
     def _threads(self) -> ThreadPoolExecutor:
@@ -396,7 +396,7 @@ def _store(target: Fields, block: NDArray[Any], place: _Place) -> None:
 
 
 def _nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
-    """Positions on a climatological axis that are nearest in the year (and so, for steps below a day, in the day)."""
+    """Return the positions on a climatological axis nearest in the year (and so, for steps below a day, in the day)."""
     there, here = year_fraction(axis), year_fraction(wanted)
     apart = np.abs(there[None, :] - here[:, None])
     return np.argmin(np.minimum(apart, 1 - apart), axis=1)
@@ -437,7 +437,7 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
 def _open_sources(
     data: DataSection, variables: Variables, problems: Problems
 ) -> tuple[list[_Source], list[xr.Dataset]]:
-    """The listed sources that are needed, then one for every `path` of a variable."""
+    """Open the listed sources that are needed, then one for every `path` of a variable."""
     own = [variable for variable in variables if not variable.spec.path and not variable.spec.compute]
     sources, datasets = [], []
     for i, config in enumerate(data.source):
@@ -464,7 +464,7 @@ def _try_open(source: _Source, where: tuple[str | int, ...], problems: Problems)
 
 
 def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
-    """Where in the experiment a variable stands."""
+    """Return where in the experiment a variable is written."""
     for role in ROLES:
         for kind in ("level", "surface"):
             for i, spec in enumerate(getattr(getattr(data, role), kind)):
@@ -476,7 +476,7 @@ def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
 def _find(
     variable: Variable, among: Sequence[int], sources: Sequence[_Source], datasets: Sequence[xr.Dataset]
 ) -> _Place:
-    """The place of a variable in the first source that has it. Raises UserError with what there is instead."""
+    """Find a variable in the first source that has it. Raises UserError with the names that exist instead."""
     var = variable.spec.var or variable.name
     available = [str(name) for i in among for name in datasets[i].data_vars]
     for i in among:
@@ -523,7 +523,7 @@ def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where
 
 
 def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dataset, where: str) -> tuple[int, ...]:
-    """Positions of the wanted levels on the level axis of the file."""
+    """Return the positions of the wanted levels on the level axis of the file."""
     wanted = variable.levels
     if "level" not in dims:
         if wanted:
@@ -576,7 +576,7 @@ def _other_grid(name: str, where: str, other: str, mine: NDArray[np.float64], th
 def _common_times(
     sources: Sequence[_Source], datasets: Sequence[xr.Dataset], places: dict[str, _Place], step: int
 ) -> tuple[Times, list[NDArray[np.int64] | None]]:
-    """The times that all time-varying sources share, thinned to the step, and where each source has them."""
+    """Return the times that all time-varying sources share, thinned to the step, and their positions in each source."""
     used = sorted({place.source for place in places.values() if "time" in place.dims and not place.cyclic})
     if not used:
         raise StoreError([(("data", "source"), "expected a variable with times, got none")])
@@ -612,7 +612,7 @@ def _common_times(
 
 
 def _thin(axis: NDArray[np.int64], step: int, where: str) -> NDArray[np.int64]:
-    """Times that are whole steps apart: from midnight of the first day if there are such, else from the first time."""
+    """Return times that are whole steps apart: from midnight of the first day if it has any, else from the first time."""
     if len(axis) == 1:
         return axis
     spacing = int(np.diff(axis).min())

@@ -19,14 +19,14 @@ Times = NDArray[Any]
 
 
 def calendar_of(times: Times) -> str:
-    """`standard`, or the calendar of cftime objects."""
+    """Return `standard`, or the calendar of cftime objects."""
     if times.dtype.kind == "M" or not len(times):
         return "standard"
     return str(times[0].calendar)
 
 
 def seconds(times: Times) -> NDArray[np.int64]:
-    """Seconds since 1970-01-01 of the times' calendar."""
+    """Return seconds since 1970-01-01 in the times' calendar."""
     if times.dtype.kind == "M":
         return times.astype("datetime64[s]").astype(np.int64)
     since = cftime.date2num(times, "seconds since 1970-01-01", calendar=calendar_of(times))
@@ -34,19 +34,19 @@ def seconds(times: Times) -> NDArray[np.int64]:
 
 
 def from_seconds(values: NDArray[np.int64], calendar: str) -> Times:
-    """The inverse of `seconds`."""
+    """Return the times of seconds: the inverse of `seconds`."""
     if calendar == "standard":
         return np.asarray(values, np.int64).astype("datetime64[s]")
     return np.asarray(cftime.num2date(values, "seconds since 1970-01-01", calendar=calendar), dtype=object)
 
 
 def to_text(time: Any) -> str:
-    """`YYYY-MM-DDTHH:MM:SS`."""
+    """Format as `YYYY-MM-DDTHH:MM:SS`."""
     return str(time.astype("datetime64[s]")) if isinstance(time, np.datetime64) else time.strftime("%Y-%m-%dT%H:%M:%S")
 
 
 def parse(text: str, calendar: str) -> int:
-    """Seconds since 1970-01-01 of an ISO time as the schema gives it.
+    """Return seconds since 1970-01-01 of an ISO time as the schema gives it.
 
     Raises UserError for a day that the calendar does not have.
     """
@@ -61,7 +61,7 @@ def parse(text: str, calendar: str) -> int:
 
 
 def year_fraction(times: Times) -> NDArray[np.float64]:
-    """How much of its year has passed at each time, 0 ≤ f < 1, whatever the length of the year."""
+    """Return the fraction of its year that has passed at each time, 0 ≤ f < 1, whatever the length of the year."""
     if times.dtype.kind == "M":
         times = times.astype("datetime64[s]")
         first = times.astype("datetime64[Y]")

@@ -90,7 +90,7 @@ def _parse(text: str) -> tuple[float, float, tuple[int, ...]]:
 
 
 def conversion(source: str, target: str) -> tuple[float, float]:
-    """(a, b) of target = a · source + b.
+    """Return (a, b) of target = a · source + b.
 
     A mass of water per area counts as a depth of liquid water (1 kg m-2 = 1 mm). Raises UserError for an unknown unit
     and for units of different kinds.

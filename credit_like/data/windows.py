@@ -53,11 +53,11 @@ class Windows(Dataset[Sample]):
         return len(self.starts)
 
     def __getitem__(self, i: int) -> Sample:
-        """The i-th window as a batch of one."""
+        """Return the i-th window as a batch of one."""
         return self.batch([i])
 
     def shapes(self, batch: int) -> list[tuple[int, ...]]:
-        """Of prognostic, forcing and target of so many windows."""
+        """Return the shapes of prognostic, forcing and target of a number of windows."""
         frames, leads = self.history_len, self.forecast_len
         grid = (self.rows.stop - self.rows.start, self.store.grid.width)
         return [
@@ -67,7 +67,7 @@ class Windows(Dataset[Sample]):
         ]
 
     def batch(self, indices: Sequence[int], allocate: Allocate = plain) -> Sample:
-        """Several windows as one batch, in memory that `allocate` gives."""
+        """Return several windows as one batch, in memory from `allocate`."""
         n_prognostic, n_outputs = self.variables.n("prognostic"), self.variables.out_channels
         frames, leads = self.history_len, self.forecast_len
         prognostic, forcing, target = map(allocate, self.shapes(len(indices)))
@@ -88,7 +88,7 @@ class Windows(Dataset[Sample]):
         return Sample(prognostic, forcing, target, torch.from_numpy(positions.copy()))
 
     def _check(self, fields_CTHW: Fields, variables: Sequence[Variable], times: NDArray[np.int64]) -> None:
-        """No value may be missing where the statistics found data."""
+        """Raise UserError for a value that is missing where the statistics found data."""
         for c, channel in enumerate(Variables.channel_names(variables)):
             for t, position in enumerate(times):
                 field = fields_CTHW[c, t]
@@ -108,7 +108,7 @@ class Windows(Dataset[Sample]):
 def _starts(
     store: FieldStore, periods: Periods, history_len: int, forecast_len: int, missing_times: Collection[int]
 ) -> NDArray[np.int64]:
-    """Positions t whose window is whole."""
+    """Return the positions t whose window is complete."""
     wanted = []
     for period in periods:
         inside = store.period((period,))
