@@ -22,6 +22,7 @@ import zarr
 from scipy.ndimage import zoom
 
 from credit_like.data.bench import bench_data
+from credit_like.data.netcdf_files import save
 from credit_like.data.store import open_store
 from credit_like.data.windows import Windows
 from credit_like.schema.data import DataSection
@@ -72,7 +73,7 @@ def stores(folder: Path, times: int) -> dict[str, Path | str]:
     half = times // 2
     for i, part in enumerate((ds.isel(time=slice(0, half)), ds.isel(time=slice(half, None)))):
         packed = {name: {"zlib": True, "complevel": 1, "chunksizes": (1, *v.shape[1:])} for name, v in part.items()}
-        part.to_netcdf(folder / f"year_{2000 + i}.nc", encoding=packed)
+        save(part, folder / f"year_{2000 + i}.nc", packed)
     return {
         "zarr v3, a chunk per time, zstd": folder / "one.zarr",
         "zarr v3, a chunk per time and band of 46 rows, blosc, sharded by 4 times": folder / "banded.zarr",

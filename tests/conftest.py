@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import gc
 import multiprocessing
@@ -98,6 +99,27 @@ def launch(world, fn, *args, timeout=120.0):
     for tell in ports:
         tell.send(str(store.port))
     return _collect(pipes, processes, timeout)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_netcdf_file_is_left_to_the_collector():
+    """Fail the test in which a Dataset, or xarray's manager of one, is collected open: it is closed without the lock.
+
+    An error in `__del__` is a warning of pytest, which is an error in turn.
+    """
+    import netCDF4
+    import xarray as xr
+
+    class Watched(netCDF4.Dataset):
+        def __del__(self):
+            if self.isopen():
+                raise AssertionError("a netCDF file was left to the garbage collector, close it")
+
+    # netCDF4 looks up attributes of the class in `__dealloc__`: a class that goes before its objects is a crash.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(Watched))
+    with pytest.MonkeyPatch.context() as patch, xr.set_options(warn_for_unclosed_files=True):
+        patch.setattr(netCDF4, "Dataset", Watched)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import netCDF4
 import numpy as np
 import zarr
 from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data.loader import Loader
+from credit_like.data.netcdf_files import File
 from credit_like.data.sources._files import find_files, is_url
 from credit_like.data.store import open_store
 from credit_like.data.times import seconds
@@ -207,6 +207,7 @@ class _Tasks:
     def __init__(self, windows: Windows) -> None:
         self.windows = windows
         self._open: dict[tuple[str, str], Any] = {}
+        self._files: dict[str, File] = {}
         self.parts: list[_Part] = []
         axes: dict[str, NDArray[np.int64]] = {}
         for role in ("prognostic", "diagnostic", "dynamic_forcing"):
@@ -220,6 +221,7 @@ class _Tasks:
                     if path not in axes:
                         dataset = module.open_dataset(config.model_copy(update={"path": path}))
                         axes[path] = seconds(dataset["time"].values)
+                        dataset.close()
                     self.parts.append(_Part(path, var, axes[path], role == "diagnostic"))
         if not self.parts:
             raise UserError("expected zarr or netCDF files on a local disk to compare with, got none")
@@ -234,19 +236,21 @@ class _Tasks:
                 first = since[now + 1] if part.target_only else since[now - windows.history_len + 1]
                 a, b = np.searchsorted(part.seconds, first), np.searchsorted(part.seconds, last, "right")
                 if b > a:
-                    self._array(part)[int(a) : int(b)]
+                    self._read(part, slice(int(a), int(b)))
 
-    def _array(self, part: _Part) -> Any:
+    def _read(self, part: _Part, times: slice) -> None:
+        if not Path(part.path).is_dir():
+            if part.path not in self._files:
+                self._files[part.path] = File(part.path, chunk_cache=False)
+            with self._files[part.path].opened() as opened:
+                variable = opened[part.var]
+                variable.set_auto_maskandscale(False)
+                variable[times]
+            return
         key = (part.path, part.var)
         if key not in self._open:
-            if Path(part.path).is_dir():
-                self._open[key] = zarr.open_group(part.path, mode="r")[part.var]
-            else:
-                file = netCDF4.Dataset(part.path)
-                file.set_auto_maskandscale(False)
-                file[part.var].set_var_chunk_cache(0, 1, 0.0)
-                self._open[key] = file[part.var]
-        return self._open[key]
+            self._open[key] = zarr.open_group(part.path, mode="r")[part.var]
+        self._open[key][times]
 
     def read_afresh(self, parent: int, chosen: Sequence[int]) -> None:
         """Read in a process that was forked from `parent`, with files opened anew."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import netCDF4
 import numpy as np
 import scipy.sparse as sparse
 import xarray as xr
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from credit_like.data.netcdf_files import reading
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 
@@ -135,7 +135,7 @@ def read_weights(path: str) -> Stored:
     Raises UserError where the file is no such one, or the target is no latitude-longitude grid.
     """
     try:
-        with netCDF4.Dataset(path) as file:
+        with reading(path) as file:
             names = ("row", "col", "S", "yc_b", "xc_b", "dst_grid_dims", "src_grid_dims")
             if absent := [name for name in names if name not in file.variables]:
                 raise UserError(

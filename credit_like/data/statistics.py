@@ -22,6 +22,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import credit_like
+from credit_like.data import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
 from credit_like.errors import UserError
@@ -90,9 +91,7 @@ class Statistics:
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         encoding = {"valid": {"zlib": True, "dtype": "i1"}}
         try:
-            self.dataset.assign(valid=self.dataset["valid"].astype("i1")).to_netcdf(
-                draft, engine="netcdf4", encoding=encoding
-            )
+            netcdf_files.save(self.dataset.assign(valid=self.dataset["valid"].astype("i1")), draft, encoding)
             with open(draft, "rb") as written:
                 os.fsync(written.fileno())
             draft.replace(path)
@@ -106,8 +105,7 @@ class Statistics:
         Raises UserError for a file that is not one of statistics.
         """
         try:
-            with xr.open_dataset(path, engine="netcdf4", decode_times=False) as opened:
-                dataset = opened.load()
+            dataset = netcdf_files.load(path, decode_times=False)
         except OSError as error:
             raise UserError(f"expected a netCDF file with statistics, got {path}: {error}") from error
         if absent := {"mean", "std", "change_std", "valid", "missing_time"} - set(map(str, dataset.variables)):

@@ -131,6 +131,13 @@ class FieldStore:
     def __len__(self) -> int:
         return len(self.times)
 
+    def close(self) -> None:
+        """Close the files that this process has open; they are opened again where they are read again."""
+        if self._pid == os.getpid():
+            for source, dataset in self._datasets.items():
+                if not isinstance(self._sources[source].config, InMemory):
+                    dataset.close()
+
     @property
     def start(self) -> str:
         """Return the first time, as text."""
@@ -275,7 +282,8 @@ class FieldStore:
                 if attempt == _TRIES:
                     raise ReadError(self._story(variable, place, self._culprit(place, run, rows), error)) from error
                 clock.sleep(_PAUSE * attempt)
-                self._datasets.pop(place.source, None)
+                if (failed := self._datasets.pop(place.source, None)) is not None:
+                    failed.close()
         raise AssertionError("unreachable")
 
     def _culprit(self, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:

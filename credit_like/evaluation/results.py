@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from credit_like.data import netcdf_files
 from credit_like.data.aliases import find
 from credit_like.errors import UserError
 
@@ -23,7 +24,7 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
         one.attrs["provenance"] = str(one["provenance"].values)
         one = one.drop_vars(["source", "provenance"])
         one["lead_time"].encoding = {"units": "hours", "dtype": "float64"}
-        one.to_netcdf(part)
+        netcdf_files.save(one, part)
         os.replace(part, path)
         paths.append(path)
     return paths
@@ -39,7 +40,7 @@ def load_results(folder: Path) -> xr.Dataset:
         raise UserError(f"expected scores in {folder}, got none; run `credit-like evaluate` first")
     parts = []
     for path in paths:
-        one = xr.load_dataset(path, decode_timedelta=True)
+        one = netcdf_files.load(path, decode_timedelta=True)
         parts.append(one.assign_coords(source=path.stem, provenance=str(one.attrs.pop("provenance", path))))
     joined = xr.concat(
         parts, "source", data_vars="all", coords="different", compat="equals", join="outer", combine_attrs="override"
@@ -51,8 +52,8 @@ def is_results(path: Path) -> bool:
     """Return whether a file holds scores rather than forecasts."""
     if path.suffix != ".nc" or not path.is_file():
         return False
-    with xr.open_dataset(path, decode_timedelta=True) as dataset:
-        return "metric" in dataset.dims
+    with netcdf_files.reading(path) as file:
+        return "metric" in file.dimensions
 
 
 def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
@@ -60,7 +61,7 @@ def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
 
     Raises UserError where they have no variable in common.
     """
-    theirs = xr.load_dataset(path, decode_timedelta=True)
+    theirs = netcdf_files.load(path, decode_timedelta=True)
     theirs = theirs.rename({old: "lead_time" for old in ("prediction_timedelta",) if old in theirs.dims})
     if "region" not in theirs.dims:
         theirs = theirs.expand_dims(region=["global"])

@@ -5,6 +5,7 @@ Axes: M members, L leads, K levels (1 at the surface), H latitude rows, W longit
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ import xarray as xr
 from dask.utils import SerializableLock
 from numpy.typing import NDArray
 
+from credit_like.data import netcdf_files
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
@@ -170,7 +172,7 @@ def open_forecast(path: Path | str) -> xr.Dataset:
             raise UserError(
                 f"expected forecasts in {where}, got no netCDF files{unfinished}; run `credit-like rollout` first"
             )
-        parts = [_canonical(xr.open_dataset(file, chunks={}, decode_timedelta=True), file) for file in files]
+        parts = [_open(file) for file in files]
         dataset = xr.concat(parts, "time", data_vars="minimal", coords="minimal", compat="override", join="exact")
         return dataset.sortby("time")
     if not where.exists() and "://" not in str(path):
@@ -178,9 +180,20 @@ def open_forecast(path: Path | str) -> xr.Dataset:
         left = f", but an unfinished {part.name}; run `credit-like rollout` again" if part.exists() else ""
         raise UserError(f"expected forecasts at {path}, got nothing there{left or '; run `credit-like rollout` first'}")
     if where.suffix == ".nc":
-        return _canonical(xr.open_dataset(where, chunks={}, decode_timedelta=True), where)
+        return _open(where)
     consolidated = None if "://" in str(path) else _is_consolidated(where)
     return _canonical(xr.open_zarr(path, consolidated=consolidated, decode_timedelta=True), where)
+
+
+def _open(path: Path) -> xr.Dataset:
+    """A netCDF file, in dask arrays of the chunks that it has."""
+    dataset = xr.decode_cf(netcdf_files.open_lazily(path), decode_timedelta=True)
+    chunked = {
+        name: variable.chunk(variable.encoding.get("preferred_chunks", {}), name=f"{name}-{uuid.uuid4().hex}")
+        for name, variable in dataset.variables.items()
+        if name not in dataset.xindexes
+    }
+    return _canonical(dataset.assign(chunked), path)
 
 
 def _is_consolidated(path: Path) -> bool:

@@ -175,6 +175,7 @@ def write_forecasts(
         background.close()
     except BaseException:
         background.abandon()
+        writer.abandon()
         raise
     finished = writer.finish()
     return Outcome(forecast_path(experiment), sum(map(len, todo)), finished)

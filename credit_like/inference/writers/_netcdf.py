@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import netCDF4
 import numpy as np
-from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
 from xarray.conventions import cf_encoder
 
+from credit_like.data.netcdf_files import File
 from credit_like.inference.layout import Layout
 from credit_like.inference.writers._base import Fields, Place, Writer, compact
-
-# The HDF5 library is not thread-safe: files written here and files that xarray reads in other threads take turns.
-_LOCK = NETCDF4_PYTHON_LOCK
 
 
 class NetcdfWriter(Writer):
@@ -24,7 +22,7 @@ class NetcdfWriter(Writer):
     def __init__(self, layout: Layout, folder: Path, chunk_bytes: int, compression: int) -> None:
         super().__init__(layout, folder, chunk_bytes)
         self.compression = compression
-        self._files: dict[int, netCDF4.Dataset] = {}
+        self._files: dict[int, File] = {}
 
     def path(self, init: int) -> Path:
         """Return the final name of the file of an initial time."""
@@ -41,17 +39,16 @@ class NetcdfWriter(Writer):
             if init not in self._files:
                 self._create(init)
             where = (0, member) if self.layout.members > 1 else (0,)
-            with _LOCK:
-                self._files[init][name][(*where, leads)] = part
+            with self._files[init].opened() as file:
+                file[name][(*where, leads)] = part
 
     def _create(self, init: int) -> None:
         layout = self.layout
         self.open()
-        # xarray encodes the coordinates, yet does not write them: its `to_netcdf` holds no lock while it defines.
         coordinates = layout.coordinates(layout.init[init : init + 1])
         variables, attributes = cf_encoder(coordinates.variables, coordinates.attrs)
-        with _LOCK:
-            file = self._files[init] = netCDF4.Dataset(self._partial(init), "w")
+        self._files[init] = File(self._partial(init), "w", chunk_cache=False)
+        with self._files[init].opened() as file:
             file.set_auto_mask(False)
             file.setncatts(attributes)
             for name, size in coordinates.sizes.items():
@@ -77,12 +74,16 @@ class NetcdfWriter(Writer):
         variable.setncatts(layout.attrs_of(name))
 
     def complete(self, init: int) -> None:
-        with _LOCK:
-            self._files.pop(init).close()
+        self._files.pop(init).close()
         with self._partial(init).open("rb") as file:
             os.fsync(file.fileno())
         os.replace(self._partial(init), self.path(init))
         super().complete(init)
+
+    def abandon(self) -> None:
+        while self._files:
+            with suppress(OSError, RuntimeError):
+                self._files.popitem()[1].close()
 
     def is_complete(self, init: int) -> bool:
         return super().is_complete(init) and self.path(init).exists()
