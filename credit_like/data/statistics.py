@@ -169,7 +169,7 @@ class _Plane:
 
     @classmethod
     def of(cls, values: NDArray[np.floating], apart: NDArray[np.float64]) -> _Plane:
-        """Compute the moments; `apart` is scratch memory, reused because the first touch of new memory takes as long as the sums."""
+        """Compute the moments; `apart` is reusable scratch memory, since first-touch page faults take as long as the sums."""
         np.copyto(apart, values.reshape(-1))
         count, total = apart.size, apart.sum()
         if not np.isfinite(total):
