@@ -1,6 +1,6 @@
 """The arithmetic behind the layers, as functions of plain tensors: padding is always given explicitly.
 
-A layer on the whole image and its twin on a band of rows call the same function; the twin brings its halo rows and asks
+A layer on the whole image and its domain layer on a band of rows call the same function; the latter brings halo rows and asks
 for no zero rows there. Tensors are (B, H, W, C) unless a name says otherwise; strides in memory are free.
 
 Which way a function takes is decided here, by `use_fused` (device, dtype), and `by_fourier`, `by_winograd` and `keeps` (shape):
