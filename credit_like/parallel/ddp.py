@@ -9,15 +9,18 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from credit_like.parallel.fsdp2 import _no_view
+from credit_like.parallel.mesh import default_mesh
 
 
-def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh) -> nn.Module:
+def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None) -> nn.Module:
     """Average gradients over the ranks of a 1-D mesh during backward; the model wrapped, or itself where tensor-parallel.
 
     DistributedDataParallel cannot hold parameters that are split over tensor ranks; those models are replicated by hooks
     that keep the same contract. A model on one rank or without parameters comes back as it is.
+    Without a mesh (None) all ranks are one.
     """
-    if dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
+    dp_mesh = dp_mesh or default_mesh()
+    if dp_mesh is None or dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
         return model
     if any(isinstance(p, DTensor) for p in model.parameters()):
         model.register_forward_hook(_no_view)

@@ -26,6 +26,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from credit_like import ops
 from credit_like.nn import spectral_norm
 from credit_like.nn.layer import is_shard_unit, recomputation
+from credit_like.parallel.mesh import default_mesh
 from credit_like.parallel.shards import local, slice_like, whole
 from credit_like.parallel.unwrap import canonical_name
 
@@ -143,7 +144,7 @@ def _no_view(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
 
 
 def apply_fsdp2(
-    model: nn.Module, dp_mesh: DeviceMesh, conf: Any, ignored_params: set[nn.Parameter] | None = None
+    model: nn.Module, dp_mesh: DeviceMesh | None, conf: Any, ignored_params: set[nn.Parameter] | None = None
 ) -> nn.Module:
     """Shard the model, in place, over a 1-D mesh, or over the second dimension of a 2-D one and replicate over the first.
 
@@ -151,8 +152,10 @@ def apply_fsdp2(
     are averaged over the mesh. `conf`: the experiment, or its trainer block: `amp`, `fsdp2_mp_policy`,
     `fsdp2_reshard_after_forward` (False keeps parameters gathered between forward and backward: shards gradients and
     optimiser state only), `fsdp2_cpu_offload`. `ignored_params` stay whole. Nothing happens on a mesh of one rank.
+    Without a mesh (None) all ranks are one; with one process nothing happens.
     """
-    if dp_mesh.size() == 1 or not any(True for _ in model.parameters()):
+    dp_mesh = dp_mesh or default_mesh()
+    if dp_mesh is None or dp_mesh.size() == 1 or not any(True for _ in model.parameters()):
         return model
     trainer = _trainer(conf)
     policy = _build_mp_policy(conf)
@@ -249,8 +252,11 @@ def fsdp2_state_dict(model: nn.Module) -> dict[str, Any]:
 
 
 def fsdp2_load_state_dict(model: nn.Module, state_dict: dict[str, Any]) -> None:
-    """Load what rank 0 holds into all ranks. Collective. Raises RuntimeError for missing or unexpected names."""
-    set_model_state_dict(model, state_dict, options=_full())
+    """Load what rank 0 holds into all ranks. Collective. Raises RuntimeError for missing or unexpected names.
+
+    `state_dict` stays as it is: torch would put this rank's shards into it.
+    """
+    set_model_state_dict(model, dict(state_dict), options=_full())
 
 
 def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:

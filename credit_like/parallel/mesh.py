@@ -121,3 +121,11 @@ def data_parallel_coords(conf: dict[str, Any]) -> tuple[int, int]:
         rank, world = place.rank, place.world
     data, tensor, domain = degrees({k: v for k, v in block.items() if k in _KEYS}, world)
     return rank // (tensor * domain), data
+
+
+def default_mesh() -> DeviceMesh | None:
+    """All ranks as one data-parallel mesh; None where there is no process group or one rank alone."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return None
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",))

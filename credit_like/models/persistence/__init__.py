@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from credit_like import bands
+from credit_like.bands import Level
 from credit_like.schema.base import Section
 
 if TYPE_CHECKING:
@@ -20,9 +22,14 @@ class Config(Section):
         """It fits every grid."""
         return []
 
+    def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
+        """(degree, problem): each of `domain` ranks needs a row."""
+        problem = bands.degree_problem(bands.merge([Level(height, why="the image")]), domain)
+        return [("domain", f"got {domain}: {problem}")] if problem else []
+
 
 def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:
     """A model without parameters that predicts no change."""
     from credit_like.models.persistence.model import Persistence
 
-    return Persistence(out_channels)
+    return Persistence(in_channels=in_channels, out_channels=out_channels, frames=frames, height=height, width=width)

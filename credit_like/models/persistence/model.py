@@ -8,9 +8,10 @@ from torch import Tensor, nn
 class Persistence(nn.Module):
     """Zero increments for every output; a diagnostic output is its climatological mean."""
 
-    def __init__(self, out_channels: int) -> None:
+    def __init__(self, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> None:
         super().__init__()
-        self.out_channels = out_channels
+        self.in_channels, self.out_channels, self.frames = in_channels, out_channels, frames
+        self.height, self.width = height, width
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         """(B, C, T, H, W) to zeros (B, out_channels, 1, H, W)."""

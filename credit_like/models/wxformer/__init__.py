@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from credit_like import bands
+from credit_like.bands import Level
 from credit_like.errors import UserError
 from credit_like.schema.base import Section
 
@@ -92,8 +94,24 @@ class Config(Section):
             *self._check_output(height, width),
         ]
 
+    def levels(self, height: int, width: int) -> list[Level]:
+        """Every height in the model for an image of height x width, with what its layers ask of bands of rows there."""
+        stages = [rows for rows, _ in self.stage_sizes(height, width)]
+        padded, _ = self.padded(height, width)
+        decoded = 2 * stages[0] - sum(self.pads[0])
+        window = self.local_window_size
+        found = [Level(height, why="the image"), Level(padded), Level(2 * stages[0]), Level(decoded)]
+        for rows, apart in zip(stages, self.global_window_size, strict=True):
+            found.append(Level(rows, window, why=f"windows of {window} rows"))
+            if apart > 1:
+                why = f"long attention over {apart} strides of {rows // apart} rows"
+                found.append(Level(rows, pieces=rows // apart, why=why))
+        if self.upsample == "pixel_shuffle":
+            found += [Level(2 * rows, 2, why="pixel shuffle") for rows in stages]
+        return found
+
     def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
-        """(degree, problem): heads that `tensor` ranks cannot share, stages without a window row for each `domain` rank."""
+        """(degree, problem): heads that `tensor` ranks cannot share, levels without rows for each `domain` rank."""
         problems = []
         heads = [dim // self.dim_head for dim in self.dim]
         if any(count % tensor for count in heads):
@@ -105,15 +123,8 @@ class Config(Section):
                     f"got {tensor}, change it to one of {', '.join(map(str, works))}",
                 )
             )
-        bands = [rows // self.local_window_size for rows, _ in self.stage_sizes(height, width)]
-        if domain > min(bands):
-            problems.append(
-                (
-                    "domain",
-                    f"expected at most {min(bands)} bands (stage {bands.index(min(bands))} has that many rows of windows), "
-                    f"got {domain}, change it",
-                )
-            )
+        if problem := bands.degree_problem(bands.merge(self.levels(height, width)), domain):
+            problems.append(("domain", f"got {domain}: {problem}"))
         return problems
 
     def _check_channels(self) -> list[str]:

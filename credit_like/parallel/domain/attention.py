@@ -1,27 +1,29 @@
-"""Twins of the window attentions. Tensors are (B, H, W, C)."""
+"""Domain layers of the window attentions. Tensors are (B, H, W, C)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from credit_like.bands import Level, bands
 from credit_like.nn import attention
+from credit_like.parallel.domain.layer import DomainLayer, domain_layer
 from credit_like.parallel.domain.manager import DomainManager
-from credit_like.parallel.domain.partition import Level, bands
 from credit_like.parallel.domain.rows import RowPlan
-from credit_like.parallel.domain.twin import Twin
 
 
-class DomainShortAttention(Twin, attention.ShortAttention):
+@domain_layer(attention.ShortAttention)
+class DomainShortAttention(DomainLayer, attention.ShortAttention):
     """Bands are whole windows, so nothing is exchanged."""
 
     def levels(self, height_in: int, height_out: int) -> list[Level]:
         return [Level(height_in, self.window, why=f"windows of {self.window} rows")]
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         self._set(manager)
 
 
-class DomainLongAttention(Twin, attention.LongAttention):
+@domain_layer(attention.LongAttention)
+class DomainLongAttention(DomainLayer, attention.LongAttention):
     """Two exchanges, to whole groups and back.
 
     A group holds every (H/g)-th row. Each rank takes a contiguous range y of first rows and fetches the rows a H/g + y,
@@ -37,7 +39,7 @@ class DomainLongAttention(Twin, attention.LongAttention):
         apart = height_in // self.window
         return [Level(height_in, pieces=apart, why=f"long attention over {self.window} strides of {apart} rows")]
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         here, apart = manager.lists(height_in), height_in // self.window
         shares = bands(apart, 1, manager.size)
         groups = [[a * apart + y for a in range(self.window) for y in range(*share)] for share in shares]

@@ -1,17 +1,19 @@
-"""Twins of the decoder's convolutions. Tensors are (B, H, W, C)."""
+"""Domain layers of the decoder's convolutions. Tensors are (B, H, W, C)."""
 
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 from torch import Tensor
 
 from credit_like import ops
+from credit_like.bands import Level
 from credit_like.nn import conv
+from credit_like.parallel.domain.layer import DomainLayer, domain_layer
 from credit_like.parallel.domain.manager import DomainManager
-from credit_like.parallel.domain.partition import Level
 from credit_like.parallel.domain.rows import ZERO, RowPlan
-from credit_like.parallel.domain.twin import Twin
+from credit_like.parallel.domain.rules import Rows
 
 
 def window_rows(start: int, stop: int, height: int, kernel: int, stride: int, before: int) -> list[int]:
@@ -20,7 +22,8 @@ def window_rows(start: int, stop: int, height: int, kernel: int, stride: int, be
     return [row if 0 <= row < height else ZERO for row in rows]
 
 
-class DomainConv2d(Twin, conv.Conv2d):
+@domain_layer(conv.Conv2d)
+class DomainConv2d(DomainLayer, conv.Conv2d):
     """One exchange brings one halo row from either side (zeros at the poles) and moves to the bands of the output.
 
     Before a pixel shuffle the output bands are those that the shuffled image has, divided by the factor.
@@ -31,7 +34,11 @@ class DomainConv2d(Twin, conv.Conv2d):
     def levels(self, height_in: int, height_out: int) -> list[Level]:
         return [Level(height_out * self.subpixel, self.subpixel, why="pixel shuffle")] if self.subpixel > 1 else []
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def rows_out(self, height_out: int) -> Rows:
+        """The bands of the shuffled image, divided by the factor."""
+        return Rows(1, height_out * self.subpixel, share=Fraction(1, self.subpixel))
+
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         factor = self.subpixel
         outputs = [(start // factor, stop // factor) for start, stop in manager.bands(height_out * factor)]
         want = [window_rows(start, stop, height_in, 3, 1, 1) for start, stop in outputs]
@@ -44,12 +51,13 @@ class DomainConv2d(Twin, conv.Conv2d):
         return ops.conv3x3(x_BHWC, weight, self.bias, pad_rows=(0, 0), layer=self)
 
 
-class DomainConvTranspose2d(Twin, conv.ConvTranspose2d):
+@domain_layer(conv.ConvTranspose2d)
+class DomainConvTranspose2d(DomainLayer, conv.ConvTranspose2d):
     """One exchange brings the input rows that reach this rank's output rows; what they give beyond these is cropped."""
 
     plan: RowPlan
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         want = [list(range(*self._inputs(band, height_in))) for band in manager.bands(height_out)]
         start, stop = manager.own(height_out)
         first, end = self._inputs((start, stop), height_in)

@@ -1,4 +1,4 @@
-"""Twin of the cross-embedding layer. Tensors are (B, H, W, C)."""
+"""Domain layer of the cross-embedding layer. Tensors are (B, H, W, C)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from torch import Tensor
 from credit_like import ops
 from credit_like.nn import cross_embed
 from credit_like.parallel.domain.conv import window_rows
+from credit_like.parallel.domain.layer import DomainLayer, domain_layer
 from credit_like.parallel.domain.manager import DomainManager
 from credit_like.parallel.domain.rows import RowPlan
-from credit_like.parallel.domain.twin import Twin
 
 
-class DomainCrossEmbed(Twin, cross_embed.CrossEmbed):
+@domain_layer(cross_embed.CrossEmbed)
+class DomainCrossEmbed(DomainLayer, cross_embed.CrossEmbed):
     """One exchange for all kernels: the halo of the widest, from as many neighbours as it reaches.
 
     The same exchange moves from the bands of the input to those of the output.
@@ -20,7 +21,7 @@ class DomainCrossEmbed(Twin, cross_embed.CrossEmbed):
 
     plan: RowPlan
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         widest = self.kernel_sizes[-1]
         before, _ = cross_embed.zero_padding(widest, self.stride)
         want = [window_rows(*band, height_in, widest, self.stride, before) for band in manager.bands(height_out)]

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from credit_like.parallel.domain import partition
-from credit_like.parallel.domain.partition import Band, Level
+from credit_like import bands as partition
+from credit_like.bands import Band, Level
 from credit_like.parallel.domain.rows import RowPlan, fetch_rows, make_plan
 
 
@@ -51,10 +51,6 @@ class DomainManager:
     def fetch(self, x: Tensor, plan: RowPlan, dim: int) -> Tensor:
         """The wanted rows of x."""
         return fetch_rows(x, plan, self.group, dim)
-
-    def table(self) -> str:
-        """Rows of every rank at every level, as text."""
-        return partition.table(self.levels, self.size)
 
 
 def get_domain_manager(model: nn.Module) -> DomainManager | None:

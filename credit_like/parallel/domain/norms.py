@@ -1,4 +1,4 @@
-"""Twin of GroupNorm. Tensors are (B, H, W, C)."""
+"""Domain layer of GroupNorm. Tensors are (B, H, W, C)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch.distributed import ProcessGroup
 
 from credit_like.nn import norms
 from credit_like.parallel.collectives import gather_over, sum_over
+from credit_like.parallel.domain.layer import DomainLayer, domain_layer
 from credit_like.parallel.domain.manager import DomainManager
-from credit_like.parallel.domain.twin import Twin
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -63,10 +63,11 @@ class _GroupNorm(torch.autograd.Function):
         return dx.to(x.dtype), dw.to(weight.dtype), dy_BGC.sum(0).flatten().to(weight.dtype), None, None, None
 
 
-class DomainGroupNorm(Twin, norms.GroupNorm):
+@domain_layer(norms.GroupNorm)
+class DomainGroupNorm(DomainLayer, norms.GroupNorm):
     """Statistics over all ranks' rows: one small collective forward, one backward."""
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         self._set(manager)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:

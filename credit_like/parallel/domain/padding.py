@@ -1,4 +1,4 @@
-"""Twins of the paddings. Tensors are (B, C, H, W)."""
+"""Domain layers of the paddings. Tensors are (B, C, H, W)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from credit_like.nn import padding
+from credit_like.parallel.domain.layer import DomainLayer, domain_layer
 from credit_like.parallel.domain.manager import DomainManager
 from credit_like.parallel.domain.rows import RowPlan
-from credit_like.parallel.domain.twin import Twin
 
 
-class DomainPad(Twin, padding.Pad):
+@domain_layer(padding.Pad)
+class DomainPad(DomainLayer, padding.Pad):
     """Each rank fetches the image rows that its padded rows copy: mirrored ones at the poles, neighbours' where bands differ.
 
     The turn by half the globe and the columns are local. One exchange.
@@ -20,7 +21,7 @@ class DomainPad(Twin, padding.Pad):
     row_dim = 2
     plan: RowPlan
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         source = padding.source_rows(self.mode, height_in, *self.pad_lat)
         want = [[source[row][0] for row in rows] for rows in manager.lists(height_out)]
         start, stop = manager.own(height_out)
@@ -40,13 +41,14 @@ class DomainPad(Twin, padding.Pad):
         return torch.cat([first.roll(turn, dims=-1), middle, last.roll(turn, dims=-1)], dim=-2)
 
 
-class DomainUnpad(Twin, padding.Unpad):
+@domain_layer(padding.Unpad)
+class DomainUnpad(DomainLayer, padding.Unpad):
     """Each rank fetches the padded rows that are its image rows; the columns are local. One exchange."""
 
     row_dim = 2
     plan: RowPlan
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         want = [[row + self.pad_lat[0] for row in rows] for rows in manager.lists(height_out)]
         self._set(manager, plan=manager.plan(manager.lists(height_in), want))
 

@@ -1,4 +1,4 @@
-"""Twin of the bilinear resize. Tensors are (B, C, H, W)."""
+"""Domain layer of the bilinear resize. Tensors are (B, C, H, W)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from credit_like.bands import Band
 from credit_like.nn import resize
+from credit_like.parallel.domain.layer import DomainLayer, domain_layer
 from credit_like.parallel.domain.manager import DomainManager
-from credit_like.parallel.domain.partition import Band
 from credit_like.parallel.domain.rows import RowPlan
-from credit_like.parallel.domain.twin import Twin
 
 
 def source_band(band: Band, height_in: int, height_out: int) -> Band:
@@ -41,21 +41,21 @@ def interpolate_rows(x_BCHW: Tensor, band: Band, source: Band, height_in: int, h
     return torch.lerp(x_BCHW.index_select(2, first), x_BCHW.index_select(2, second), fraction)
 
 
-class DomainBilinearResize(Twin, resize.BilinearResize):
+@domain_layer(resize.BilinearResize)
+class DomainBilinearResize(DomainLayer, resize.BilinearResize):
     """One exchange brings the input rows around this rank's output rows; columns are local."""
 
     row_dim = 2
     plan: RowPlan
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int, width_in: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         sources = [source_band(band, height_in, height_out) for band in manager.bands(height_out)]
-        self.same = (height_in, width_in) == (self.height, self.width)
         self.band, self.source, self.height_in = manager.own(height_out), sources[manager.rank], height_in
         self._set(manager, plan=manager.plan(manager.lists(height_in), [list(range(*source)) for source in sources]))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """(B, C, h, w) to (B, C, this rank's rows, width)."""
-        if self.same:
+        if (self.height_in, x_BCHW.shape[-1]) == (self.height, self.width):
             return x_BCHW
         x_BCHW = self.manager.fetch(x_BCHW, self.plan, 2)
         if x_BCHW.shape[-1] != self.width:

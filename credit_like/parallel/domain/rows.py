@@ -53,11 +53,6 @@ class RowPlan:
         """Whether the output is the input, on this rank and without communication."""
         return not self.travels and self.runs == (Run(self.rank, 0, self.rows_in, 0),) and self.rows_in == self.rows_out
 
-    @property
-    def rows_sent(self) -> int:
-        """Rows that leave this rank."""
-        return sum(length for runs in self.sends for _, length in runs)
-
 
 def make_plan(have: Sequence[Sequence[int]], want: Sequence[Sequence[int]], rank: int) -> RowPlan:
     """The plan of `rank`, from the lists of all ranks. Raises ValueError for a wanted row that no rank has."""
@@ -65,7 +60,7 @@ def make_plan(have: Sequence[Sequence[int]], want: Sequence[Sequence[int]], rank
     for holder, rows in enumerate(have):
         for index, row in enumerate(rows):
             owner.setdefault(row, (holder, index))
-    travelling = next([_travelling(owner, want[d], s, d) for d in range(len(want))] for s in (rank,))
+    travelling = [_travelling(owner, wanted, rank, destination) for destination, wanted in enumerate(want)]
     arriving = [_travelling(owner, want[rank], s, rank) for s in range(len(have))]
     places = [{index: n for n, index in enumerate(indices)} for indices in arriving]
     pieces: list[tuple[int, int]] = []

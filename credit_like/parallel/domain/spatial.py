@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from credit_like.bands import Band
 from credit_like.parallel.domain.manager import DomainManager
-from credit_like.parallel.domain.partition import Band
 from credit_like.parallel.domain.resize import interpolate_rows, source_band
 
 
@@ -43,13 +43,17 @@ def gather_spatial(tensor: Tensor, manager: DomainManager | None, differentiable
     return manager.fetch(tensor if differentiable else tensor.detach(), plan, tensor.ndim - 2)
 
 
-def unpad_shard_interp(y_pred: Tensor, padding_opt: Any, manager: DomainManager, image_h: int, image_w: int) -> Tensor:
+def unpad_shard_interp(
+    y_pred: Tensor, padding_opt: Any, manager: DomainManager | None, image_h: int, image_w: int
+) -> Tensor:
     """This rank's padded output rows (B, C, h, w) or (B, C, 1, h, w) → exactly this rank's rows of the image. Collective.
 
     padding_opt: None, or what says `pad_lat`, `pad_lon` (an object or a mapping; `activate: false` is none). Where the
     unpadded size differs from (image_h, image_w) it is resized as the serial bilinear resize, with rows of other ranks
-    where needed. Differentiable.
+    where needed. Without a manager (None) the rows are all of the image's. Differentiable.
     """
+    if manager is None:
+        return _unpad_interp(y_pred, padding_opt, image_h, image_w)
     bands = present_bands(y_pred, manager)
     squeezed = y_pred.flatten(1, 2) if y_pred.ndim == 5 else y_pred
     (north, south), (west, east) = _pads(padding_opt)
@@ -65,6 +69,16 @@ def unpad_shard_interp(y_pred: Tensor, padding_opt: Any, manager: DomainManager,
         if x.shape[-1] != image_w:
             x = nn.functional.interpolate(x, size=(x.shape[-2], image_w), mode="bilinear", align_corners=False)
         x = interpolate_rows(x, targets[manager.rank], sources[manager.rank], height, image_h)
+    return x.unflatten(1, y_pred.shape[1:3]) if y_pred.ndim == 5 else x
+
+
+def _unpad_interp(y_pred: Tensor, padding_opt: Any, image_h: int, image_w: int) -> Tensor:
+    """The same of the whole image, without communication."""
+    (north, south), (west, east) = _pads(padding_opt)
+    x = y_pred.flatten(1, 2) if y_pred.ndim == 5 else y_pred
+    x = x[..., north : x.shape[-2] - south, west : x.shape[-1] - east]
+    if x.shape[-2:] != (image_h, image_w):
+        x = nn.functional.interpolate(x, size=(image_h, image_w), mode="bilinear", align_corners=False)
     return x.unflatten(1, y_pred.shape[1:3]) if y_pred.ndim == 5 else x
 
 

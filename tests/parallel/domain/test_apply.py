@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from credit_like.parallel.domain.apply import apply_domain_parallel, check_twins
+from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.gradients import sync_domain_gradients
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_spatial, shard_spatial, unpad_shard_interp
@@ -101,43 +101,27 @@ def test_images_are_cut_resized_and_gathered(run_ranks, tiny):
     assert max(run_ranks(3, _spatial, 3, tiny)) < 1e-12
 
 
-class _Composite(nn.Module):
+class _Mixes(nn.Module):
     in_channels = frames = 1
     height, width = 16, 8
 
-    def __init__(self, layer=None, function=None):
+    def __init__(self):
         super().__init__()
-        self.layer = layer or nn.Identity()
-        self.function = function or (lambda x: x)
+        self.layer = nn.Conv2d(1, 1, 3, padding=1)
 
     def forward(self, x):
-        return self.function(self.layer(x.flatten(1, 2))).unsqueeze(1)
+        return self.layer(x.flatten(1, 2)).unsqueeze(1)
 
 
-def test_a_layer_without_a_twin_is_named():
-    for layer in (nn.Conv2d(1, 1, 3, padding=1), nn.BatchNorm2d(1), nn.Upsample(scale_factor=2), nn.AvgPool2d(2)):
-        with pytest.raises(ValueError, match=rf"layer \(torch.nn.*{type(layer).__name__}\)"):
-            check_twins(_Composite(layer))
-    check_twins(_Composite(nn.Conv2d(1, 1, 1)))
-
-
-def _without_a_twin(rank):
+def _refused(rank):
     runtime = Runtime.start(Parallelism(data="none", domain=2), torch.device("cpu"))
-    apply_domain_parallel(_Composite(nn.Conv2d(1, 1, 3, padding=1)), runtime.submeshes["domain"])
+    apply_domain_parallel(_Mixes(), runtime.submeshes["domain"])
 
 
-def test_a_layer_without_a_twin_is_an_error_everywhere(launch_ranks):
-    for answer in launch_ranks(2, _without_a_twin):
+def test_what_mixes_rows_outside_domain_layers_is_an_error_everywhere(launch_ranks):
+    for answer in launch_ranks(2, _refused):
         assert answer[0] == "error"
-        assert "layer (torch.nn.modules.conv.Conv2d)" in answer[1]
-
-
-@pytest.mark.parametrize(
-    "function", [lambda x: x.roll(1, 2), lambda x: x.flip(2), lambda x: nn.functional.avg_pool2d(x, 3)]
-)
-def test_mixing_outside_layers_is_refused(function):
-    with pytest.raises(ValueError, match=r"outside the layers of credit_like\.nn"):
-        apply_domain_parallel(_Composite(function=function), None)
+        assert "layer (torch.nn.modules.conv.Conv2d) calls convolution" in answer[1]
 
 
 def _too_many(rank, tiny):

@@ -50,27 +50,19 @@ def bands(height: int, unit: int, parts: int) -> list[Band]:
     return list(itertools.pairwise(starts))
 
 
+def degree_problem(levels: dict[int, Level], degree: int) -> str:
+    """Where a rank would be left without rows, and the degrees that work; empty if `degree` does."""
+    tightest = min(levels.values(), key=lambda level: level.most)
+    if degree <= tightest.most:
+        return ""
+    works = ", ".join(str(d) for d in range(1, tightest.most + 1))
+    return (
+        f"at {tightest.height} rows{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces "
+        f"to share, and a rank without rows cannot take part; degrees that work: {works}"
+    )
+
+
 def check_degree(levels: dict[int, Level], degree: int) -> None:
     """Raise UserError where a rank would be left without rows at some level, with the degrees that work."""
-    tightest = min(levels.values(), key=lambda level: level.most)
-    if degree > tightest.most:
-        works = ", ".join(str(d) for d in range(1, tightest.most + 1))
-        raise UserError(
-            f"trainer.parallelism.domain {degree}: at {tightest.height} rows"
-            f"{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces to share, "
-            f"and a rank without rows cannot take part; degrees that work: {works}"
-        )
-
-
-def table(levels: dict[int, Level], degree: int) -> str:
-    """Rows of every rank at every level, as text."""
-    heights = list(levels)
-    head = "rank  " + "  ".join(f"{height:>11} rows" for height in heights)
-    lines = [head]
-    for rank in range(degree):
-        cells = []
-        for height in heights:
-            start, stop = bands(height, levels[height].unit, degree)[rank]
-            cells.append(f"{f'{start}-{stop - 1} ({stop - start})':>16}")
-        lines.append(f"{rank:>4}  " + "  ".join(cells))
-    return "\n".join(lines)
+    if problem := degree_problem(levels, degree):
+        raise UserError(f"trainer.parallelism.domain {degree}: {problem}")

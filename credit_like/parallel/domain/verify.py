@@ -1,0 +1,476 @@
+"""Proof that a model computes each row from that row alone, but for the layers that have a sharded version.
+
+The model's forward is followed on tensors without values. Between its domain layers every operation on a tensor that
+carries rows needs a rule (`rules.py`) that says where the rows are in the result; an operation without one is refused. The
+forward is followed a second time on the bands of rows that the ranks will have: it must perform the same operations with
+the same arguments, so a number that depends on the height, or a tensor with a value for each row, is found as well.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from credit_like import bands
+from credit_like.bands import Level
+from credit_like.errors import UserError
+from credit_like.parallel.domain import rules
+from credit_like.parallel.domain.layer import DOMAIN_LAYERS
+from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
+
+BATCH = 2  # more than one, so that no dimension disappears by chance
+Heights = tuple[int, int]  # rows in, rows out
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the trace found: (rows in, rows out) of every domain layer, and every height with what its bands must be."""
+
+    heights: dict[nn.Module, Heights]
+    levels: dict[int, Level]
+
+
+def verify(model: nn.Module, degree: int) -> Proof:
+    """Prove that the model gives on `degree` bands of rows what it gives on the whole image. No communication.
+
+    Raises UserError that names the module and the operation that mixes rows, or cannot be shown not to; and for a degree
+    that leaves a rank without rows. The model is followed in its present mode (training or evaluation).
+    """
+    whole = _Trace(model)
+    whole.run()
+    levels = _levels(model, whole.heights)
+    bands.check_degree(levels, degree)
+    for heights in _distinct_bands(levels, degree):
+        _Trace(model, heights, whole).run()
+    return Proof(whole.heights, levels)
+
+
+def image_size(model: nn.Module) -> tuple[int, int]:
+    """(rows, columns) of the image that the model was built for."""
+    height, width = getattr(model, "height", None), getattr(model, "width", None)
+    assert isinstance(height, int)
+    assert isinstance(width, int)
+    return height, width
+
+
+def _levels(model: nn.Module, heights: dict[nn.Module, Heights]) -> dict[int, Level]:
+    """Every height in the model with what its layers ask of the bands there."""
+    found = [Level(image_size(model)[0], why="the image")]
+    for module, (height_in, height_out) in heights.items():
+        found += [Level(height_in), Level(height_out)]
+        found += DOMAIN_LAYERS[type(module)].levels(module, height_in, height_out)  # type: ignore[arg-type]
+    return bands.merge(found)
+
+
+def _distinct_bands(levels: dict[int, Level], degree: int) -> list[dict[int, int]]:
+    """The rows at every level of a rank, once for all ranks that have equally many everywhere."""
+    if degree == 1:
+        return []
+    shares = {height: bands.bands(height, level.unit, degree) for height, level in levels.items()}
+    found = {tuple(stop - start for start, stop in own) for own in zip(*shares.values(), strict=True)}
+    return [dict(zip(shares, sizes, strict=True)) for sizes in sorted(found)]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """An operation, or a domain layer: what must be the same on a band as on the whole."""
+
+    module: nn.Module
+    name: str
+    arguments: tuple[Any, ...]
+    results: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Uniform:
+    """A tensor without rows all of whose values are equal."""
+
+
+_Known = Rows | _Uniform | None
+
+
+class _Trace(TorchDispatchMode):
+    """One forward on the meta device: of the whole image, or with `heights` (level -> rows) of a band, as `whole` did it."""
+
+    def __init__(self, model: nn.Module, heights: dict[int, int] | None = None, whole: _Trace | None = None) -> None:
+        super().__init__()
+        self.model, self.band, self.whole = model, heights, whole
+        self.names = {module: name for name, module in model.named_modules()}
+        self.stack: list[nn.Module] = []
+        self.inside = 0
+        self.heights: dict[nn.Module, Heights] = {}
+        self.steps: list[_Step] = []
+        self.outputs: list[Tensor] = []
+        # Tensors are kept while the trace lasts: they are recognised by identity.
+        self.known: dict[int, tuple[Tensor, _Known]] = {}
+        self.made: dict[int, Tensor] = {}  # by storage: what a factory made
+        self.written: dict[int, bool] = {}  # by storage: whether rows were written into what a factory made
+
+    def height(self, level: int) -> int:
+        """Rows of this trace at a level."""
+        return level if self.band is None else self.band.get(level, level)
+
+    # -- the forward ----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Follow the forward. Raises UserError for what is not proven."""
+        shape = _input_shape(self.model)
+        tensors = {
+            name: torch.empty(value.shape, dtype=value.dtype, device="meta")
+            for name, value in (*self.model.named_parameters(), *self.model.named_buffers())
+        }
+        for value in tensors.values():
+            self._know(value, None)
+        dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
+        x = torch.empty((*shape[:3], self.height(shape[3]), shape[4]), dtype=dtype, device="meta")
+        self._know(x, Rows(3, shape[3]))
+        with self._hooks():
+            if self.whole is None:
+                y = self._call(tensors, x)
+            else:
+                try:
+                    y = self._call(tensors, x)
+                except UserError:
+                    raise
+                except (RuntimeError, ValueError, IndexError, AssertionError) as error:
+                    raise self._error(
+                        f"fails on a band of {self.height(shape[3])} of {shape[3]} rows ({error})"
+                    ) from error
+        self._check_output(y, shape[3], shape[4])
+        if self.whole is not None and len(self.steps) < len(self.whole.steps):
+            raise self._error(f"performs fewer operations on a band than on all {shape[3]} rows")
+
+    def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Any:
+        with self:
+            return torch.func.functional_call(self.model, tensors, (x,))
+
+    def _check_output(self, y: Any, height: int, width: int) -> None:
+        self.stack = []
+        rows, expected = (self.height(height), width), (BATCH, 1, self.height(height), width)
+        if not isinstance(y, Tensor) or y.ndim != 5 or (y.shape[0], *y.shape[2:]) != expected:
+            got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise self._error(f"returns {got}, expected (batch, channels, 1, {rows[0]}, {rows[1]})")
+        known = self._known(y, "its output")
+        if known != Rows(3, height) and not isinstance(known, _Uniform):
+            raise self._error("returns rows that are not the bands of the image, or a tensor without rows")
+
+    @contextmanager
+    def _hooks(self) -> Iterator[None]:
+        """Keep the stack of modules; on a band, replace every domain layer by the shape of its output."""
+        handles = []
+        replaced = []
+        for module in self.names:
+            domain = type(module) in DOMAIN_LAYERS
+            handles.append(module.register_forward_pre_hook(self._enter_layer if domain else self._enter))
+            handles.append(module.register_forward_hook(self._leave_layer if domain else self._leave))
+            if domain and self.whole is not None:
+                module.__dict__["forward"] = self._stand_in
+                replaced.append(module)
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module in replaced:
+                del module.__dict__["forward"]
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.stack.append(module)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        self.stack.pop()
+
+    def _enter_layer(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.stack.append(module)
+        self.inside += 1
+        if self.inside == 1:
+            dim = DOMAIN_LAYERS[type(module)].row_dim
+            if len(args) != 1 or not isinstance(args[0], Tensor):
+                raise self._error("is a domain layer and gets more, or other, than one tensor")
+            if self._known(args[0], "the call") != Rows(
+                dim, args[0].shape[dim] if self.band is None else self._level_in()
+            ):
+                raise self._error(
+                    f"is a domain layer and expects the image's rows in dimension {dim}, "
+                    f"got a tensor of shape {tuple(args[0].shape)} that has them elsewhere or in other bands"
+                )
+
+    def _level_in(self) -> int:
+        """The height that the domain layer being called had on the whole image."""
+        assert self.whole is not None
+        return self.whole.heights[self.stack[-1]][0]
+
+    def _leave_layer(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        self.inside -= 1
+        kind = DOMAIN_LAYERS[type(module)]
+        if self.band is None:
+            sizes = (args[0].shape[kind.row_dim], out.shape[kind.row_dim])
+            if self.heights.setdefault(module, sizes) != sizes:
+                raise self._error(f"is used at two sizes, {self.heights[module]} and {sizes}; use one layer for each")
+        if self.inside == 0:
+            height_out = self.heights[module][1] if self.band is None else self.whole.heights[module][1]  # type: ignore[union-attr]
+            rows = kind.rows_out(module, height_out)  # type: ignore[arg-type]
+            self._know(out, rows)
+            self.outputs.append(out)
+            self._record(_Step(module, "domain layer", (), ((rows, _shape(out, rows)),)))
+        self.stack.pop()
+
+    def _stand_in(self, x: Tensor) -> Tensor:
+        """A band of the output that the domain layer had on the whole image, in the same order in memory."""
+        assert self.whole is not None
+        if len(self.outputs) >= len(self.whole.outputs):
+            raise self._error("is called more often on a band than on the whole image")
+        whole = self.whole.outputs[len(self.outputs)]
+        known = self.whole.known[id(whole)][1]
+        assert isinstance(known, Rows)
+        shape = list(whole.shape)
+        shape[known.dim] = int(self.height(known.level) * known.share)
+        strides = whole.stride()
+        order = sorted(range(whole.ndim), key=lambda d: (-strides[d], d))
+        blank = torch.empty([shape[d] for d in order], dtype=whole.dtype, device="meta")
+        return blank.permute([order.index(d) for d in range(whole.ndim)])
+
+    # -- operations -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if self.inside:
+            return func(*args, **(kwargs or {}))
+        schema = func._schema
+        name = schema.name.removeprefix("aten::")
+        values = {**{a.name: v for a, v in zip(schema.arguments, args, strict=False)}, **(kwargs or {})}
+        values = {a.name: values.get(a.name, a.default_value) for a in schema.arguments}
+        written = [values[a.name] for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        name = name.removesuffix("_") if written and not name.startswith("_") else name
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise self._error(
+                f"calls {name}: its random numbers would differ between layouts; set the rate of dropout to 0"
+            )
+        tensors = tensors_of(list(values.values()))
+        known = [self._known(t, name) for t in tensors]
+        rows = any(isinstance(k, Rows) for k in known) and name not in rules.FACTORIES
+        pointwise = torch.Tag.pointwise in func.tags
+        rule = rules.elementwise if pointwise and name not in rules.RULES else rules.RULES.get(name)
+        if pointwise and name in ("max", "min"):
+            rule = rules.elementwise
+        if rows and rule is None:
+            raise self._error(f"calls {name} on rows, which is not known to keep them apart")
+        result = func(*args, **(kwargs or {}))
+        results = tensors_of(result)
+        call = Call(values, results, self._rows, self._is_uniform, self.height, self._expected())
+        found: list[_Known]
+        if rows:
+            assert rule is not None
+            try:
+                found = list(rule(call))
+                self._check_extents(results, found)
+            except Mixes as reason:
+                shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
+                raise self._error(f"calls {name} on {shapes}, which mixes rows: {reason}") from None
+        elif name in rules.FACTORIES:
+            found = [_Uniform() for _ in results]
+        else:
+            keeps = pointwise or name in rules.KEEPS_UNIFORM
+            uniform = keeps and bool(known) and all(isinstance(k, _Uniform) for k in known)
+            found = [_Uniform() if uniform else None for _ in results]
+        if written:
+            self._write(name, written, results, found)
+        else:
+            for t, k in zip(results, found, strict=True):
+                self._know(t, k)
+                if name in rules.FACTORIES:
+                    self.made[_storage(t)] = t
+        loose = rows or pointwise or name in rules.KEEPS_UNIFORM or name in rules.FACTORIES
+        if name not in rules.COPIES or not rows:
+            self._record(_step(self._module, name, values, tensors, known, results, found, loose=loose))
+        return result
+
+    def _expected(self) -> Rows | None:
+        """Where the whole image has its rows after this operation."""
+        at = len(self.steps)
+        if self.whole is None or at >= len(self.whole.steps) or not self.whole.steps[at].results:
+            return None
+        known = self.whole.steps[at].results[0][0]
+        return known if isinstance(known, Rows) else None
+
+    def _check_extents(self, results: list[Tensor], found: list[_Known]) -> None:
+        for t, k in zip(results, found, strict=True):
+            if isinstance(k, Rows) and t.shape[k.dim] != k.outer * self.height(k.level) * k.share:
+                raise Mixes(f"its result of shape {tuple(t.shape)} does not have these rows")
+
+    def _write(self, name: str, written: list[Tensor], results: list[Tensor], found: list[_Known]) -> None:
+        """An operation in place: a tensor with rows keeps them where they are; one without may get them if it is new."""
+        if len(written) != 1 or len(results) != 1 or results[0] is not written[0]:
+            if any(isinstance(k, Rows) for k in (*found, *(self._known(t, name) for t in written))):
+                raise self._error(f"calls {name}, which writes rows into another tensor")
+            for t in written:
+                self.written.setdefault(_storage(t), False)
+            return
+        (target,), (after,) = written, found
+        before = self._known(target, name)
+        if isinstance(before, Rows):
+            if after != before:
+                raise self._error(f"calls {name} in place, which would move rows")
+        elif isinstance(after, Rows):
+            self._adopt(name, target, after)
+        else:
+            self.written.setdefault(_storage(target), False)
+            self._know(target, None)
+
+    def _adopt(self, name: str, target: Tensor, rows: Rows) -> None:
+        """Rows written into a tensor that a factory made, or into a part of it that has whole rows."""
+        base = self.made.get(_storage(target))
+        fits = (
+            base is not None
+            and self.written.get(_storage(target)) is None
+            and base.ndim == target.ndim
+            and base.stride() == target.stride()
+            and base.shape[rows.dim] == target.shape[rows.dim]
+        )
+        if not fits:
+            raise self._error(f"calls {name} in place, which writes rows into a tensor without rows")
+        assert base is not None
+        self.written[_storage(target)] = True
+        for t in (base, target):
+            self._know(t, rows)
+
+    # -- what is known of tensors ---------------------------------------------------------------------------------------
+
+    def _know(self, t: Tensor, known: _Known) -> None:
+        self.known[id(t)] = (t, known)
+
+    def _known(self, t: Tensor, name: str) -> _Known:
+        """Rows, uniform, or None for other values that all ranks share. Raises UserError for a tensor of unknown origin."""
+        if id(t) not in self.known:
+            if t.is_meta:
+                raise self._error(
+                    f"calls {name} with a tensor of shape {tuple(t.shape)} that is neither a parameter nor a buffer; register it "
+                    "(a number needs no tensor)"
+                )
+            self._know(t, None)
+        known = self.known[id(t)][1]
+        if not isinstance(known, Rows) and (has_rows := self.written.get(_storage(t))) is not None:
+            if has_rows:
+                raise self._error(f"calls {name} with a view that was taken before rows were written into its tensor")
+            return None
+        return known
+
+    def _rows(self, t: Tensor) -> Rows | None:
+        known = self._known(t, "an operation")
+        return known if isinstance(known, Rows) else None
+
+    def _is_uniform(self, t: Tensor) -> bool:
+        return isinstance(self._known(t, "an operation"), _Uniform)
+
+    # -- comparison and messages ----------------------------------------------------------------------------------------
+
+    def _record(self, step: _Step) -> None:
+        """Keep the step; on a band, it must be the one of the whole image."""
+        self.steps.append(step)
+        if self.whole is None:
+            return
+        done = self.whole.steps
+        before = done[len(self.steps) - 1] if len(self.steps) <= len(done) else None
+        if step != before:
+            other = before if before is not None and before.module is not step.module else step
+            raise self._error(
+                f"calls {other.name} with arguments or shapes, "
+                f"or at all, depending on the number of rows: {_differs(before, step)}",
+                other.module,
+            )
+
+    @property
+    def _module(self) -> nn.Module:
+        """The module whose forward is running."""
+        return self.stack[-1] if self.stack else self.model
+
+    def _error(self, what: str, module: nn.Module | None = None) -> UserError:
+        module = module or self._module
+        name = self.names.get(module) or "the model itself"
+        kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        return UserError(
+            f"trainer.parallelism.domain: {name} ({kind}) {what}. A band of rows would not give the numbers of the whole image: "
+            "use the layers of credit_like.nn there, write a domain layer, or set domain to 1"
+        )
+
+
+def _storage(t: Tensor) -> int:
+    return t.untyped_storage()._cdata
+
+
+def _input_shape(model: nn.Module) -> tuple[int, int, int, int, int]:
+    """(batch, channels, frames, rows, columns) of an input. Raises UserError for a model that does not say its sizes."""
+    keys = ("in_channels", "frames", "height", "width")
+    missing = [key for key in keys if not hasattr(model, key)]
+    if missing:
+        raise UserError(
+            f"{type(model).__name__}: expected attributes in_channels, frames, height and width for domain parallelism; "
+            f"it has no {', '.join(missing)}"
+        )
+    channels, frames, height, width = (int(getattr(model, key)) for key in keys)
+    return BATCH, channels, frames, height, width
+
+
+def _shape(t: Tensor, known: _Known) -> tuple[int | None, ...]:
+    """The sizes that may not depend on the height: of a uniform tensor none, and not those of rows and repeated values."""
+    if isinstance(known, Rows):
+        return tuple(None if d == known.dim else n for d, n in enumerate(t.shape))
+    if isinstance(known, _Uniform):
+        return ()
+    return tuple(n if n == 1 or t.stride(d) else None for d, n in enumerate(t.shape))
+
+
+def _step(
+    module: nn.Module,
+    name: str,
+    values: dict[str, Any],
+    tensors: list[Tensor],
+    known: list[_Known],
+    results: list[Tensor],
+    found: list[_Known],
+    *,
+    loose: bool,
+) -> _Step:
+    """What an operation did, without what follows from the number of rows.
+
+    loose: uniform tensors and repeated values may be of any size; where values are added up their number counts.
+    """
+    ignored = rules.SIZES.get(name, ())
+    if name == "slice" and results[0].shape == tensors[0].shape:  # all of the dimension
+        ignored = ("start", "end")
+    by_tensor = {id(t): k for t, k in zip(tensors, known, strict=True)}
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            k = by_tensor[id(value)]
+            shape = _shape(value, k) if loose or isinstance(k, Rows) else tuple(value.shape)
+            return (k, shape, value.dtype, None if value.is_meta else _digest(value))
+        if isinstance(value, list | tuple):
+            return tuple(plain(item) for item in value)
+        return value
+
+    arguments = tuple((key, plain(value)) for key, value in values.items() if key not in ignored)
+    alike = "reshape" if name in rules.RESHAPES else name
+    return _Step(module, alike, arguments, tuple((k, _shape(t, k)) for t, k in zip(results, found, strict=True)))
+
+
+def _digest(t: Tensor) -> str:
+    """The values of a tensor that has some."""
+    return hashlib.sha256(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def _differs(before: _Step | None, step: _Step) -> str:
+    """The first difference, in words."""
+    if before is None or before.name != step.name:
+        return f"where the whole image calls {before.name if before else 'nothing'}, a band calls {step.name}"
+    for (name, whole), (_, band) in zip(before.arguments, step.arguments, strict=False):
+        if whole != band:
+            return f"{name} is {whole} for the whole image and {band} for a band"
+    return "its results have other shapes"
