@@ -282,7 +282,7 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
         if not wanted:
             continue
         try:
-            mean, std, change_std = Statistics.load(FilePath(name)).select(wanted)
+            mean, std, change_std = Statistics.load(FilePath(name), store.fields).select(wanted)
         except _UNREADABLE as error:
             yield where, f"expected statistics of every variable, got {_one_line(error)}, change it or make them anew"
             return

@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.lock import RunLock
@@ -135,9 +136,9 @@ def diff_checkpoints(first: Path, second: Path) -> int:
     rows = differences(first, second)
     table = Table(box=None, pad_edge=False)
     for title in ("", str(first), str(second)):
-        table.add_column(title, overflow="fold")
+        table.add_column(Text(title), overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))
     Console(soft_wrap=True).print(table if rows else "no difference", highlight=False)
     return int(bool(rows))
 
@@ -178,7 +179,7 @@ def _print(found: Sequence[Entry], verified: bool) -> None:
     table = Table("step", "epoch", "score", "MiB", "saved", "layout", "state", box=None, pad_edge=False)
     for entry in found:
         if entry.damage:
-            table.add_row(str(entry.step), "", "", "", "", "", f"damaged: {entry.damage}")
+            table.add_row(str(entry.step), "", "", "", "", "", Text(f"damaged: {entry.damage}"))
             continue
         score = "" if entry.score is None else f"{entry.score:.6g}{' best' if entry.best else ''}"
         size = f"{(entry.bytes or 0) / 2**20:.1f}"

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import reprlib
 import struct
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from credit_like.checkpoint.files import replace_file
 from credit_like.errors import UserError
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
@@ -87,10 +90,12 @@ def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_
     """
     known = {**_DEFAULTS, **{k: v for k, v in model_args.items() if k not in _NO_EFFECT}}
     problems = [
-        f"{key}: unknown argument ({model_args[key]!r})" for key in known if key not in (*_DEFAULTS, "post_conf")
+        f"{key}: unknown argument ({reprlib.repr(model_args[key])})"
+        for key in known
+        if key not in (*_DEFAULTS, "post_conf")
     ]
     fixed = {"patch_height": 1, "patch_width": 1, "output_frames": 1, "attn_dropout": 0, "ff_dropout": 0}
-    problems += [f"{k}: expected {v}, got {known[k]!r}" for k, v in fixed.items() if known[k] != v]
+    problems += [f"{k}: expected {v}, got {reprlib.repr(known[k])}" for k, v in fixed.items() if known[k] != v]
     post = known.pop("post_conf", None)
     if post is not None and post.get("activate", False):
         problems.append(
@@ -99,7 +104,7 @@ def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_
     local = known["local_window_size"]
     if not isinstance(local, int):
         if len(set(local)) != 1:
-            problems.append(f"local_window_size: expected one window for all stages, got {local!r}")
+            problems.append(f"local_window_size: expected one window for all stages, got {reprlib.repr(local)}")
         local = local[0]
     if problems:
         raise UserError("CREDIT's model arguments cannot be converted:\n" + "\n".join(problems))
@@ -139,9 +144,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path)
     try:
+        _refuse_packed(path)
         if path.suffix == ".safetensors":
             return dict(load_file(path))
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except UserError:
+        raise
     except FileNotFoundError as error:
         raise UserError(f"expected a CREDIT checkpoint, got nothing at {path}; change the path") from error
     except (
@@ -152,17 +160,35 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
         EOFError,
         LookupError,
         RuntimeError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        zipfile.BadZipFile,
     ) as error:
         raise UserError(
             f"{path}: expected a CREDIT checkpoint, got a file that torch cannot load ({error!r})"
         ) from error
     state = content.get("model_state_dict", content) if isinstance(content, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise UserError(
-            f"{path}: expected `model_state_dict` with tensors, got {_kind(content)}; is it a CREDIT checkpoint?"
+            f"{path}: expected `model_state_dict` with tensors under their names, got {_kind(content)}; is it a CREDIT checkpoint?"
         )
+    size = path.stat().st_size
+    for name, value in state.items():  # a view may repeat one number for ever
+        if value.numel() * value.element_size() > size:
+            raise UserError(f"{path}: expected tensors that are in the file, got {name} of {tuple(value.shape)}")
     prefix = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
     return {prefix.sub("", key).replace("_checkpoint_wrapped_module.", ""): value for key, value in state.items()}
+
+
+def _refuse_packed(path: Path) -> None:
+    """Raises UserError for an archive that unpacks to more than its own size: torch stores what it saves as it is."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        unpacked = sum(member.file_size for member in archive.infolist())
+    if unpacked > path.stat().st_size:
+        raise UserError(f"{path}: expected an archive as torch writes it, got one that unpacks to {unpacked} bytes")
 
 
 def _kind(content: object) -> str:
@@ -281,8 +307,9 @@ def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
         raise UserError(
             f"use_spectral_norm: expected {has_norm} as in the weights, got {arguments.config.use_spectral_norm}; change it"
         )
-    model = arguments.build()
-    ours, theirs = model.state_dict(), convert_state_dict(state, arguments.config)
+    with torch.device("meta"):  # of whatever size the arguments say
+        ours = arguments.build().state_dict()
+    theirs = convert_state_dict(state, arguments.config)
     problems = [f"{name}: not in the checkpoint" for name in ours if name not in theirs]
     problems += [f"{name}: no such weight in the model" for name in theirs if name not in ours]
     problems += [
@@ -292,6 +319,7 @@ def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
     ]
     if problems:
         raise UserError("the weights do not fit the model that the arguments describe:\n" + "\n".join(problems))
+    model = arguments.build()
     model.load_state_dict(theirs)
     spectral_norm.refresh(model)
     return model
@@ -305,6 +333,8 @@ def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: s
     config_yaml: CREDIT's YAML, of which the `model` block (and for channel counts, where the block has none, the `data` block)
     is read; without it, the checkpoint must fit CREDIT's default arguments. Returns the path. Raises UserError as above.
     """
+    if Path(out).exists() and Path(checkpoint).exists() and Path(out).samefile(checkpoint):
+        raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
     state = read_checkpoint(checkpoint)
     block = {} if config_yaml is None else model_block(_yaml(Path(config_yaml)))
     arguments = convert_model_args(block, upsample=decoder_of(state))
@@ -320,16 +350,18 @@ def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: s
     }
     weights = {name: value.float().contiguous() for name, value in model.state_dict().items()}
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_file(weights, out, metadata={"model": json.dumps(described)})
+    beside = out.with_name(f".{out.name}.tmp")
+    save_file(weights, beside, metadata={"model": json.dumps(described)})
     section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
-    out.with_name(f"{out.stem}.model.yml").write_text(section)
+    replace_file(out.with_name(f"{out.stem}.model.yml"), section.encode())
+    beside.replace(out)
     return out
 
 
 def _yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text())
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {error}") from error
 
 
@@ -356,7 +388,7 @@ def model_block(document: Any) -> dict[str, Any]:
     block = dict(document["model"])
     kind = block.pop("type", "wxformer")
     if kind not in _TYPES:
-        raise UserError(f"model.type: expected one of {', '.join(_TYPES)}, got {kind!r}")
+        raise UserError(f"model.type: expected one of {', '.join(_TYPES)}, got {reprlib.repr(kind)}")
     data = document.get("data")
     if isinstance(data, dict):
         derived = _second_generation(data) if isinstance(data.get("source"), dict) else _first_generation(data)

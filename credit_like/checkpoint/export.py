@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from credit_like import registry
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.files import replace_file
-from credit_like.checkpoint.format import write_tensors
+from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
 from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
@@ -95,6 +95,12 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
     out = Path(out)
     if out.suffix != ".safetensors":
         raise UserError(f"expected an output file that ends in .safetensors, got {out}; change its name")
+    if (out.parent / MANIFEST).exists():
+        raise UserError(f"expected an output file beside no checkpoint's own, got {out}; change its folder")
+    if out.with_suffix(".md").exists() and not out.exists():
+        raise UserError(
+            f"expected no file of another purpose at {out.with_suffix('.md')}, got one; change the output's name"
+        )
     checkpoint = find(Path(save_loc), step)
     if weights == "ema" and not checkpoint.names("ema/"):
         weights = "raw"

@@ -121,11 +121,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
+        if path.exists() and not path.is_file():
+            raise DamagedCheckpoint(f"{path} is not a file")
         content = path.read_bytes()
         body = json.loads(content)
         checksum = body.pop("checksum")
         sealed = content.replace(_checksum_line(checksum), b"", 1)
         intact = hashlib.sha256(sealed).hexdigest() == checksum
+    except DamagedCheckpoint:
+        raise
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path} is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:

@@ -25,13 +25,21 @@ import credit_like
 from credit_like.data import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reading
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import Variable, Variables
 
 Progress = Callable[[int, int], None]
 """Called with (times done, times in all)."""
+_DIMENSIONS = {
+    "channel": ("channel",),
+    "mean": ("channel",),
+    "std": ("channel",),
+    "change_std": ("channel",),
+    "valid": ("channel", "latitude", "longitude"),
+    "missing_time": ("missing",),
+}
 _BLOCK_BYTES = 64 * 2**20
 _LOG = logging.getLogger(__name__)
 
@@ -88,6 +96,7 @@ class Statistics:
     def save(self, path: str | Path) -> None:
         """Save as netCDF, written beside and then renamed, so that readers see all or nothing."""
         path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         encoding = {"valid": {"zlib": True, "dtype": "i1"}}
         try:
@@ -102,20 +111,34 @@ class Statistics:
     def load(cls, path: str | Path, store: FieldStore | None = None) -> Statistics:
         """Load from netCDF; with a `store`, locate missing times on its time axis, which may have changed.
 
-        Raises UserError for a file that is not one of statistics.
+        Raises UserError for a file that is not one of statistics, or is one of another grid than the store's.
         """
-        try:
+        with reading("a netCDF file with statistics", path, "remove it to fit the statistics again"):
             dataset = netcdf_files.load(path, decode_times=False)
-        except OSError as error:
-            raise UserError(f"expected a netCDF file with statistics, got {path}: {error}") from error
-        if absent := {"mean", "std", "change_std", "valid", "missing_time"} - set(map(str, dataset.variables)):
-            raise UserError(f"expected statistics in {path}, got a file without {sorted(absent)[0]}; fit them again")
+        for name, dims in _DIMENSIONS.items():
+            if name not in dataset.variables or dataset[name].dims != dims:
+                got = "none" if name not in dataset.variables else ", ".join(map(str, dataset[name].dims))
+                raise UserError(
+                    f"expected statistics in {path} with {name} ({', '.join(dims)}), got {got}; fit them again"
+                )
         if store is not None:
+            _check_grid(dataset, store, path)
             since = np.array([parse(str(t), store.calendar) for t in dataset["missing_time"].values], np.int64)
             there = np.isin(since, store.seconds)
             dataset = dataset.isel(missing=np.flatnonzero(there))
             dataset["missing_position"] = ("missing", np.searchsorted(store.seconds, since[there]))
         return cls(dataset)
+
+
+def _check_grid(dataset: xr.Dataset, store: FieldStore, path: str | Path) -> None:
+    """The points of `valid` are the store's, to a thousandth of a degree. Raises UserError."""
+    for axis, wanted in (("latitude", store.grid.latitude), ("longitude", store.grid.longitude)):
+        there = dataset[axis].values
+        if there.shape != wanted.shape or not np.allclose(there, wanted, rtol=0, atol=1e-3):
+            raise UserError(
+                f"expected statistics of the data's {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g}, got "
+                f"{len(there)} from {there[0]:g} to {there[-1]:g} in {path}; fit them again with `credit-like preprocess`"
+            )
 
 
 @dataclass

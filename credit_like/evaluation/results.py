@@ -10,7 +10,7 @@ import xarray as xr
 
 from credit_like.data import netcdf_files
 from credit_like.data.aliases import find
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reading
 
 
 def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
@@ -40,11 +40,23 @@ def load_results(folder: Path) -> xr.Dataset:
         raise UserError(f"expected scores in {folder}, got none; run `credit-like evaluate` first")
     parts = []
     for path in paths:
-        one = netcdf_files.load(path, decode_timedelta=True)
+        with reading("scores", path, "run `credit-like evaluate` again"):
+            one = netcdf_files.load(path, decode_timedelta=True)
+        if absent := {"metric", "region", "lead_time", "initial_times"} - set(map(str, one.variables)):
+            raise UserError(
+                f"expected scores with {sorted(absent)[0]}, got {path} without; run `credit-like evaluate` again"
+            )
         parts.append(one.assign_coords(source=path.stem, provenance=str(one.attrs.pop("provenance", path))))
-    joined = xr.concat(
-        parts, "source", data_vars="all", coords="different", compat="equals", join="outer", combine_attrs="override"
-    )
+    with reading("scores that belong together", folder, "run `credit-like evaluate` again"):
+        joined = xr.concat(
+            parts,
+            "source",
+            data_vars="all",
+            coords="different",
+            compat="equals",
+            join="outer",
+            combine_attrs="override",
+        )
     return joined.assign(initial_times=parts[0]["initial_times"])
 
 
@@ -52,7 +64,7 @@ def is_results(path: Path) -> bool:
     """Return whether a file holds scores rather than forecasts."""
     if path.suffix != ".nc" or not path.is_file():
         return False
-    with netcdf_files.reading(path) as file:
+    with reading("forecasts or scores", path, "change the path"), netcdf_files.reading(path) as file:
         return "metric" in file.dimensions
 
 

@@ -20,7 +20,7 @@ from credit_like.data import netcdf_files
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology
 from credit_like.grid import Grid
 from credit_like.variables import Variable
@@ -150,7 +150,10 @@ class ForecastFiles:
         if "number" not in array.dims:
             array = array.expand_dims("number")
         dims = ("number", "prediction_timedelta", _level_dim(array), "latitude", "longitude")
-        with self._lock:
+        with (
+            self._lock,
+            reading(f"values of {name}", self.provenance, "remove them and run `credit-like rollout` again"),
+        ):
             values = array.transpose(*dims).values
         values = values[..., self._rows, :][..., self._columns].astype(np.float64)
         result[np.ix_(range(self.members), to_lead, to_level)] = values
@@ -162,6 +165,11 @@ def open_forecast(path: Path | str) -> xr.Dataset:
 
     Raises UserError where there is nothing, or not a forecast.
     """
+    with reading("forecasts", path, "remove them and run `credit-like rollout` again"):
+        return _open(path)
+
+
+def _open(path: Path | str) -> xr.Dataset:
     where = Path(path)
     if where.is_dir() and not (where / "zarr.json").exists() and not (where / ".zgroup").exists():
         files = sorted(where.glob("*.nc"))

@@ -21,7 +21,7 @@ from typing import Any, Literal
 Event = dict[str, Any]
 FINISHED = 3
 """What `begin` exits with where nothing is left to do."""
-_CHECKPOINT = re.compile(r"step-(\d+)")
+_CHECKPOINT = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,36 @@ def history_file(save_loc: Path) -> Path:
 
 
 def history(save_loc: Path) -> list[Event]:
-    """All events of a run's jobs, oldest first; a line cut short by a full disk is passed over."""
+    """All events of a run's jobs, oldest first; a line that is none, as one cut short by a full disk, is passed over."""
     path = history_file(save_loc)
-    if not path.exists():
+    if not path.is_file():
         return []
-    events = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            events.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return events
+    values = (_parse(line) for line in path.read_bytes().splitlines())
+    return [value for value in values if isinstance(value, dict) and _is_event(value)]
+
+
+def _is_event(value: Event) -> bool:
+    """Whether it has what `record` is given for its kind."""
+    kind = value.get("event")
+    names = {"submission": ("mode",), "submitted": ("mode",), "extended": ("mode", "job", "next")}.get(
+        str(kind), ("mode", "job")
+    )
+    numbers = {"end": ("code",), "begin": ("checkpoint",) if value.get("mode") == "train" else ()}.get(str(kind), ())
+    ids = value.get("ids", [])
+    return (
+        all(isinstance(value.get(name), str) for name in ("event", "time", *names))
+        and all(isinstance(value.get(number), int) for number in numbers)
+        and isinstance(ids, list)
+        and all(isinstance(job, str) for job in ids)
+    )
+
+
+def _parse(text: bytes) -> object:
+    """A JSON value; None for what is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def record(save_loc: Path, event: str, **details: Any) -> None:
@@ -62,11 +81,13 @@ def record(save_loc: Path, event: str, **details: Any) -> None:
 
 
 def run_status(save_loc: Path) -> Event:
-    """The trainer's `status.json`; empty where there is none yet."""
+    """The trainer's `status.json`; empty where there is none yet, `unknown` where it is not what a trainer writes."""
     path = save_loc / "status.json"
     if not path.exists():
         return {}
-    status: Event = json.loads(path.read_text(encoding="utf-8"))
+    status = _parse(path.read_bytes()) if path.is_file() else None
+    if not isinstance(status, dict) or not isinstance(status.get("state"), str):
+        return {"state": "unknown", "reason": f"{path} is damaged"}
     return status
 
 

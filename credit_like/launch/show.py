@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from credit_like.launch.plan import Plan
 from credit_like.launch.status import status
@@ -34,7 +35,8 @@ def print_status(save_loc: Path) -> int:
     if run.jobs:
         table = Table("job", "mode", "state", "began", "ended", "step", box=None, pad_edge=False)
         for job in run.jobs:
-            table.add_row(job.job, job.mode, job.state, job.began, job.ended, "" if job.step is None else str(job.step))
+            cells = (job.job, job.mode, job.state, job.began, job.ended, "" if job.step is None else str(job.step))
+            table.add_row(*map(Text, cells))
         console.print(table)
     return 1 if run.state == "failed" else 0
 
@@ -42,5 +44,5 @@ def print_status(save_loc: Path) -> int:
 def _facts(title: str, rows: list[tuple[str, str]]) -> Table:
     table = Table(title=title or None, show_header=False, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # as it is: brackets in a reason are no markup
     return table

@@ -72,20 +72,18 @@ def status(save_loc: Path) -> RunStatus:
         )
     lines = _log_tail(save_loc / "log.jsonl")
     step: Event = next((line for line in reversed(lines) if "loss" in line), {})
-    valid = next(
-        (value for line in reversed(lines) for key, value in line.items() if key in ("valid_loss", "val_loss")), None
-    )
+    validation: Event = next((line for line in reversed(lines) if {"valid_loss", "val_loss"} & line.keys()), {})
     checkpoint = newest_checkpoint(save_loc)
     folder = save_loc / "checkpoints" / f"step-{checkpoint}"
     return RunStatus(
         save_loc=save_loc,
         state=str(told.get("state", "not begun")),
         reason=told.get("reason"),
-        step=step.get("step", told.get("step")),
-        epoch=step.get("epoch"),
-        loss=step.get("loss"),
-        samples_per_second=step.get("samples_per_second"),
-        valid_loss=valid,
+        step=_number(step, "step") if "step" in step else _number(told, "step"),
+        epoch=_number(step, "epoch"),
+        loss=_number(step, "loss"),
+        samples_per_second=_number(step, "samples_per_second"),
+        valid_loss=_number(validation, "valid_loss", "val_loss"),
         checkpoint=checkpoint if checkpoint >= 0 else None,
         checkpoint_time=_modified(folder) if folder.is_dir() else None,
         jobs=tuple(job_rows(events, _scheduler_states(events))),
@@ -133,7 +131,7 @@ def _scheduler_states(events: list[Event]) -> dict[str, str]:
 
 def _log_tail(path: Path) -> list[dict[str, Any]]:
     """The last lines of a log, without one that is being written."""
-    if not path.exists():
+    if not path.is_file():
         return []
     with path.open("rb") as log:
         log.seek(max(0, path.stat().st_size - _TAIL))
@@ -142,11 +140,16 @@ def _log_tail(path: Path) -> list[dict[str, Any]]:
     for line in text.splitlines():
         try:
             value = json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             lines.append(value)
     return lines
+
+
+def _number(row: Event, *names: str) -> Any:
+    """The first of these that is a number; None where there is none."""
+    return next((row[name] for name in names if isinstance(row.get(name), int | float)), None)
 
 
 def _modified(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import yaml
 
 from credit_like import cli
 from credit_like.checkpoint import credit
+from credit_like.checkpoint.credit import read_checkpoint
+from credit_like.errors import UserError
 from credit_like.models import wxformer
 from credit_like.nn.init import initialise
 
@@ -248,3 +251,13 @@ def test_what_is_no_checkpoint_is_one_message_and_changes_nothing(tmp_path, name
     assert "expected a CREDIT checkpoint, got" in said
     assert "Traceback" not in said
     assert not (tmp_path / "out").exists()
+
+
+def test_archives_that_unpack_to_more_than_they_are_and_odd_keys_are_refused(tmp_path) -> None:
+    with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb/data.pkl", b"\0" * 10_000_000)
+    torch.save({3: torch.ones(2)}, tmp_path / "keys.pt")
+    torch.save({"x": torch.ones(1).expand(10**9)}, tmp_path / "view.pt")
+    for name, message in (("bomb", "unpacks to"), ("keys", "under their names"), ("view", "that are in the file")):
+        with pytest.raises(UserError, match=message):
+            read_checkpoint(tmp_path / f"{name}.pt")

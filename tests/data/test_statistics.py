@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from credit_like.data import statistics as module
 from credit_like.data.statistics import Moments, Statistics, fit_statistics, moments_of
+from credit_like.errors import UserError
 
 TRAIN = slice(0, 24)
 
@@ -202,3 +203,20 @@ def test_the_real_analyses():
     assert (~statistics.mask(variables.outputs)).sum((1, 2)).tolist() == [224] * 6
     _, _, change_std = statistics.select(variables.outputs)
     np.testing.assert_allclose(change_std, [468, 3.26, 3.84, 4.34, 5.29, 7.02], rtol=0.03)
+
+
+def test_statistics_of_another_grid_are_refused(stored, dataset, tmp_path):
+    _, data, variables, store = stored(dataset())
+    fitted = fit_statistics(store, variables, data).dataset
+    fitted.to_netcdf(tmp_path / "same.nc")
+    Statistics.load(tmp_path / "same.nc", store)
+    moved = fitted.assign_coords(longitude=fitted.longitude + 1)
+    for name, changed in (("fewer", fitted.isel(latitude=slice(0, 2))), ("moved", moved)):
+        changed.to_netcdf(tmp_path / f"{name}.nc")
+        with pytest.raises(UserError, match="expected statistics of the data's"):
+            Statistics.load(tmp_path / f"{name}.nc", store)
+    content = (tmp_path / "same.nc").read_bytes()
+    for kept in (0, 100, len(content) // 2, len(content) - 100):
+        (tmp_path / "cut.nc").write_bytes(content[:kept])
+        with pytest.raises(UserError, match=r"cut\.nc"):
+            Statistics.load(tmp_path / "cut.nc", store)

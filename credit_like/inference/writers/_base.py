@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -19,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reading
 from credit_like.inference.layout import Layout
 
 Fields = NDArray[np.float32]
-
+_RECORD_DRAFT = re.compile(r"forecast\.json\.[0-9]+\.part")
 
 Place = tuple[int, int]
 """(initial time, member), as positions along their dimensions."""
@@ -159,7 +160,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
     record = folder / "forecast.json"
     text = json.dumps(identity, indent=1, sort_keys=True)
     if not record.exists():
-        others = folder.exists() and any(entry.suffix != ".part" for entry in folder.iterdir())
+        others = folder.exists() and any(not _RECORD_DRAFT.fullmatch(entry.name) for entry in folder.iterdir())
         if others and not record.exists():  # looked at twice: another rank may just have made it
             raise UserError(
                 f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "
@@ -174,7 +175,8 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
             pass
         finally:
             temporary.unlink()
-    there = json.loads(record.read_text())
+    with reading("the record of forecasts", record, f"remove {folder}"):
+        there = json.loads(record.read_bytes())
     if differing := sorted(_differences(json.loads(text), there)):
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
         raise UserError(
