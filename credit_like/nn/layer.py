@@ -33,6 +33,7 @@ from credit_like.errors import UserError
 from credit_like.nn.initial_values import torch_default
 
 Recompute = Literal["forward", "kernels", "never"]
+_RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 
 
 class Layer(nn.Module):
@@ -91,11 +92,10 @@ def is_shard_unit(module: nn.Module) -> bool:
 def recomputation(module: nn.Module) -> Recompute:
     """Return what activation checkpointing does with the module. Raises UserError for a value that is none of these."""
     value = _declared(module, "recompute")
-    value = {True: "forward", False: "never"}.get(value, value)
-    if value not in get_args(Recompute):
-        raise UserError(
-            f"{type(module).__name__}.recompute: expected one of {', '.join(get_args(Recompute))}, got {value!r}"
-        )
+    if isinstance(value, bool):  # as `_recompute` is
+        return "forward" if value else "never"
+    if value not in _RECOMPUTE:
+        raise UserError(f"{type(module).__name__}.recompute: expected one of {', '.join(_RECOMPUTE)}, got {value!r}")
     choice: Recompute = value
     return choice
 

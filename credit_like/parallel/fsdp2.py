@@ -54,9 +54,13 @@ class _Recomputed(CheckpointWrapper):
     Blocks whose fused kernels recompute only what their own backward needs do so; all others rerun the whole forward.
     """
 
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__(block)
+        self._in_kernels = recomputation(block) == "kernels"
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         block = self._checkpoint_wrapped_module
-        if recomputation(block) == "kernels" and ops.recomputes_itself(block, args[0]):
+        if self._in_kernels and ops.recomputes_itself(block, args[0]):
             with ops.recompute_in_block():
                 return block(*args, **kwargs)
         return super().forward(*args, **kwargs)
