@@ -180,7 +180,7 @@ def _open(path: Path | str) -> xr.Dataset:
             raise UserError(
                 f"expected forecasts in {where}, got no netCDF files{unfinished}; run `credit-like rollout` first"
             )
-        parts = [_open(file) for file in files]
+        parts = [_open_netcdf(file) for file in files]
         dataset = xr.concat(parts, "time", data_vars="minimal", coords="minimal", compat="override", join="exact")
         return dataset.sortby("time")
     if not where.exists() and "://" not in str(path):
@@ -188,13 +188,13 @@ def _open(path: Path | str) -> xr.Dataset:
         left = f", but an unfinished {part.name}; run `credit-like rollout` again" if part.exists() else ""
         raise UserError(f"expected forecasts at {path}, got nothing there{left or '; run `credit-like rollout` first'}")
     if where.suffix == ".nc":
-        return _open(where)
+        return _open_netcdf(where)
     consolidated = None if "://" in str(path) else _is_consolidated(where)
     return _canonical(xr.open_zarr(path, consolidated=consolidated, decode_timedelta=True), where)
 
 
-def _open(path: Path) -> xr.Dataset:
-    """A netCDF file, in dask arrays of the chunks that it has."""
+def _open_netcdf(path: Path) -> xr.Dataset:
+    """Open a netCDF file as dask arrays in the chunks that it has."""
     dataset = xr.decode_cf(netcdf_files.open_lazily(path), decode_timedelta=True)
     chunked = {
         name: variable.chunk(variable.encoding.get("preferred_chunks", {}), name=f"{name}-{uuid.uuid4().hex}")
