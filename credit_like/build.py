@@ -13,14 +13,15 @@ from torch import Tensor, nn
 
 from credit_like import registry
 from credit_like.checkpoint.clear import clear_run
-from credit_like.checkpoint.manager import CheckpointManager
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.data.loader import Loader
 from credit_like.data.statistics import Statistics, fit_statistics
-from credit_like.data.store import FieldStore, StoreError, open_store
+from credit_like.data.store import FieldStore, open_store
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.evaluation.evaluate import evaluate as score
+from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_maps, plot_scores
 from credit_like.evaluation.report import write_report
 from credit_like.evaluation.results import load_results, save_results
@@ -29,6 +30,7 @@ from credit_like.inference.forecast import forecast_path, write_forecasts
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
+from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_spatial
 from credit_like.parallel.environment import read_environment
@@ -54,18 +56,6 @@ class Parts:
     statistics: Statistics
     stepper: Stepper
     rows: slice
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU of this process if there is one.
-
-    Raises UserError where CUDA is asked for and absent.
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise UserError("trainer.device: expected a CUDA device, got none; change to auto or cpu")
-    return torch.device(name)
 
 
 def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
@@ -184,15 +174,21 @@ def build_trainer(parts: Parts, loaders: tuple[Batches, Batches] | None = None) 
     )
 
 
-def load_weights(parts: Parts) -> str:
-    """The newest checkpoint's weights into the model, averaged ones where asked for and there; returns its name.
+def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
+    """The newest checkpoint of the run. Raises UserError where it has none."""
+    folder = Path(experiment.save_loc) / "checkpoints"
+    checkpoint = CheckpointManager(folder, runtime=runtime).latest()
+    if checkpoint is None:
+        raise UserError(f"expected a checkpoint in {folder}, got none; run `credit-like train` first")
+    return checkpoint
+
+
+def load_weights(parts: Parts, checkpoint: Checkpoint | None = None) -> str:
+    """A checkpoint's weights (the newest's) into the model, averaged ones where asked for and there; returns its name.
 
     Raises UserError where the run has no checkpoint.
     """
-    save_loc = Path(parts.experiment.save_loc)
-    checkpoint = CheckpointManager(save_loc / "checkpoints", runtime=parts.runtime).latest()
-    if checkpoint is None:
-        raise UserError(f"expected a checkpoint in {save_loc / 'checkpoints'}, got none; run `credit-like train` first")
+    checkpoint = checkpoint or newest_checkpoint(parts.experiment, parts.runtime)
     average = set(checkpoint.names("ema/")) if parts.experiment.inference.weights == "ema" else set()
     pieces = named_pieces(parts.stepper.model)
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
@@ -209,16 +205,15 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     with closing(start(experiment)) as runtime:
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
-        parts = assemble(experiment, runtime)
-        outcome = build_trainer(parts).fit()
-        return outcome.exit_status
+        return build_trainer(assemble(experiment, runtime)).fit().exit_status
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
     """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n parts."""
     with closing(start(experiment, training=False)) as runtime:
+        found = newest_checkpoint(experiment, runtime)
         parts = assemble(experiment, runtime, train=False)
-        checkpoint = load_weights(parts)
+        checkpoint = load_weights(parts, found)
         model = parts.stepper.model
 
         def gather(fields_BCHW: Tensor) -> Tensor | None:
@@ -254,7 +249,7 @@ def evaluate(experiment: Experiment) -> int:
     """Score the forecasts beside persistence, climatology and other baselines: files, a report, a table to look at."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
-    forecasts, truth = forecast_path(experiment), _truth(experiment, store, variables)
+    forecasts, truth = forecast_path(experiment), open_truth(experiment, store)
     results = score(experiment, forecasts, truth, store, variables)
     folder = evaluation_folder(experiment)
     save_results(results, folder)
@@ -271,7 +266,7 @@ def plot(experiment: Experiment) -> int:
     folder = evaluation_folder(experiment)
     units = {variable.name: store.attrs(variable).get("units", "") for variable in variables.outputs}
     figures = plot_scores(load_results(folder), folder, units)
-    figures += plot_maps(forecast_path(experiment), _truth(experiment, store, variables), variables, folder)
+    figures += plot_maps(forecast_path(experiment), open_truth(experiment, store), variables, folder)
     for figure in figures:
         log.info("%s", figure)
     return 0
@@ -280,32 +275,6 @@ def plot(experiment: Experiment) -> int:
 def evaluation_folder(experiment: Experiment) -> Path:
     """Where scores and figures go."""
     return Path(experiment.save_loc) / "evaluation"
-
-
-def _truth(experiment: Experiment, store: FieldStore, variables: Variables) -> FieldStore:
-    """The experiment's own data, unless `evaluation.truth` says otherwise: there only what is forecast need be.
-
-    Raises UserError where it is not.
-    """
-    if experiment.evaluation.truth is None:
-        return store
-    data, written = experiment.data, experiment.inference.output.variables
-    scored = {
-        role: getattr(data, role).model_copy(
-            update={
-                kind: tuple(spec for spec in getattr(getattr(data, role), kind) if not written or spec.name in written)
-                for kind in ("level", "surface")
-            }
-        )
-        for role in ("prognostic", "diagnostic")
-    }
-    nothing = {"level": (), "surface": ()}
-    other = {role: getattr(data, role).model_copy(update=nothing) for role in ("dynamic_forcing", "static")}
-    data = data.model_copy(update={"source": experiment.evaluation.truth, **scored, **other})
-    try:
-        return open_store(data, Variables(data))
-    except StoreError as error:
-        raise UserError("\n".join(f"evaluation.truth: {message}" for _, message in error.problems)) from error
 
 
 def start(experiment: Experiment, training: bool = True) -> Runtime:

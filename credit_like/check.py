@@ -1,12 +1,13 @@
 """All that can be known to be wrong before a run starts: the experiment's sections, its stores, and both together.
 
-Needs no torch and writes nothing.
+What training, forecasts and scores refuse is found by calling what refuses it there. Writes nothing, and needs torch
+only where the experiment asks for a GPU of this machine.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -14,19 +15,31 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from credit_like import registry
+from credit_like.errors import UserError
 from credit_like.schema.base import format_duration
-from credit_like.schema.checks import SPLITS, Finding, layout, section_findings, specs, world_of
+from credit_like.schema.checks import (
+    SPLITS,
+    Finding,
+    epoch_samples,
+    layout,
+    section_findings,
+    specs,
+    world_of,
+)
 from credit_like.schema.data import Period
 from credit_like.schema.errors import ExperimentError, Locations, Path, Problem, in_order
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.inference import InferenceSection
 from credit_like.schema.load import load_located
-from credit_like.variables import Variables
+from credit_like.variables import Variable, Variables
 
 if TYPE_CHECKING:
     from credit_like.data.store import FieldStore
 
 # What the libraries behind a store raise for files that are not there, not whole or not what they should be.
-_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError)
+_UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, TypeError, IndexError, OverflowError)
+_KEY = re.compile(r"(\w+(?:\.[\w-]+)*): ")
 
 
 @dataclass
@@ -69,23 +82,24 @@ class Store:
         start, end = self.parse(period.start), self.parse(period.end)
         return self.seconds[(self.seconds >= start) & (self.seconds <= end)]
 
-    def samples(self, split: str) -> int:
+    def samples(self, split: str, forecast_len: int | None = None) -> int:
         """Windows of history and forecast that lie in one period, whatever fields may be missing in them."""
         data = self.experiment.data
-        steps = (np.arange(data.history_len + data.forecast_len) * self.timestep)[:, None]
+        steps = (np.arange(data.history_len + (forecast_len or data.forecast_len)) * self.timestep)[:, None]
         inside = [self.inside(period) for period in getattr(data, split)]
         return sum(int(np.isin(at[None] + steps, at).all(0).sum()) for at in inside if len(at))
 
 
 def checked_experiment(
-    file: str | FilePath, overrides: Sequence[str] = (), world_size: int | None = None
+    file: str | FilePath, overrides: Sequence[str] = (), world_size: int | None = None, scoring: bool = False
 ) -> tuple[Experiment, Store, int]:
     """The experiment of a file, its store, and the world size it was checked for.
 
+    `scoring`: the files that forecasts are compared with must be there too; a training does not wait for them.
     Raises ExperimentError with every problem of the file, or else of its sections and stores.
     """
     experiment, locations = load_located(file, overrides)
-    findings, store = _inspect(experiment, world_size)
+    findings, store = _inspect(experiment, world_size, scoring)
     if findings or store is None:
         raise ExperimentError(in_order([locations.problem(*finding) for finding in findings], str(file)))
     return experiment, store, world_size or world_of(experiment)
@@ -93,10 +107,10 @@ def checked_experiment(
 
 def check_experiment(experiment: Experiment, locations: Locations, world_size: int | None = None) -> list[Problem]:
     """Every problem of a loaded experiment and its stores, for a world size (that of its batch job if not given)."""
-    return [locations.problem(*finding) for finding in _inspect(experiment, world_size)[0]]
+    return [locations.problem(*finding) for finding in _inspect(experiment, world_size, scoring=True)[0]]
 
 
-def _inspect(experiment: Experiment, world_size: int | None) -> tuple[list[Finding], Store | None]:
+def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> tuple[list[Finding], Store | None]:
     findings = list(section_findings(experiment, world_size or world_of(experiment)))
     try:
         variables = Variables(experiment.data)
@@ -116,8 +130,101 @@ def _inspect(experiment: Experiment, world_size: int | None) -> tuple[list[Findi
     findings += _time_findings(store)
     findings += _content_findings(store)
     findings += _statistics_findings(store)
-    findings += _launch_findings(experiment)
-    return findings, store
+    findings += _launch_findings(experiment, whole=world_size is None and not findings)
+    # What follows calls functions that take the data and the times for granted.
+    if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
+        findings += _training_findings(store)
+        findings += _forecast_findings(store)
+        findings += _evaluation_findings(store, scoring)
+    return list(dict.fromkeys(findings)), store
+
+
+def _refusal(place: Path, function: Callable[..., object], *arguments: Any) -> Iterator[Finding]:
+    """What a function refuses, at the key that its message begins with, or at `place`."""
+    try:
+        function(*arguments)
+    except _UNREADABLE as error:
+        for message in str(error).splitlines() if isinstance(error, UserError) else [_one_line(error)]:
+            match = _KEY.match(message)
+            if match and match[1].split(".")[0] in Experiment.model_fields:
+                yield tuple(match[1].split(".")), message[match.end() :]
+            else:
+                yield place, message
+
+
+def _training_findings(store: Store) -> Iterator[Finding]:
+    """Physics, batch, warm-up, short forecasts and device."""
+    experiment, trainer = store.experiment, store.experiment.trainer
+    for i, config in enumerate(experiment.physics):
+        find = getattr(registry.of("physics", config), "find", None)
+        for path, message in _refusal(("physics",), find, config, store.variables) if find else ():
+            yield ("physics", i, *path[1:]), message
+    samples = store.samples("train")
+    found = list(_refusal(("trainer", "global_batch_size"), epoch_samples, samples, trainer.global_batch_size))
+    yield from found
+    if not found:
+        taken = epoch_samples(samples, trainer.global_batch_size, trainer.batches_per_epoch)
+        rate = registry.of("scheduler", trainer.scheduler).learning_rate
+        arguments = trainer.optimizer.learning_rate, 0, taken // trainer.global_batch_size * trainer.epochs
+        yield from _refusal(("trainer", "scheduler"), rate, trainer.scheduler, *arguments)
+    lead = trainer.monitor.lead
+    steps = lead if isinstance(lead, int) else lead // experiment.data.timestep
+    if trainer.monitor.every and not store.samples("valid", steps):
+        yield (
+            ("trainer", "monitor", "lead"),
+            f"expected a lead that fits into a validation period, got {steps} steps, change it or data.valid",
+        )
+    if trainer.device == "cuda" and experiment.pbs is None and experiment.site is None:
+        from credit_like.parallel.device import pick_device
+
+        yield from _refusal(("trainer", "device"), pick_device, trainer.device)
+
+
+def _forecast_findings(store: Store) -> Iterator[Finding]:
+    """Leads and what is written; nothing where the experiment asks for no forecast."""
+    from credit_like.inference.layout import choose
+    from credit_like.inference.times import initial_times, kept_leads
+
+    inference, data = store.experiment.inference, store.experiment.data
+    if inference == InferenceSection():
+        return
+    found = list(_refusal(("inference", "lead"), kept_leads, inference, data.timestep))
+    if not found:
+        found += _refusal(("inference", "init"), initial_times, inference, store.fields, data)
+    yield from found
+    yield from _refusal(("inference", "output"), choose, inference.output, store.variables.outputs)
+
+
+def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
+    """Metrics, regions, and the files that forecasts are compared with."""
+    from credit_like.evaluation.fields import Regions
+    from credit_like.evaluation.needs import check_metrics, open_truth
+    from credit_like.evaluation.precipitation import is_precipitation
+
+    experiment, section = store.experiment, store.experiment.evaluation
+    written = experiment.inference.output.variables
+    outputs = [variable for variable in store.variables.outputs if not written or variable.name in written]
+    rainy = [variable.name for variable in outputs if is_precipitation(variable, store.fields)]
+    for i, name in enumerate(section.metrics):
+        try:
+            with registry.searching(experiment.plugins):
+                metric = {name: registry.module("metric", name)}
+        except UserError:
+            continue  # an unknown or broken metric has been reported already
+        for _, message in _refusal((), check_metrics, metric, experiment.inference.ensemble.members, rainy):
+            yield ("evaluation", "metrics", i), message
+    for name, box in section.regions.items():
+        yield from _refusal(("evaluation", "regions", name), Regions, store.fields.grid, {name: box})
+    if not scoring:
+        return
+    found = list(_refusal(("evaluation", "truth"), open_truth, experiment, store.fields))
+    yield from found
+    if section.baselines and not found:
+        from credit_like.evaluation.evaluate import open_baselines
+
+        truth = open_truth(experiment, store.fields)
+        for name, file in section.baselines.items():
+            yield from _refusal(("evaluation", "baselines", name), open_baselines, {name: file}, truth)
 
 
 def _grid_findings(store: Store) -> Iterator[Finding]:
@@ -242,16 +349,18 @@ def _init_findings(store: Store) -> Iterator[Finding]:
 
 
 def _content_findings(store: Store) -> Iterator[Finding]:
-    """The first and last fields can be read: a copy that was cut off opens, and fails in the middle of a run."""
+    """Some fields can be read and have values: a copy that was cut off opens, and fails in the middle of a run."""
     for path, role, _, spec in specs(store.experiment.data):
         variable = store.variables[spec.name]
         try:
-            if role == "static":
+            if role == "static" or spec.compute:
                 continue
-            store.fields.read([variable], sorted({0, len(store.seconds) - 1}))
+            wrong = _odd_channels(store, variable)
         except _UNREADABLE as error:
             yield path, f"expected data that can be read, got: {_one_line(error)}; copy or make the store anew"
             return
+        if wrong:
+            yield path, f"{wrong}; copy or make the store anew"
     try:
         static = store.fields.static()
     except _UNREADABLE as error:
@@ -264,6 +373,23 @@ def _content_findings(store: Store) -> Iterator[Finding]:
     for name, field in zip(names, static, strict=True):
         if not np.isfinite(field).any():
             yield ("data", "static"), f"expected a field with values, got {name!r} with none, change it"
+
+
+def _odd_channels(store: Store, variable: Variable) -> str | None:
+    """What is odd in the first, middle and last fields: values that are infinite, or none at all."""
+    last = len(store.seconds) - 1
+    has_data = np.zeros(len(variable), bool)
+    for position in sorted({0, last // 2, last}):
+        fields = store.fields.read([variable], [position])[0]
+        infinite = np.isinf(fields).any((1, 2))
+        if infinite.any():
+            channel = variable.channels[int(np.argmax(infinite))]
+            return f"expected finite values, got infinite ones of {channel} at {store.text(store.seconds[position])}"
+        has_data |= np.isfinite(fields).any((1, 2))
+    if has_data.all():
+        return None
+    channel = variable.channels[int(np.argmin(has_data))]
+    return f"expected values, got none of {channel} in the first, the middle and the last field"
 
 
 def _statistics_findings(store: Store) -> Iterator[Finding]:
@@ -295,9 +421,11 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
                 yield where, f"expected {good} {what}, got {values[wrong][0]} for {', '.join(channels)}, make them anew"
 
 
-def _launch_findings(experiment: Experiment) -> Iterator[Finding]:
-    """What the experiment asks of its machine, against the machine's rules."""
+def _launch_findings(experiment: Experiment, whole: bool) -> Iterator[Finding]:
+    """What the experiment asks of its machine, against the machine's rules; of a `whole` one the script too."""
+    from credit_like.launch.plan import plan_jobs
     from credit_like.launch.resources import resources
+    from credit_like.launch.script import render
     from credit_like.schema.launch import MODES, Request, SiteSection
 
     pbs = experiment.pbs
@@ -306,10 +434,11 @@ def _launch_findings(experiment: Experiment) -> Iterator[Finding]:
     for mode in MODES:
         if mode != "train" and getattr(pbs, mode) == Request():
             continue
-        try:
-            resources(pbs, experiment.site or SiteSection(), mode)
-        except ValueError as error:
-            yield ("pbs",) if mode == "train" else ("pbs", mode), _one_line(error)
+        site, place = experiment.site or SiteSection(), ("pbs",) if mode == "train" else ("pbs", mode)
+        found = list(_refusal(place, resources, pbs, site, mode))
+        if whole and not found:
+            found += _refusal(place, lambda mode=mode, site=site: render(plan_jobs(experiment, mode, site=site), site))
+        yield from found
 
 
 def _one_line(error: BaseException | str) -> str:

@@ -68,7 +68,9 @@ def _refuse(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _experiment(file: Path, overrides: list[str] | None, world_size: int | None = None) -> Experiment:
+def _experiment(
+    file: Path, overrides: list[str] | None, world_size: int | None = None, scoring: bool = False
+) -> Experiment:
     """The loaded and checked experiment; raises ExperimentError with every problem.
 
     The layout is checked for `world_size`, or the processes of the launch, or what the experiment asks of its machine.
@@ -77,7 +79,7 @@ def _experiment(file: Path, overrides: list[str] | None, world_size: int | None 
     from credit_like.parallel.environment import read_environment
 
     launched = read_environment().world
-    return checked_experiment(file, overrides or (), world_size or (launched if launched > 1 else None))[0]
+    return checked_experiment(file, overrides or (), world_size or (launched if launched > 1 else None), scoring)[0]
 
 
 @app.command()
@@ -100,7 +102,7 @@ def check(
     """Check an experiment and its data, and say what would run."""
     from credit_like.check import checked_experiment, describe, print_table
 
-    experiment, store, world = checked_experiment(file, set_ or (), world_size)
+    experiment, store, world = checked_experiment(file, set_ or (), world_size, scoring=True)
     description = describe(experiment, store, world)
     if json:
         _print_json(description)
@@ -228,7 +230,7 @@ def _share(text: str) -> tuple[int, int]:
 @app.command()
 def evaluate(file: File, set_: Set = None) -> None:
     """Score forecasts beside persistence and climatology."""
-    experiment = _experiment(file, set_)
+    experiment = _experiment(file, set_, scoring=True)
     from credit_like import build
 
     sys.exit(build.evaluate(experiment))

@@ -22,6 +22,7 @@ from credit_like.data.times import from_seconds, to_text
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.processes import signals_held, work_for
+from credit_like.schema.checks import epoch_samples
 from credit_like.state import Sample
 
 FILL = -1
@@ -100,9 +101,7 @@ class Loader:
     def _epoch_samples(self, n: int, global_batch_size: int, batches_per_epoch: int) -> int:
         """Return how many samples of the order are used."""
         if self.shuffle:
-            if n < global_batch_size:
-                raise UserError(f"expected at least trainer.global_batch_size = {global_batch_size} windows, got {n}")
-            n -= n % global_batch_size
+            return epoch_samples(n, global_batch_size, batches_per_epoch)
         return min(n, batches_per_epoch * global_batch_size) if batches_per_epoch else n
 
     @property

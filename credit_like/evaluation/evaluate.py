@@ -27,6 +27,7 @@ from credit_like.evaluation.climatology import Climatology, fit_climatology, loa
 from credit_like.evaluation.collect import Collected
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.metrics import needs
+from credit_like.evaluation.needs import check_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
 from credit_like.evaluation.results import is_results, read_results
 from credit_like.evaluation.sources import ClimatologyForecast, ForecastFiles, Persistence, Scored, Truth, open_forecast
@@ -119,7 +120,7 @@ def evaluate(
     if not scored:
         known = ", ".join(variable.name for variable in variables.outputs)
         raise UserError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")
-    others, published = _baselines(section.baselines, truth)
+    others, published = open_baselines(section.baselines, truth)
     inits = _common(model, others)
     leads = [int(lead) for lead in model.leads if lead > 0]
     truths = Truth(truth)
@@ -139,7 +140,7 @@ def evaluate(
     sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
     regions = Regions(truth.grid, section.regions)
     rainy = [variable for variable in scored if is_precipitation(variable, training)]
-    _check_metrics(metrics, model, [variable.name for variable in rainy])
+    check_metrics(metrics, model.members, [variable.name for variable in rainy])
     wet = any("precipitation" in needs(module) for module in metrics.values())
     thresholds = {variable.name: seeps_thresholds(training, variable, period) for variable in rainy if wet}
     dry = {variable.name: dry_limit(variable, training) for variable in rainy}
@@ -169,8 +170,11 @@ def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> 
     return ForecastFiles(dataset, truth.grid, f"{where}: {made}" if made else where)
 
 
-def _baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:
-    """Return forecasts to score beside the model, and files of published results."""
+def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:
+    """Return forecasts to score beside the model, and files of published results.
+
+    Raises UserError for what is neither, or is on another grid than the truth.
+    """
     forecasts, published = {}, {}
     for name, path in paths.items():
         if name in (MODEL, PERSISTENCE, CLIMATOLOGY):
@@ -182,7 +186,7 @@ def _baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, F
                 published[name] = Path(path)
             else:
                 forecasts[name] = _files(path, truth, name)
-        except ValueError as error:
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise UserError(f"evaluation.baselines.{name}: {error}") from error
     return forecasts, published
 
@@ -198,17 +202,6 @@ def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[i
     if len(common) < len(model.init):
         _LOG.warning("%d of %d initial times are scored: the baselines lack the others", len(common), len(model.init))
     return common
-
-
-def _check_metrics(metrics: Mapping[str, ModuleType], model: ForecastFiles, rainy: Sequence[str]) -> None:
-    for name, module in metrics.items():
-        if "members" in needs(module) and model.members < 2:
-            raise UserError(
-                f"evaluation.metrics: expected an ensemble for {name}, got one member; remove it or set "
-                "inference.ensemble.members"
-            )
-        if "precipitation" in needs(module) and not rainy:
-            raise UserError(f"evaluation.metrics: expected forecasts of precipitation for {name}, got none, remove it")
 
 
 def _blocks(

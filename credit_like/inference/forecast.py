@@ -19,11 +19,10 @@ from credit_like import registry
 from credit_like.data import times as calendar
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
-from credit_like.errors import UserError
 from credit_like.host import HostCopy, to_host
 from credit_like.inference.layout import Layout, choose
 from credit_like.inference.perturb import perturbations
-from credit_like.inference.times import initial_times, lead_steps, times_at
+from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import Background, Place, Writer, claim
 from credit_like.rollout import rollout
 from credit_like.schema.experiment import Experiment
@@ -73,15 +72,10 @@ def plan(
 ) -> Plan:
     """Plan initial times, leads and file layout of the experiment's forecasts.
 
-    Raises UserError for times, leads, variables or levels that do not exist."""
+    Raises UserError for times, leads, variables or levels that do not exist.
+    """
     section, data = experiment.inference, experiment.data
-    leads = lead_steps(section.lead, data.timestep)
     init = initial_times(section, store, data, missing)
-    kept = sorted(lead_steps(lead, data.timestep, "inference.output.leads") for lead in section.output.leads)
-    if kept and kept[-1] > leads:
-        raise UserError(
-            f"inference.output.leads: expected leads of at most {leads} steps, got {kept[-1]}, change inference.lead"
-        )
     made_by = f"credit-like {credit_like.__version__}, {experiment.model.type}"
     attrs = {
         "Conventions": "CF-1.11",
@@ -92,7 +86,7 @@ def plan(
     }
     layout = Layout(
         init=times_at(store, init),
-        leads=tuple(kept) or tuple(range(1, leads + 1)),
+        leads=kept_leads(section, data.timestep),
         timestep=round(data.timestep.total_seconds()),
         members=section.ensemble.members,
         grid=store.grid,

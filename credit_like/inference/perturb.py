@@ -22,7 +22,7 @@ from torch import Tensor
 from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
 from credit_like.grid import Grid
-from credit_like.registry import did_you_mean
+from credit_like.schema.checks import ensemble_findings
 from credit_like.schema.inference import Ensemble
 from credit_like.variables import Variables
 
@@ -84,16 +84,11 @@ def perturbations(
 
     The noise of (seed, member, initial position, channel) is the same in every batch, order and layout. Its standard
     deviation is `amplitude[variable]` times the channel's own change per step. Member 0 stays unperturbed: the control.
-    Raises UserError for an amplitude of a variable that is not prognostic.
+    Raises UserError for an amplitude of a variable that is not prognostic, and where members would be the same.
     """
     prognostic = variables.role("prognostic")
-    known = [variable.name for variable in prognostic]
-    for name in ensemble.amplitude:
-        if name not in known:
-            raise UserError(
-                f"inference.ensemble.amplitude: expected prognostic variables ({', '.join(known)}), got {name!r}"
-                f"{did_you_mean(name, known)}"
-            )
+    for _, message in ensemble_findings(ensemble, [variable.name for variable in prognostic]):
+        raise UserError(f"inference.ensemble.amplitude: {message}")
     _, _, change_std = statistics.select(prognostic)
     amplitude = [ensemble.amplitude.get(variable.name, 0.0) for variable in prognostic for _ in variable.channels]
     size_C = np.array(amplitude) * change_std

@@ -17,6 +17,7 @@ from credit_like.schema.data import DataSection
 from credit_like.schema.inference import InferenceSection
 
 _LOG = logging.getLogger(__name__)
+_LONGEST = dt.timedelta(days=1000 * 365)
 
 
 def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inference.lead") -> int:
@@ -28,7 +29,23 @@ def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inf
             f"{key}: expected a whole number of steps of {format_duration(timestep)}, at least one, got {shown}, "
             f"change it to a multiple of data.timestep"
         )
+    if steps > _LONGEST / timestep:
+        raise UserError(f"{key}: expected a lead of at most {_LONGEST.days // 365} years, got more, change it")
     return int(steps)
+
+
+def kept_leads(section: InferenceSection, timestep: dt.timedelta) -> tuple[int, ...]:
+    """The leads to write, in steps, ascending: those of `output.leads`, or all.
+
+    Raises UserError for a lead between two steps or beyond the last.
+    """
+    last = lead_steps(section.lead, timestep)
+    kept = sorted(lead_steps(lead, timestep, "inference.output.leads") for lead in section.output.leads)
+    if kept and kept[-1] > last:
+        raise UserError(
+            f"inference.output.leads: expected leads of at most {last} steps, got {kept[-1]}, change inference.lead"
+        )
+    return tuple(kept) or tuple(range(1, last + 1))
 
 
 def initial_times(
@@ -55,7 +72,6 @@ def initial_times(
     else:
         assert init.start is not None
         assert init.end is not None
-        assert init.interval is not None
         assert init.interval is not None
         step = lead_steps(init.interval, data.timestep, "inference.init")
         found = range(_index(store, init.start), _index(store, init.end) + 1, step)

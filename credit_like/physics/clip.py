@@ -27,11 +27,16 @@ class Config(Section):
     minimum: float = 0.0
 
 
+def find(config: Config, variables: Variables) -> list[slice]:
+    """See `credit_like.physics`."""
+    return [channels_of(name, variables.outputs, "physics.variables") for name in config.variables]
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`)."""
     from credit_like.physics._fix import Fix
 
-    where = [channels_of(name, variables.outputs, "physics.variables") for name in config.variables]
+    where = find(config, variables)
 
     def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from credit_like.physics._column import ColumnConfig, channels_of, make_column
+from credit_like.physics._column import Column, ColumnConfig, channels_of, make_column
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -31,12 +31,17 @@ class Config(ColumnConfig):
     type: Literal["mass"] = "mass"
 
 
+def find(config: Config, variables: Variables) -> tuple[int, Column]:
+    """See `credit_like.physics`: surface pressure, and the water above it."""
+    pressure = channels_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure").start
+    return pressure, make_column(config, variables)
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`)."""
     from credit_like.physics._fix import Fix
 
-    pressure = channels_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure").start
-    column = make_column(config, variables)
+    pressure, column = find(config, variables)
 
     def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
         dry_before, dry_after = (

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from credit_like.physics._column import GRAVITY, ColumnConfig, channels_of, make_column
+from credit_like.physics._column import GRAVITY, Column, ColumnConfig, channels_of, make_column
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -37,19 +37,22 @@ class Config(ColumnConfig):
     """False where evaporation is counted negative, as in ERA5."""
 
 
+def find(config: Config, variables: Variables) -> tuple[int, int, Column, int]:
+    """See `credit_like.physics`: precipitation, evaporation, the water of the column, surface pressure (0: not needed)."""
+    rain = channels_of(config.precipitation, variables.outputs, "physics.precipitation").start
+    evaporation = channels_of(config.evaporation, variables.outputs, "physics.evaporation").start
+    column = make_column(config, variables)
+    if not any(column.delta_b):
+        return rain, evaporation, column, 0
+    pressure = channels_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure").start
+    return rain, evaporation, column, pressure
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`)."""
     from credit_like.physics._fix import Fix
 
-    rain = channels_of(config.precipitation, variables.outputs, "physics.precipitation").start
-    evaporation = channels_of(config.evaporation, variables.outputs, "physics.evaporation").start
-    column = make_column(config, variables)
-    hybrid = any(column.delta_b)
-    pressure = (
-        channels_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure").start
-        if hybrid
-        else 0
-    )
+    rain, evaporation, column, pressure = find(config, variables)
     to_water = config.water_scale
     upward = 1.0 if config.evaporation_upward else -1.0
 

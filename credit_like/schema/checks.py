@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path as FilePath
@@ -20,6 +20,7 @@ from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
 from credit_like.schema.errors import Path, shown
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.inference import Ensemble
 from credit_like.schema.places import place_findings
 from credit_like.schema.trainer import TrainerSection
 
@@ -86,6 +87,35 @@ def layout_findings(trainer: TrainerSection, world: int) -> Iterator[Finding]:
             f"expected a multiple of micro_batch_size × data-parallel replicas = {trainer.micro_batch_size} × {data} "
             f"= {at_once}, got {trainer.global_batch_size}, "
             f"change it to {_multiples(trainer.global_batch_size, at_once)}",
+        )
+
+
+def epoch_samples(samples: int, global_batch_size: int, batches_per_epoch: int = 0) -> int:
+    """How many of these training samples an epoch takes: whole global batches.
+
+    Raises UserError where there is not one.
+    """
+    if samples < global_batch_size:
+        raise UserError(
+            f"trainer.global_batch_size: expected at most the {samples} training samples, got {global_batch_size}, "
+            "change it or data.train"
+        )
+    whole = samples - samples % global_batch_size
+    return min(whole, batches_per_epoch * global_batch_size) if batches_per_epoch else whole
+
+
+def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str]) -> Iterator[Finding]:
+    """Whether an ensemble's amplitudes are of prognostic variables, and perturb something."""
+    where: Path = ("inference", "ensemble", "amplitude")
+    for name in ensemble.amplitude:
+        if name not in prognostic:
+            message = f"expected prognostic variables ({', '.join(prognostic)}), got {name!r}, change it"
+            yield (*where, name), message + did_you_mean(name, prognostic)
+    if ensemble.members > 1 and not any(ensemble.amplitude.values()):
+        yield (
+            where,
+            f"expected an amplitude above 0 of some prognostic variable for {ensemble.members} members, got none: all "
+            "would be the same, add one",
         )
 
 
@@ -180,10 +210,7 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
             ("loss", "variable_weights"),
             "expected a weight above 0 for some predicted variable, got none, change one",
         )
-    for name in experiment.inference.ensemble.amplitude:
-        if name not in prognostic:
-            message = f"expected a prognostic variable, got {name!r}, change it{did_you_mean(name, prognostic)}"
-            yield ("inference", "ensemble", "amplitude", name), message
+    yield from ensemble_findings(experiment.inference.ensemble, prognostic)
     yield from _metric_findings(experiment)
 
 

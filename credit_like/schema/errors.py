@@ -22,6 +22,7 @@ _PERIODS = (("data", "train"), ("data", "valid"), ("data", "test"), ("evaluation
 _KEY = "\0"
 """Stands in a message for the key as the file spells it."""
 
+_MOST_SHOWN = 50
 _LONGEST = 200
 _QUOTED = re.compile(rf"('[^']{{{_LONGEST}}})[^']+'")
 """A value that is too long to be shown whole."""
@@ -95,7 +96,9 @@ class ExperimentError(UserError):
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(dict.fromkeys(problems))
-        super().__init__("\n".join(map(str, self.problems)))
+        shown = [str(problem) for problem in self.problems[:_MOST_SHOWN]]
+        more = len(self.problems) - len(shown)
+        super().__init__("\n".join([*shown, f"… and {more} more problems"] if more else shown))
 
 
 def in_order(problems: Iterable[Problem], first: str) -> list[Problem]:

@@ -111,6 +111,12 @@ class Box(Section):
     west: float = 0.0
     east: float = 360.0
 
+    @model_validator(mode="after")
+    def _upright(self) -> Box:
+        if self.south > self.north:
+            raise UserError(f"expected south below north, got south {self.south:g} and north {self.north:g}")
+        return self
+
 
 class EvaluationSection(Section):
     """What forecasts are compared with, and how."""

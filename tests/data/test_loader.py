@@ -155,7 +155,7 @@ def test_batches_per_epoch(windows):
     ("more", "message"),
     [
         ({"global_batch_size": 5}, "divisible by micro_batch_size"),
-        ({"global_batch_size": 64}, "at least trainer.global_batch_size = 64 windows, got 23"),
+        ({"global_batch_size": 64}, "trainer.global_batch_size: expected at most the 23 training samples, got 64"),
     ],
 )
 def test_sizes_that_do_not_fit(windows, more, message):
