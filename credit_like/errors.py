@@ -9,3 +9,7 @@ class UserError(ValueError):
     The command line prints it without a traceback and exits with status 2. Rooms derive their own kinds from it
     (`ExperimentError`, `StoreError`, `PluginError`, `DamagedCheckpoint`, `Locked`).
     """
+
+
+class RunError(RuntimeError):
+    """Something outside the program ended a run, such as data that cannot be read: one message, exit status 1."""
