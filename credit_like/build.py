@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,7 +201,7 @@ def load_weights(parts: Parts, checkpoint: Checkpoint | None = None) -> str:
 def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> int:
     """Train to the end, or continue where the run stands; 0 finished or to be continued, 1 failed, 130 interrupted."""
     save_loc = Path(experiment.save_loc)
-    with closing(start(experiment)) as runtime:
+    with start(experiment) as runtime:
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         return build_trainer(assemble(experiment, runtime)).fit().exit_status
@@ -210,7 +209,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
     """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n parts."""
-    with closing(start(experiment, training=False)) as runtime:
+    with start(experiment, training=False) as runtime:
         found = newest_checkpoint(experiment, runtime)
         parts = assemble(experiment, runtime, train=False)
         checkpoint = load_weights(parts, found)
@@ -239,7 +238,7 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
 
 def preprocess(experiment: Experiment) -> int:
     """Fit the statistics, and say what is missing."""
-    with closing(start(experiment, training=False)) as runtime:
+    with start(experiment, training=False) as runtime:
         variables = Variables(experiment.data)
         load_statistics(experiment, open_store(experiment.data, variables), variables, runtime)
         return 0

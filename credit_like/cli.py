@@ -8,14 +8,19 @@ interrupted by Ctrl-C.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError
+from credit_like.processes import end_with
 
 if TYPE_CHECKING:
     from credit_like.launch.plan import Plan
@@ -44,28 +49,70 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    A UserError is printed as one message. Any other exception is a fault of the program and keeps its traceback;
-    CREDIT_LIKE_TRACEBACK=1 shows the traceback of a UserError too.
+    A UserError or RunError is printed as one message. Any other exception is a fault of the program and keeps its
+    traceback; CREDIT_LIKE_TRACEBACK=1 shows the traceback of the former too.
     """
     try:
-        app(arguments, prog_name="credit-like")
-    except UserError as error:
-        if os.environ.get("CREDIT_LIKE_TRACEBACK"):
-            raise
-        _refuse(str(error))
+        with _OneMessage():
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                end_with(os.getppid())  # torchrun's agent: a scheduler that kills its session does not know of this one
+            app(arguments, prog_name="credit-like")
     except SystemExit as end:
         if isinstance(end.__context__, typer.Exit) and end.code == _INTERRUPTED:  # from Ctrl-C, by way of typer
             typer.echo("interrupted", err=True)
         raise
 
 
-def _refuse(message: str) -> NoReturn:
-    """End with exit status 2; of the processes of a launch, only the first speaks."""
+class _OneMessage:
+    """Ends a process that fails; of the processes of a launch, the one that failed first says why."""
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)):
+            return
+        known = isinstance(error, (UserError, RunError)) and not os.environ.get("CREDIT_LIKE_TRACEBACK")
+        status = 2 if isinstance(error, UserError) else 1
+        if _of_several():
+            _end_rank(error, known, status)
+        elif known:
+            typer.echo(str(error), err=True)
+            sys.exit(status)
+
+
+def _of_several() -> bool:
     from credit_like.parallel.environment import read_environment
 
-    if read_environment().rank == 0:
-        typer.echo(message, err=True)
-    sys.exit(2)
+    with suppress(UserError):  # which is then what is reported
+        return read_environment().world > 1
+    return False
+
+
+def _end_rank(error: BaseException, known: bool, status: int) -> NoReturn:
+    """Report the error if it was the first of all ranks, and end.
+
+    At once, without what an interpreter does at its end: it may wait for ranks that do not come any more.
+    """
+    from credit_like.parallel import blame
+    from credit_like.parallel.environment import read_environment
+
+    place = read_environment()
+    # Launchers end the others with the first: not before it has been heard.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    cause, causes = blame.claim(blame.cause_of(error, place.rank, status), place)
+    if cause.rank == place.rank:
+        text = str(error) if known else "".join(traceback.format_exception(error)).rstrip()
+        typer.echo(f"rank {place.rank}: {text}", err=True)
+        if causes is not None:
+            causes.reported()
+    elif causes is not None:
+        causes.wait_for_report()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(cause.status)
 
 
 def _experiment(

@@ -17,6 +17,10 @@ class UserError(ValueError):
     """
 
 
+class RunError(RuntimeError):
+    """Something outside the program ended a run, such as data that cannot be read: one message, exit status 1."""
+
+
 @contextmanager
 def reading(what: str, path: object, advice: str) -> Iterator[None]:
     """Make every error of a library that reads `path` a UserError; for calls into such libraries, and nothing else."""

@@ -179,9 +179,15 @@ def test_a_mistake_of_the_program_keeps_its_traceback(monkeypatch, small):
         cli.main(["check", str(small / "small.yml")])
 
 
-def test_only_the_first_of_several_processes_speaks(small, capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    assert call("check", small / "absent.yml") == 2
-    assert capsys.readouterr().err == ""
+def _refused(rank, file, folder):
+    with (folder / f"{rank}.err").open("w") as said:
+        os.dup2(said.fileno(), 2)
+        sys.stderr = os.fdopen(2, "w", closefd=False)
+        cli.main(["check", str(file)])
+
+
+def test_of_several_processes_one_speaks(small, launch_ranks, tmp_path):
+    launch_ranks(2, _refused, small / "absent.yml", tmp_path)
+    said = [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
+    assert sum(text.count("absent.yml") for text in said) == 1, said
+    assert any(said[rank].startswith(f"rank {rank}: ") for rank in range(2))

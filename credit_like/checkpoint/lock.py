@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import socket
 import time
@@ -13,6 +14,8 @@ from types import TracebackType
 from typing import IO
 
 from credit_like.checkpoint.errors import Locked
+
+log = logging.getLogger(__name__)
 
 _held: set[Path] = set()
 
@@ -36,6 +39,7 @@ class RunLock:
             raise Locked(f"{self.path.parent} is in use by this very process")
         file = self.path.open("a+")
         deadline = time.monotonic() + self.patience
+        waiting = False
         while True:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,6 +52,11 @@ class RunLock:
                     raise Locked(
                         f"{self.path.parent} is in use by {owner}; wait for it to end or change save_loc"
                     ) from error
+                if not waiting:
+                    log.info(
+                        "%s is in use; waiting up to %.0f s for that process to end", self.path.parent, self.patience
+                    )
+                waiting = True
                 time.sleep(0.1)
         _held.add(self.path)
         self._file = file

@@ -22,7 +22,7 @@ from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.direct import direct
 from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import ROLES, Variable, Variables
@@ -50,7 +50,7 @@ class StoreError(UserError):
         super().__init__("\n".join(f"{'.'.join(map(str, place))}: {message}" for place, message in self.problems))
 
 
-class ReadError(RuntimeError):
+class ReadError(RunError):
     """A read failed although the files opened: says what was read, at which time, from where, and why."""
 
 

@@ -34,6 +34,9 @@ class Local:
     def cancel(self, ids: Sequence[str]) -> list[str]:
         return ["kill", *ids]
 
+    def unknown(self, ids: Sequence[str]) -> list[str]:
+        return []
+
     def states(self, ids: Sequence[str]) -> dict[str, str]:
         return {}
 

@@ -40,13 +40,36 @@ class Pbs:
     def cancel(self, ids: Sequence[str]) -> list[str]:
         return ["qdel", *ids]
 
+    def unknown(self, ids: Sequence[str]) -> list[str]:
+        """`qsub` takes a job that waits for an unknown one, and the server then drops it."""
+        numbers = {job.split(".")[0] for job in self.states(ids)}
+        return [job for job in ids if job.split(".")[0] not in numbers]
+
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """From `qstat -x -f`, which knows ended jobs for some days."""
-        states = {}
-        for part in re.split(r"^Job Id: ", ask(["qstat", "-x", "-f", *ids]) if ids else "", flags=re.MULTILINE)[1:]:
-            job = part.split(maxsplit=1)[0]
-            state = re.search(r"^\s+job_state = (\w)", part, flags=re.MULTILINE)
-            code = re.search(r"^\s+Exit_status = (-?\d+)", part, flags=re.MULTILINE)
-            word = _STATES.get(state[1], state[1]) if state else "unknown"
-            states[job] = f"{word}, exit status {code[1]}" if code and word == "ended" else word
-        return states
+        """From `qstat -f`, and for jobs that it does not know from `qstat -x -f`.
+
+        The latter knows ended jobs for some days, but prints nothing at all where a server keeps no history.
+        """
+        if not ids:
+            return {}
+        states = _read(ask(["qstat", "-f", *ids]))
+        unknown = [job for job in ids if job not in states]
+        return (_read(ask(["qstat", "-x", "-f", *unknown])) if unknown else {}) | states
+
+
+def _read(answer: str) -> dict[str, str]:
+    """The state of each job in what `qstat -f` prints, with the reason of one that waits."""
+    states = {}
+    whole_lines = answer.replace("\n\t", "")
+    for part in re.split(r"^Job Id: ", whole_lines, flags=re.MULTILINE)[1:]:
+        found: dict[str, str] = dict(
+            re.findall(r"^\s+(job_state|Exit_status|comment) = (.*)$", part, flags=re.MULTILINE)
+        )
+        state = found.get("job_state", "unknown")
+        word = _STATES.get(state, state)
+        if word == "ended" and "Exit_status" in found:
+            word += f", exit status {found['Exit_status']}"
+        elif word in ("queued", "waiting") and "comment" in found:
+            word += f": {found['comment']}"
+        states[part.split(maxsplit=1)[0]] = word
+    return states

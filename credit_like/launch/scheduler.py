@@ -42,6 +42,10 @@ class Scheduler(Protocol):
         """The command that takes jobs out of the queue."""
         ...
 
+    def unknown(self, ids: Sequence[str]) -> list[str]:
+        """Those of the jobs to wait for that the scheduler would not refuse, although it does not know them."""
+        ...
+
     def states(self, ids: Sequence[str]) -> dict[str, str]:
         """What the scheduler says of each job it still knows."""
         ...
@@ -49,12 +53,17 @@ class Scheduler(Protocol):
 
 def of(site: SiteSection) -> Scheduler:
     """The dialect of a site."""
+    return by_name(site.scheduler)
+
+
+def by_name(name: str) -> Scheduler:
+    """The dialect of `pbs`, `slurm` or `local`."""
     from credit_like.launch.local import Local
     from credit_like.launch.pbs import Pbs
     from credit_like.launch.slurm import Slurm
 
     dialects: dict[str, type[Scheduler]] = {"pbs": Pbs, "slurm": Slurm, "local": Local}
-    return dialects[site.scheduler]()
+    return dialects[name]()
 
 
 def ask(command: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ and then sends SIGUSR1 to the workers themselves, on every node, whatever the la
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 
@@ -17,6 +18,8 @@ from credit_like.launch.plan import Plan, count
 from credit_like.launch.resources import seconds
 from credit_like.schema.base import one_line, one_word
 from credit_like.schema.launch import SiteSection, placeholders
+
+_OPTIONAL = re.compile(r"\[([^][]*\{\w+\}[^][]*)\]")
 
 _PORT = ("digits=${job%%[!0-9]*}", "port=$((20000 + 10#${digits:-$$} % 20000))")
 """Bash: a port that follows from the job's number, so that two jobs on a node do not meet."""
@@ -36,7 +39,7 @@ def render(plan: Plan, site: SiteSection) -> dict[str, str]:
 
 
 def directives(plan: Plan, site: SiteSection) -> list[str]:
-    """The scheduler's lines; one that holds a value nobody gave is left out.
+    """Return the scheduler's lines, without a line, or a part of it in square brackets, whose value was not given.
 
     Raises UserError for a value that is not one word: the command line gives some that no schema has seen.
     """
@@ -45,9 +48,14 @@ def directives(plan: Plan, site: SiteSection) -> list[str]:
     if plan.mode != "train":
         values["stop_before"] = None  # only a training knows what to do with a signal
     lines = []
+
+    def has_all(text: str) -> bool:
+        return all(values.get(name) is not None for name in placeholders(text))
+
     for line in (*site.directives, *site.nodes[plan.resources.kind].request):
+        line = _OPTIONAL.sub(lambda part: part[1] if has_all(part[1]) else "", line)
         names = placeholders(line)
-        if all(values.get(name) is not None for name in names):
+        if has_all(line):
             lines.append(one_line(line.format(**{name: one_word(str(values[name])) for name in names})))
     if site.arrays:
         lines += dialect.array(plan.array)

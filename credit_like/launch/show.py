@@ -12,6 +12,8 @@ from rich.text import Text
 from credit_like.launch.plan import Plan
 from credit_like.launch.status import status
 
+_WIDE = 1000  # columns
+
 
 def print_plan(plan: Plan, script: bool = True) -> None:
     """The plan as a table, and the script it submits."""
@@ -31,6 +33,8 @@ def print_status(save_loc: Path) -> int:
     """
     run = status(save_loc)
     console = Console(soft_wrap=True)
+    if not console.is_terminal:  # in a file or a pipe nothing is cut
+        console = Console(soft_wrap=True, width=_WIDE)
     console.print(_facts("", run.rows()))
     if run.jobs:
         table = Table("job", "mode", "state", "began", "ended", "step", box=None, pad_edge=False)

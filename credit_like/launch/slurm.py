@@ -42,6 +42,9 @@ class Slurm:
     def cancel(self, ids: Sequence[str]) -> list[str]:
         return ["scancel", *ids]
 
+    def unknown(self, ids: Sequence[str]) -> list[str]:
+        return []
+
     def states(self, ids: Sequence[str]) -> dict[str, str]:
         """From `squeue` for jobs that are not over, from the accounting, where there is one, for the others.
 

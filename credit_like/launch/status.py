@@ -122,11 +122,14 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
 
 def _scheduler_states(events: list[Event]) -> dict[str, str]:
     """What the scheduler of the last submission says."""
-    site = next((event["site"] for event in reversed(events) if event["event"] == "submission"), None)
-    if site is None or site not in sites.profiles():
+    last: Event = next((event for event in reversed(events) if event["event"] == "submission"), {})
+    name = last.get("scheduler")
+    if name is None and last.get("site") in sites.profiles():  # a record that does not name it
+        name = SiteSection.model_validate(last["site"]).scheduler
+    if name is None:
         return {}
     ids = [job for event in events for job in (*event.get("ids", ()), event.get("next")) if job]
-    return scheduler.of(SiteSection.model_validate(site)).states(ids[-50:])
+    return scheduler.by_name(name).states(ids[-50:])
 
 
 def _log_tail(path: Path) -> list[dict[str, Any]]:

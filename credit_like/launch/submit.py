@@ -104,7 +104,7 @@ def submit(
         files.write(plan.script, plan.scripts[plan.script.name])
         files.folder(plan.logs)
         files.remember(history_file(plan.save_loc))
-        record(plan.save_loc, "submission", mode=mode, site=plan.site, chain=chain)
+        record(plan.save_loc, "submission", mode=mode, site=plan.site, scheduler=profile.scheduler, chain=chain)
         if profile.scheduler == "local":
             files.keep()
             return replace(plan, ids=_run_here(plan))
@@ -172,6 +172,10 @@ def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:
                 f"expected {program} on the PATH to submit to {plan.site}, got none, do this on a login node "
                 "or add --dry-run"
             )
+    if lost := dialect.unknown(plan.after):
+        raise UserError(
+            f"--after: expected jobs that the scheduler knows, got {', '.join(lost)}, change or leave it out"
+        )
     for package in ("torch", "credit_like"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"expected {package} in the environment of {plan.python}, got none, activate the right one")

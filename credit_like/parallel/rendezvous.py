@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import time
 import uuid
 
 import torch
 import torch.distributed as dist
 
+from credit_like.parallel import blame
 from credit_like.parallel.environment import Environment
 
 _POLL = 0.01  # seconds
@@ -22,13 +22,16 @@ def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> Non
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     # As torch tells it too: the agent that started this process has a store, otherwise rank 0 makes one.
-    of_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    of_agent = blame.of_agent()
     ours = place.rank == 0 and not of_agent
     store: dist.Store = dist.TCPStore(
         place.address, place.port, place.world, is_master=ours, timeout=timeout, multi_tenant=not of_agent
     )
+    causes = blame.watch(place, timeout)
     if of_agent:
-        store = dist.PrefixStore(name_of_start(store, place.rank, place.world, timeout), store)
+        name = name_of_start(store, place.rank, place.world, timeout)
+        causes.name_start(name)
+        store = dist.PrefixStore(name, store)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from credit_like import ops
 from credit_like.errors import UserError
-from credit_like.parallel import collectives
+from credit_like.parallel import blame, collectives
 from credit_like.parallel.environment import Environment, read_environment
 from credit_like.parallel.mesh import build_device_mesh, degrees, gradient_mesh
 from credit_like.parallel.rendezvous import join
@@ -163,5 +164,23 @@ class Runtime:
 
     def close(self) -> None:
         """Leave the process group, if there is one."""
+        blame.close()
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
+
+    def first_cause(self, error: BaseException) -> blame.Cause:
+        """The first cause of the end of this run: `error`, unless another rank failed before."""
+        cause = blame.cause_of(error, self.rank, 2 if isinstance(error, UserError) else 1)
+        if self.world == 1:
+            return cause
+        return blame.claim(cause, read_environment())[0]
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the process group, but not on an error: with NCCL, that may wait for ranks that do not come."""
+        if error is None:
+            self.close()

@@ -19,14 +19,16 @@ def profiles() -> dict[str, Path]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The `site` section of a profile.
+    """The `site` section of a profile, or of a file where `name` is the path of one.
 
     Raises UserError with the closest names where there is none.
     """
     known = profiles()
+    if name not in known and Path(name).suffix in (".yml", ".yaml") and Path(name).is_file():
+        known = {name: Path(name)}
     if name not in known:
         raise UserError(
-            f"expected a site, one of {', '.join(sorted(known))}, got {name!r}{did_you_mean(name, sorted(known))}"
+            f"expected a site, one of {', '.join(sorted(known))} or a file, got {name!r}{did_you_mean(name, sorted(known))}"
         )
     content = yaml.safe_load(known[name].read_text(encoding="utf-8"))
     if not isinstance(content, dict) or not isinstance(content.get("site"), dict):

@@ -117,8 +117,9 @@ class Monitor:
         elif now - self._last_line >= _LINE_EVERY or step == self.total_steps:
             self._last_line = now
             since, first = self._started
-            left = (now - since) / (step - first) * (self.total_steps - step) if step > first else math.nan
-            log.info("step %d/%d  epoch %d  %s  ETA %.0f s", step, self.total_steps, row["epoch"], text, left)
+            if step > first:
+                text += f"  ETA {(now - since) / (step - first) * (self.total_steps - step):.0f} s"
+            log.info("step %d/%d  epoch %d  %s", step, self.total_steps, row["epoch"], text)
 
     def validation(self, row: Mapping[str, Any]) -> None:
         """One validation."""
@@ -152,7 +153,7 @@ class Monitor:
 
     def status(self, state: str, step: int, reason: str = "") -> None:
         """Replace status.json."""
-        replace_file(self.folder / "status.json", to_json({"state": state, "step": step, "reason": reason}))
+        write_status(self.folder, state, step, reason)
 
     def close(self) -> None:
         """Stop drawing and close the files."""
@@ -160,6 +161,11 @@ class Monitor:
             self._progress.stop()
         self._close_tensorboard()
         self.rows.close()
+
+
+def write_status(folder: Path, state: str, step: int, reason: str = "") -> None:
+    """Replace status.json."""
+    replace_file(folder / "status.json", to_json({"state": state, "step": step, "reason": reason}))
 
 
 def memory_mib(device: Device) -> float:

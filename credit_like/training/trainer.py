@@ -32,7 +32,7 @@ from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
 from credit_like.training.forecasts import ShortForecasts
-from credit_like.training.monitor import Monitor
+from credit_like.training.monitor import Monitor, write_status
 from credit_like.training.run import Outcome, Progress, Run
 from credit_like.training.step import TrainStep
 from credit_like.training.stop import StopRequest, seconds_left
@@ -40,8 +40,8 @@ from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
 
-_LOCK_PATIENCE = 10.0
-"""Seconds to wait for the lock of a predecessor that is being ended, as when a launcher restarts a failed job."""
+_LOCK_PATIENCE = 60.0
+"""Seconds to wait for the lock of a predecessor that is being ended, as when a batch system starts a job again."""
 
 
 class Batches(Protocol):
@@ -134,21 +134,26 @@ class Trainer:
             try:
                 outcome = self._go(stop, monitor)
             except BaseException as error:
-                if monitor is not None:
-                    # The first cause is what matters, also where the disk is what failed.
-                    with suppress(OSError):
-                        if isinstance(error, KeyboardInterrupt):
-                            monitor.status(
-                                "continue", self.progress.step, "interrupted without a checkpoint of this step"
-                            )
-                        else:
-                            monitor.status("failed", self.progress.step, f"{type(error).__name__}: {error}")
+                self._record_failure(error)
                 raise
             if monitor is not None:
                 with suppress(OSError) if outcome.state == "failed" else nullcontext():
                     monitor.status(outcome.state, outcome.step, outcome.reason)
                 self._report(outcome)
             return outcome
+
+    def _record_failure(self, error: BaseException) -> None:
+        """Write status.json, on the rank that failed first: the main process may be waiting for it."""
+        step = self.progress.step
+        # The first cause is what matters, also where the disk is what failed.
+        with suppress(OSError):
+            if isinstance(error, KeyboardInterrupt):
+                if self.runtime.is_main:
+                    write_status(self.folder, "continue", step, "interrupted without a checkpoint of this step")
+                return
+            cause = self.runtime.first_cause(error)
+            if cause.rank == self.runtime.rank:
+                write_status(self.folder, "failed", step, str(cause) if self.runtime.world > 1 else cause.message)
 
     def _report(self, outcome: Outcome) -> None:
         stopped = outcome.state == "continue"

@@ -16,6 +16,7 @@ save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 
 export NCCL_SOCKET_IFNAME=hsn
+export GLOO_SOCKET_IFNAME=hsn0
 export FI_CXI_DISABLE_HOST_REGISTER=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail

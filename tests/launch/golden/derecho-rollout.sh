@@ -19,6 +19,7 @@ per_node=4
 shares=12
 
 export NCCL_SOCKET_IFNAME=hsn
+export GLOO_SOCKET_IFNAME=hsn0
 export FI_CXI_DISABLE_HOST_REGISTER=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail

@@ -21,6 +21,7 @@ walltime=43200
 stop_before=600
 
 export NCCL_SOCKET_IFNAME=hsn
+export GLOO_SOCKET_IFNAME=hsn0
 export FI_CXI_DISABLE_HOST_REGISTER=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail

@@ -5,7 +5,7 @@
 #PBS -j oe
 #PBS -k oed
 #PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
-#PBS -l select=1:ncpus=32:mem=128GB
+#PBS -l select=1:ncpus=32
 
 # preprocess of era5-1deg on generic-pbs: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.

@@ -5,7 +5,7 @@
 #PBS -j oe
 #PBS -k oed
 #PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
-#PBS -l select=1:ncpus=32:ngpus=4:mem=256GB
+#PBS -l select=1:ncpus=32:ngpus=4
 #PBS -J 0-2
 
 # rollout of era5-1deg on generic-pbs: 1 node × 4 GPUs = 4 processes; 3 jobs, 12 shares

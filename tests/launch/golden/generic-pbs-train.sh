@@ -5,7 +5,7 @@
 #PBS -j oe
 #PBS -k oed
 #PBS -o /scratch/me/runs/era5-1deg/jobs/logs/
-#PBS -l select=2:ncpus=32:ngpus=4:mem=256GB
+#PBS -l select=2:ncpus=32:ngpus=4
 
 # train of era5-1deg on generic-pbs: 2 nodes × 4 GPUs = 8 processes = data 8 × tensor 1 × domain 1
 # Written by `credit-like submit`.
@@ -27,6 +27,7 @@ node() {
     local rank=$1 master=$2 port=$3 deadline=$4 stop=$5 agent watch status=0
     trap '' TERM USR1  # for the workers to take at the end of a step, not for the agent or this shell
     [[ $rank == launcher ]] && rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}}
+    export PATH=$CREDIT_LIKE_PATH LD_LIBRARY_PATH=$CREDIT_LIKE_LD_LIBRARY_PATH  # pbsdsh passes none
     export CREDIT_LIKE_DEADLINE=$deadline
     "$python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --node-rank="$rank" \
         --master-addr="$master" --master-port="$port" --signals-to-handle=SIGINT \
@@ -75,8 +76,16 @@ await() {
     done
 }
 
-( trap '' TERM USR1; exec mpiexec -n "$nodes" --map-by ppr:1:node --bind-to none bash "$script" node launcher "${hosts[0]}" "$port" "$deadline" "$stop" ) &
+pids=()
+for (( rank = 0; rank < nodes; rank++ )); do
+    # pbsdsh counts the lines of the node file, of which a node may have several
+    slot=$(awk -v host="${hosts[rank]}" '$0 == host { print NR - 1; exit }' "$PBS_NODEFILE")
+    ( trap '' TERM USR1; exec pbsdsh -n "$slot" -- env "CREDIT_LIKE_PATH=$PATH" \
+        "CREDIT_LIKE_LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}" \
+        bash -l "$script" node "$rank" "${hosts[0]}" "$port" "$deadline" "$stop" ) &
+    pids+=($!)
+done
 status=0
-await $! || status=$?
+for pid in "${pids[@]}"; do await "$pid" || status=$?; done
 rm -f "$stop"
 "$python" -m credit_like.launch.chain end "$save_loc" train "$job" "$status"

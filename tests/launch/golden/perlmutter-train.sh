@@ -26,6 +26,7 @@ walltime=43200
 stop_before=300
 
 export NCCL_SOCKET_IFNAME=hsn
+export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1

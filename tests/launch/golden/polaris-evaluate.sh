@@ -21,6 +21,7 @@ module use /soft/modulefiles
 export NCCL_NET_GDR_LEVEL=PHB
 export NCCL_CROSS_NIC=1
 export NCCL_SOCKET_IFNAME=hsn
+export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1

@@ -1,0 +1,120 @@
+"""A rank that fails, at any moment: one message, from the rank that has the error, and all ranks end."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from credit_like import cli
+from credit_like.data.store import ReadError
+from credit_like.errors import UserError
+from tests.faults import harness
+from tests.integration.test_restart import ROOT, TINY
+
+ERRORS = {"user": UserError("the wind has changed"), "read": ReadError("no such wind"), "fault": KeyError("windless")}
+STATUS = {"user": 2, "read": 1, "fault": 1}
+MOMENTS = {
+    "start": "credit_like.build.open_store",
+    "statistics": "credit_like.build.Statistics.load",
+    "step": "credit_like.training.step.TrainStep.__call__",
+    "save": "credit_like.training.trainer.Trainer.save",
+    "validation": "credit_like.training.validation.Validator.__call__",
+    "forecast": "credit_like.training.forecasts.ShortForecasts.__call__",
+}
+SETTINGS = [
+    "trainer.parallelism={data: ddp}", "trainer.timeout=60s", "trainer.epochs=1", "inference.init=null",
+    "trainer.batches_per_epoch=3", "trainer.monitor={every: 1, share: 1.0, lead: 12h}",
+]  # fmt: skip
+
+
+def failing(rank, world, port, save_loc, section) -> int:
+    """Train, with an error planted on one rank."""
+    if rank == section["rank"]:
+        module, *names = _resolve(MOMENTS[section["moment"]])
+        owner = module
+        for name in names[:-1]:
+            owner = getattr(owner, name)
+
+        def fail(*args, **kwargs):
+            raise ERRORS[section["error"]]
+
+        setattr(owner, names[-1], fail)
+    values = [f"save_loc={save_loc}", *TINY, *SETTINGS]
+    cli.main(["train", str(ROOT / "config" / "demo.yml"), *(part for value in values for part in ("--set", value))])
+    return 0
+
+
+def _resolve(dotted: str):
+    """The module of a dotted name, and the names within it."""
+    import importlib
+
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            return importlib.import_module(".".join(parts[:count])), *parts[count:]
+        except ModuleNotFoundError:
+            continue
+    raise AssertionError(dotted)
+
+
+def one_cause(folder: Path, rank: int, moment: str, error: str) -> None:
+    run = folder / "run"
+    job = harness.Job(run, {"rank": rank, "moment": moment, "error": error}, 2, body=failing)
+    assert job.wait(120), "a rank did not end"
+    assert job.end() == [STATUS[error]] * 2, run.with_suffix(f".{rank}.out").read_text()[-3000:]
+    said = [run.with_suffix(f".{r}.out").read_text() for r in range(2)]
+    planted = ERRORS[error].args[0]
+    assert said[rank].count(planted) == 1, said[rank]
+    assert f"rank {rank}: " in said[rank]
+    assert planted not in said[1 - rank]
+    for text, expected in ((said[rank], error == "fault"), (said[1 - rank], False)):
+        assert text.count("Traceback (most recent call last)") == expected, text
+    if moment not in ("start", "statistics"):
+        status = json.loads((run / "status.json").read_text())
+        assert status["state"] == "failed"
+        assert status["reason"].startswith(f"rank {rank}: ")
+        assert planted in status["reason"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "moment", "error"),
+    [
+        (1, "start", "user"),
+        (0, "statistics", "fault"),
+        (1, "step", "read"),
+        *(
+            pytest.param(rank, moment, error, marks=pytest.mark.slow)
+            for rank in range(2)
+            for moment in MOMENTS
+            for error in ERRORS
+        ),
+    ],
+)
+def test_one_cause_reported_once(tmp_path, rank, moment, error) -> None:
+    one_cause(tmp_path, rank, moment, error)
+
+
+def lonely(rank, world, port, save_loc, section) -> int:
+    """Rank 1 fails while rank 0 waits for something that no other process can end."""
+    import datetime as dt
+
+    import torch
+
+    from credit_like.parallel.runtime import Runtime
+    from credit_like.schema.trainer import Parallelism
+
+    with cli._OneMessage(), Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), dt.timedelta(minutes=10)):
+        if rank == 1:
+            raise UserError("the wind has changed")
+        time.sleep(600)
+    return 0
+
+
+def test_a_rank_that_waits_for_ever_is_ended(tmp_path) -> None:
+    """As one in an NCCL collective does, whose peers have gone."""
+    job = harness.Job(tmp_path / "run", {}, 2, body=lonely)
+    assert job.wait(60)
+    assert job.end() == [2, 2]
