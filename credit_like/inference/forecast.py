@@ -154,7 +154,7 @@ def write_forecasts(
                     history_len=experiment.data.history_len,
                     rows=rows,
                     perturb=perturb([member for _, member in pairs]) if perturb else None,
-                    amp=experiment.inference.amp,
+                    amp=computes_in_bfloat16(experiment),
                 ):
                     if lead in the.layout.leads:
                         fields = _fields(stepper, state, gather)
@@ -171,6 +171,15 @@ def write_forecasts(
         raise
     finished = writer.finish()
     return Outcome(forecast_path(experiment), sum(map(len, todo)), finished)
+
+
+def computes_in_bfloat16(experiment: Experiment) -> bool:
+    """Return whether forecasts are computed in bfloat16: as `inference.amp` says, else as training computes."""
+    if experiment.inference.amp is not None:
+        return experiment.inference.amp
+    trainer = experiment.trainer
+    policy = trainer.fsdp2_mp_policy if trainer.parallelism.data == "fsdp2" else None
+    return trainer.amp and (policy is None or policy.param_dtype == "bfloat16")
 
 
 def forecast(

@@ -31,6 +31,12 @@ def _along_u(grad: Tensor, weight: Tensor, u: Tensor, factor: Tensor) -> Tensor:
     return (product * -factor * u).to(grad.dtype)
 
 
+def _scaled(weight: Tensor, inv_sigma: Tensor) -> Tensor:
+    """W/sigma, rounded once: 1/sigma in bfloat16 would be a common error of up to 0.4 % of all weights."""
+    wide = torch.promote_types(weight.dtype, inv_sigma.dtype)
+    return (weight.to(wide) * inv_sigma).to(weight.dtype)
+
+
 class _Normalised(torch.autograd.Function):
     """W/sigma with the derivative of sigma = u^T W v in backward."""
 
@@ -38,7 +44,7 @@ class _Normalised(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
         ctx.save_for_backward(weight, u, v, inv_sigma)
         ctx.output_dim = output_dim
-        return weight * inv_sigma.to(weight.dtype)
+        return _scaled(weight, inv_sigma)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
@@ -50,7 +56,8 @@ class _Normalised(torch.autograd.Function):
         ):  # a pass less; elsewhere reading 1/sigma waits
             corrected = torch.addr(matrix, along_u, v.to(grad.dtype), beta=float(inv_sigma))
         else:
-            corrected = torch.addr(matrix * inv_sigma.to(grad.dtype), along_u, v.to(grad.dtype))
+            wide = torch.promote_types(grad.dtype, inv_sigma.dtype)
+            corrected = torch.addr(matrix.to(wide) * inv_sigma, along_u.to(wide), v.to(wide)).to(grad.dtype)
         return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
 
 
@@ -96,7 +103,7 @@ class SpectralNorm(nn.Module):
         if self.in_backward:
             normalised: Tensor = _Normalised.apply(weight, self.u, self.v, self.inv_sigma, self.output_dim)
             return normalised
-        return weight * self.inv_sigma.to(weight.dtype)
+        return _scaled(weight, self.inv_sigma)
 
     def factors(self, weight: Tensor) -> tuple[Tensor, float]:
         """W and 1/sigma, for who multiplies by both in turn and needs no copy of W; reads a number, so for the CPU."""

@@ -88,6 +88,7 @@ class UpHead(nn.Module):
 
     _fsdp2_shard = True
     _recompute = False  # backward begins here: what was dropped would come back at once
+    _full_precision = True  # its output is the field itself
 
     def __init__(
         self, in_channels: int, out_channels: int, *, upsample: str = "pixel_shuffle", spectral_norm: bool = False

@@ -69,8 +69,8 @@ def _finite(value: Any) -> Any:
 class Monitor:
     """Everything above for the main process; the other processes have none."""
 
-    def __init__(self, folder: Path, total_steps: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, total_steps: int, precision: str = "float32") -> None:
+        self.folder, self.precision = folder, precision
         self.total_steps = total_steps
         self.rows = JsonLines(folder / "log.jsonl")
         self._tensorboard: Any = None
@@ -152,7 +152,8 @@ class Monitor:
 
     def status(self, state: str, step: int, reason: str = "") -> None:
         """Replace status.json."""
-        replace_file(self.folder / "status.json", to_json({"state": state, "step": step, "reason": reason}))
+        told = {"state": state, "step": step, "reason": reason, "precision": self.precision}
+        replace_file(self.folder / "status.json", to_json(told))
 
     def close(self) -> None:
         """Stop drawing and close the files."""
