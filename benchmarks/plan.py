@@ -45,7 +45,7 @@ def experiment(model: str, **trainer: Any) -> Any:
     found, _ = load_located(ROOT / "config" / "era5-1deg.yml", [])
     document = found.to_dict()
     document |= yaml.safe_load((ROOT / "models" / MODELS[model][0] / "model.yml").read_text())
-    document["trainer"] |= {"fsdp2_mp_policy": {"param_dtype": "bfloat16", "reduce_dtype": "float32"}} | trainer
+    document["trainer"] |= trainer
     return Experiment.model_validate(document)
 
 

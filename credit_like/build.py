@@ -284,6 +284,13 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
     trainer = experiment.trainer
     device = pick_device(trainer.device)
     alone = not training and read_environment().world == 1
+    if device.type == "cuda":
+        if trainer.fsdp2_cpu_offload:
+            raise UserError(
+                "trainer.fsdp2_cpu_offload: expected false on CUDA, where it has not been tested yet, got true; set it to "
+                "false and shard over more ranks, or set trainer.activation_checkpoint: true"
+            )
+        torch.set_float32_matmul_precision(trainer.matmul_precision)
     runtime = Runtime.start(Parallelism() if alone else trainer.parallelism, device, trainer.timeout)
     logging.basicConfig(
         level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"

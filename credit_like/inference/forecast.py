@@ -149,7 +149,7 @@ def write_forecasts(
                 history_len=experiment.data.history_len,
                 rows=rows,
                 perturb=perturb_batch,
-                amp=section.amp,
+                amp=computes_in_bfloat16(experiment),
             ):
                 yield places, lead, state
 
@@ -173,6 +173,15 @@ def write_forecasts(
         raise
     finished = writer.finish()
     return Outcome(forecast_path(experiment), sum(map(len, todo)), finished)
+
+
+def computes_in_bfloat16(experiment: Experiment) -> bool:
+    """Return whether forecasts are computed in bfloat16: as `inference.amp` says, else as training computes."""
+    if experiment.inference.amp is not None:
+        return experiment.inference.amp
+    trainer = experiment.trainer
+    policy = trainer.fsdp2_mp_policy if trainer.parallelism.data == "fsdp2" else None
+    return trainer.amp and (policy is None or policy.param_dtype == "bfloat16")
 
 
 def forecast(

@@ -15,6 +15,16 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
+def _without_copies(weights: Tensor) -> Tensor:
+    """Return the weights with one row, column or channel for what is the same in all: a mask that is true everywhere
+    leaves one number for each latitude."""
+    for dim in range(weights.ndim):
+        first = weights.narrow(dim, 0, 1)
+        if dim != weights.ndim - 2 and bool((weights == first).all()):
+            weights = first
+    return weights.clone()
+
+
 class AreaMean(nn.Module):
     """Weighted mean over latitude, longitude of the points that have data.
 
@@ -25,6 +35,8 @@ class AreaMean(nn.Module):
     """
 
     weights: Tensor
+    precise: Tensor
+    """The weights in float64, for what is summed in float64; where the fields are."""
 
     def __init__(
         self, weights: Tensor, rows: slice = slice(None), reduce: Callable[[Tensor], Tensor] = identity
@@ -34,13 +46,14 @@ class AreaMean(nn.Module):
         total = weights.sum((-2, -1), keepdim=True)
         if not bool((total > 0).all()):
             raise UserError("expected every channel to have data somewhere, got a channel without any; check the mask")
-        self.register_buffer("weights", (weights / total)[..., rows, :].to(torch.float32), persistent=False)
-        self._double = (weights / total)[..., rows, :]
+        weights = _without_copies((weights / total)[..., rows, :])
+        self.register_buffer("weights", weights.to(torch.float32), persistent=False)
+        self.register_buffer("precise", weights, persistent=False)
         self.reduce = reduce
 
     def part(self, x_BCHW: Tensor) -> Tensor:
         """(B, C): this rank's part of the mean; differentiable, without communication."""
-        weights = self.weights if x_BCHW.dtype != torch.float64 else self._double.to(x_BCHW.device)
+        weights = self.weights if x_BCHW.dtype != torch.float64 else self.precise
         return (torch.where(weights > 0, x_BCHW, 0) * weights).sum((-2, -1))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:

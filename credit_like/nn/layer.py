@@ -47,6 +47,10 @@ class Layer(nn.Module):
     to the layers inside where all of these have fused kernels, which recompute what they need, and is "forward" elsewhere;
     "never" saves everything, for a block whose backward needs its input alone or follows at once."""
 
+    full_precision: bool = False
+    """Whether the block computes in the precision of its master weights where the rest computes in bfloat16: for the
+    layers at which fields enter and leave the model (see `credit_like.nn.precision`)."""
+
     tensor_columns: ClassVar[tuple[str, ...]] = ()
     """Paths inside the block to linear layers (or 1 x 1 convolutions) of which each tensor rank has some output features."""
 

@@ -50,16 +50,19 @@ class Pad(nn.Module):
 
     def pad_rows(self, x_BCHW: Tensor) -> Tensor:
         """Latitude alone."""
-        (north, south), height, width = self.pad_lat, x_BCHW.shape[-2], x_BCHW.shape[-1]
+        north, south = self.pad_lat
         if north == south == 0:
             return x_BCHW
-        rows = source_rows(self.mode, height, north, south)
-        beyond = [*rows[:north], *rows[north + height :]]
-        index = torch.tensor([row for row, _ in beyond], device=x_BCHW.device)
-        outside = x_BCHW.index_select(-2, index)
-        if self.mode == "earth":
-            outside = outside.roll(width // 2, dims=-1)
-        return torch.cat([outside[..., :north, :], x_BCHW, outside[..., north:, :]], dim=-2)
+        return torch.cat([self._beyond(x_BCHW, north, True), x_BCHW, self._beyond(x_BCHW, south, False)], dim=-2)
+
+    def _beyond(self, x_BCHW: Tensor, count: int, northern: bool) -> Tensor:
+        """The rows beyond one edge, by slices alone: an index made of numbers would be a copy that the device waits for."""
+        height, width = x_BCHW.shape[-2:]
+        if self.mode == "replicate":
+            return x_BCHW.narrow(-2, 0 if northern else height - 1, 1).expand(*x_BCHW.shape[:-2], count, width)
+        edge = int(self.mode == "mirror")  # rows between the image's edge and the nearest row that is mirrored
+        beyond = x_BCHW.narrow(-2, edge if northern else height - edge - count, count).flip(-2)
+        return beyond.roll(width // 2, dims=-1) if self.mode == "earth" else beyond
 
     def pad_columns(self, x_BCHW: Tensor) -> Tensor:
         """Longitude alone; what every band of rows can do by itself."""

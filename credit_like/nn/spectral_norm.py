@@ -34,6 +34,12 @@ def _along_u(grad: Tensor, weight: Tensor, u: Tensor, factor: Tensor) -> Tensor:
     return (product * -factor * u).to(grad.dtype)
 
 
+def _scaled(weight: Tensor, inv_sigma: Tensor) -> Tensor:
+    """W/sigma, rounded once: 1/sigma in bfloat16 would be a common error of up to 0.4 % of all weights."""
+    wide = torch.promote_types(weight.dtype, inv_sigma.dtype)
+    return (weight.to(wide) * inv_sigma).to(weight.dtype)
+
+
 class _Normalised(torch.autograd.Function):
     """W/sigma with the derivative of sigma = u^T W v in backward."""
 
@@ -41,7 +47,7 @@ class _Normalised(torch.autograd.Function):
     def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
         ctx.save_for_backward(weight, u, v, inv_sigma)
         ctx.output_dim = output_dim
-        return weight * inv_sigma.to(weight.dtype)
+        return _scaled(weight, inv_sigma)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
@@ -93,7 +99,7 @@ class SpectralNorm(Layer):
         if self.in_backward:
             normalised: Tensor = _Normalised.apply(weight, self.u, self.v, self.inv_sigma, self.output_dim)
             return normalised
-        return weight * self.inv_sigma.to(weight.dtype)
+        return _scaled(weight, self.inv_sigma)
 
     def weight_and_scale(self, weight: Tensor) -> tuple[Tensor, float]:
         """Return W and 1/sigma as a number, so that a kernel can apply the scale instead of materialising W/sigma.

@@ -73,6 +73,7 @@ class UpHead(Layer):
 
     shard_unit = True
     recompute = "never"  # backward begins here: what was dropped would come back at once
+    full_precision = True  # its output is the field itself
 
     def __init__(
         self, in_channels: int, out_channels: int, *, upsample: str = "pixel_shuffle", spectral_norm: bool = False

@@ -201,7 +201,8 @@ def add_outer(matrix: Tensor, scale: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return scale M + a b^T; M (rows, columns), scale (), a (rows,), b (columns,)."""
     if policy.reads_values(matrix):
         return torch.addr(matrix, a, b, beta=float(scale))
-    return torch.addr(matrix * scale.to(matrix.dtype), a, b)
+    wide = torch.promote_types(matrix.dtype, scale.dtype)
+    return torch.addr(matrix.to(wide) * scale, a.to(wide), b.to(wide)).to(matrix.dtype)
 
 
 def of_weights(layer: nn.Module, make: Callable[[], Tensor]) -> Tensor:

@@ -20,6 +20,8 @@ from credit_like.parallel.tensor_parallel import apply_tensor_parallel
 from credit_like.parallel.unwrap import canonical_name
 from credit_like.schema.trainer import TrainerSection
 
+_RECOMPILE_LIMIT = 256
+
 
 def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, train: bool = True) -> nn.Module:
     """Tensor parallel → domain → activation checkpointing → compile → FSDP2 or DDP.
@@ -36,14 +38,17 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
         apply_domain_parallel(model, runtime.submeshes["domain"])
     if section.activation_checkpoint:
         _apply_activation_checkpointing(model)
-    if section.compile:
+    if section.compile if section.compile is not None else runtime.device.type == "cuda":
+        # Units of one class share the cache of their code, and each has graphs with and without gradients, for every batch
+        # size and for inputs with and without gradients; beyond the limit torch would go on uncompiled, without an error.
+        torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
+        torch._dynamo.config.accumulated_recompile_limit = 4 * _RECOMPILE_LIMIT
         for unit in _units(model):
             unit.compile(dynamic=False)
     if section.parallelism.data == "fsdp2" and train:
         mesh = gradient_mesh(runtime.mesh)
         if mesh is not None:
-            normalised = any(True for _ in spectral_norm.layers(model))
-            apply_fsdp2(model, mesh, {"trainer": section, "model": {"use_spectral_norm": normalised}})
+            apply_fsdp2(model, mesh, {"trainer": section})
     shard_spectral_norms(model)
     if section.parallelism.data != "fsdp2" and train:
         # `none` has one data rank; its domain ranks still add up their gradients.

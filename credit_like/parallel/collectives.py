@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
 
+from credit_like.nn.constants import on_device
 from credit_like.parallel.shards import copies, local
 
 # Functional operators: they can be compiled, counted and recomputed. Their results are waited for at once.
@@ -147,7 +148,7 @@ def total_grad_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Ten
     held = [(s, copies(g) if distributed else 1) for s, g in zip(shards, grads, strict=True) if s.numel()]
     if held:
         norms = torch.stack(torch._foreach_norm([s for s, _ in held], norm_type, dtype=_wide(held[0][0].dtype)))
-        weights = torch.tensor([1.0 / n for _, n in held], dtype=torch.float64, device=device)
+        weights = on_device(tuple(1.0 / n for _, n in held), torch.float64, device)
         total = (norms.double() ** norm_type * weights).sum()
     if distributed:
         dist.all_reduce(total)

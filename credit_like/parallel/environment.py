@@ -55,20 +55,36 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 def _address(environ: Mapping[str, str], world: int) -> str:
-    """Where rank 0 listens: MASTER_ADDR, else the first host of the job."""
+    """Where rank 0 listens: MASTER_ADDR, else the first host of a Slurm step, else this node where it is the only one."""
     if "MASTER_ADDR" in environ:
         return environ["MASTER_ADDR"]
     if "SLURM_STEP_NODELIST" in environ:
         return first_host(environ["SLURM_STEP_NODELIST"])
     nodefile = environ.get("PBS_NODEFILE")
     if nodefile and Path(nodefile).exists():
-        return Path(nodefile).read_text().split()[0]
+        # It is there on the job's first node only: ranks of the others could not find what those of the first take from it.
+        hosts = set(Path(nodefile).read_text().split())
+        if len(hosts) == 1:
+            return hosts.pop()
     one_node = any(
         environ.get(keys[3], "").isdigit() and int(environ[keys[3]]) == world for keys in _LAUNCHERS.values()
     )
     if world > 1 and not one_node:
         raise UserError(f"expected MASTER_ADDR for {world} ranks, got none; export the host name of rank 0")
     return "127.0.0.1"
+
+
+def device_index(local_rank: int, devices: int) -> int:
+    """Return the index of this rank's GPU among those that it sees: the only one, where the launcher gave it one to itself.
+
+    Raises UserError for more ranks on the node than there are GPUs.
+    """
+    if 1 < devices <= local_rank:
+        raise UserError(
+            f"expected at most {devices} ranks on this node, one for each GPU, got rank {local_rank} of it; start fewer ranks "
+            "on a node, or let each see its own GPU alone"
+        )
+    return local_rank % devices
 
 
 def _port(environ: Mapping[str, str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,11 +27,12 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 from credit_like import ops
 from credit_like.nn import spectral_norm
 from credit_like.nn.layer import is_shard_unit, recomputation
+from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.mesh import default_mesh
 from credit_like.parallel.shards import local, slice_like, whole
 from credit_like.parallel.unwrap import canonical_name
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 _has_fsdp2_shard = is_shard_unit  # the name of the public contract
@@ -84,6 +86,16 @@ def _units(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
+def _keeps_full_precision(unit: nn.Module) -> bool:
+    return keeps_full_precision(unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit)
+
+
+def _has_own_parameters(model: nn.Module, units: list[nn.Module]) -> bool:
+    """Whether there are parameters outside the units."""
+    of_units = {p for unit in units for p in unit.parameters()}
+    return any(p not in of_units for p in model.parameters())
+
+
 def _trainer(conf: Any) -> dict[str, Any]:
     """The trainer block of an experiment, given as a mapping or as the schema's sections."""
     conf = conf.model_dump() if hasattr(conf, "model_dump") else conf
@@ -94,20 +106,13 @@ def _trainer(conf: Any) -> dict[str, Any]:
 def _build_mp_policy(conf: Any) -> MixedPrecisionPolicy | None:
     """What FSDP2 computes and reduces in; None is fp32 throughout.
 
-    None unless `trainer.amp`; and with `model.use_spectral_norm` only an explicit `trainer.fsdp2_mp_policy` opts in.
-    Otherwise bf16 parameters and fp32 reduction. `output_dtype` is for the outermost module (`apply_fsdp2` sees to it).
+    None unless `trainer.amp`; then `trainer.fsdp2_mp_policy`, by default bf16 parameters and fp32 reduction. `output_dtype`
+    is for the outermost module (`apply_fsdp2` sees to it).
     """
     trainer = _trainer(conf)
     if not trainer.get("amp", False):
         return None
-    explicit = trainer.get("fsdp2_mp_policy")
-    model = conf.get("model", {}) if isinstance(conf, dict) else getattr(conf, "model", {})
-    normalised = (
-        model.get("use_spectral_norm", False) if isinstance(model, dict) else getattr(model, "use_spectral_norm", False)
-    )
-    if explicit is None and normalised:
-        return None
-    explicit = explicit or {}
+    explicit = trainer.get("fsdp2_mp_policy") or {}
     return MixedPrecisionPolicy(
         param_dtype=_DTYPES[explicit.get("param_dtype", "bfloat16")],
         reduce_dtype=_DTYPES[explicit.get("reduce_dtype", "float32")],
@@ -153,7 +158,8 @@ def apply_fsdp2(
     """Shard the model, in place, over a 1-D mesh, or over the second dimension of a 2-D one and replicate over the first.
 
     Units: every block that is a `shard_unit`, then the rest. Each unit gathers the next one while it computes. Gradients
-    are averaged over the mesh. `conf`: the experiment, or its trainer block: `amp`, `fsdp2_mp_policy`,
+    are averaged over the mesh. Units that declare `full_precision` are excluded from the precision policy. `conf`: the
+    experiment, or its trainer block: `amp`, `fsdp2_mp_policy`,
     `fsdp2_reshard_after_forward` (False keeps parameters gathered between forward and backward: shards gradients and
     optimiser state only), `fsdp2_cpu_offload`. `ignored_params` stay whole. Nothing happens on a mesh of one rank.
     Without a mesh (None) all ranks are one; with one process nothing happens.
@@ -171,16 +177,18 @@ def apply_fsdp2(
         "offload_policy": offload,
         "ignored_params": ignored_params,
     }
-    inner, outer = MixedPrecisionPolicy(), MixedPrecisionPolicy()
+    units = list(_units(model))
+    inner = outer = full = MixedPrecisionPolicy()
     if policy is not None:
         inner = MixedPrecisionPolicy(param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype)
-        outer = policy
+        full = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype)
+        # The model's input goes to its first unit as it is, which may keep full precision.
+        outer = dataclasses.replace(policy, cast_forward_inputs=_has_own_parameters(model, units))
         _fix_spectral_norm_dtype(model, policy.param_dtype)
-    units = list(_units(model))
     for unit in (*units, model):
         unit.register_forward_hook(_no_view)
     for unit in units:
-        fully_shard(unit, mp_policy=inner, **options)
+        fully_shard(unit, mp_policy=full if _keeps_full_precision(unit) else inner, **options)
     fully_shard(model, mp_policy=outer, **options)
     for unit, following in itertools.pairwise(units):
         assert isinstance(unit, FSDPModule)
@@ -237,6 +245,13 @@ def set_gradient_communication(model: nn.Module, reduce: Reduce) -> None:
 def fsdp2_is_applied(model: nn.Module) -> bool:
     """Whether the model is sharded by FSDP2; what the configuration says does not matter."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
+
+
+def fsdp2_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the narrowest type that units compute in by a precision policy; None where no policy was applied."""
+    policies = [m._get_fsdp_state()._mp_policy for m in model.modules() if isinstance(m, FSDPModule)]
+    found = {policy.param_dtype for policy in policies if policy.param_dtype is not None}
+    return min(found, key=lambda dtype: dtype.itemsize) if found else None
 
 
 def _full() -> StateDictOptions:

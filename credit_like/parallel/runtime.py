@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from credit_like import ops
 from credit_like.errors import UserError
 from credit_like.parallel import blame, collectives
-from credit_like.parallel.environment import Environment, read_environment
+from credit_like.parallel.environment import Environment, device_index, read_environment
 from credit_like.parallel.mesh import build_device_mesh, degrees, gradient_mesh
 from credit_like.parallel.rendezvous import join
 from credit_like.schema.trainer import Parallelism
@@ -53,13 +53,15 @@ class Runtime:
     ) -> Runtime:
         """Join the other processes, if there are any, and lay out the mesh.
 
-        `device`: a CUDA device without index becomes this node's `local_rank`-th. Every collective fails after `timeout`.
+        `device`: a CUDA device without index becomes the `local_rank`-th that is seen, or the only one. Every
+        collective fails after `timeout`.
         Raises UserError, on every rank, where the degrees do not fit the number of processes.
         """
         place = environment or read_environment()
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if device.type == "cuda":
-            device = torch.device("cuda", place.local_rank) if device.index is None else device
+            if device.index is None:
+                device = torch.device("cuda", device_index(place.local_rank, torch.cuda.device_count()))
             torch.cuda.set_device(device)
         degrees(parallelism.model_dump(), place.world)
         if place.world == 1:

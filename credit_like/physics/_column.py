@@ -112,4 +112,6 @@ def make_column(config: ColumnConfig, variables: Variables) -> Column:
 
 
 def _weighted(x_BCHW: Tensor, weights: Sequence[float]) -> Tensor:
-    return (x_BCHW.double() * x_BCHW.new_tensor(weights).double()[:, None, None]).sum(1)
+    from credit_like.nn.constants import on_device
+
+    return (x_BCHW.double() * on_device(tuple(weights), x_BCHW.dtype, x_BCHW.device).double()[:, None, None]).sum(1)

@@ -92,6 +92,7 @@ class Row:
                 **{name: getattr(self.estimate, name) for name in ("compute", "waited", "hidden", "exposed")},
             },
             "accumulation": self.fullest.accumulation,
+            "precision": self.fullest.precision,
             "parallelism": layout.parallelism.model_dump(mode="json"),
             "ranks": [_rank_dict(rank) for rank in self.ranks],
         }

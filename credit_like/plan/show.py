@@ -28,6 +28,8 @@ def print_report(report: Report, console: Console | None = None) -> None:
     for reason in report.illegal:
         console.print(f"not possible: {reason.degree} {reason.value}: {reason.reason}", markup=False, highlight=False)
     console.print(assumptions(report.machine), markup=False, highlight=False)
+    for precision in sorted({row.fullest.precision for row in report.rows}):
+        console.print(f"Computing in {precision}.", markup=False, highlight=False)
     best = report.recommended
     if best is None:
         console.print(f"no layout of {report.world} fits; {advice(report)}", markup=False, highlight=False)
@@ -68,7 +70,7 @@ def line(row: Row) -> str:
     fits = "fits" if row.fits else f"lacks {row.excess / 1e9:.1f} GB"
     return (
         f"{row.layout}: {row.fullest.peak / 1e9:.1f} GB of {row.machine.usable / 1e9:.1f} GB on {row.machine.name} "
-        f"({fits}), estimated {row.seconds:.3g} s a step"
+        f"({fits}), computing in {row.fullest.precision}, estimated {row.seconds:.3g} s a step"
     )
 
 

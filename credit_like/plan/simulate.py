@@ -69,6 +69,8 @@ class Rank:
     parameters: int
     """Number of parameters of the whole model."""
     accumulation: int
+    precision: str = "float32"
+    """What the model computes in, and by what."""
     seconds: float = 0.0
     """Processor time that the simulation took."""
     resident: int = 0
@@ -263,6 +265,7 @@ def _run(
         read=bytes_read(experiment, variables, grid, trainer.rows),
         parameters=sum(p.numel() for p in trainer.parameters.values()),
         accumulation=trainer.accumulation,
+        precision=trainer.precision,
         seconds=time.process_time() - began,
         resident=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     )

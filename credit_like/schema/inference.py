@@ -89,7 +89,8 @@ class InferenceSection(Section):
     weights: Literal["ema", "raw"] = "ema"
     """The moving average of the weights where the run kept one, or the weights as trained."""
     batch_size: int = Field(default=1, ge=1)
-    amp: bool = False
+    amp: bool | None = None
+    """Compute in bfloat16; by default as training does."""
     ensemble: Ensemble = Ensemble()
 
     @model_validator(mode="before")

@@ -33,7 +33,7 @@ class Parallelism(Section):
         return self
 
 
-DType = Literal["float32", "bfloat16", "float16"]
+DType = Literal["float32", "bfloat16"]  # float16 would need its loss scaled, or small gradients vanish
 
 
 class MixedPrecision(Section):
@@ -107,11 +107,17 @@ class TrainerSection(Section):
     valid_batches: int = Field(default=0, ge=0)
     """Validation samples are taken in order; 0 = all, n = the first n global batches."""
     amp: bool = False
+    """Compute in bfloat16: by FSDP2's policy where the model is sharded, by autocast elsewhere. Weights, their updates, the
+    input's embedding, the head and all sums over ranks stay in float32."""
     fsdp2_mp_policy: MixedPrecision | None = None
     fsdp2_reshard_after_forward: bool = True
     fsdp2_cpu_offload: bool = False
     activation_checkpoint: bool = False
-    compile: bool = False
+    compile: bool | None = None
+    """Compile the model's blocks; by default on CUDA."""
+    matmul_precision: Literal["highest", "high", "medium"] = "high"
+    """How CUDA multiplies matrices of float32: `high` is TensorFloat-32, whose products have 10 bits of mantissa. No effect on
+    a CPU."""
     optimizer: plugin("optimizer", default="adamw") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
     scheduler: plugin("scheduler", default="linear-warmup-cosine") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
     shift_longitude: bool = False

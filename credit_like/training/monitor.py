@@ -69,8 +69,8 @@ def _finite(value: Any) -> Any:
 class Monitor:
     """Everything above for the main process; the other processes have none."""
 
-    def __init__(self, folder: Path, total_steps: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, total_steps: int, precision: str = "float32") -> None:
+        self.folder, self.precision = folder, precision
         self.total_steps = total_steps
         self.rows = JsonLines(folder / "log.jsonl")
         self._tensorboard: Any = None
@@ -153,7 +153,7 @@ class Monitor:
 
     def status(self, state: str, step: int, reason: str = "") -> None:
         """Replace status.json."""
-        write_status(self.folder, state, step, reason)
+        write_status(self.folder, state, step, reason, self.precision)
 
     def close(self) -> None:
         """Stop drawing and close the files."""
@@ -163,9 +163,10 @@ class Monitor:
         self.rows.close()
 
 
-def write_status(folder: Path, state: str, step: int, reason: str = "") -> None:
-    """Replace status.json."""
-    replace_file(folder / "status.json", to_json({"state": state, "step": step, "reason": reason}))
+def write_status(folder: Path, state: str, step: int, reason: str = "", precision: str | None = None) -> None:
+    """Replace status.json; `precision` is what the model computes in, where that is known."""
+    status = {"state": state, "step": step, "reason": reason}
+    replace_file(folder / "status.json", to_json(status | ({"precision": precision} if precision else {})))
 
 
 def memory_mib(device: Device) -> float:

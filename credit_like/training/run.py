@@ -95,6 +95,7 @@ class Run:
             self.saved = (t.progress.step, t.progress.validated)
             log.info("continuing from %s", checkpoint.folder)
         self.before = t.progress.seconds
+        log.info("computing in %s", t.precision)
         if self.monitor is not None:
             t.manager.before_commit = self.monitor.rows.sync
             self.monitor.open(t.progress.step, t.progress.validated)

@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 import credit_like
 from credit_like import registry
 from credit_like.checkpoint.errors import Locked, SaveFailed
@@ -24,6 +26,7 @@ from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
+from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.experiment import Experiment
@@ -87,8 +90,11 @@ class Trainer:
         self.optimizer = registry.of("optimizer", section.optimizer).build(section.optimizer, self.parameters)
         self.scheduler = registry.of("scheduler", section.scheduler)
         self.ema = Ema(self.parameters, section.ema_decay) if section.use_ema else None
-        # Under FSDP2 the wrappers hold the precision policy; autocast would cast what they keep in fp32.
-        self.amp = section.amp and section.parallelism.data != "fsdp2"
+        # Where FSDP2 has a precision policy, autocast would cast what that keeps in fp32. What was applied counts: a single
+        # rank shards nothing, whatever `parallelism.data` says.
+        policy = fsdp2_dtype(self.model)
+        self.amp = section.amp and policy is None
+        self.precision = _precision(policy, self.amp)
         self.forecasts = None
         if section.monitor.every:
             self.forecasts = ShortForecasts(experiment, stepper, runtime, variables, store, statistics, rows, self.amp)
@@ -129,7 +135,7 @@ class Trainer:
             stop = stack.enter_context(StopRequest(self.experiment.trainer.stop_after, limit))
             monitor = None
             if self.runtime.is_main:
-                monitor = Monitor(self.folder, self.total_steps)
+                monitor = Monitor(self.folder, self.total_steps, self.precision)
                 stack.callback(monitor.close)
             try:
                 outcome = self._go(stop, monitor)
@@ -149,11 +155,14 @@ class Trainer:
         with suppress(OSError):
             if isinstance(error, KeyboardInterrupt):
                 if self.runtime.is_main:
-                    write_status(self.folder, "continue", step, "interrupted without a checkpoint of this step")
+                    write_status(
+                        self.folder, "continue", step, "interrupted without a checkpoint of this step", self.precision
+                    )
                 return
             cause = self.runtime.first_cause(error)
             if cause.rank == self.runtime.rank:
-                write_status(self.folder, "failed", step, str(cause) if self.runtime.world > 1 else cause.message)
+                reason = str(cause) if self.runtime.world > 1 else cause.message
+                write_status(self.folder, "failed", step, reason, self.precision)
 
     def _report(self, outcome: Outcome) -> None:
         stopped = outcome.state == "continue"
@@ -279,6 +288,13 @@ class Trainer:
     def seed(self, step: int) -> None:
         """Tensor ranks share a sample and what is random about it."""
         seed_everything(self.experiment.seed, step, self.runtime.dp_rank, self.runtime.domain_rank)
+
+
+def _precision(policy: torch.dtype | None, autocast: bool) -> str:
+    """Return what a model computes in, and by what: FSDP2's policy for parameters, autocast or neither."""
+    if autocast:
+        return "bfloat16 (autocast)"
+    return "bfloat16 (FSDP2 policy)" if policy == torch.bfloat16 else "float32"
 
 
 def accumulation(global_batch: int, micro_batch: int, dp: int) -> int:

@@ -116,7 +116,12 @@ def test_a_stop_during_validation_validates_after_the_restart(tmp_path, monkeypa
     harness.reference(tmp_path / "whole", SECTION)
     run = tmp_path / "run"
     harness.reference(run, {**SECTION, "stop_at": 9})
-    assert status(run) == {"state": "continue", "step": 9, "reason": "signal SIGTERM"}
+    assert status(run) == {
+        "state": "continue",
+        "step": 9,
+        "reason": "signal SIGTERM",
+        "precision": "float32",
+    }
     assert not [row for row in harness.rows(run) if "valid_loss" in row]
     harness.reference(run, SECTION)
     harness.assert_same(run, tmp_path / "whole")

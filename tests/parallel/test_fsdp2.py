@@ -36,19 +36,16 @@ CPU = torch.device("cpu")
 
 
 def test_precision_policy():
-    on = {"trainer": {"amp": True}, "model": {"use_spectral_norm": False}}
     assert _build_mp_policy({"trainer": {"amp": False}}) is None
-    assert _build_mp_policy({"trainer": {"amp": True}, "model": {"use_spectral_norm": True}}) is None
-    policy = _build_mp_policy(on)
-    assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
-    explicit = {"param_dtype": "float16", "reduce_dtype": "bfloat16", "output_dtype": "float32"}
-    both = {"trainer": {"amp": True, "fsdp2_mp_policy": explicit}, "model": {"use_spectral_norm": True}}
-    policy = _build_mp_policy(both)
+    policy = _build_mp_policy({"trainer": {"amp": True}})
     assert (policy.param_dtype, policy.reduce_dtype, policy.output_dtype) == (
-        torch.float16,
         torch.bfloat16,
         torch.float32,
+        torch.float32,
     )
+    explicit = {"param_dtype": "float32", "reduce_dtype": "bfloat16", "output_dtype": "float32"}
+    policy = _build_mp_policy({"trainer": {"amp": True, "fsdp2_mp_policy": explicit}})
+    assert (policy.param_dtype, policy.reduce_dtype) == (torch.float32, torch.bfloat16)
 
 
 def test_units_are_wrappers_or_blocks_never_both(tiny):
@@ -339,9 +336,8 @@ def test_parameters_kept_on_the_host(run_ranks):
 def _half(rank, tiny, layout, reference):
     """Error of bf16 gradients to the fp32 ones, relative."""
     data, tensor, domain = layout
-    policy = {"param_dtype": "bfloat16", "reduce_dtype": "float32", "output_dtype": "float32"}
     section = TrainerSection.model_validate(
-        {"amp": True, "fsdp2_mp_policy": policy, "parallelism": {"data": "fsdp2", "tensor": tensor, "domain": domain}}
+        {"amp": True, "parallelism": {"data": "fsdp2", "tensor": tensor, "domain": domain}}
     )
     runtime = Runtime.start(section.parallelism, CPU)
     with torch.device("meta"):

@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 
+from credit_like.errors import UserError
 from credit_like.parallel import collectives
-from credit_like.parallel.environment import Environment, first_host, read_environment
+from credit_like.parallel.environment import Environment, device_index, first_host, read_environment
 from credit_like.parallel.mesh import data_parallel_coords, degrees
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.trainer import Parallelism
@@ -56,10 +57,24 @@ def test_launchers(environ, expected):
     assert read_environment(environ) == expected
 
 
-def test_nodefile_of_pbs_names_the_first_host(tmp_path):
-    (tmp_path / "nodes").write_text("dec0001\ndec0001\ndec0002\n")
+def test_nodefile_of_pbs_is_for_one_node(tmp_path):
+    """On the other nodes of a job the file is not there, so it is not what all ranks could agree on."""
     environ = {"PMI_RANK": "1", "PMI_SIZE": "8", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    (tmp_path / "nodes").write_text("dec0001\ndec0001\n")
     assert read_environment(environ).address == "dec0001"
+    (tmp_path / "nodes").write_text("dec0001\ndec0001\ndec0002\n")
+    with pytest.raises(ValueError, match="MASTER_ADDR for 8 ranks"):
+        read_environment(environ)
+
+
+@pytest.mark.parametrize(("rank", "devices", "index"), [(0, 1, 0), (3, 1, 0), (3, 4, 3), (0, 4, 0)])
+def test_a_rank_takes_its_own_gpu_or_the_only_one_it_sees(rank, devices, index):
+    assert device_index(rank, devices) == index
+
+
+def test_more_ranks_than_gpus_are_refused():
+    with pytest.raises(UserError, match="at most 4 ranks on this node"):
+        device_index(4, 4)
 
 
 def test_several_nodes_need_an_address():

@@ -25,6 +25,7 @@ from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.layer import Layer
 from credit_like.nn.padding import Pad, Unpad
+from credit_like.nn.precision import in_own_precision
 from credit_like.nn.resize import BilinearResize
 from credit_like.nn.upblock import UpBlock, UpHead
 
@@ -75,11 +76,12 @@ class Stage(nn.Module):
             config.cross_embed_strides[stage],
             spectral_norm=config.use_spectral_norm,
         )
+        self.embed.full_precision = stage == 0
         self.layers = nn.ModuleList(TransformerLayer(config, stage) for _ in range(config.depth[stage]))
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """(B, H, W, C) to (B, H/s, W/s, dim)."""
-        x_BHWC = self.embed(x_BHWC)
+        x_BHWC = in_own_precision(self.embed, x_BHWC)
         for layer in self.layers:
             x_BHWC = layer(x_BHWC)
         return x_BHWC
@@ -120,7 +122,7 @@ class WXFormer(nn.Module):
         y = self.up1(e3)
         y = self.up2(torch.cat([y, e2], dim=-1))
         y = self.up3(torch.cat([y, e1], dim=-1))
-        y_BHWC = self.head(torch.cat([y, e0], dim=-1))
+        y_BHWC = in_own_precision(self.head, torch.cat([y, e0], dim=-1))
         y_BCHW = self.resize(self.unpad(ops.channels_first(y_BHWC)))
         return y_BCHW.unsqueeze(2)
 
