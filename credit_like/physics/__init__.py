@@ -1,12 +1,38 @@
 """Corrections of each predicted step: one file each, with formula and source.
 
-A plug-in has a `Config` and
-
-    build(config, variables, store, statistics, rows=slice(None), reduce=identity) -> nn.Module
-
-whose forward(after_BCHW, before_BCHW) takes the prognostic and diagnostic channels that the model predicted, in
-physical units, and the prognostic channels of the state before, and returns the corrected prediction. The stepper
-applies them in the order of the experiment's `physics`, in training and in forecasts, so they are differentiable.
-`rows` are this rank's, and `reduce` sums a partial mean over the ranks that share a sample. Raises UserError for
-variables that the model does not have.
+A plug-in has the attributes of `PhysicsPlugin`. It builds a module whose forward(after_BCHW, before_BCHW) takes the
+prognostic and diagnostic channels that the model predicted, in physical units, and the prognostic channels of the state
+before, and returns the corrected prediction. The stepper applies them in the order of the experiment's `physics`, in
+training and in forecasts, so they are differentiable. `rows` are this rank's, and `reduce` sums a partial mean over the
+ranks that share a sample. Raises UserError for variables that the model does not have.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from credit_like.data.statistics import Statistics
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variables
+
+
+class PhysicsPlugin(Protocol):
+    """The module of a correction; `Config` is a `Section` with its `type`."""
+
+    Config: type[Any]
+
+    def build(
+        self,
+        config: Any,
+        variables: Variables,
+        store: FieldStore,
+        statistics: Statistics,
+        *,
+        rows: slice = ...,
+        reduce: Callable[[Tensor], Tensor] = ...,
+    ) -> nn.Module:
+        """Return the module that corrects a prediction on this rank's rows."""
