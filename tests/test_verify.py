@@ -149,13 +149,14 @@ def test_the_command_says_what_differs(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["parts", "demo"])
+@pytest.mark.parametrize("what", ["parts", "wxformer"])
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_every_comparison(tmp_path, what):
-    """Parts from outside, and the small WXFormer of the demonstration."""
+    """Parts from outside, and a small WXFormer whose heads and windows suffice for every layout."""
     short = ["data.source.steps=60", "data.train=[2000-01-01, 2000-01-09]", "data.valid=[2000-01-09T06, 2000-01-11]"]
     short += ["data.test=[2000-01-11T06, 2000-01-15T18]", "inference={init: 2000-01-11T06, lead: 12h}"]
+    short += ["model={dim: [16, 32, 64, 128], depth: [1, 1, 1, 1], dim_head: 8, padding_conf: {pad_lat: [32, 32]}}"]
     file, changes = (FILE, []) if what == "parts" else (ROOT / "config" / "demo.yml", short)
     experiment = checked_experiment(file, [*changes, f"save_loc={tmp_path / 'run'}"])[0]
     found = {row.name: row for row in kit.verify(experiment)}
