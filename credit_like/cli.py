@@ -171,6 +171,15 @@ def schema(
 
 
 @app.command()
+def verify(file: File, set_: Set = None) -> None:
+    """Compare one process with every layout: the same numbers, or where they differ."""
+    experiment = _experiment(file, [*(set_ or ()), "trainer.parallelism={}"], world_size=1)
+    from credit_like import verify as kit
+
+    sys.exit(kit.run(experiment))
+
+
+@app.command()
 def preprocess(
     file: File,
     set_: Set = None,

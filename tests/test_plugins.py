@@ -173,7 +173,7 @@ def test_a_part_that_cannot_be_imported_is_one_message(tmp_path, text, said):
     text = (
         FILE.read_text()
         .replace("[my_parts]", f"[{PARTS / 'my_parts'}, a]")
-        .replace("loss: {type: zonal, sharpness: 0.5}", "loss:\n  type: mine")
+        .replace("loss: {type: zonal}", "loss:\n  type: mine")
     )
     (tmp_path / "experiment.yml").write_text(text)
     line = text.splitlines().index("  type: mine") + 1

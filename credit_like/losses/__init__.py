@@ -1,4 +1,4 @@
-"""Losses: one file each, with a `Config` and `pointwise(config, error) -> error of the same shape`.
+"""Losses: one file each, with a `Config` and `pointwise`. A plug-in has the attributes of `LossPlugin`.
 
 Errors arrive divided by the channel's scale, so they are of order one; area, variable and batch means are the same for
 all losses (`credit_like.losses._mean`).
@@ -6,11 +6,14 @@ all losses (`credit_like.losses._mean`).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
 
 from credit_like.schema.base import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class LossConfig(Section):
@@ -22,3 +25,16 @@ class LossConfig(Section):
     """Weight per predicted variable, 1 if not named."""
     scale: Literal["change", "state"] = "change"
     """Divide prognostic errors by the standard deviation of the change over a step, or of the state."""
+
+
+class LossPlugin(Protocol):
+    """The module of a loss; `Config` is a `LossConfig` with its `type`."""
+
+    Config: type[Any]
+
+    def pointwise(self, config: Any, error: Tensor) -> Tensor:
+        """(B, C, h, W) to the same shape: what each point's error costs.
+
+        h may be a band of rows: a row's cost depends on that row alone, and nothing is divided by a number of rows or
+        samples.
+        """

@@ -1,0 +1,46 @@
+"""Models: one module or folder each, with a `Config` and `build`.
+
+A plug-in is a module with the attributes of `ModelPlugin`; what it builds is a `Model`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from credit_like.schema.plugin import ModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Model", "ModelConfig", "ModelPlugin"]
+
+
+class Model(Protocol):
+    """A torch module that maps normalised fields of one time to those of the next.
+
+    Tensor parallelism splits the blocks that declare `_tp_col` and `_tp_row`. Domain parallelism reads the attributes
+    below, and needs layers that have a twin there (those of `credit_like.nn`) wherever rows are mixed.
+    """
+
+    in_channels: int
+    out_channels: int
+    frames: int
+    height: int
+    width: int
+
+    def __call__(self, x_BCTHW: Tensor) -> Tensor:
+        """(B, in_channels, frames, height, width) to (B, out_channels, 1, height, width)."""
+
+
+class ModelPlugin(Protocol):
+    """The module of a model."""
+
+    Config: type[ModelConfig]
+
+    def build(
+        self, config: ModelConfig, *, in_channels: int, out_channels: int, frames: int, height: int, width: int
+    ) -> Model:
+        """Return the model for a grid, on whatever device is current (meta: without values).
+
+        Raises UserError where it does not fit the grid.
+        """

@@ -1,16 +1,40 @@
 """Corrections of each predicted step: one file each, with formula and source.
 
-A plug-in has a `Config`,
-
-    find(config, variables)
-
-which returns where the quantities that it corrects lie among the channels, raises UserError for variables that the
-model does not have, and needs no torch, and
-
-    build(config, variables, store, statistics, rows=slice(None), reduce=identity) -> nn.Module
-
-whose forward(after_BCHW, before_BCHW) takes the prognostic and diagnostic channels that the model predicted, in
-physical units, and the prognostic channels of the state before, and returns the corrected prediction. The stepper
-applies them in the order of the experiment's `physics`, in training and in forecasts, so they are differentiable.
-`rows` are this rank's, and `reduce` sums a partial mean over the ranks that share a sample.
+A plug-in has the attributes of `PhysicsPlugin`. It builds a module whose forward(after_BCHW, before_BCHW) takes the
+prognostic and diagnostic channels that the model predicted, in physical units, and the prognostic channels of the state
+before, and returns the corrected prediction. The stepper applies them in the order of the experiment's `physics`, in
+training and in forecasts, so they are differentiable. `rows` are this rank's, and `reduce` sums a partial mean over the
+ranks that share a sample. A plug-in may also have `find(config, variables)`, which needs no torch: it returns where the
+quantities that it corrects are among the channels, and raises UserError for variables that the model does not have, so
+that `credit-like check` can say so.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from credit_like.data.statistics import Statistics
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variables
+
+
+class PhysicsPlugin(Protocol):
+    """The module of a correction; `Config` is a `Section` with its `type`."""
+
+    Config: type[Any]
+
+    def build(
+        self,
+        config: Any,
+        variables: Variables,
+        store: FieldStore,
+        statistics: Statistics,
+        *,
+        rows: slice = ...,
+        reduce: Callable[[Tensor], Tensor] = ...,
+    ) -> nn.Module:
+        """Return the module that corrects a prediction on this rank's rows."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
@@ -11,8 +11,13 @@ from credit_like.schema.base import Section
 from credit_like.schema.data import DataSection
 from credit_like.schema.inference import EvaluationSection, InferenceSection
 from credit_like.schema.launch import PbsSection, SiteSection
-from credit_like.schema.plugin import plugin
+from credit_like.schema.plugin import ModelConfig, plugin
 from credit_like.schema.trainer import TrainerSection
+
+if TYPE_CHECKING:
+    _Model = ModelConfig
+else:
+    _Model = plugin("model")
 
 
 def _known(plugin: str) -> str:
@@ -32,7 +37,7 @@ class Experiment(Section):
     save_loc: str = Field(min_length=1)
     """The run's folder: checkpoints, logs and forecasts; a run is identified by it."""
     data: DataSection
-    model: plugin("model")  # type: ignore[valid-type]
+    model: _Model
     loss: plugin("loss", default="mse") = Field(default={"type": "mse"})  # type: ignore[valid-type]
     physics: tuple[plugin("physics"), ...] = ()  # type: ignore[valid-type]
     trainer: TrainerSection = Field(default_factory=TrainerSection)

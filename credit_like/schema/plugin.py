@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, PlainSerializer, PlainValidator, ValidationError, WithJsonSchema
 
 from credit_like import registry
 from credit_like.errors import UserError
+
+
+class ModelConfig(Protocol):
+    """The `Config` of a model: a frozen `Section` whose defaults form a tiny valid instance.
+
+    It may also have
+
+    - `check(height, width, *, in_channels, out_channels) -> list[str]`: what keeps it from working on a grid, each
+      `key: expected …, got …; change …`;
+    - `check_parallel(height, width, *, tensor, domain) -> list[tuple[str, str]]`: (degree, problem).
+    """
+
+    model_fields: ClassVar[dict[str, Any]]
+
+    @property
+    def type(self) -> str:
+        """The plug-in's name."""
+
+    @property
+    def predict(self) -> Literal["increment", "state"]:
+        """`increment` or `state`: what the prognostic outputs are."""
 
 
 class PluginError(UserError):

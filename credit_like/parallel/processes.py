@@ -1,0 +1,108 @@
+"""Ranks of this machine, forked from this process for a moment and without a launcher."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from credit_like.errors import UserError
+
+GRACE = 5.0
+"""Seconds that the other ranks have to end after one has failed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a rank gave back: its value, the message of its UserError, or the traceback of another error."""
+
+    state: Literal["done", "refused", "failed"]
+    value: Any
+
+
+def run_ranks(world: int, function: Callable[[], Any], timeout: float) -> list[Answer]:
+    """Return the answers of `world` forked processes with a launcher's environment that each call `function`.
+
+    `function` joins the process group itself (`Runtime.start`), and sees what this process has in memory. This process
+    must not have computed with torch before: threads do not survive a fork. Ranks that are not done after `timeout`
+    seconds, or `GRACE` seconds after another one has failed, are ended.
+    """
+    context = multiprocessing.get_context("fork")
+    threads = max(1, len(os.sched_getaffinity(0)) // world)
+    pipes: dict[int, Connection] = {}
+    processes: dict[int, ForkProcess] = {}
+    ports = []
+    for rank in range(world):
+        receive, send = context.Pipe(duplex=False)
+        port, tell = context.Pipe(duplex=False)
+        processes[rank] = context.Process(target=_rank, args=(rank, world, threads, port, function, send))
+        processes[rank].start()
+        send.close()
+        pipes[rank] = receive
+        ports.append(tell)
+    # After the forks: a lock that the store's thread held at the moment of one would never be released in that rank.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for tell in ports:
+        tell.send(store.port)
+    try:
+        return _collect(pipes, timeout)
+    finally:
+        for process in processes.values():
+            process.join(0.5)
+            process.kill()
+            process.join()
+
+
+def _rank(rank: int, world: int, threads: int, port: Connection, function: Callable[[], Any], pipe: Connection) -> None:
+    gc.freeze()  # the garbage of the parent is not for this process to finalise
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port.recv()),
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    torch.set_num_threads(threads)
+    try:
+        answer = Answer("done", function())
+    except UserError as error:
+        answer = Answer("refused", str(error))
+    except Exception:  # noqa: BLE001 - whatever a rank raises is for the caller to show
+        answer = Answer("failed", traceback.format_exc())
+    pipe.send_bytes(pickle.dumps(answer))  # bytes: `send` would share tensors with a process that is about to end
+    pipe.close()
+    os._exit(0)  # without the finalisers of the process it was forked from
+
+
+def _collect(pipes: dict[int, Connection], timeout: float) -> list[Answer]:
+    answers: dict[int, Answer] = {}
+    deadline = time.monotonic() + timeout
+    while len(answers) < len(pipes):
+        waiting = {pipe: rank for rank, pipe in pipes.items() if rank not in answers}
+        ready = wait(list(waiting), timeout=max(deadline - time.monotonic(), 0))
+        if not ready:
+            break
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            try:
+                answer: Answer = pickle.loads(pipe.recv_bytes())
+            except EOFError:
+                answer = Answer("failed", "the process ended without an answer")
+            answers[waiting[pipe]] = answer
+            if answer.state != "done":
+                deadline = min(deadline, time.monotonic() + GRACE)
+    late = Answer("failed", "the process had not ended in time")
+    return [answers.get(rank, late) for rank in pipes]

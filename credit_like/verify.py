@@ -1,0 +1,515 @@
+"""Whether an experiment's parts give the same numbers in every layout, compiled, repeated and continued elsewhere.
+
+What runs is what a training runs: the experiment's model, loss, physics and optimiser, `parallelise`, and the trainer's own
+step, in fp64, on two samples of the experiment's data, in processes of this machine that talk over gloo. One process alone
+is the reference. Dropout is off: its numbers depend on the layout by design.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from credit_like import build, registry
+from credit_like.data.statistics import Statistics, fit_statistics
+from credit_like.data.store import FieldStore, open_store
+from credit_like.data.times import to_text
+from credit_like.data.windows import Windows
+from credit_like.errors import UserError
+from credit_like.parallel.domain.manager import DomainManager, get_domain_manager
+from credit_like.parallel.fsdp2 import _units
+from credit_like.parallel.processes import Answer, run_ranks
+from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.shards import local, slice_like
+from credit_like.parallel.unwrap import canonical_name
+from credit_like.schema.data import Period
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.trainer import Parallelism
+from credit_like.state import Sample
+from credit_like.training.step import Optimizer
+from credit_like.training.trainer import Trainer
+from credit_like.variables import Variables
+
+TOLERANCE = 1e-10
+"""Largest relative error of outputs, loss and gradients: rounding in fp64, many times over."""
+WEIGHTS_TOLERANCE = 1e-8
+"""Of weights after the steps: AdamW divides small gradients by themselves, which makes more of their rounding."""
+SLOPE_TOLERANCE = 1e-6
+"""Of the loss's gradient against a difference quotient."""
+
+STEPS, BATCH = 3, 2
+_TIMES = 12
+"""Of the training period, for statistics where none were made yet."""
+_TIMEOUT = 600.0
+_ERRORS = ("outputs", "loss", "gradients", "weights")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layout (or way to run) to compare with one process."""
+
+    name: str
+    world: int = 1
+    data: str = "none"
+    tensor: int = 1
+    domain: int = 1
+    compiled: bool = False
+    steps: tuple[int, int] = (0, STEPS)
+    """The first step and the last: a case that does not begin with 0 continues what `folder` holds."""
+    folder: str = ""
+    """Where a checkpoint is written after the last step, or read before the first."""
+
+
+CASES = (
+    Case("again"),
+    Case("compiled", compiled=True),
+    Case("DDP 2", 2, "ddp"),
+    Case("FSDP2 2", 2, "fsdp2"),
+    Case("tensor 2", 2, "fsdp2", tensor=2),
+    Case("domain 2", 2, "fsdp2", domain=2),
+    Case("domain 3", 3, "fsdp2", domain=3),
+    Case("data 2 × domain 2", 4, "fsdp2", domain=2),
+)
+
+
+@dataclass
+class Row:
+    """What came of one comparison."""
+
+    name: str
+    errors: dict[str, float] = field(default_factory=dict)
+    """Largest relative errors."""
+    first: str = ""
+    """Where the numbers first differ."""
+    refused: str = ""
+    """Why the model does not do this."""
+    failed: str = ""
+    """The error of a rank."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong: refusals are no faults."""
+        return not self.failed and all(not error > tolerance(what) for what, error in self.errors.items())
+
+
+def tolerance(what: str) -> float:
+    """Return the largest relative error of `outputs`, `loss`, `gradients`, `weights` or `slope` that passes."""
+    return {"weights": WEIGHTS_TOLERANCE, "slope": SLOPE_TOLERANCE}.get(what, TOLERANCE)
+
+
+@dataclass
+class Problem:
+    """What all layouts compute: the experiment, its store and statistics, and a global batch for each step."""
+
+    experiment: Experiment
+    variables: Variables
+    store: FieldStore
+    statistics: Statistics
+    samples: list[Sample]
+
+
+def run(experiment: Experiment, cases: Sequence[Case] = CASES) -> int:
+    """Compare, print a table; 1 where a comparison fails, else 0."""
+    with Console(stderr=True).status("") as status:
+        rows = list(verify(experiment, cases, lambda name: status.update(f"comparing: {name}")))
+    print_rows(experiment, rows)
+    return int(not all(row.ok for row in rows))
+
+
+def verify(
+    experiment: Experiment, cases: Sequence[Case] = CASES, announce: Callable[[str], None] = lambda name: None
+) -> Iterator[Row]:
+    """Compare one by one. Raises UserError where one process alone cannot run the experiment."""
+    with tempfile.TemporaryDirectory(prefix="credit-like-verify-") as folder:
+        problem = prepare(experiment, folder)
+        reference = Path(folder) / "reference.pt"
+        announce("one process")
+        [answer] = run_ranks(1, partial(_reference, problem, reference), _TIMEOUT)
+        if answer.state == "refused":
+            raise UserError(answer.value)
+        if answer.state == "failed":
+            yield Row("one process", failed=_last_line(answer.value))
+            return
+        yield Row("loss: gradient against differences", {"slope": answer.value}, _loss_name(experiment))
+        accepted: list[Case] = []
+        for case in cases:
+            announce(case.name)
+            row = _compared(case, run_ranks(case.world, partial(_layout, problem, case, reference), _TIMEOUT))
+            accepted += [case] if row.ok and not row.refused else []
+            yield row
+        for first, second in _continuations(accepted):
+            name = f"{first.name}, continued in {second.name}"
+            announce(name)
+            at = str(Path(folder) / f"{first.name}-{second.name}".replace(" ", "_"))
+            half = Case(
+                first.name, first.world, first.data, first.tensor, first.domain, steps=(0, STEPS - 1), folder=at
+            )
+            rest = Case(
+                name, second.world, second.data, second.tensor, second.domain, steps=(STEPS - 1, STEPS), folder=at
+            )
+            row = _compared(half, run_ranks(half.world, partial(_layout, problem, half, reference), _TIMEOUT))
+            if row.failed:
+                yield Row(name, failed=row.failed)
+                continue
+            yield _compared(rest, run_ranks(rest.world, partial(_layout, problem, rest, reference), _TIMEOUT))
+
+
+def _continuations(accepted: Sequence[Case]) -> Iterator[tuple[Case, Case]]:
+    """A save with shards of weights in another kind of layout, and that of one with bands in one process."""
+    found = {case.name: case for case in accepted if not case.compiled}
+    one = Case("one process")
+    if "FSDP2 2" in found:
+        yield found["FSDP2 2"], next((found[name] for name in ("domain 2", "tensor 2") if name in found), one)
+    if "domain 2" in found:
+        yield found["domain 2"], one
+
+
+def prepare(experiment: Experiment, folder: str) -> Problem:
+    """Reduce an experiment to what is compared, and read its samples.
+
+    Statistics are those of the experiment where there are any, otherwise those of a few times. Raises UserError as
+    reading the data does.
+    """
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    made = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
+    trainer = experiment.trainer
+    changes: dict[str, Any] = {
+        "global_batch_size": BATCH,
+        "amp": False,
+        "compile": False,
+        "activation_checkpoint": False,
+        "use_ema": False,
+        "shift_longitude": False,
+        "monitor": type(trainer.monitor)(),
+    }
+    small = experiment.model_copy(
+        update={"save_loc": folder, "trainer": trainer.model_copy(update=changes), "data": _short(experiment, store)}
+    )
+    statistics = Statistics.load(made, store) if made.is_file() else fit_statistics(store, variables, small.data)
+    windows = Windows(
+        store,
+        variables,
+        small.data.train,
+        history_len=small.data.history_len,
+        forecast_len=small.data.forecast_len,
+        missing_times=statistics.missing_times,
+        mask=statistics.mask(variables.outputs),
+    )
+    samples = [
+        windows.batch([(BATCH * step + i) % len(windows) for i in range(BATCH)]).to(torch.device("cpu"))
+        for step in range(STEPS)
+    ]
+    return Problem(small, variables, store, statistics, samples)
+
+
+def _short(experiment: Experiment, store: FieldStore) -> Any:
+    """The data of the first times of the training period that make a few windows."""
+    data = experiment.data
+    wanted = max(_TIMES, data.history_len + data.forecast_len + BATCH * STEPS - 1)
+    first = store.period(data.train[:1])[:wanted]
+    period = Period(start=to_text(store.times[first[0]]), end=to_text(store.times[first[-1]]))
+    return data.model_copy(update=dict.fromkeys(("train", "valid", "test"), (period,)))
+
+
+# ---- what a rank does ------------------------------------------------------------------------------------------------
+
+
+class _Recorded:
+    """An optimiser that keeps the gradients of its first step."""
+
+    def __init__(self, inner: Optimizer, parameters: dict[str, nn.Parameter]) -> None:
+        self.inner, self.parameters = inner, parameters
+        self.gradients: dict[str, Tensor] = {}
+
+    def step(self, learning_rate: float, skip: Tensor) -> None:
+        if not self.gradients:
+            self.gradients = {n: p.grad.clone() for n, p in self.parameters.items() if p.grad is not None}
+        self.inner.step(learning_rate, skip)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        return self.inner.state()
+
+
+@dataclass
+class _Numbers:
+    """What a rank computed; gradients and weights are its shards."""
+
+    outputs: list[tuple[str, Tensor]]
+    """Every module's outputs in the first step, in the order in which they were computed."""
+    predictions: list[Tensor]
+    losses: list[Tensor]
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]
+
+
+class _Batches:
+    """The loader of a trainer that gets its samples directly."""
+
+    def __len__(self) -> int:
+        return 10**6  # how long the run is matters to no step
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
+        raise AssertionError("samples are given to each step")
+
+
+def _start(problem: Problem, case: Case) -> Trainer:
+    """A trainer of this layout in fp64."""
+    logging.getLogger("credit_like").setLevel(logging.ERROR)  # a continuation in another layout is no surprise here
+    parallelism = Parallelism.model_validate({"data": case.data, "tensor": case.tensor, "domain": case.domain})
+    runtime = Runtime.start(parallelism, torch.device("cpu"))
+    section = problem.experiment.trainer.model_copy(
+        update={"parallelism": parallelism, "micro_batch_size": BATCH // runtime.dp_size}
+    )
+    changes: dict[str, Any] = {"trainer": section, "save_loc": case.folder or problem.experiment.save_loc}
+    experiment = problem.experiment.model_copy(update=changes)
+    variables, store = problem.variables, problem.store
+    with torch.device("meta"):
+        model = build.build_model(experiment, variables, store.grid.height, store.grid.width).double()
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    model = build.parallelise(model, section, runtime)
+    if case.compiled:
+        torch._dynamo.config.recompile_limit = 64
+        for unit in _units(model):
+            unit.compile(backend="aot_eager", dynamic=False)
+    parts = build.furnish(model, experiment, runtime, variables, store, problem.statistics)
+    trainer = build.build_trainer(parts, (_Batches(), _Batches()))
+    for owner in (parts.stepper, *parts.stepper.physics.modules(), *trainer.loss.modules()):
+        _widen(owner)
+    return trainer
+
+
+def _widen(module: nn.Module) -> None:
+    """Its own buffers in fp64; those of the model are already."""
+    for name, buffer in module.named_buffers(recurse=False):
+        if buffer.is_floating_point():
+            setattr(module, name, buffer.double())
+
+
+def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
+    """The case's steps, with what modules and loss gave."""
+    runtime, stepper = trainer.runtime, trainer.stepper
+    numbers = _Numbers([], [], [], {}, {})
+    recorded = _Recorded(trainer.optimizer, trainer.parameters)
+    trainer.train_step.optimizer = recorded
+    trainer.seed(case.steps[0])
+    parts: list[Tensor] = []
+
+    def loss_gave(module: nn.Module, arguments: tuple[Tensor, ...], loss: Tensor) -> None:
+        parts.append(loss.detach())
+        numbers.predictions.append(arguments[0].detach())
+
+    trainer.loss.register_forward_hook(loss_gave)
+    hooks = [] if case.compiled else _hooks(stepper, numbers.outputs)
+    rate = trainer.experiment.trainer.optimizer.learning_rate
+    for step in range(*case.steps):
+        parts.clear()
+        trainer.train_step([_share(problem.samples[step], trainer)], 1, rate, step + 1)
+        for hook in hooks:
+            hook.remove()
+        numbers.losses.append(runtime.sum_over_data(torch.stack(parts).mean()))
+    numbers.gradients = recorded.gradients
+    numbers.weights = {name: parameter.detach() for name, parameter in trainer.parameters.items()}
+    return numbers
+
+
+def _hooks(stepper: nn.Module, outputs: list[tuple[str, Tensor]]) -> list[Any]:
+    def gave(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            outputs.append((name, output.detach().clone()))
+
+    named = [
+        (canonical_name(n.removeprefix("model.")), m) for n, m in stepper.named_modules() if n not in ("", "physics")
+    ]
+    return [m.register_forward_hook(partial(gave, n)) for n, m in named]
+
+
+def _share(sample: Sample, trainer: Trainer) -> Sample:
+    """This rank's samples and rows, in fp64."""
+    runtime, rows = trainer.runtime, trainer.rows
+    size = BATCH // runtime.dp_size
+    mine = slice(runtime.dp_rank * size, (runtime.dp_rank + 1) * size)
+    prognostic, forcing, target = (
+        x[mine][..., rows, :].double() for x in (sample.prognostic, sample.forcing, sample.target)
+    )
+    return Sample(prognostic, forcing, target, sample.index[mine])
+
+
+def _reference(problem: Problem, path: Path) -> float:
+    """One process: write its numbers; return the error of the loss's gradient against a difference quotient."""
+    trainer = _start(problem, Case("one process"))
+    numbers = _compute(problem, trainer, Case("one process"))
+    torch.save(vars(numbers), path)
+    generator = torch.Generator().manual_seed(0)
+    prediction, target = numbers.predictions[0], problem.samples[0].target[:, :, 0].double()
+    direction = torch.randn(prediction.shape, generator=generator, dtype=torch.float64) * trainer.loss.scale
+    at = prediction.clone().requires_grad_()
+    trainer.loss(at, target).backward()
+    assert at.grad is not None
+    slope = float((at.grad * direction).sum())
+    step = 1e-6
+    ahead, behind = (float(trainer.loss(prediction + s * step * direction, target)) for s in (1, -1))
+    return abs((ahead - behind) / (2 * step) - slope) / max(abs(slope), 1e-12)
+
+
+def _layout(problem: Problem, case: Case, reference: Path) -> dict[str, Any]:
+    """One rank of a layout: its largest relative errors, and the first place where the numbers differ."""
+    trainer = _start(problem, case)
+    runtime, manager = trainer.runtime, get_domain_manager(trainer.model)
+    first_step, last_step = case.steps
+    if first_step:
+        checkpoint = trainer.manager.latest()
+        assert checkpoint is not None, case.folder
+        trainer.restore(checkpoint)
+    numbers = _compute(problem, trainer, case)
+    if case.folder and not first_step:
+        trainer.progress.step = last_step
+        trainer.save()
+        trainer.manager.wait()
+        runtime.barrier()
+        return {"errors": {}, "first": None}
+    expected = _Numbers(**torch.load(reference, weights_only=True))
+    errors = {}
+    predicted = expected.predictions[first_step * (len(expected.predictions) // STEPS) :]
+    pairs = zip(numbers.predictions, predicted, strict=True)
+    errors["outputs"] = max(_error(mine, _part(full, mine, runtime, manager)) for mine, full in pairs)
+    errors["loss"] = max(map(_error, numbers.losses, expected.losses[first_step:]))
+    culprits: list[tuple[int, str]] = []
+    if not first_step:
+        errors["gradients"], worst = _worst(numbers.gradients, expected.gradients)
+        culprits += [(10**6, f"gradient of {worst}")] if errors["gradients"] > TOLERANCE else []
+        culprits += _differing(numbers.outputs, expected.outputs, runtime, manager)
+        if errors["loss"] > TOLERANCE:
+            culprits.append((10**5, _loss_name(problem.experiment)))
+    errors["weights"], worst = _worst(numbers.weights, expected.weights)
+    if errors["weights"] > WEIGHTS_TOLERANCE:
+        culprits.append((10**7, f"weights of {worst}"))
+    runtime.close()
+    return {"errors": errors, "first": min(culprits, default=None)}
+
+
+def _differing(
+    outputs: list[tuple[str, Tensor]],
+    expected: list[tuple[str, Tensor]],
+    runtime: Runtime,
+    manager: DomainManager | None,
+) -> list[tuple[int, str]]:
+    """(order in the reference, name) of the modules whose outputs differ; those that cannot be aligned are passed over."""
+    mine: dict[str, list[Tensor]] = {}
+    for name, output in outputs:
+        mine.setdefault(name, []).append(output)
+    found = []
+    for order, (name, full) in enumerate(expected):
+        if not mine.get(name):
+            continue
+        output = mine[name].pop(0)
+        part = _part(full, output, runtime, manager)
+        if part is not None and _error(output, part) > TOLERANCE:
+            found.append((order, name or "the model"))
+    return found
+
+
+def _part(full: Tensor, mine: Tensor, runtime: Runtime, manager: DomainManager | None) -> Tensor | None:
+    """This rank's part of a whole output: its samples and rows; None where the two cannot be compared."""
+    if full.ndim != mine.ndim:
+        return None
+    for dim, (whole, part) in enumerate(zip(full.shape, mine.shape, strict=True)):
+        if whole == part:
+            continue
+        if dim == 0 and whole == part * runtime.dp_size:
+            full = full.narrow(0, runtime.dp_rank * part, part)
+            continue
+        start, stop = manager.own(whole) if manager is not None and manager.size <= whole else (0, 0)
+        if dim == 0 or stop - start != part:
+            return None
+        full = full.narrow(dim, start, part)
+    return full
+
+
+def _error(mine: Tensor, expected: Tensor | None, scale: float = 0.0) -> float:
+    """max |a − b| relative to max |b|, or to `scale` where that is larger."""
+    assert expected is not None
+    if not expected.numel():
+        return 0.0
+    largest = max(float(expected.abs().max()), scale)
+    error = float((mine - expected).abs().max()) / (largest or 1.0)
+    return error if error == error else float("inf")
+
+
+def _worst(shards: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, str]:
+    """The largest relative error of any tensor, and its name; small ones are measured by the largest of all."""
+    scale = 1e-3 * max((float(full.abs().max()) for full in expected.values() if full.numel()), default=1.0)
+    missing = expected.keys() - shards.keys()
+    if missing:
+        return float("inf"), min(missing)
+    pairs = ((_error(local(shards[n]), slice_like(full, shards[n]), scale), n) for n, full in expected.items())
+    return max(pairs)
+
+
+# ---- what is shown ---------------------------------------------------------------------------------------------------
+
+
+def _loss_name(experiment: Experiment) -> str:
+    return f"loss.{experiment.loss.type} ({inspect.getfile(registry.of('loss', experiment.loss))})"
+
+
+def _compared(case: Case, answers: list[Answer]) -> Row:
+    """What the ranks found, as one row."""
+    failed = [answer.value for answer in answers if answer.state == "failed"]
+    refused = [answer.value for answer in answers if answer.state == "refused"]
+    if refused:
+        return Row(case.name, refused=" ".join(refused[0].split()))
+    if failed:
+        # Ranks whose peer has failed complain of that; the first cause is another one's.
+        own = [text for text in failed if "closed by peer" not in text and "in time" not in text]
+        return Row(case.name, failed=_last_line((own or failed)[0]))
+    values = [answer.value for answer in answers]
+    errors = {what: max(v["errors"][what] for v in values) for what in _ERRORS if what in values[0]["errors"]}
+    first = min((v["first"] for v in values if v["first"]), default=None)
+    return Row(case.name, errors, first[1] if first else "")
+
+
+def _last_line(text: str) -> str:
+    return text.strip().splitlines()[-1]
+
+
+def print_rows(experiment: Experiment, rows: Sequence[Row]) -> None:
+    """Print the table, and what to look at."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("one process against")
+    for what in _ERRORS:
+        table.add_column(what, justify="right")
+    table.add_column("")
+    for row in rows:
+        verdict = "[green]same[/green]" if row.ok else "[red]differs[/red]"
+        if row.refused or row.failed:
+            verdict = "refused" if row.refused else "[red]failed[/red]"
+        slope = {"gradients": row.errors["slope"]} if "slope" in row.errors else row.errors
+        table.add_row(row.name, *(f"{slope[w]:.1e}" if w in slope else "" for w in _ERRORS), verdict)
+    console = Console()
+    console.print(f"[bold]{experiment.name}[/bold]: largest relative errors in fp64", highlight=False)
+    console.print(table)
+    console.print(
+        f"Tolerance {TOLERANCE:g}; {WEIGHTS_TOLERANCE:g} for weights after {STEPS} steps and {SLOPE_TOLERANCE:g} for the "
+        "loss's gradient against differences.",
+        highlight=False,
+    )
+    for row in rows:
+        text = f"refused: {row.refused}" if row.refused else f"failed: {row.failed}" if row.failed else ""
+        if not text and not row.ok:
+            text = f"differs first at {row.first}"
+        if text:
+            console.print(f"{row.name}: {text}", highlight=False, markup=False, soft_wrap=True)

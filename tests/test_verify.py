@@ -1,0 +1,174 @@
+"""The conformance kit finds nothing wrong with good parts, and names what is wrong with bad ones."""
+
+from pathlib import Path
+
+import pytest
+
+from credit_like import verify as kit
+from credit_like.check import checked_experiment
+from credit_like.cli import main
+from credit_like.schema.load import load_experiment
+
+PARTS = Path(__file__).parent / "parts"
+FILE = PARTS / "experiment.yml"
+CASES = {case.name: case for case in kit.CASES}
+ROOT = Path(__file__).parents[1]
+
+MODEL = """\
+import os
+from typing import Literal
+from credit_like.schema.base import Section
+
+class Config(Section):
+    type: Literal["bad"] = "bad"
+    predict: Literal["increment", "state"] = "increment"
+
+def build(config, *, in_channels, out_channels, frames, height, width):
+    import torch
+    from torch import nn
+    from credit_like.nn.conv import Conv2d
+
+    class Planted(nn.Module):
+        _pointwise = True
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("offset", torch.zeros(()), persistent=False)
+
+        def reset_buffers(self):
+            self.offset.fill_({buffer})
+
+        def forward(self, x):
+            return {forward}
+
+    class Bad(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.in_channels, self.frames, self.height, self.width = in_channels, frames, height, width
+            self.first, self.planted = Conv2d(in_channels * frames, 4), Planted()
+            self.last = Conv2d(4, out_channels)
+
+        def forward(self, x):
+            x = x.flatten(1, 2).movedim(1, -1)
+            return self.last(self.planted(self.first(x))).movedim(-1, 1)[:, :, None]
+
+    return Bad()
+"""
+LOSS = """\
+from typing import Literal
+from credit_like.losses import LossConfig
+
+class Config(LossConfig):
+    type: Literal["bad"] = "bad"
+
+def pointwise(config, error):
+    return error.square() * (16 / error.shape[-2])
+"""
+
+
+def rows(experiment, *names):
+    found = {row.name: row for row in kit.verify(experiment, [CASES[name] for name in names])}
+    assert found.pop("loss: gradient against differences").ok
+    return found
+
+
+def with_model(tmp_path, forward, buffer="0.0"):
+    """The experiment with a model of two convolutions and something between them."""
+    (tmp_path / "bad" / "models").mkdir(parents=True)
+    text = MODEL.replace("{forward}", forward).replace("{buffer}", buffer)
+    (tmp_path / "bad" / "models" / "bad.py").write_text(text)
+    plugins = f"plugins=[{PARTS / 'my_parts'}, {tmp_path / 'bad'}]"
+    return load_experiment(FILE, [plugins, "model={type: bad}", f"save_loc={tmp_path / 'run'}"])
+
+
+def test_good_parts_are_the_same_in_two_processes(tmp_path):
+    found = rows(load_experiment(FILE, [f"save_loc={tmp_path}"]), "domain 2")
+    assert list(found) == ["domain 2", "domain 2, continued in one process"]
+    for row in found.values():
+        assert row.ok, row
+        assert {"outputs", "loss", "weights"} <= row.errors.keys()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_global_mean_in_a_model_is_found(tmp_path):
+    row = rows(with_model(tmp_path, "x + x.mean((1, 2), keepdim=True)"), "domain 2")["domain 2"]
+    assert "planted" in (row.refused or row.first), row
+    assert row.refused or not row.ok
+
+
+def test_a_buffer_that_depends_on_the_rank_is_found(tmp_path):
+    row = rows(with_model(tmp_path, "x + self.offset", "float(os.environ['RANK'])"), "FSDP2 2")["FSDP2 2"]
+    assert not row.ok
+    assert row.first == "planted"
+
+
+def test_noise_without_a_seed_is_found(tmp_path):
+    noise = "x + torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(int.from_bytes(os.urandom(4))))"
+    row = rows(with_model(tmp_path, f"x if x.is_meta else {noise}"), "again")["again"]
+    assert not row.ok
+    assert row.first == "planted"
+
+
+def test_a_loss_with_a_denominator_of_its_own_is_found(tmp_path):
+    (tmp_path / "bad" / "losses").mkdir(parents=True)
+    (tmp_path / "bad" / "losses" / "bad.py").write_text(LOSS)
+    plugins = f"plugins=[{PARTS / 'my_parts'}, {tmp_path / 'bad'}]"
+    row = rows(load_experiment(FILE, [plugins, "loss={type: bad}", f"save_loc={tmp_path}"]), "domain 2")["domain 2"]
+    assert not row.ok
+    assert row.errors["outputs"] < kit.TOLERANCE
+    assert row.first == f"loss.bad ({tmp_path / 'bad' / 'losses' / 'bad.py'})"
+
+
+def test_a_layout_that_the_model_refuses_is_no_failure(tmp_path):
+    experiment = with_model(tmp_path, "x.flip(1)")
+    row = rows(experiment, "domain 2")["domain 2"]
+    assert row.ok
+    assert "flip" in row.refused
+    kit.print_rows(experiment, [row])
+
+
+def test_a_loss_whose_gradient_is_wrong_is_found(tmp_path):
+    (tmp_path / "bad" / "losses").mkdir(parents=True)
+    text = LOSS.replace("error.square() * (16 / error.shape[-2])", "error.detach() * error")
+    (tmp_path / "bad" / "losses" / "bad.py").write_text(text)
+    plugins = f"plugins=[{PARTS / 'my_parts'}, {tmp_path / 'bad'}]"
+    [row] = kit.verify(load_experiment(FILE, [plugins, "loss={type: bad}", f"save_loc={tmp_path}"]), [])
+    assert row.errors["slope"] == pytest.approx(0.5, rel=1e-6) or row.errors["slope"] == pytest.approx(1.0, rel=1e-6)
+    assert not row.ok
+
+
+def test_the_command_says_what_differs(tmp_path, capsys, monkeypatch):
+    experiment = with_model(tmp_path, "x")
+    bad = kit.Row("DDP 2", {"outputs": 1e-3, "loss": 1e-3}, "planted")
+    monkeypatch.setattr(kit, "verify", lambda *arguments: iter([kit.Row("again", {"loss": 0.0}), bad]))
+    assert kit.run(experiment) == 1
+    assert "DDP 2: differs first at planted" in capsys.readouterr().out
+    monkeypatch.setattr(kit, "verify", lambda *arguments: iter([kit.Row("domain 2", refused="rows are mixed")]))
+    assert kit.run(experiment) == 0
+    assert "domain 2: refused: rows are mixed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["parts", "wxformer"])
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_every_comparison(tmp_path, what):
+    """Parts from outside, and a small WXFormer whose heads and windows suffice for every layout."""
+    short = ["data.source.steps=60", "data.train=[2000-01-01, 2000-01-09]", "data.valid=[2000-01-09T06, 2000-01-11]"]
+    short += ["data.test=[2000-01-11T06, 2000-01-15T18]", "inference={init: 2000-01-11T06, lead: 12h}"]
+    short += ["model={dim: [16, 32, 64, 128], depth: [1, 1, 1, 1], dim_head: 8, padding_conf: {pad_lat: [32, 32]}}"]
+    file, changes = (FILE, []) if what == "parts" else (ROOT / "config" / "demo.yml", short)
+    experiment = checked_experiment(file, [*changes, f"save_loc={tmp_path / 'run'}"])[0]
+    found = {row.name: row for row in kit.verify(experiment)}
+    assert len(found) == len(kit.CASES) + 3
+    assert all(row.ok and not row.refused for row in found.values()), list(found.values())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_the_exit_status(tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(FILE), "--set", f"save_loc={tmp_path}"])
+    assert ended.value.code == 0
