@@ -11,8 +11,8 @@ import pytest
 from credit_like import cli
 
 COMMANDS = [
-    "demo", "check", "schema", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "bench", "submit",
-    "status", "checkpoints", "export", "import-credit",
+    "demo", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "bench",
+    "submit", "status", "checkpoints", "export", "import-credit",
 ]  # fmt: skip
 
 
