@@ -16,7 +16,8 @@ sigma is then a constant in backward, and the correction is made once after back
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -117,44 +118,164 @@ class SpectralNorm(Layer):
     @torch.no_grad()
     def refresh(self, weight: Tensor) -> None:
         """1/sigma of the present weight, u and v as they are."""
-        matrix = as_matrix(weight, self.output_dim).to(self.u.dtype)
-        self.inv_sigma.copy_(1.0 / torch.dot(self.u, torch.mv(matrix, self.v)))
+        self.refresh_all([(self, weight)])
 
     @torch.no_grad()
     def iterate(self, weight: Tensor, count: int = 1) -> None:
         """`count` power iterations v <- norm(W^T u), u <- norm(W v), then 1/sigma."""
-        matrix = as_matrix(weight, self.output_dim).to(self.u.dtype)
-        for _ in range(count):
-            self.v.copy_(nn.functional.normalize(torch.mv(matrix.t(), self.u), dim=0, eps=1e-12))
-            image = torch.mv(matrix, self.v)
-            self.u.copy_(nn.functional.normalize(image, dim=0, eps=1e-12))
-        self.inv_sigma.copy_(1.0 / torch.dot(self.u, image))
+        self.iterate_all([(self, weight)], count)
+
+    # Kernels of single layers are too small for a GPU, which would wait for the host to launch them: layers with weights
+    # of one shape are worked on together, and what is left is written to all layers at once.
 
     @classmethod
-    def iterate_all(cls, members: Sequence[Member]) -> None:
-        """`iterate` for many layers; the version for sharded weights sends one message for all."""
-        for spectral, weight in members:
-            spectral.iterate(weight)
+    @torch.no_grad()
+    def iterate_all(cls, members: Sequence[Member], count: int = 1) -> None:
+        """`iterate` for many layers."""
+        stacks = cls._stacks(members)
+        with _without_tf32():
+            matrices = [stack.matrices() for stack in stacks]
+            u = _joined(stacks, "u")
+            for _ in range(count):
+                v = cls._totals(stacks, [s.times_rows(x, m) for s, x, m in zip(stacks, u, matrices, strict=True)], "v")
+                v, _ = _normalised(v)
+                u = cls._totals(
+                    stacks, [s.times_columns(m, x) for s, m, x in zip(stacks, matrices, v, strict=True)], "u"
+                )
+                u, sigma = _normalised(u)  # u = W v / |W v|, hence u^T W v = |W v|
+        _write(stacks, "v", v)
+        _write(stacks, "u", u)
+        _write(stacks, "inv_sigma", torch._foreach_reciprocal(sigma))
 
     @classmethod
+    @torch.no_grad()
     def refresh_all(cls, members: Sequence[Member]) -> None:
         """`refresh` for many layers."""
-        for spectral, weight in members:
-            spectral.refresh(weight)
+        stacks = cls._stacks(members)
+        sigma = []
+        with _without_tf32():
+            for stack, u, v in zip(stacks, _joined(stacks, "u"), _joined(stacks, "v"), strict=True):
+                image = stack.times_columns(stack.matrices(), v)
+                sigma.append(_dots(u[:, stack.rows], image))
+        _write(stacks, "inv_sigma", torch._foreach_reciprocal(cls._totals(stacks, sigma, "inv_sigma")))
 
     @classmethod
     @torch.no_grad()
     def correct_all(cls, members: Sequence[Member]) -> None:
         """Correct the gradients of many layers that were taken at constant sigma."""
+        stacks = cls._stacks([(s, w) for s, w in members if not s.in_backward and w.grad is not None])
+        with _without_tf32():
+            products = [_dots(stack.gradients().flatten(1), stack.matrices().flatten(1)) for stack in stacks]
+            products = cls._totals(stacks, products, "inv_sigma")
+            parts = zip(stacks, products, *(_joined(stacks, name) for name in ("inv_sigma", "u", "v")), strict=True)
+            for stack, product, inv_sigma, u, v in parts:
+                stack.subtract((u * (product * inv_sigma))[:, stack.rows], v[:, stack.columns])
+
+    @classmethod
+    def _stacks(cls, members: Sequence[Member]) -> list[_Stack]:
+        """The layers, those with weights of one shape together; in the same order on all ranks."""
+        groups: dict[object, list[Member]] = {}
         for spectral, weight in members:
-            if spectral.in_backward or weight.grad is None:
-                continue
-            product = torch.dot(weight.grad.reshape(-1), weight.reshape(-1)) * spectral.inv_sigma
-            outer = torch.outer(spectral.u * product, spectral.v).to(weight.grad.dtype)
-            weight.grad -= from_matrix(outer, weight.shape, spectral.output_dim)
+            key = (weight.shape, spectral.output_dim, weight.dtype, spectral.u.dtype)
+            groups.setdefault(key, []).append((spectral, weight))
+        return [_Stack(group) for group in groups.values()]
+
+    @classmethod
+    def _totals(cls, stacks: Sequence[_Stack], parts: list[Tensor], side: str) -> list[Tensor]:
+        """What the `parts` of the matrices, (layers, rows or columns held), add up to: themselves, where they are whole."""
+        return parts
 
 
 Member = tuple[SpectralNorm, Tensor]  # the state and its weight
+
+
+class _Stack:
+    """Layers with weights of one shape: the arithmetic on their matrices, (layers, rows, columns), this rank's part each.
+
+    rows, columns: where the part lies in the whole matrix; share: its weight in sums over ranks.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        rows: slice = slice(None),
+        columns: slice = slice(None),
+        share: float = 1.0,
+        local: Callable[[Tensor], Tensor] = lambda x: x,
+    ) -> None:
+        self.spectrals = [spectral for spectral, _ in members]
+        self.weights = [weight for _, weight in members]
+        self.rows, self.columns, self.share, self.local = rows, columns, share, local
+        self.output_dim = self.spectrals[0].output_dim
+
+    def matrices(self) -> Tensor:
+        """The weights, in the precision of the state."""
+        return self._stacked([self.local(weight) for weight in self.weights])
+
+    def gradients(self) -> Tensor:
+        """The gradients of the weights."""
+        return self._stacked([self.local(w.grad) for w in self.weights if w.grad is not None])
+
+    def _stacked(self, tensors: list[Tensor]) -> Tensor:
+        stacked = torch.stack(tensors).movedim(1 + self.output_dim, 1).flatten(2)
+        return stacked.to(self.spectrals[0].u.dtype)
+
+    def times_rows(self, u: Tensor, matrices: Tensor) -> Tensor:
+        """u^T W, (layers, columns held)."""
+        return torch.bmm(u[:, None, self.rows], matrices)[:, 0]
+
+    def times_columns(self, matrices: Tensor, v: Tensor) -> Tensor:
+        """W v, (layers, rows held)."""
+        return torch.bmm(matrices, v[:, self.columns, None])[..., 0]
+
+    def subtract(self, u: Tensor, v: Tensor) -> None:
+        """Subtract u v^T from the gradients."""
+        gradients = [self.local(w.grad) for w in self.weights if w.grad is not None]
+        outer = torch.bmm(u[:, :, None], v[:, None]).to(gradients[0].dtype)
+        shape = gradients[0].shape
+        torch._foreach_sub_(gradients, [from_matrix(matrix, shape, self.output_dim) for matrix in outer.unbind()])
+
+
+def _joined(stacks: Sequence[_Stack], name: str) -> list[Tensor]:
+    """A buffer of all layers, (layers, length) for each stack; read with one kernel."""
+    states = [[spectral.get_buffer(name) for spectral in stack.spectrals] for stack in stacks]
+    if not states:
+        return []
+    flat = torch.cat([x.reshape(-1) for group in states for x in group])
+    sizes = [len(group) * group[0].numel() for group in states]
+    return [x.view(len(group), -1) for x, group in zip(flat.split(sizes), states, strict=True)]
+
+
+def _write(stacks: Sequence[_Stack], name: str, values: Sequence[Tensor]) -> None:
+    """Set a buffer of all layers, from (layers, length) for each stack; one kernel."""
+    states = [spectral.get_buffer(name) for stack in stacks for spectral in stack.spectrals]
+    rows = [row.view(state.shape) for row, state in zip((r for x in values for r in x.unbind()), states, strict=True)]
+    if states:
+        torch._foreach_copy_(states, rows)
+
+
+def _normalised(vectors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Rows divided by their lengths, and the lengths, (layers, 1), at least 1e-12."""
+    lengths = [torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in vectors]
+    if lengths:
+        torch._foreach_clamp_min_(lengths, 1e-12)
+    return [x / length for x, length in zip(vectors, lengths, strict=True)], lengths
+
+
+def _dots(x: Tensor, y: Tensor) -> Tensor:
+    """The products of rows, (layers, 1)."""
+    return torch.bmm(x[:, None], y[:, :, None])[..., 0]
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Products of matrices in full precision: an error of 0.1 % in sigma would be one of all outputs of a layer."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def as_matrix(weight: Tensor, output_dim: int) -> Tensor:

@@ -106,7 +106,7 @@ def _start_power_iteration(spectral: SpectralNorm, full: Tensor, name: str, seed
     """u and v from the whole matrix, which every rank has at hand once: the same bits in every layout."""
     start = torch.randn(spectral.u.shape, generator=init.generator_for(seed, name))
     spectral.u.copy_(start / start.norm())
-    SpectralNorm.iterate(spectral, full, spectral_norm.WARM_UP)
+    SpectralNorm.iterate_all([(spectral, full)], spectral_norm.WARM_UP)
 
 
 def get_domain_rows(model: nn.Module, height: int) -> slice:
