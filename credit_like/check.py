@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.errors import UserError
+from credit_like.layout import Finding
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import (
     SPLITS,
-    Finding,
     epoch_samples,
     layout,
     section_findings,

@@ -140,5 +140,5 @@ def test_the_layout_of_a_training_does_not_bind_a_single_process(run, tmp_path):
     assert build.evaluate(here) == 0
     ours, theirs = (xr.open_zarr(f / "forecasts" / "forecast.zarr")["u"].values for f in (tmp_path / "run", save_loc))
     np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(ValueError, match="world size 1 is not divisible by tensor 2 × domain 2"):
+    with pytest.raises(ValueError, match="tensor × domain = 2 × 2 = 4 divides, got 1"):
         build.train(here)

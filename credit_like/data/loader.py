@@ -21,6 +21,7 @@ from credit_like.data.store import ReadError
 from credit_like.data.times import from_seconds, to_text
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
+from credit_like.layout import accumulation
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.checks import epoch_samples
 from credit_like.state import Sample
@@ -66,15 +67,10 @@ class Loader:
         batches_per_epoch: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        if global_batch_size % (micro_batch_size * dp_size):
-            raise UserError(
-                f"expected trainer.global_batch_size divisible by micro_batch_size × data-parallel ranks = "
-                f"{micro_batch_size} × {dp_size}, got {global_batch_size}"
-            )
         self.windows = windows
         self.seed, self.shuffle = seed, shuffle
         self.micro_batch_size, self.dp_rank, self.dp_size = micro_batch_size, dp_rank, dp_size
-        self.accumulation = global_batch_size // (micro_batch_size * dp_size)
+        self.accumulation = accumulation(global_batch_size, micro_batch_size, dp_size)
         self.samples = self._epoch_samples(len(windows), global_batch_size, batches_per_epoch)
         self._sampler = _Fixed()
         self._num_workers, self._ahead, self._pin_memory = num_workers, prefetch_factor, pin_memory

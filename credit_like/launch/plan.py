@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from credit_like.errors import UserError
 from credit_like.launch.resources import Options, Resources, clock, one_node, resources, seconds
+from credit_like.layout import Layout
 from credit_like.schema.base import format_duration
-from credit_like.schema.checks import Layout, layout
+from credit_like.schema.checks import layout
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.launch import Mode, PbsSection, SiteSection
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from credit_like.errors import UserError
+from credit_like.layout import Degrees, divide
 from credit_like.parallel.environment import read_environment
 
 DIMS = ("dp", "tp", "domain")
-_KEYS = {"data", "tensor", "domain", "replicate"}
+_KEYS = {field.name for field in fields(Degrees)}
 
 
 def degrees(parallelism_conf: dict[str, Any], world: int) -> tuple[int, int, int]:
@@ -20,35 +21,8 @@ def degrees(parallelism_conf: dict[str, Any], world: int) -> tuple[int, int, int
     Raises UserError, with the arithmetic, for unknown keys, degrees that are no positive integers, a data mode that does
     not exist, and a world that the degrees do not divide.
     """
-    unknown = set(parallelism_conf) - _KEYS
-    if unknown:
-        raise UserError(f"trainer.parallelism: expected the keys {sorted(_KEYS)}, got {sorted(unknown)} as well")
-    mode = parallelism_conf.get("data", "none")
-    if mode not in ("fsdp2", "ddp", "none"):
-        raise UserError(f"trainer.parallelism.data: expected fsdp2, ddp or none, got {mode!r}")
-    for key in ("tensor", "domain", "replicate"):
-        degree = parallelism_conf.get(key, 1)
-        if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
-            raise UserError(f"trainer.parallelism.{key}: expected an integer of at least 1, got {degree!r}")
-    tensor, domain = parallelism_conf.get("tensor", 1), parallelism_conf.get("domain", 1)
-    if world % (tensor * domain):
-        raise UserError(
-            f"world size {world} is not divisible by tensor {tensor} × domain {domain} = {tensor * domain}; "
-            f"start a multiple of {tensor * domain} processes or change the degrees"
-        )
-    data = world // (tensor * domain)
-    if mode == "none" and data > 1:
-        raise UserError(
-            f"world size {world} / (tensor {tensor} × domain {domain}) leaves {data} data-parallel ranks, "
-            "but trainer.parallelism.data is none; set it to fsdp2 or ddp"
-        )
-    copies = parallelism_conf.get("replicate", 1)
-    if data % copies:
-        raise UserError(
-            f"trainer.parallelism.replicate {copies} does not divide the data-parallel degree "
-            f"{world} / ({tensor} × {domain}) = {data}"
-        )
-    return data, tensor, domain
+    at = divide(Degrees.parse(parallelism_conf), world)
+    return at.data, at.tensor, at.domain
 
 
 def build_device_mesh(
@@ -60,10 +34,10 @@ def build_device_mesh(
     `degrees` does.
     """
     world = dist.get_world_size() if dist.is_initialized() else read_environment().world
-    sizes = degrees(parallelism_conf, world)
+    at = divide(Degrees.parse(parallelism_conf), world)
     if world == 1:
         return None, {}
-    copies = parallelism_conf.get("replicate", 1)
+    sizes, copies = (at.data, at.tensor, at.domain), at.replicate
     if copies == 1:
         mesh = init_device_mesh(device, sizes, mesh_dim_names=DIMS)
         return mesh, {name: mesh[name] for name, size in zip(DIMS, sizes, strict=True) if size > 1}
@@ -119,8 +93,8 @@ def data_parallel_coords(conf: dict[str, Any]) -> tuple[int, int]:
     else:
         place = read_environment()
         rank, world = place.rank, place.world
-    data, tensor, domain = degrees({k: v for k, v in block.items() if k in _KEYS}, world)
-    return rank // (tensor * domain), data
+    at = divide(Degrees.parse({key: value for key, value in block.items() if key in _KEYS}), world)
+    return at.coordinates(rank)[0], at.data
 
 
 def default_mesh() -> DeviceMesh | None:

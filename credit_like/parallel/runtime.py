@@ -14,9 +14,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from credit_like import ops
 from credit_like.errors import UserError
+from credit_like.layout import divide
 from credit_like.parallel import blame, collectives
 from credit_like.parallel.environment import Environment, device_index, read_environment
-from credit_like.parallel.mesh import build_device_mesh, degrees, gradient_mesh
+from credit_like.parallel.mesh import build_device_mesh, gradient_mesh
 from credit_like.parallel.rendezvous import join
 from credit_like.schema.trainer import Parallelism
 
@@ -63,25 +64,25 @@ class Runtime:
             if device.index is None:
                 device = torch.device("cuda", device_index(place.local_rank, torch.cuda.device_count()))
             torch.cuda.set_device(device)
-        degrees(parallelism.model_dump(), place.world)
+        layout = divide(parallelism.degrees, place.world)
         if place.world == 1:
             return cls(device)
         if not dist.is_initialized():
             join(place, device, timeout)
         mesh, submeshes = build_device_mesh(parallelism.model_dump(), device.type)
-        inner = parallelism.model_ranks
+        dp_rank, tensor_rank, domain_rank = layout.coordinates(place.rank)
         return cls(
             device=device,
             rank=place.rank,
             world=place.world,
             mesh=mesh,
             submeshes=submeshes,
-            dp_rank=place.rank // inner,
-            dp_size=place.world // inner,
-            tensor_rank=place.rank % inner // parallelism.domain,
-            tensor_size=parallelism.tensor,
-            domain_rank=place.rank % parallelism.domain,
-            domain_size=parallelism.domain,
+            dp_rank=dp_rank,
+            dp_size=layout.data,
+            tensor_rank=tensor_rank,
+            tensor_size=layout.tensor,
+            domain_rank=domain_rank,
+            domain_size=layout.domain,
         )
 
     @property

@@ -9,12 +9,13 @@ import datetime as dt
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path as FilePath
 
 from credit_like import registry
 from credit_like.errors import UserError
+from credit_like.layout import Finding, Layout, accumulation, batch_findings, degree_findings, divide, refuse
 from credit_like.registry import did_you_mean
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
@@ -24,24 +25,10 @@ from credit_like.schema.inference import Ensemble
 from credit_like.schema.places import place_findings
 from credit_like.schema.trainer import TrainerSection
 
-Finding = tuple[Path, str]
 OUTPUT_ROLES = ("prognostic", "diagnostic")
 ROLES = (*OUTPUT_ROLES, "dynamic_forcing", "static")
 SPLITS = ("train", "valid", "test")
 _LONGEST_NAME = 255
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How many processes share the work, and how: derived from a world size, never written in a file."""
-
-    world: int
-    tensor: int
-    domain: int
-    data: int
-    """Data-parallel replicas: world // (tensor × domain)."""
-    accumulation: int
-    """Micro-batches that one replica adds up before an optimiser step."""
 
 
 def layout(trainer: TrainerSection, world: int) -> Layout:
@@ -49,45 +36,18 @@ def layout(trainer: TrainerSection, world: int) -> Layout:
 
     Raises UserError with the arithmetic where the degrees or the batch sizes do not divide.
     """
-    for _, message in layout_findings(trainer, world):
-        raise UserError(message)
-    p = trainer.parallelism
-    data = world // p.model_ranks
-    return Layout(world, p.tensor, p.domain, data, trainer.global_batch_size // (trainer.micro_batch_size * data))
+    refuse(layout_findings(trainer, world))
+    at = divide(trainer.parallelism.degrees, world)
+    return replace(at, accumulation=accumulation(trainer.global_batch_size, trainer.micro_batch_size, at.data))
 
 
 def layout_findings(trainer: TrainerSection, world: int) -> Iterator[Finding]:
     """Whether a world size fits the degrees, and the batch sizes fit both."""
-    p = trainer.parallelism
-    where: Path = ("trainer", "parallelism")
-    if world % p.model_ranks:
-        yield (
-            where,
-            f"expected a world size that tensor × domain = {p.tensor} × {p.domain} = {p.model_ranks} divides, "
-            f"got {world}, change it to {_multiples(world, p.model_ranks)} processes, or the degrees",
-        )
-        return
-    data = world // p.model_ranks
-    if p.data == "none" and data > 1:
-        yield (
-            (*where, "data"),
-            f"expected fsdp2 or ddp for {world} // ({p.tensor} × {p.domain}) = {data} data-parallel replicas, "
-            f"got none, change it, or run {p.model_ranks} process{'es' * (p.model_ranks > 1)}",
-        )
-    if data % p.replicate:
-        yield (
-            (*where, "replicate"),
-            f"expected a divisor of the {data} data-parallel replicas, got {p.replicate}, "
-            f"change it to one of {_divisors(data)}",
-        )
-    at_once = trainer.micro_batch_size * data
-    if trainer.global_batch_size % at_once:
-        yield (
-            ("trainer", "global_batch_size"),
-            f"expected a multiple of micro_batch_size × data-parallel replicas = {trainer.micro_batch_size} × {data} "
-            f"= {at_once}, got {trainer.global_batch_size}, "
-            f"change it to {_multiples(trainer.global_batch_size, at_once)}",
-        )
+    degrees = trainer.parallelism.degrees
+    yield from degree_findings(degrees, world)
+    if world % degrees.model_ranks == 0:
+        replicas = world // degrees.model_ranks
+        yield from batch_findings(trainer.global_batch_size, trainer.micro_batch_size, replicas)
 
 
 def epoch_samples(samples: int, global_batch_size: int, batches_per_epoch: int = 0) -> int:
@@ -291,13 +251,3 @@ def _why_not_a_folder(folder: FilePath) -> str | None:
 
 def _shown(period: Period) -> str:
     return f"[{period.start}, {period.end}]"
-
-
-def _multiples(value: int, of: int) -> str:
-    """The multiples next to a value, as `8 or 12`."""
-    below, above = value // of * of, (value // of + 1) * of
-    return f"{below} or {above}" if below else str(above)
-
-
-def _divisors(value: int) -> str:
-    return ", ".join(str(d) for d in range(1, value + 1) if value % d == 0)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from credit_like.errors import UserError
+from credit_like.layout import Degrees
 from credit_like.schema.base import Duration, Section, format_duration, parse_duration
 from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
@@ -22,9 +23,14 @@ class Parallelism(Section):
     """Copies of the sharded model under fsdp2 (hybrid sharding); must divide the data-parallel degree."""
 
     @property
+    def degrees(self) -> Degrees:
+        """Return this block as the arithmetic of layouts takes it."""
+        return Degrees(self.data, self.tensor, self.domain, self.replicate)
+
+    @property
     def model_ranks(self) -> int:
         """Ranks that share one sample."""
-        return self.tensor * self.domain
+        return self.degrees.model_ranks
 
     @model_validator(mode="after")
     def _replicate_needs_fsdp2(self) -> Parallelism:
