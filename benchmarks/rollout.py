@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from credit_like import build
+from credit_like.context import Context
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.writers._base import Background
 from credit_like.schema.load import load_experiment
@@ -37,10 +38,10 @@ LEADS = (20, 100, 500)
 INITS = 32
 
 
-def parts_of(save_loc: Path, *overrides: str) -> build.Parts:
+def context_of(save_loc: Path, *overrides: str) -> Context:
     file = resources.files("credit_like").joinpath("demo.yml")
     experiment = load_experiment(Path(str(file)), [f"save_loc={save_loc}", *overrides])
-    return build.assemble(experiment, build.start(experiment), train=False)
+    return build.build_context(experiment, build.start(experiment), train=False)
 
 
 class Watched(Background):
@@ -60,24 +61,22 @@ class Watched(Background):
 
 
 def output(kind: str, flags: str, write: bool = True) -> tuple[float, float, float, float]:
-    """(seconds, of the processor, waited, megabytes); without `write` no field is handed on."""
+    """(seconds, of the processor, waited, megabytes); without `write` nothing is written."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forecasts"
-        parts = parts_of(
+        context = context_of(
             Path(folder),
             "inference.init=[2000-09-27, 2000-10-28T18, 24h]",
             f"inference.output={{type: {kind}, path: {path}{flags}}}",
         )
-        submit = forecasts._submit
+        inner = forecasts._write
         if not write:
-            forecasts._submit = lambda *_: None
+            forecasts._write = lambda *_: None
         forecasts.Background, Watched.waited = Watched, 0.0
         wall, cpu = time.perf_counter(), time.process_time()
-        outcome = forecasts.write_forecasts(
-            parts.experiment, parts.stepper, parts.store, parts.variables, parts.statistics, "random"
-        )
+        outcome = forecasts.write_forecasts(context, "random")
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        forecasts._submit = submit
+        forecasts._write = inner
         assert outcome.finished
         assert outcome.computed == INITS
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6
@@ -106,10 +105,8 @@ def peak(leads: int) -> float:
 
 def one(leads: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        parts = parts_of(Path(folder), "inference.init=2000-01-01", f"inference.lead={leads}")
-        forecasts.write_forecasts(
-            parts.experiment, parts.stepper, parts.store, parts.variables, parts.statistics, "random"
-        )
+        context = context_of(Path(folder), "inference.init=2000-01-01", f"inference.lead={leads}")
+        forecasts.write_forecasts(context, "random")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from credit_like import registry
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
+from credit_like.context import Context
 from credit_like.data.loader import Loader
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
@@ -38,23 +38,11 @@ from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
-from credit_like.training.trainer import Batches, Trainer
+from credit_like.training.trainer import Trainer
+from credit_like.training.validation import Batches
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
-
-
-@dataclass
-class Parts:
-    """What training and forecasts have in common, for one process."""
-
-    experiment: Experiment
-    runtime: Runtime
-    variables: Variables
-    store: FieldStore
-    statistics: Statistics
-    stepper: Stepper
-    rows: slice
 
 
 def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
@@ -70,12 +58,13 @@ def build_model(experiment: Experiment, variables: Variables, height: int, width
     return model
 
 
-def assemble(experiment: Experiment, runtime: Runtime, train: bool = True) -> Parts:
+def build_context(experiment: Experiment, runtime: Runtime, train: bool = True) -> Context:
     """Variables → store → model (meta) → parallel → statistics → weights → stepper."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     model = parallel_model(experiment, variables, store, runtime, train)
-    return furnish(model, experiment, runtime, variables, store, load_statistics(experiment, store, variables, runtime))
+    statistics = load_statistics(experiment, store, variables, runtime)
+    return attach_weights(model, experiment, runtime, variables, store, statistics)
 
 
 def parallel_model(
@@ -87,14 +76,14 @@ def parallel_model(
     return parallelise(model, experiment.trainer, runtime, train)
 
 
-def furnish(
+def attach_weights(
     model: nn.Module,
     experiment: Experiment,
     runtime: Runtime,
     variables: Variables,
     store: FieldStore,
     statistics: Statistics,
-) -> Parts:
+) -> Context:
     """Weights, physics and normalisation for a model that has none yet."""
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
@@ -106,7 +95,7 @@ def furnish(
     ]
     static = store.static(rows)
     stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows).to(runtime.device)
-    return Parts(experiment, runtime, variables, store, statistics, stepper, rows)
+    return Context(experiment, runtime, variables, store, statistics, stepper, rows)
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
@@ -123,22 +112,22 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     return Statistics.load(path, store)
 
 
-def build_loader(parts: Parts, periods: Periods, shuffle: bool, batches: int = 0) -> Loader:
+def build_loader(context: Context, periods: Periods, shuffle: bool, batches: int = 0) -> Loader:
     """Windows of these periods that have all their data → micro-batches of this rank."""
-    data, trainer, runtime = parts.experiment.data, parts.experiment.trainer, parts.runtime
+    data, trainer, runtime = context.experiment.data, context.experiment.trainer, context.runtime
     windows = Windows(
-        parts.store,
-        parts.variables,
+        context.store,
+        context.variables,
         periods,
         history_len=data.history_len,
         forecast_len=data.forecast_len,
-        missing_times=parts.statistics.missing_times,
-        rows=parts.rows,
-        mask=parts.statistics.mask(parts.variables.outputs),
+        missing_times=context.statistics.missing_times,
+        rows=context.rows,
+        mask=context.statistics.mask(context.variables.outputs),
     )
     return Loader(
         windows,
-        seed=parts.experiment.seed,
+        seed=context.experiment.seed,
         micro_batch_size=trainer.micro_batch_size,
         global_batch_size=trainer.global_batch_size,
         dp_rank=runtime.dp_rank,
@@ -151,26 +140,15 @@ def build_loader(parts: Parts, periods: Periods, shuffle: bool, batches: int = 0
     )
 
 
-def build_trainer(parts: Parts, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
+def build_trainer(context: Context, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
     """Loss → loaders (of training and validation) → trainer."""
-    experiment, trainer = parts.experiment, parts.experiment.trainer
+    experiment, trainer = context.experiment, context.experiment.trainer
     train_loader, valid_loader = loaders or (
-        build_loader(parts, experiment.data.train, True, trainer.batches_per_epoch),
-        build_loader(parts, experiment.data.valid, False, trainer.valid_batches),
+        build_loader(context, experiment.data.train, True, trainer.batches_per_epoch),
+        build_loader(context, experiment.data.valid, False, trainer.valid_batches),
     )
-    loss = AreaLoss(experiment.loss, parts.variables, parts.statistics, parts.store.grid, parts.rows)
-    return Trainer(
-        experiment,
-        parts.stepper,
-        loss.to(parts.runtime.device),
-        train_loader=train_loader,
-        valid_loader=valid_loader,
-        runtime=parts.runtime,
-        variables=parts.variables,
-        store=parts.store,
-        statistics=parts.statistics,
-        rows=parts.rows,
-    )
+    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows)
+    return Trainer(context, loss.to(context.runtime.device), train_loader, valid_loader)
 
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
@@ -182,16 +160,16 @@ def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
     return checkpoint
 
 
-def load_weights(parts: Parts, checkpoint: Checkpoint | None = None) -> str:
+def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
     """A checkpoint's weights (the newest's) into the model, averaged ones where asked for and there; returns its name.
 
     Raises UserError where the run has no checkpoint.
     """
-    checkpoint = checkpoint or newest_checkpoint(parts.experiment, parts.runtime)
-    average = set(checkpoint.names("ema/")) if parts.experiment.inference.weights == "ema" else set()
-    pieces = named_pieces(parts.stepper.model)
+    checkpoint = checkpoint or newest_checkpoint(context.experiment, context.runtime)
+    average = set(checkpoint.names("ema/")) if context.experiment.inference.weights == "ema" else set()
+    pieces = named_pieces(context.stepper.model)
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
-    spectral_norm.refresh(parts.stepper.model)
+    spectral_norm.refresh(context.stepper.model)
     return f"step-{checkpoint.step}"
 
 
@@ -204,16 +182,16 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     with start(experiment) as runtime:
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
-        return build_trainer(assemble(experiment, runtime)).fit().exit_status
+        return build_trainer(build_context(experiment, runtime)).fit().exit_status
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
-    """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n parts."""
+    """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n context."""
     with start(experiment, training=False) as runtime:
         found = newest_checkpoint(experiment, runtime)
-        parts = assemble(experiment, runtime, train=False)
-        checkpoint = load_weights(parts, found)
-        model = parts.stepper.model
+        context = build_context(experiment, runtime, train=False)
+        checkpoint = load_weights(context, found)
+        model = context.stepper.model
 
         def gather(fields_BCHW: Tensor) -> Tensor | None:
             """The whole field on the one rank of those that share a sample which writes it."""
@@ -222,14 +200,9 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
 
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
         outcome = write_forecasts(
-            experiment,
-            parts.stepper,
-            parts.store,
-            parts.variables,
-            parts.statistics,
+            context,
             checkpoint,
             part=part,
-            rows=parts.rows,
             gather=gather if runtime.tensor_size * runtime.domain_size > 1 else None,
         )
         log.info("%d forecasts computed; %s", outcome.computed, outcome.path)

@@ -285,9 +285,9 @@ def _start(problem: Problem, case: Case) -> Trainer:
         torch._dynamo.config.recompile_limit = 64
         for unit in _units(model):
             unit.compile(backend="aot_eager", dynamic=False)
-    parts = build.furnish(model, experiment, runtime, variables, store, problem.statistics)
-    trainer = build.build_trainer(parts, (_Batches(), _Batches()))
-    for owner in (parts.stepper, *parts.stepper.physics.modules(), *trainer.loss.modules()):
+    context = build.attach_weights(model, experiment, runtime, variables, store, problem.statistics)
+    trainer = build.build_trainer(context, (_Batches(), _Batches()))
+    for owner in (context.stepper, *context.stepper.physics.modules(), *trainer.loss.modules()):
         _widen(owner)
     return trainer
 
@@ -301,11 +301,11 @@ def _widen(module: nn.Module) -> None:
 
 def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
     """The case's steps, with what modules and loss gave."""
-    runtime, stepper = trainer.runtime, trainer.stepper
+    runtime, stepper = trainer.runtime, trainer.context.stepper
     numbers = _Numbers([], [], [], {}, {})
-    recorded = _Recorded(trainer.optimizer, trainer.parameters)
+    recorded = _Recorded(trainer.state.optimizer, trainer.state.parameters)
     trainer.train_step.optimizer = recorded
-    trainer.seed(case.steps[0])
+    trainer.state.seed(case.steps[0])
     parts: list[Tensor] = []
 
     def loss_gave(module: nn.Module, arguments: tuple[Tensor, ...], loss: Tensor) -> None:
@@ -314,7 +314,7 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
 
     trainer.loss.register_forward_hook(loss_gave)
     hooks = [] if case.compiled else _hooks(stepper, numbers.outputs)
-    rate = trainer.experiment.trainer.optimizer.learning_rate
+    rate = trainer.context.experiment.trainer.optimizer.learning_rate
     for step in range(*case.steps):
         parts.clear()
         trainer.train_step([_share(problem.samples[step], trainer)], 1, rate, step + 1)
@@ -322,7 +322,7 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
             hook.remove()
         numbers.losses.append(runtime.sum_over_data(torch.stack(parts).mean()))
     numbers.gradients = recorded.gradients
-    numbers.weights = {name: parameter.detach() for name, parameter in trainer.parameters.items()}
+    numbers.weights = {name: parameter.detach() for name, parameter in trainer.state.parameters.items()}
     return numbers
 
 
@@ -339,7 +339,7 @@ def _hooks(stepper: nn.Module, outputs: list[tuple[str, Tensor]]) -> list[Any]:
 
 def _share(sample: Sample, trainer: Trainer) -> Sample:
     """This rank's samples and rows, in fp64."""
-    runtime, rows = trainer.runtime, trainer.rows
+    runtime, rows = trainer.runtime, trainer.context.rows
     size = BATCH // runtime.dp_size
     mine = slice(runtime.dp_rank * size, (runtime.dp_rank + 1) * size)
     prognostic, forcing, target = (
@@ -368,16 +368,16 @@ def _reference(problem: Problem, path: Path) -> float:
 def _layout(problem: Problem, case: Case, reference: Path) -> dict[str, Any]:
     """One rank of a layout: its largest relative errors, and the first place where the numbers differ."""
     trainer = _start(problem, case)
-    runtime, manager = trainer.runtime, get_domain_manager(trainer.model)
+    runtime, manager = trainer.runtime, get_domain_manager(trainer.state.model)
     first_step, last_step = case.steps
     if first_step:
         checkpoint = trainer.manager.latest()
         assert checkpoint is not None, case.folder
-        trainer.restore(checkpoint)
+        trainer.state.restore(checkpoint)
     numbers = _compute(problem, trainer, case)
     if case.folder and not first_step:
-        trainer.progress.step = last_step
-        trainer.save()
+        trainer.state.progress.step = last_step
+        trainer.state.save()
         trainer.manager.wait()
         runtime.barrier()
         return {"errors": {}, "first": None}

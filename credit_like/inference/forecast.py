@@ -16,8 +16,8 @@ from torch import Tensor
 
 import credit_like
 from credit_like import registry
+from credit_like.context import Context
 from credit_like.data import times as calendar
-from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
 from credit_like.host import HostCopy, to_host
 from credit_like.inference.layout import Layout, choose
@@ -35,7 +35,7 @@ _WAITING = 4  # batches of fields that may wait for the disk
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RolloutOutcome:
     """What a rollout did: where the files are, how many initial times it computed, and whether all are complete now."""
 
     path: Path
@@ -44,7 +44,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ForecastPlan:
     """Everything about a set of forecasts that is known before the first step."""
 
     init: tuple[int, ...]
@@ -69,7 +69,7 @@ def forecast_path(experiment: Experiment) -> Path:
 
 def plan(
     experiment: Experiment, store: FieldStore, variables: Variables, checkpoint: str, missing: Sequence[int] = ()
-) -> Plan:
+) -> ForecastPlan:
     """Plan initial times, leads and file layout of the experiment's forecasts.
 
     Raises UserError for times, leads, variables or levels that do not exist.
@@ -98,35 +98,33 @@ def plan(
     )
     together = max(1, section.batch_size // section.ensemble.members)
     groups = tuple(tuple(range(i, min(i + together, len(init)))) for i in range(0, len(init), together))
-    return Plan(tuple(init), max(layout.leads), layout, groups)
+    return ForecastPlan(tuple(init), max(layout.leads), layout, groups)
 
 
 def write_forecasts(
-    experiment: Experiment,
-    stepper: Stepper,
-    store: FieldStore,
-    variables: Variables,
-    statistics: Statistics,
+    context: Context,
     checkpoint: str,
     *,
     part: tuple[int, int] = (0, 1),
-    rows: slice = slice(None),
     gather: Callable[[Tensor], Tensor | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Outcome:
+) -> RolloutOutcome:
     """Compute the experiment's forecasts and write them; only what is not there yet.
 
     `part` = (this one, of how many): initial times are dealt out to data-parallel ranks or jobs of an array, none of
     which waits for another; whoever completes the last one gives the files their final names. `checkpoint` names the
-    weights, and is recorded with the resolved experiment. Under domain sharding `rows` are this rank's, and `gather`
-    turns (B, C, rows, W) into the whole field on the rank that writes and None on the others. `progress(done, of)`
+    weights, and is recorded with the resolved experiment. Under domain sharding `context.rows` are this rank's, and
+    `gather` turns (B, C, rows, W) into the whole field on the rank that writes and None on the others. `progress(done, of)`
     counts steps. Raises UserError, before anything is written, for what cannot be done, and RuntimeError where
     writing fails.
     """
-    forecast_plan = plan(experiment, store, variables, checkpoint, sorted(statistics.missing_times))
+    experiment, store, variables, stepper = context.experiment, context.store, context.variables, context.stepper
+    forecast_plan = plan(experiment, store, variables, checkpoint, sorted(context.statistics.missing_times))
     layout, section = forecast_plan.layout, experiment.inference
     members = section.ensemble.members
-    perturb = perturbations(section.ensemble, variables, statistics, store.grid, rows) if members > 1 else None
+    perturb = None
+    if members > 1:
+        perturb = perturbations(section.ensemble, variables, context.statistics, store.grid, context.rows)
     folder = forecast_folder(experiment)
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
@@ -147,7 +145,7 @@ def write_forecasts(
                 [forecast_plan.init[i] for i, _ in places],
                 forecast_plan.leads,
                 history_len=experiment.data.history_len,
-                rows=rows,
+                rows=context.rows,
                 perturb=perturb_batch,
                 amp=computes_in_bfloat16(experiment),
             ):
@@ -172,7 +170,7 @@ def write_forecasts(
         writer.abandon()
         raise
     finished = writer.finish()
-    return Outcome(forecast_path(experiment), sum(map(len, todo)), finished)
+    return RolloutOutcome(forecast_path(experiment), sum(map(len, todo)), finished)
 
 
 def computes_in_bfloat16(experiment: Experiment) -> bool:
@@ -221,7 +219,7 @@ def forecast(
         yield dataset
 
 
-def _identity(experiment: Experiment, forecast_plan: Plan, checkpoint: str) -> dict[str, Any]:
+def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: str) -> dict[str, Any]:
     """Return everything that the numbers in the files depend on."""
     resolved = experiment.to_dict()
     kept = {key: resolved[key] for key in ("name", "seed", "data", "model", "physics", "inference") if key in resolved}
@@ -240,7 +238,7 @@ def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[P
     return [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
 
 
-def _steps(forecast_plan: Plan, todo: Sequence[Sequence[int]], experiment: Experiment) -> int:
+def _steps(forecast_plan: ForecastPlan, todo: Sequence[Sequence[int]], experiment: Experiment) -> int:
     members, size = experiment.inference.ensemble.members, experiment.inference.batch_size
     return forecast_plan.leads * sum(len(_batches(group, members, size)) for group in todo)
 

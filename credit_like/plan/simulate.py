@@ -26,6 +26,7 @@ from credit_like import build, ops
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import Fields, FieldStore
 from credit_like.grid import Grid
+from credit_like.layout import accumulation
 from credit_like.nn import init
 from credit_like.parallel import apply
 from credit_like.parallel import runtime as runtime_module
@@ -39,7 +40,7 @@ from credit_like.plan.meter import GRADIENTS, Meter, Work, attention_as_on_gpu, 
 from credit_like.plan.replay import Recipes, Replay
 from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
-from credit_like.training.trainer import Trainer, accumulation
+from credit_like.training.trainer import Trainer
 from credit_like.variables import Variable, Variables
 
 PARAMETERS, OPTIMIZER, AVERAGE, BUFFERS, SAMPLE = "parameters", "optimiser state", "weight average", "buffers", "sample"
@@ -153,19 +154,19 @@ def bytes_read(experiment: Experiment, variables: Variables, grid: Grid, rows: s
 
 def measured_step(trainer: Trainer, samples: Iterator[Sample], count: int, meter: Meter) -> dict[str, int]:
     """One optimiser step under a meter; the bytes of what was there before it, by what they are for."""
-    model = trainer.stepper.model
+    model = trainer.context.stepper.model
     parameters = [local(p) for p in model.parameters()]
     kept = {
         PARAMETERS: parameters,
-        OPTIMIZER: [t for state in trainer.optimizer.state().values() for t in state.values()],
-        AVERAGE: list(trainer.ema.average.values()) if trainer.ema else [],
-        BUFFERS: [*trainer.stepper.buffers(), *trainer.loss.buffers()],
+        OPTIMIZER: [t for state in trainer.state.optimizer.state().values() for t in state.values()],
+        AVERAGE: list(trainer.state.ema.average.values()) if trainer.state.ema else [],
+        BUFFERS: [*trainer.context.stepper.buffers(), *trainer.loss.buffers()],
     }
     before = {name: total_bytes(tensors) for name, tensors in kept.items()}
     meter.ignore(t for tensors in kept.values() for t in tensors)
     hooks = [p.register_post_accumulate_grad_hook(_tagging(meter)) for p in model.parameters() if p.requires_grad]
     with meter:
-        trainer.train_step(samples, count, trainer.rate(0), 1)
+        trainer.train_step(samples, count, trainer.schedule.rate(0), 1)
     for hook in hooks:
         hook.remove()
     return before
@@ -218,10 +219,10 @@ def simulate(
 def _trainer(
     model: nn.Module, experiment: Experiment, runtime: Runtime, variables: Variables, store: FieldStore, grid: Grid
 ) -> Trainer:
-    parts = build.furnish(model, experiment, runtime, variables, store, _NoStatistics(grid))
+    context = build.attach_weights(model, experiment, runtime, variables, store, _NoStatistics(grid))
     section = experiment.trainer
     count = accumulation(section.global_batch_size, section.micro_batch_size, runtime.dp_size)
-    return build.build_trainer(parts, (_NoBatches(_MANY * count), _NoBatches(_MANY * count)))
+    return build.build_trainer(context, (_NoBatches(_MANY * count), _NoBatches(_MANY * count)))
 
 
 def _run(
@@ -234,8 +235,8 @@ def _run(
     replay: Replay,
 ) -> Rank:
     runtime, meter = trainer.runtime, Meter(replay)
-    count = min(trainer.accumulation, _SIMULATED)
-    samples = [sample_of(experiment, variables, grid, trainer.rows) for _ in range(count)]
+    count = min(trainer.schedule.accumulation, _SIMULATED)
+    samples = [sample_of(experiment, variables, grid, trainer.context.rows) for _ in range(count)]
     marks: list[tuple[Counter[Message], Counter[tuple[bool, int, int]]]] = []
 
     def batches() -> Iterator[Sample]:
@@ -246,8 +247,8 @@ def _run(
     before = measured_step(trainer, batches(), count, meter)
     before[SAMPLE] = total_bytes([samples[0].prognostic, samples[0].forcing, samples[0].target])
     messages, pieces = meter.messages, meter.work.pieces
-    if trainer.accumulation > count:
-        more = trainer.accumulation - count
+    if trainer.schedule.accumulation > count:
+        more = trainer.schedule.accumulation - count
         messages = _repeated(messages, marks[2][0] - marks[1][0], more)
         pieces = _repeated(pieces, marks[2][1] - marks[1][1], more)
     work = Work(pieces)
@@ -261,10 +262,10 @@ def _run(
         traffic=work.traffic,
         messages=dict(messages),
         work=dict(pieces),
-        checkpoint=sum(_whole_bytes(piece) for piece in trainer.pieces().values()),
-        read=bytes_read(experiment, variables, grid, trainer.rows),
-        parameters=sum(p.numel() for p in trainer.parameters.values()),
-        accumulation=trainer.accumulation,
+        checkpoint=sum(_whole_bytes(piece) for piece in trainer.state.pieces().values()),
+        read=bytes_read(experiment, variables, grid, trainer.context.rows),
+        parameters=sum(p.numel() for p in trainer.state.parameters.values()),
+        accumulation=trainer.schedule.accumulation,
         precision=trainer.precision,
         seconds=time.process_time() - began,
         resident=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),

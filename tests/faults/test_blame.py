@@ -20,7 +20,7 @@ MOMENTS = {
     "start": "credit_like.build.open_store",
     "statistics": "credit_like.build.Statistics.load",
     "step": "credit_like.training.step.TrainStep.__call__",
-    "save": "credit_like.training.trainer.Trainer.save",
+    "save": "credit_like.training.state.TrainingState.save",
     "validation": "credit_like.training.validation.Validator.__call__",
     "forecast": "credit_like.training.forecasts.ShortForecasts.__call__",
 }

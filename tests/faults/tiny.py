@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from credit_like.context import Context
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
 from credit_like.parallel.runtime import Runtime
@@ -164,15 +165,10 @@ def trainer(
     model = wrap(model) if wrap else model
     stepper = Stepper(model, variables, statistics, np.zeros((0, HEIGHT, WIDTH), np.float32), "increment")
     made = Trainer(
-        e,
-        stepper,
+        Context(e, runtime, variables, store, statistics, stepper),
         AreaLoss(e.loss, variables, statistics, store.grid),
         Loader(store, e, runtime, 0, TIMES - 8, True),
         Loader(store, e, runtime, TIMES - 8, TIMES, False),
-        runtime,
-        variables,
-        store,
-        statistics,
     )
     if stop_at is not None:
         stop_after_step(made, stop_at)

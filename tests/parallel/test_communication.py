@@ -346,12 +346,12 @@ def derived(case: Case, rank: int) -> Counter:
 def _step(rank: int, save_loc: str, case: Case) -> Counter:
     experiment = load_experiment(DEMO, [*SETTINGS, *case.settings(), f"save_loc={save_loc}"])
     runtime = build.start(experiment)
-    trainer = build.build_trainer(build.assemble(experiment, runtime))
-    assert (trainer.model.in_channels, trainer.model.out_channels) == (IN, OUT)
+    trainer = build.build_trainer(build.build_context(experiment, runtime))
+    assert (trainer.state.model.in_channels, trainer.state.model.out_channels) == (IN, OUT)
     batches = trainer.train_loader.batches(0)
-    samples = [next(batches) for _ in range(trainer.accumulation)]
+    samples = [next(batches) for _ in range(trainer.schedule.accumulation)]
     with Meter() as meter:
-        trainer.train_step(iter(samples), trainer.accumulation, 1e-3, 1)
+        trainer.train_step(iter(samples), trainer.schedule.accumulation, 1e-3, 1)
         runtime.agree(0)
     runtime.close()
     counted: Counter = Counter()

@@ -90,7 +90,7 @@ def _types(rank, path, layout, changes):
     result = {}
 
     def measured_step(trainer, samples, count, meter):
-        model = trainer.stepper.model
+        model = trainer.context.stepper.model
         types = _Types(model)
         with meter, types:
             trainer.train_step.forward(next(samples))

@@ -43,7 +43,7 @@ def _experiment(case, save_loc, statistics):
 def _trainer(case, save_loc, statistics):
     experiment = _experiment(case, save_loc, statistics)
     runtime = build.start(experiment)
-    return build.build_trainer(build.assemble(experiment, runtime))
+    return build.build_trainer(build.build_context(experiment, runtime))
 
 
 def _save(rank, folder, statistics, case):
@@ -51,16 +51,18 @@ def _save(rank, folder, statistics, case):
     trainer = _trainer(case, folder / name(case), statistics)
     batches = trainer.train_loader.batches(0)
     for step in (1, 2):
-        trainer.train_step((next(batches) for _ in range(trainer.accumulation)), trainer.accumulation, 1e-2, step)
-    trainer.progress.step = trainer.progress.position = 2
-    trainer.save()
+        trainer.train_step(
+            (next(batches) for _ in range(trainer.schedule.accumulation)), trainer.schedule.accumulation, 1e-2, step
+        )
+    trainer.state.progress.step = trainer.state.progress.position = 2
+    trainer.state.save()
     trainer.manager.wait()
-    state = {f"model/{n}": whole(p.detach()) for n, p in trainer.parameters.items()}
-    for n, p in trainer.parameters.items():
-        for kind, value in trainer.optimizer.state().get(n, {}).items():
+    state = {f"model/{n}": whole(p.detach()) for n, p in trainer.state.parameters.items()}
+    for n, p in trainer.state.parameters.items():
+        for kind, value in trainer.state.optimizer.state().get(n, {}).items():
             divided = value.shape == getattr(p, "_local_tensor", p).shape
             state[f"optimizer/{kind}/{n}"] = whole_of_shards(value, p) if divided else value
-        state[f"ema/{n}"] = whole_of_shards(trainer.ema.average[n], p)
+        state[f"ema/{n}"] = whole_of_shards(trainer.state.ema.average[n], p)
     trainer.runtime.close()
     if rank == 0:
         torch.save({n: t.detach().clone() for n, t in state.items()}, _saved(folder, case))
@@ -76,16 +78,16 @@ def _load(rank, folder, statistics, case, sources):
     losses = {}
     for source in sources:
         (newest,) = (folder / name(source) / "checkpoints").glob("step-*")
-        trainer.restore(Checkpoint.open(newest))
+        trainer.state.restore(Checkpoint.open(newest))
         saved = torch.load(_saved(folder, source), mmap=True)
-        for key, piece in trainer.pieces().items():
+        for key, piece in trainer.state.pieces().items():
             if key in saved:
                 box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.local.shape, strict=True))
                 assert torch.equal(piece.local, saved[key][box]), (name(source), key)
-        assert trainer.progress.step == 2
-        batches = trainer.train_loader.batches(0, 2 * trainer.accumulation)
-        micro = (next(batches) for _ in range(trainer.accumulation))
-        losses[source] = float(trainer.train_step(micro, trainer.accumulation, 1e-2, 3).values[0])
+        assert trainer.state.progress.step == 2
+        batches = trainer.train_loader.batches(0, 2 * trainer.schedule.accumulation)
+        micro = (next(batches) for _ in range(trainer.schedule.accumulation))
+        losses[source] = float(trainer.train_step(micro, trainer.schedule.accumulation, 1e-2, 3).values[0])
     trainer.runtime.close()
     return losses
 
@@ -149,8 +151,8 @@ def _rollout(rank, experiment):
 def _forecasts(run_ranks, folder, statistics, cases):
     """The forecast of each case, from the same weights."""
     experiment = _experiment(SERIAL, folder / "first", statistics)
-    trainer = build.build_trainer(build.assemble(experiment, build.start(experiment)))
-    trainer.save()
+    trainer = build.build_trainer(build.build_context(experiment, build.start(experiment)))
+    trainer.state.save()
     trainer.manager.wait()
     for case in cases:
         save_loc = folder / f"forecast-{name(case)}"

@@ -67,7 +67,10 @@ def _trainer(chosen, layout):
     store = simulation._NoData(GRID, variables)
     model = build.parallel_model(chosen, variables, store, runtime)
     trainer = simulation._trainer(model, chosen, runtime, variables, store, GRID)
-    samples = [simulation.sample_of(chosen, variables, GRID, trainer.rows) for _ in range(trainer.accumulation)]
+    samples = [
+        simulation.sample_of(chosen, variables, GRID, trainer.context.rows)
+        for _ in range(trainer.schedule.accumulation)
+    ]
     for sample in samples:
         for fields in (sample.prognostic, sample.forcing, sample.target):
             fields.normal_()
