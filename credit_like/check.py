@@ -1,6 +1,6 @@
-"""All that can be known to be wrong before a run starts: the experiment's sections, its stores, and both together.
+"""Checks before a run starts: the experiment's sections, its stores, and whether they fit together.
 
-Needs no torch and writes nothing.
+Nothing here imports torch or writes a file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from credit_like.variables import Variables
 if TYPE_CHECKING:
     from credit_like.data.store import FieldStore
 
-# What the libraries behind a store raise for files that are not there, not whole or not what they should be.
+# Exceptions that the libraries behind a store raise for missing, truncated or malformed files.
 _UNREADABLE = (OSError, ValueError, KeyError, RuntimeError)
 
 
 @dataclass
 class Store:
-    """An open store with what the checks ask of its time axis."""
+    """An open store, with the queries that the checks make of its time axis."""
 
     fields: FieldStore
     variables: Variables
@@ -39,38 +39,44 @@ class Store:
 
     @property
     def seconds(self) -> NDArray[np.int64]:
-        """(T,) seconds of the store's times since 1970 in their calendar."""
+        """Times of the store (T,), in seconds since 1970 in their own calendar."""
         return self.fields.seconds
 
     @property
     def calendar(self) -> str:
-        """The calendar of the store's times."""
+        """Calendar of the store's times."""
         return self.fields.calendar
 
     @property
     def timestep(self) -> int:
-        """Seconds of a step."""
+        """Time step in seconds."""
         return self.fields.step_seconds
 
     def parse(self, text: str) -> int:
-        """Seconds of an ISO time. Raises UserError for a day that the calendar does not have."""
+        """Return an ISO time in seconds since 1970.
+
+        Raises UserError for a day that the calendar does not have.
+        """
         from credit_like.data.times import parse
 
         return parse(text, self.calendar)
 
     def text(self, seconds: int) -> str:
-        """The ISO time at these seconds."""
+        """Return a time in seconds since 1970 as ISO text."""
         from credit_like.data.times import from_seconds, to_text
 
         return to_text(from_seconds(np.array([seconds]), self.calendar)[0])
 
     def inside(self, period: Period) -> NDArray[np.int64]:
-        """Seconds of the store's times in a period."""
+        """Return the store's times in a period, in seconds since 1970."""
         start, end = self.parse(period.start), self.parse(period.end)
         return self.seconds[(self.seconds >= start) & (self.seconds <= end)]
 
     def samples(self, split: str) -> int:
-        """Windows of history and forecast that lie in one period, whatever fields may be missing in them."""
+        """Return the number of windows (history and forecast) in a split, including those with missing fields.
+
+        A window lies within one period.
+        """
         data = self.experiment.data
         steps = (np.arange(data.history_len + data.forecast_len) * self.timestep)[:, None]
         inside = [self.inside(period) for period in getattr(data, split)]
@@ -80,9 +86,9 @@ class Store:
 def checked_experiment(
     file: str | FilePath, overrides: Sequence[str] = (), world_size: int | None = None
 ) -> tuple[Experiment, Store, int]:
-    """The experiment of a file, its store, and the world size it was checked for.
+    """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
-    Raises ExperimentError with every problem of the file, or else of its sections and stores.
+    Raises ExperimentError with every problem of the file or, if the file is valid, of its sections and stores.
     """
     experiment, locations = load_located(file, overrides)
     findings, store = _inspect(experiment, world_size)
@@ -92,7 +98,7 @@ def checked_experiment(
 
 
 def check_experiment(experiment: Experiment, locations: Locations, world_size: int | None = None) -> list[Problem]:
-    """Every problem of a loaded experiment and its stores, for a world size (that of its batch job if not given)."""
+    """Return every problem of a loaded experiment and its stores, for `world_size` (default: its batch job's)."""
     return [locations.problem(*finding) for finding in _inspect(experiment, world_size)[0]]
 
 
@@ -101,9 +107,9 @@ def _inspect(experiment: Experiment, world_size: int | None) -> tuple[list[Findi
     try:
         variables = Variables(experiment.data)
     except ValueError as error:
-        # Names and levels that do not make channels have been reported one by one already.
+        # Names and levels that do not make channels have already been reported one by one.
         return findings or [(("data",), str(error))], None
-    # Imported here, so that a misspelt key is answered before the libraries of the stores are loaded.
+    # Imported here, so that a misspelt key is reported before the slow libraries of the stores are loaded.
     from credit_like.data.store import StoreError, open_store
 
     try:
@@ -121,7 +127,7 @@ def _inspect(experiment: Experiment, world_size: int | None) -> tuple[list[Findi
 
 
 def _grid_findings(store: Store) -> Iterator[Finding]:
-    """Windows, pads, heads and bands against the grid."""
+    """Check the model's windows, padding, heads and bands of latitude against the grid."""
     model, parallelism, grid = store.experiment.model, store.experiment.trainer.parallelism, store.fields.grid
     messages: list[str] = []
     if store.experiment.trainer.shift_longitude and not grid.is_periodic:
@@ -141,7 +147,7 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
 
 
 def _model_key(message: str, fields: Any) -> Finding:
-    """`dim[1]: expected …` is about the key dim of the model."""
+    """Return the key and the text of a model's message: `dim[1]: expected …` concerns the key `model.dim.1`."""
     match = re.match(r"(\w+)((?:\.\w+)*)(?:\[(\d+)\])?: ", message)
     if not match or match[1] not in fields:
         return ("model",), message
@@ -150,7 +156,7 @@ def _model_key(message: str, fields: Any) -> Finding:
 
 
 def _time_findings(store: Store) -> Iterator[Finding]:
-    """The store's times against the periods and the initial times."""
+    """Check the store's times against the periods and the initial times."""
     for split in SPLITS:
         for i, period in enumerate(getattr(store.experiment.data, split)):
             for message in _period_messages(store, period):
@@ -193,7 +199,7 @@ def _shown(period: Period) -> str:
 
 
 def initial_times(store: Store) -> list[int]:
-    """Seconds of the initial times that the experiment names; none where it leaves them to the test period."""
+    """Return the initial times in seconds since 1970; an empty list if the experiment specifies none."""
     init = store.experiment.inference.init
     if init is None:
         return []
@@ -207,7 +213,7 @@ def initial_times(store: Store) -> list[int]:
 
 
 def _init_findings(store: Store) -> Iterator[Finding]:
-    """Initial times with their history, and the forcing that a forecast from them reads."""
+    """Check that the store has the initial times, their history and the forcing of the forecasts."""
     data, inference = store.experiment.data, store.experiment.inference
     where: Path = ("inference", "init")
     try:
@@ -242,7 +248,10 @@ def _init_findings(store: Store) -> Iterator[Finding]:
 
 
 def _content_findings(store: Store) -> Iterator[Finding]:
-    """The first and last fields can be read: a copy that was cut off opens, and fails in the middle of a run."""
+    """Check that the first and last fields can be read.
+
+    A truncated copy of a store can still be opened; without this check a run would fail on it midway.
+    """
     for path, role, _, spec in specs(store.experiment.data):
         variable = store.variables[spec.name]
         try:
@@ -267,7 +276,7 @@ def _content_findings(store: Store) -> Iterator[Finding]:
 
 
 def _statistics_findings(store: Store) -> Iterator[Finding]:
-    """A statistics file that the experiment names fits the variables and is finite."""
+    """Check that the statistics file, if the experiment names one, has every variable with valid values."""
     from credit_like.data.statistics import Statistics
 
     name = store.experiment.data.statistics
@@ -296,7 +305,7 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
 
 
 def _launch_findings(experiment: Experiment) -> Iterator[Finding]:
-    """What the experiment asks of its machine, against the machine's rules."""
+    """Check the requested resources against the rules of the site."""
     from credit_like.launch.resources import resources
     from credit_like.schema.launch import MODES, Request, SiteSection
 
@@ -318,7 +327,7 @@ def _one_line(error: BaseException | str) -> str:
 
 
 def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]:
-    """What would run, as plain data."""
+    """Return a description of the run as plain data."""
     grid, at = store.fields.grid, layout(experiment.trainer, world)
     trainer = experiment.trainer
     per_epoch = store.samples("train") // trainer.global_batch_size
@@ -365,7 +374,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
 
 
 def print_table(description: dict[str, Any]) -> None:
-    """The description as a table on the terminal."""
+    """Print the description as a table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""PBS Pro and OpenPBS."""
+"""The commands and directives of PBS Pro and OpenPBS."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ _STATES = {
 
 
 class Pbs:
+    """The `Scheduler` of PBS Pro and OpenPBS."""
+
     prefix = "#PBS"
     programs: tuple[str, ...] = ("qsub",)
     job = "${PBS_JOBID:?}"
@@ -23,7 +25,7 @@ class Pbs:
     extend = 'qsub -W "depend=afterany:$job" "$script"'
 
     def array(self, count: int) -> list[str]:
-        """PBS refuses an array of one."""
+        """Return the directive for an array; none for a single job, because PBS refuses arrays of one."""
         return [f"-J 0-{count - 1}"] if count > 1 else []
 
     def submit(self, script: Path, after: Sequence[str] = (), index: int | None = None) -> list[str]:
@@ -41,7 +43,7 @@ class Pbs:
         return ["qdel", *ids]
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """From `qstat -x -f`, which knows ended jobs for some days."""
+        """Return the state of each job, from `qstat -x -f`, which lists ended jobs for some days."""
         states = {}
         for part in re.split(r"^Job Id: ", ask(["qstat", "-x", "-f", *ids]) if ids else "", flags=re.MULTILINE)[1:]:
             job = part.split(maxsplit=1)[0]

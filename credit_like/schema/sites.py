@@ -1,4 +1,4 @@
-"""Profiles of machines: `site: derecho` is the file `config/site/derecho.yml`."""
+"""Profiles of machines: `site: derecho` reads the file `config/site/derecho.yml`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def profiles() -> dict[str, Path]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The `site` section of a profile.
+    """Return the `site` section of a profile.
 
-    Raises UserError with the closest names where there is none.
+    Raises UserError with the closest name where there is none.
     """
     known = profiles()
     if name not in known:
