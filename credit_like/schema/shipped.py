@@ -11,7 +11,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(name: str = "") -> Path:
-    """Return the path of a shipped file or folder, such as `models/wxformer-1deg/model.yml`, whether it exists or not."""
+    """Return the path of a shipped file or folder, such as `models/wxformer-1deg/model.yml`; it need not exist."""
     inside = _PACKAGE / "_shipped"
     return (inside if inside.is_dir() else _PACKAGE.parent) / name
 
