@@ -192,7 +192,7 @@ def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
 def load_weights(parts: Parts, checkpoint: Checkpoint | None = None) -> str:
     """Load the weights of a checkpoint (by default the newest) into the model and return the checkpoint's name.
 
-        Averaged weights are used where the experiment requests them and the checkpoint has them.
+    Averaged weights are used where the experiment requests them and the checkpoint has them.
 
     Raises UserError where the run has no checkpoint.
     """

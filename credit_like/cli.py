@@ -118,7 +118,7 @@ def _end_rank(error: BaseException, known: bool, status: int) -> NoReturn:
 def _experiment(
     file: Path, overrides: list[str] | None, world_size: int | None = None, scoring: bool = False
 ) -> Experiment:
-    """Load and check the experiment of a file. Raises ExperimentError with every problem.
+    """Load and check the experiment of a file.
 
     The layout is checked for `world_size`, else for the number of launched processes, else for the batch job that the
     experiment requests. Raises ExperimentError with every problem.
