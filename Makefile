@@ -31,10 +31,11 @@ demo: $(USER_STAMP)  ## train, forecast and score on a built-in data set; instal
 test: $(STAMP)  ## the everyday tests
 	$(PYTEST) -m "not slow"
 
-test-slow: $(STAMP)  ## the long ones: full layout matrix, kill storms, notebooks
-	$(PYTEST) -m slow
+test-slow: $(STAMP)  ## the slow tests that CI runs: representatives of every layout, kills, job chains, notebooks
+	$(PYTEST) -m "slow and not long"
 
-test-all: test test-slow
+test-all: test  ## everything: the full layout matrix, kill storms
+	$(PYTEST) -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
