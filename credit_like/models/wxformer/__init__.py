@@ -1,4 +1,4 @@
-"""WXFormer (Schreck et al., npj Clim. Atmos. Sci. 8, 239, 2025): its configuration and its arithmetic, without torch."""
+"""WXFormer (Schreck et al., npj Clim. Atmos. Sci. 8, 239, 2025): configuration and shape arithmetic, without torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class PaddingConf(Section):
 
 
 class Config(Section):
-    """The knobs of the architecture; channels and grid come from the data. The defaults suit a 32 x 64 grid."""
+    """Settings of the architecture.
+
+    Channels and grid come from the data. The defaults suit a 32 x 64 grid.
+    """
 
     type: Literal["wxformer"] = "wxformer"
     dim: PerStage = (8, 16, 32, 64)
@@ -54,7 +57,7 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _one_for_all_stages(cls, values: object) -> object:
-        """One number (or one list of kernels) stands for every stage."""
+        """Repeat one number (or one list of kernels) for every stage."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
@@ -65,17 +68,17 @@ class Config(Section):
 
     @property
     def pads(self) -> tuple[Pads, Pads]:
-        """((north, south), (west, east)); zeros where padding is off."""
+        """Return ((north, south), (west, east)); zeros if padding is off."""
         conf = self.padding_conf
         return (conf.pad_lat, conf.pad_lon) if conf.activate else ((0, 0), (0, 0))
 
     def padded(self, height: int, width: int) -> tuple[int, int]:
-        """The grid that the encoder sees."""
+        """Return the size of the padded grid that the encoder works on."""
         (north, south), (west, east) = self.pads
         return height + north + south, width + west + east
 
     def stage_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """(rows, columns) of each stage's tokens, for an image of height x width."""
+        """Return the (rows, columns) of each stage's tokens for an image of height x width."""
         rows, columns = self.padded(height, width)
         sizes = []
         for stride in self.cross_embed_strides:
@@ -84,7 +87,7 @@ class Config(Section):
         return sizes
 
     def check(self, height: int, width: int, *, in_channels: int = 1, out_channels: int = 1) -> list[str]:
-        """Everything that keeps this architecture from working on a height x width grid, each with what would work."""
+        """Return every problem of this architecture on a height x width grid, each with values that would work."""
         return [
             *self._check_channels(),
             *self._check_kernels(),
@@ -95,7 +98,7 @@ class Config(Section):
         ]
 
     def levels(self, height: int, width: int) -> list[Level]:
-        """Every height in the model for an image of height x width, with what its layers ask of bands of rows there."""
+        """Return the levels of a height x width image, with the unit and pieces that the layers at each need."""
         stages = [rows for rows, _ in self.stage_sizes(height, width)]
         padded, _ = self.padded(height, width)
         decoded = 2 * stages[0] - sum(self.pads[0])
@@ -111,7 +114,7 @@ class Config(Section):
         return found
 
     def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
-        """(degree, problem): heads that `tensor` ranks cannot share, levels without rows for each `domain` rank."""
+        """Return (degree, problem) pairs: heads not divisible by `tensor`, levels too small for `domain` ranks."""
         problems = []
         heads = [dim // self.dim_head for dim in self.dim]
         if any(count % tensor for count in heads):
@@ -194,7 +197,7 @@ class Config(Section):
         return problems
 
     def _check_grid(self, axis: str, which: int, size: int) -> list[str]:
-        """Windows divide every stage, and the decoder meets the skips, along one axis."""
+        """Check along one axis that windows divide every stage and that the decoder's sizes match the skips."""
         pads = self.pads[which]
         key = ("pad_lat", "pad_lon")[which]
         padded = size + sum(pads)
@@ -224,7 +227,7 @@ class Config(Section):
         return problems
 
     def _cure(self, key: str, size: int, pad: int) -> str:
-        """The nearest sums of pads that work with these windows."""
+        """Return the nearest total paddings that work with these windows, as advice for the error message."""
         works = [p for p in range(pad + 2 * size + 1) if not self._grid_problems(size + p, "")]
         below = [p for p in works if p < pad][-1:]
         above = [p for p in works if p > pad][:1]
@@ -247,13 +250,13 @@ class Config(Section):
 
 
 def _nearest(value: int, works: object) -> int:
-    """The nearest positive number that works."""
+    """Return the positive number nearest to `value` that works."""
     assert callable(works)
     return next(c for step in range(value + 10_000) for c in (value - step, value + step) if c > 0 and works(c))
 
 
 def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:
-    """The model for a grid: (B, in_channels, frames, height, width) to (B, out_channels, 1, height, width).
+    """Return the model for a grid: (B, in_channels, frames, height, width) to (B, out_channels, 1, height, width).
 
     Raises UserError with everything that `Config.check` finds.
     """
