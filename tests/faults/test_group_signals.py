@@ -26,7 +26,11 @@ def start(arguments: list[str], log: Path) -> subprocess.Popen:
     """The command in a process group of its own."""
     with log.open("w") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "credit_like.cli", *arguments], stdout=out, stderr=out, cwd=DEMO.parents[1], process_group=0
+            [sys.executable, "-m", "credit_like.cli", *arguments],
+            stdout=out,
+            stderr=out,
+            cwd=DEMO.parents[1],
+            process_group=0,
         )
 
 
