@@ -1,8 +1,8 @@
-"""The loader beside a bare loop over the same chunks, on stores of the usual kinds; writes benchmarks/results/loader.md.
+"""Compare the loader with a bare loop over the same chunks, on common kinds of stores; write benchmarks/results/loader.md.
 
     python benchmarks/loader.py [--folder DIR] [--times 60] [--workers 2]
 
-Stores are made in DIR (a temporary folder if not given) and lie in the page cache: what is compared is decoding and
+The stores are created in DIR (by default a temporary folder) and are in the page cache, so the benchmark compares decoding and
 everything around it, not the disk.
 """
 
@@ -32,7 +32,7 @@ LEVELS = list(range(1, 20))
 
 
 def weather(times: int, height: int, width: int, start: str = "2000-01-01") -> xr.Dataset:
-    """4 variables on 19 levels and 4 at the surface, smooth fields with a little noise rounded to 12 bits."""
+    """Return 4 variables on 19 levels and 4 at the surface, smooth fields with a little noise, rounded to 12 bits."""
     random = np.random.default_rng(0)
     smooth = zoom(
         random.standard_normal((height // 10, width // 10)), (height / (height // 10), width / (width // 10)), order=1
@@ -59,7 +59,7 @@ def weather(times: int, height: int, width: int, start: str = "2000-01-01") -> x
 
 
 def stores(folder: Path, times: int) -> dict[str, Path | str]:
-    """Name → path or template."""
+    """Write the stores; return name → path or template."""
     ds = weather(times, 181, 360)
     one = {name: {"chunks": (1, *v.shape[1:])} for name, v in ds.items()}
     ds.to_zarr(folder / "one.zarr", encoding=one, consolidated=False, mode="w")

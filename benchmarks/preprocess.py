@@ -1,10 +1,10 @@
-"""The statistics pass beside a bare loop over the same chunks; writes benchmarks/results/preprocess.md.
+"""Compare the statistics pass with a bare loop over the same chunks; write benchmarks/results/preprocess.md.
 
     python benchmarks/preprocess.py [--folder DIR] [--gigabytes 10] [--workers 2] [--turns 3]
 
-The store (1°, 80 fields a time, one chunk per variable and time, zstd) is made in DIR, a temporary folder if not given. The
-bare loop reads and decodes every chunk with zarr-python in as many processes, and looks at nothing; the two take turns. What
-the pass finds is compared with NumPy's two-pass mean and standard deviation in float64.
+The store (1°, 80 fields per time, one chunk per variable and time, zstd) is created in DIR, by default a temporary folder. The
+bare loop reads and decodes every chunk with zarr-python in as many processes, and does nothing else; the two alternate. The
+results of the pass are compared with NumPy's two-pass mean and standard deviation in float64.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ START = np.datetime64("2000-01-01", "ns")
 
 
 def make(path: Path, gigabytes: float) -> int:
-    """A store of about so many GB of plain numbers; its number of times."""
+    """Write a store of about so many GB of uncompressed numbers; return its number of times."""
     part = weather(BLOCK, HEIGHT, WIDTH)
     blocks = max(1, round(gigabytes * 1e9 / part.nbytes))
     random = np.random.default_rng(1)
@@ -58,7 +58,7 @@ def make(path: Path, gigabytes: float) -> int:
 
 
 def read(path: Path, first: int, last: int) -> None:
-    """Every chunk of these times, one after the other."""
+    """Read every chunk of these times, one after the other."""
     group = zarr.open_group(path, mode="r")
     for t in range(first, last):
         for name in (*LEVEL, *SURFACE):
@@ -66,7 +66,7 @@ def read(path: Path, first: int, last: int) -> None:
 
 
 def bare(path: Path, times: int, processes: int) -> float:
-    """Seconds."""
+    """Return the seconds of the bare loop."""
     began = time.perf_counter()
     edges = np.linspace(0, times, processes + 1).astype(int).tolist()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -76,7 +76,7 @@ def bare(path: Path, times: int, processes: int) -> float:
 
 
 def ours(path: Path, times: int, workers: int) -> tuple[float, Statistics]:
-    """(seconds, what was found); the audit and its plots included."""
+    """Return (seconds, results), including the audit and its plots."""
     end = str(START + (times - 1) * STEP)[:13]
     data = DataSection.model_validate(
         {
@@ -95,7 +95,7 @@ def ours(path: Path, times: int, workers: int) -> tuple[float, Statistics]:
 
 
 def reference(path: Path, times: int) -> Iterator[tuple[str, float, float]]:
-    """(channel, mean, standard deviation) by two passes in float64."""
+    """Return (channel, mean, standard deviation) by two passes in float64."""
     group = zarr.open_group(path, mode="r")
     for name in (*LEVEL, *SURFACE):
         array = group[name]
@@ -113,7 +113,7 @@ def reference(path: Path, times: int) -> Iterator[tuple[str, float, float]]:
 
 
 def worst(found: Statistics, expected: Iterator[tuple[str, float, float]]) -> float:
-    """The largest difference of a mean or a deviation, in standard deviations."""
+    """Return the largest difference of a mean or a deviation, in standard deviations."""
     table = found.dataset
     names = table["channel"].values.tolist()
     means, stds = (dict(zip(names, table[kind].values.tolist(), strict=True)) for kind in ("mean", "std"))

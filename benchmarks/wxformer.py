@@ -1,18 +1,20 @@
-"""WXFormer's steps beside another implementation's, in turn in one run: time, memory, share of the machine's matmul peak.
+"""Compare WXFormer's steps with another implementation's in one run: time, memory, fraction of the matmul peak.
 
     python benchmarks/wxformer.py [CONFIG.json …] [--credit PYTHON [--stub FOLDER]] [--against definition | plain]
                                   [--device cuda [--bf16] [--compile]]
 
-CONFIG.json holds NCAR CREDIT's constructor arguments; without any, the architectures of the zoo on reduced grids. With
-`--credit PYTHON` the other side is CREDIT's own model in that environment (`--stub`: a folder put before its import path), whose
-weights our model takes over. Without, it is the definition as the tests transcribe it, or our model by plain operations.
+CONFIG.json holds NCAR CREDIT's constructor arguments; by default, the benchmark runs the architectures of the zoo on reduced
+grids. With `--credit PYTHON` the other side is CREDIT's own model in that environment (`--stub`: a folder put before its
+import path), and our model uses its weights. Otherwise it is the definition as transcribed in the tests, or our model with
+plain operations.
 
-Each side is a process of its own; they step alternately (A B A B …), and a ratio is the median over pairs of neighbouring
-steps. Memory is taken in another pair of processes, in which the C library returns to the system what is freed: the most by
-which a step enlarges the process, gradients included, and the most that torch allocates (on an accelerator that alone).
+Each side runs in its own process; they step alternately (A B A B …), and a ratio is the median over pairs of neighbouring
+steps. Memory is measured in another pair of processes, in which the C library returns freed memory to the system: the largest
+increase of the process during a step, gradients included, and the largest amount that torch allocates (on an accelerator only
+the latter).
 
-With `--bf16` and `--compile` our side runs as `trainer.amp` and `trainer.compile` make it run; the other side stays as it is
-shipped, in fp32 (TF32 off). The matrix product beside which MFU stands is then one in bfloat16 (on a CPU still in fp32).
+With `--bf16` and `--compile` our side runs as with `trainer.amp` and `trainer.compile`; the other side runs as published, in
+fp32 (TF32 off). MFU then refers to a matrix product in bfloat16 (on a CPU still in fp32).
 """
 
 from __future__ import annotations
@@ -68,7 +70,7 @@ class Side:
         self.about = self._answer()
 
     def ask(self, what: str) -> dict[str, Any]:
-        """`step`: seconds; `memory`: MiB; `work`: FLOPs."""
+        """Return the answer to `step` (seconds), `memory` (MiB) or `work` (FLOPs)."""
         assert self.process.stdin is not None
         self.process.stdin.write(what + "\n")
         self.process.stdin.flush()
@@ -93,7 +95,7 @@ class Side:
 
 
 def zoo(folder: Path) -> list[Path]:
-    """The zoo's architectures on reduced grids as CREDIT's constructor arguments."""
+    """Return the zoo's architectures on reduced grids as CREDIT's constructor arguments."""
     paths = []
     for name, (height, width) in REDUCED.items():
         model = yaml.safe_load((ROOT / "models" / name / "model.yml").read_text())["model"]
@@ -116,7 +118,7 @@ def zoo(folder: Path) -> list[Path]:
 
 
 def flops(config: Path) -> int:
-    """Multiplications and additions of a forward by the definition (direct convolutions)."""
+    """Return the multiplications and additions of a forward by the definition (direct convolutions)."""
     described = convert_model_args(json.loads(config.read_text()) | {"use_spectral_norm": False})
     with torch.device("meta"):
         model = described.build()
@@ -127,7 +129,7 @@ def flops(config: Path) -> int:
 
 
 def matmul_peak(options: argparse.Namespace) -> float:
-    """FLOP/s of a large matrix product, on an accelerator in the precision of our side; the best of several."""
+    """Return the FLOP/s of a large matrix product, on an accelerator in the precision of our side; the best of several."""
     torch.set_num_threads(options.threads)
     on_cpu = options.device == "cpu"
     size, dtype = 2048 if on_cpu else 8192, torch.bfloat16 if options.bf16 and not on_cpu else torch.float32
@@ -143,7 +145,7 @@ def matmul_peak(options: argparse.Namespace) -> float:
 
 
 def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespace) -> dict[str, float]:
-    """Medians of both sides and of the ratios of neighbouring steps; peaks of memory; what our step computes."""
+    """Return medians of both sides and of the ratios of neighbouring steps, peaks of memory, and the operations of our step."""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, "output.pt")
         worker = str(ROOT / "benchmarks" / "sides" / "wxformer_side.py")
@@ -185,7 +187,7 @@ def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespa
 
 
 def processor(options: argparse.Namespace) -> str:
-    """What computes."""
+    """Return the name of the processor."""
     if options.device != "cpu":
         return torch.cuda.get_device_name() if options.device == "cuda" else str(options.device)
     cores = f"{options.threads} threads of {os.cpu_count()} cores"
@@ -196,7 +198,7 @@ def processor(options: argparse.Namespace) -> str:
 
 
 def settings(options: argparse.Namespace) -> list[tuple[str, list[str]]]:
-    """Kinds of step; the transcription is one function, without parts that could be recomputed."""
+    """Return the kinds of step; the transcription is one function, without parts that could be recomputed."""
     chosen = [SETTINGS[i] for i in options.settings]
     if options.credit or options.against == "plain":
         return chosen
