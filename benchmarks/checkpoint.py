@@ -62,7 +62,7 @@ def added(work: Callable[[], object]) -> float:
     """Return the largest increase of the process during the work in MiB, including the pages of files that it maps."""
     clear = Path("/proc/self/clear_refs")
     if os.access(clear, os.W_OK):
-        clear.write_text("5")  # forget the largest size so far
+        clear.write_text("5")  # reset the largest size so far
     before = resident("VmRSS")
     work()
     return resident("VmHWM") - before
@@ -230,7 +230,7 @@ def throughput(folder: Path, megabytes: float, pairs: int) -> dict[str, Any]:
     for pair in range(pairs + 1):
         for name in operations:
             if name.startswith("save"):
-                os.sync()  # what is left from before is not this one's
+                os.sync()  # earlier writes are not timed
             time_taken = seconds(getattr(both, name))
             if pair:  # the first turn warms up
                 took[name].append(time_taken)
@@ -281,7 +281,7 @@ def stall_lines(found: dict[str, Any]) -> list[str]:
     low, high = found["spread"]
     lines = [
         "## The training step", "",
-        "| state MB | step s | save alone s | stall s (range) | of it blocked s | stall in steps "
+        "| state MB | step s | save alone s | stall s (range) | blocked s | stall in steps "
         f"| share of a step at one save per {SAVE_EVERY} |",
         "|---|---|---|---|---|---|---|",
         f"| {found['megabytes']:.0f} | {found['step']:.3f} | {found['alone']:.3f} | {found['stall']:.3f} "
@@ -296,7 +296,7 @@ def stall_lines(found: dict[str, Any]) -> list[str]:
 def rank_lines(found: dict[int, list[dict[str, Any]]]) -> list[str]:
     lines = [
         "## Bytes of each rank", "",
-        "| ranks | MB of a rank, least … most | × ranks / state | seconds | MiB that the save adds, least … most |",
+        "| ranks | MB of a rank, least … most | × ranks / state | seconds | MiB added by the save, least … most |",
         "|---|---|---|---|---|",
     ]  # fmt: skip
     for world, each in found.items():
@@ -312,7 +312,7 @@ def throughput_lines(found: dict[str, Any], memories: dict[str, float]) -> list[
     took, size = found["took"], found["bytes"]
     lines = [
         "## Throughput", "",
-        "| operation | MB/s | seconds | ratio of time, ours / this | MiB it adds |",
+        "| operation | MB/s | seconds | ratio of times, ours / this | added MiB |",
         "|---|---|---|---|---|",
     ]  # fmt: skip
     labels = {
@@ -348,9 +348,9 @@ def main() -> None:
         return
     load = os.getloadavg()[0]
     lines = [
-        "# What a checkpoint costs", "",
+        "# Cost of a checkpoint", "",
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load of the machine at the "
-        f"start {load:.1f}; medians of {options.pairs} turns.", "",
+        f"start {load:.1f}; medians of {options.pairs} repetitions.", "",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary)

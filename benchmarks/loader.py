@@ -75,9 +75,9 @@ def stores(folder: Path, times: int) -> dict[str, Path | str]:
         packed = {name: {"zlib": True, "complevel": 1, "chunksizes": (1, *v.shape[1:])} for name, v in part.items()}
         save(part, folder / f"year_{2000 + i}.nc", packed)
     return {
-        "zarr v3, a chunk per time, zstd": folder / "one.zarr",
-        "zarr v3, a chunk per time and band of 46 rows, blosc, sharded by 4 times": folder / "banded.zarr",
-        "two netCDF-4 files by template, a chunk per time, deflate": f"{folder}/year_%Y.nc",
+        "zarr v3, one chunk per time, zstd": folder / "one.zarr",
+        "zarr v3, one chunk per time and band of 46 rows, blosc, sharded by 4 times": folder / "banded.zarr",
+        "two netCDF-4 files by template, one chunk per time, deflate": f"{folder}/year_%Y.nc",
     }
 
 
@@ -106,11 +106,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     lines = [
-        "# The loader beside a bare loop", "",
+        "# The loader compared with a bare loop", "",
         f"{time.strftime('%Y-%m-%d')}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores, load "
         f"{os.getloadavg()[0]:.1f} at the start; 181 × 360, 80 channels, a sample = 2 times; files in the page cache; "
-        f"medians of {arguments.repeats} turns, loader and bare loop in turn.", "",
-        "| store | loader | bare loop | share | processor time of a sample: loader, bare loop | where the time goes |",
+        f"medians of {arguments.repeats} repetitions, loader and bare loop alternating.", "",
+        "| store | loader | bare loop | share | processor time per sample: loader, bare loop | where the time goes |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
@@ -128,7 +128,8 @@ def main() -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     lines += [
         "",
-        f"Largest worker: {used:.0f} MB resident, {2 * 80 * 181 * 360 * 4 / 1e6:.0f} MB of it a sample in the making.",
+        f"Largest worker: {used:.0f} MB resident, of which {2 * 80 * 181 * 360 * 4 / 1e6:.0f} MB are the sample being "
+        "assembled.",
     ]
     target = Path(__file__).parent / "results" / "loader.md"
     target.parent.mkdir(exist_ok=True)

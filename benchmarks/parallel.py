@@ -164,7 +164,7 @@ class Training:
         ]
         with meter:
             loss = self.loss()
-            activations = meter.most[ACTIVATIONS]  # backward frees more of them than it makes
+            activations = meter.most[ACTIVATIONS]  # backward frees more of them than it allocates
             loss.backward()
         gradients = total_bytes(p.grad for p in self.parameters.values() if p.grad is not None)
         self.update()
@@ -246,7 +246,7 @@ def measure(layout: Layout, options: argparse.Namespace) -> dict[str, float]:
     """Return the memory of the largest rank, and the median step."""
     print(f"{layout.name} …", file=sys.stderr, flush=True)
     team = Team(layout, 1, options.width)
-    for _ in range(2):  # DDP makes its buckets anew at the second, which is no activation
+    for _ in range(2):  # DDP rebuilds its buckets in the second; they are no activations
         team.step()
     memory = team.ask("memory")
     times = [team.step() for _ in range(options.steps)]
@@ -256,7 +256,7 @@ def measure(layout: Layout, options: argparse.Namespace) -> dict[str, float]:
 
 def efficiency(layout: Layout, options: argparse.Namespace) -> float:
     """Return the step of one rank with two threads over that of two ranks with one, as median over neighbouring steps."""
-    print(f"{layout.name} beside two threads …", file=sys.stderr, flush=True)
+    print(f"{layout.name} compared with two threads …", file=sys.stderr, flush=True)
     two, one = Team(layout, 1, options.width), Team(SERIAL, 2, options.width)
     two.step()
     one.step()
@@ -280,7 +280,7 @@ def report(found: dict[Layout, dict[str, float]], gains: dict[Layout, float], op
         "# One training problem in every layout",
         "",
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {options.load:.1f} at the start"
-        + (" (busy: the times say little)" if options.load > 0.5 else "")
+        + (" (busy: times are unreliable)" if options.load > 0.5 else "")
         + f". WXFormer of {serial['parameters'] / 4e6:.1f} M parameters, {HEIGHT} × {options.width} points, "
         f"{CHANNELS} channels, {SAMPLES} samples per optimiser step in all layouts, fp32, AdamW; gloo, ranks of one "
         f"thread; medians of {options.steps} steps; MiB of the largest rank.",
@@ -294,7 +294,7 @@ def report(found: dict[Layout, dict[str, float]], gains: dict[Layout, float], op
             for key in ("parameters", "gradients", "optimizer", "activations", "peak")
         ]
         lines.append(f"| {layout.name} | {layout.world} | {' | '.join(cells)} | {row['time']:.2f} |")
-    lines += ["", "In parentheses the share of what one rank needs. Targets:", ""]
+    lines += ["", "Numbers in parentheses are fractions of the memory of one rank. Targets:", ""]
     for layout, row in found.items():
         lines += [f"- {text}" for text in verdicts(layout, row, serial)]
     for layout, gain in gains.items():
@@ -316,7 +316,7 @@ def verdicts(layout: Layout, row: dict[str, float], serial: dict[str, float]) ->
         share = max(row[key] / serial[key] for key in ("parameters", "gradients", "optimizer"))
         bound = 1 / layout.world + 0.10
         verdict = "met" if share <= bound else "MISSED"
-        found.append(f"{layout.name}: kept state {share:.3f} of one rank's, at most {bound:.3f}: {verdict}")
+        found.append(f"{layout.name}: stored state {share:.3f} of one rank's, at most {bound:.3f}: {verdict}")
     return found
 
 

@@ -83,10 +83,10 @@ def cost(processes: int) -> str:
     """Return the table of both cases, each run in a new process."""
     load = os.getloadavg()[0]
     lines = [
-        "# What planning costs",
+        "# Cost of planning",
         "",
-        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start; starting Python and "
-        "importing torch count.",
+        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start; including the "
+        "start of Python and the import of torch.",
         "",
         "| simulated | ranks | processes | processor time | elapsed | largest process |",
         "|---|---|---|---|---|---|",

@@ -142,18 +142,19 @@ def main() -> None:
     share = statistics.median(a / b for a, b in pairs)
     text = "\n".join(
         [
-            "# The statistics pass beside a bare loop",
+            "# The statistics pass compared with a bare loop",
             "",
             f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start; {times} times, "
-            f"{size:.1f} GB of plain numbers at 1°; {arguments.workers} processes each; medians of {arguments.turns} turns.",
+            f"{size:.1f} GB of uncompressed numbers at 1°; {arguments.workers} processes each; medians of "
+            f"{arguments.turns} repetitions.",
             "",
             "| | seconds | MB/s |",
             "|---|---|---|",
-            f"| reads and decodes every chunk | {limit:.1f} | {1e3 * size / limit:.0f} |",
-            f"| statistics, audit and its plots | {took:.1f} | {1e3 * size / took:.0f} |",
+            f"| bare loop: reading and decoding every chunk | {limit:.1f} | {1e3 * size / limit:.0f} |",
+            f"| pass: statistics, audit and its plots | {took:.1f} | {1e3 * size / took:.0f} |",
             "",
-            f"Share of the read limit {100 * share:.0f} %. Largest difference from NumPy's float64 mean or standard deviation: "
-            f"{difference:.1e} standard deviations.",
+            f"The pass reaches {100 * share:.0f} % of the read limit. The largest difference from NumPy's float64 mean or standard "
+            f"deviation is {difference:.1e} standard deviations.",
             "",
         ]
     )

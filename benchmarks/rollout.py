@@ -127,9 +127,9 @@ def main() -> None:
         "",
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, PyTorch "
         f"{torch.__version__}; the demonstration's model, {INITS} initial times, "
-        f"20 leads; the quickest of {arguments.pairs}.",
+        f"20 leads; the fastest of {arguments.pairs}.",
         "",
-        "| output | threads | longer by | waiting | more of the processor | seconds | MB |",
+        "| output | threads | additional time | waiting | additional processor time | seconds | MB |",
         "|---|---|---|---|---|---|---|",
     ]
     all_cores = torch.get_num_threads()

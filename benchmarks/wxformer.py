@@ -47,7 +47,7 @@ NAMES = {"credit": "CREDIT", "definition": "definition", "plain": "plain"}
 TITLES = {
     "credit": "NCAR CREDIT's own",
     "definition": "the plain transcription of its definition",
-    "plain": "our model by plain operations",
+    "plain": "our model with plain operations",
 }
 
 
@@ -55,7 +55,7 @@ class Side:
     """A model in its own process."""
 
     def __init__(self, command: list[str], lean: bool = False) -> None:
-        # Lean: what is freed goes back to the system at once, so that the size of the process is what is in use.
+        # Lean: freed memory is returned to the system at once, so the size of the process is the memory in use.
         surroundings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"} if lean else {}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.command = " ".join(command)
@@ -225,17 +225,18 @@ def main() -> None:
     peak = matmul_peak(options)
     ours = ("bf16" if options.bf16 else "fp32") + (", compiled" if options.compile else "")
     lines = [
-        f"# WXFormer on {'a CPU' if options.device == 'cpu' else options.device} beside {TITLES[side]}",
+        f"# WXFormer on {'a CPU' if options.device == 'cpu' else options.device} compared with {TITLES[side]}",
         "",
         f"{dt.date.today()}, {processor(options)}, torch {torch.__version__}, "
         f"{ours if ours == 'fp32' else ours + ' (theirs fp32)'}, batch 1, "
-        f"{options.pairs} pairs of steps in turn; load of the machine at the start {os.getloadavg()[0]:.1f}; "
+        f"{options.pairs} pairs of alternating steps; load of the machine at the start {os.getloadavg()[0]:.1f}; "
         f"a large matrix product then {peak / 1e9:.0f} GFLOP/s.",
         "",
-        "Ratio: ours / theirs, the median over pairs, of wall time and of processor time. MiB: the most that a step adds to "
-        "the process, gradients included; then the ratio of the most that torch allocates. Of peak: operations that our step "
-        "does / time / the quickest of such products until then, one before each row. MFU: operations of the definition "
-        "(train: 3 forwards) instead. Difference: of the outputs with the same weights, relative norm.",
+        "Ratio: ours / theirs, as the median over pairs, of wall time and of processor time. MiB: the largest increase of the "
+        "process during a step, gradients included. Allocated ratio: of the largest amounts that torch allocates. Of peak: "
+        "operations of our step / time / the speed of the fastest of such products so far, measured before each row. MFU: the "
+        "same with the operations of the definition (train: 3 forwards). Difference: relative norm of the difference of the "
+        "outputs with the same weights.",
         "",
         f"| configuration | step | ours s | {other} s | ratio | CPU ratio | ours MiB | {other} MiB | ratio "
         "| allocated ratio | of peak | MFU | difference |",
@@ -246,7 +247,7 @@ def main() -> None:
         for config in options.configs or zoo(Path(folder)):
             defined = flops(config)
             for mode, flags in settings(options):
-                peak = max(peak, matmul_peak(options))  # others share the machine: one moment tells little
+                peak = max(peak, matmul_peak(options))  # one measurement on a shared machine is unreliable
                 r = compare(config, mode, flags, options)
                 rate = r["ours"] * peak
                 mfu = defined * (3 if mode == "train" else 1) / rate

@@ -21,7 +21,7 @@ from credit_like.ops.cpu import policy
 # Timings on a shared machine say nothing about correctness.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
-policy.configure()  # as a run does at its start
+policy.configure()  # as at the start of every run
 
 GRACE = 2.0  # seconds that the other ranks get to end after one has failed
 
@@ -30,8 +30,8 @@ def _child(rank, world, port: Connection, fn, args, pipe: Connection):
     """Run one rank with the launcher's environment; send back the result or the traceback."""
     import torch
 
-    # The parent's garbage is not this process's to finalise: it would close the parent's files, and the complaint of one
-    # keeps alive whatever the frames of that moment hold.
+    # This process must not finalise the parent's garbage: that would close the parent's files, and the warning about one
+    # keeps alive everything in the frames of that moment.
     gc.freeze()
     os.environ.update(
         RANK=str(rank),
@@ -46,7 +46,7 @@ def _child(rank, world, port: Connection, fn, args, pipe: Connection):
     faulthandler.register(signal.SIGUSR1, file=os.fdopen(os.dup(2), "w"), all_threads=True)
     try:
         answer = pickle.dumps(("ok", fn(rank, *args)))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to hear of it
+    except BaseException as error:  # noqa: BLE001 - every failure is sent to the test
         answer = pickle.dumps(("error", f"{type(error).__name__}: {error}", traceback.format_exc()))
     pipe.send_bytes(answer)  # bytes: `send` would share tensors with a process that is about to end
     pipe.close()
@@ -72,7 +72,7 @@ def _collect(pipes, processes, timeout):
     for rank, process in processes.items():
         if rank not in answers:
             if process.is_alive():
-                os.kill(process.pid, signal.SIGUSR1)  # where it was, on stderr
+                os.kill(process.pid, signal.SIGUSR1)  # prints its stack on stderr
             process.join(0.3)
             process.kill()
             answers[rank] = ("error", "hung", f"rank {rank} was still running and was ended")
@@ -94,7 +94,7 @@ def launch(world, fn, *args, timeout=120.0):
         send.close()
         pipes[rank], processes[rank] = receive, process
         ports.append(tell)
-    # After the forks: a lock that the store's thread held at the moment of one would never be released in that rank.
+    # After the forks: a lock held by the store's thread during a fork would never be released in that rank.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for tell in ports:
         tell.send(str(store.port))
@@ -115,7 +115,7 @@ def no_netcdf_file_is_left_to_the_collector():
             if self.isopen():
                 raise AssertionError("a netCDF file was left to the garbage collector, close it")
 
-    # netCDF4 looks up attributes of the class in `__dealloc__`: a class that goes before its objects is a crash.
+    # netCDF4 looks up attributes of the class in `__dealloc__`: a class that is freed before its objects causes a crash.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(Watched))
     with pytest.MonkeyPatch.context() as patch, xr.set_options(warn_for_unclosed_files=True):
         patch.setattr(netCDF4, "Dataset", Watched)

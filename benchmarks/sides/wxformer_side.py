@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-TOLD = os.dup(1)  # answers; whatever else is printed goes to standard error
+TOLD = os.dup(1)  # for answers; all other output goes to standard error
 os.dup2(2, 1)
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +133,7 @@ def resident(step: Callable[[], None]) -> float | None:
     def read(field: str) -> float:
         return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field)) / 1024
 
-    clear.write_text("5")  # forget the largest size so far
+    clear.write_text("5")  # reset the largest size so far
     before = read("VmRSS")
     step()
     return read("VmHWM") - before

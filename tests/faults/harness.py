@@ -63,7 +63,7 @@ def _train(rank, world, port, save_loc, section):
     section = dict(section)
     if world > 1:
         kind = section.setdefault("parallelism", {"data": "ddp"})["data"]
-        patience = dt.timedelta(seconds=section.pop("patience", 120))  # a machine may stand still for a while
+        patience = dt.timedelta(seconds=section.pop("patience", 120))  # a busy machine may stall for a while
         runtime = Runtime.start(Parallelism(data=kind), torch.device("cpu"), patience)
         wrap = {"ddp": replicate, "fsdp2": shard}[kind](runtime)
     outcome = tiny.trainer(Path(save_loc), runtime, wrap=wrap, **section).fit()
@@ -74,7 +74,7 @@ def _train(rank, world, port, save_loc, section):
 
 def _child(rank, world, port, save_loc, section, body):
     port = port.recv()
-    gc.freeze()  # what the parent left, such as a store with a thread, is not this process's to take down
+    gc.freeze()  # this process must not finalise objects of the parent, such as a store with a thread
     with Path(save_loc).with_suffix(f".{rank}.out").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -93,7 +93,7 @@ def _child(rank, world, port, save_loc, section, body):
     status = 1
     try:
         status = body(rank, world, port, save_loc, section)
-    except BaseException:  # noqa: BLE001 (the last thing a rank does is to say why)
+    except BaseException:  # noqa: BLE001 (a rank reports every failure before it ends)
         traceback.print_exc()
     finally:
         os._exit(status)
@@ -115,7 +115,7 @@ class Job:
         if world > 1:
             import torch.distributed as dist
 
-            # After the forks: a lock that its thread held at the moment of one would never be released in that rank.
+            # After the forks: a lock held by its thread during a fork would never be released in that rank.
             self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             port = self.store.port
         for _, tell in pipes:
@@ -123,7 +123,7 @@ class Job:
 
     def signal(self, number: int, rank: int | None = None) -> None:
         for process in self.processes if rank is None else [self.processes[rank]]:
-            if process.exitcode is None:  # one that has ended may be reaped already, and its number another's
+            if process.exitcode is None:  # a process that has ended may be reaped already, and its id reused
                 os.kill(process.pid, number)
 
     def wait(self, seconds: float) -> bool:
