@@ -1,13 +1,13 @@
-# `make demo` and `make test` need Python >= 3.11 and make, nothing else: they make their own environment in .venv.
+# `make demo` and `make test` need Python >= 3.11 and make, nothing else: they create their own environment in .venv.
 PYTHON ?= python3
 VENV ?= .venv
-# The plain wheel of torch brings several GB of CUDA libraries on Linux; for a CPU-only machine say
+# The default wheel of torch includes several GB of CUDA libraries on Linux; for a CPU-only machine use
 # `make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"`.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
-# One thread per process: the workers and the ranks that tests fork fill the cores by themselves.
+# One thread per process: pytest's workers and the ranks that tests fork already use all cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 .PHONY: demo test test-all test-slow lint format bench env clean
