@@ -63,12 +63,13 @@ def degree_problem(levels: dict[int, Level], degree: int) -> str:
         return ""
     works = ", ".join(str(d) for d in range(1, tightest.most + 1))
     return (
-        f"at {tightest.height} rows{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces "
-        f"to share, and a rank without rows cannot take part; degrees that work: {works}"
+        f"expected a degree that leaves every rank rows, got {degree}: at {tightest.height} rows"
+        f"{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces to share; "
+        f"degrees that work: {works}"
     )
 
 
 def check_degree(levels: dict[int, Level], degree: int) -> None:
     """Raise UserError if some rank would have no rows at some level; the message lists the degrees that work."""
     if problem := degree_problem(levels, degree):
-        raise UserError(f"trainer.parallelism.domain {degree}: {problem}")
+        raise UserError(f"trainer.parallelism.domain: {problem}")
