@@ -1,4 +1,4 @@
-"""The only place where rooms are wired together; each function reads in the order the data flow."""
+"""Assembly of data, model, training, forecasts and scores for each command; they are connected nowhere else."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
-    """The experiment's model on whatever device is current; meta for its shape alone."""
+    """Return the experiment's model, on the current default device (use `meta` for shapes without values)."""
     model: nn.Module = registry.of("model", experiment.model).build(
         experiment.model,
         in_channels=variables.in_channels,
@@ -59,7 +59,7 @@ def build_model(experiment: Experiment, variables: Variables, height: int, width
 
 
 def build_context(experiment: Experiment, runtime: Runtime, train: bool = True) -> Context:
-    """Variables → store → model (meta) → parallel → statistics → weights → stepper."""
+    """Build variables, store, model (on meta, then parallel), statistics, weights and stepper, in this order."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     model = parallel_model(experiment, variables, store, runtime, train)
@@ -70,7 +70,10 @@ def build_context(experiment: Experiment, runtime: Runtime, train: bool = True) 
 def parallel_model(
     experiment: Experiment, variables: Variables, store: FieldStore, runtime: Runtime, train: bool = True
 ) -> nn.Module:
-    """The model as this rank has it, without values. Raises UserError where a degree does not fit the model."""
+    """Return this rank's part of the model, parallelised but without values.
+
+    Raises UserError where a degree of the layout does not fit the model.
+    """
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
     return parallelise(model, experiment.trainer, runtime, train)
@@ -84,7 +87,7 @@ def attach_weights(
     store: FieldStore,
     statistics: Statistics,
 ) -> Context:
-    """Weights, physics and normalisation for a model that has none yet."""
+    """Add weights, physics and normalisation to a model without values."""
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
     physics = [
@@ -99,7 +102,11 @@ def attach_weights(
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
-    """The statistics file; fitted once, by the main process, where the experiment names none and none was made yet."""
+    """Return the statistics, read from the experiment's file or from `save_loc/statistics.nc`.
+
+    Where the experiment names no file and none has been written yet, the main process fits them first.
+    Raises UserError where the experiment names a file that does not exist.
+    """
     path = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
     if runtime.is_main and not path.exists():
         if experiment.data.statistics:
@@ -113,7 +120,7 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
 
 
 def build_loader(context: Context, periods: Periods, shuffle: bool, batches: int = 0) -> Loader:
-    """Windows of these periods that have all their data → micro-batches of this rank."""
+    """Return this rank's loader of micro-batches, over the windows of `periods` that have all their data."""
     data, trainer, runtime = context.experiment.data, context.experiment.trainer, context.runtime
     windows = Windows(
         context.store,
@@ -141,7 +148,7 @@ def build_loader(context: Context, periods: Periods, shuffle: bool, batches: int
 
 
 def build_trainer(context: Context, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
-    """Loss → loaders (of training and validation) → trainer."""
+    """Build the loss, the training and validation loaders, and the trainer."""
     experiment, trainer = context.experiment, context.experiment.trainer
     train_loader, valid_loader = loaders or (
         build_loader(context, experiment.data.train, True, trainer.batches_per_epoch),
@@ -152,7 +159,7 @@ def build_trainer(context: Context, loaders: tuple[Batches, Batches] | None = No
 
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
-    """The newest checkpoint of the run. Raises UserError where it has none."""
+    """Return the newest checkpoint of the run. Raises UserError where it has none."""
     folder = Path(experiment.save_loc) / "checkpoints"
     checkpoint = CheckpointManager(folder, runtime=runtime).latest()
     if checkpoint is None:
@@ -161,7 +168,9 @@ def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
 
 
 def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
-    """A checkpoint's weights (the newest's) into the model, averaged ones where asked for and there; returns its name.
+    """Load the weights of a checkpoint (by default the newest) into the model and return the checkpoint's name.
+
+    Averaged weights are used where the experiment requests them and the checkpoint has them.
 
     Raises UserError where the run has no checkpoint.
     """
@@ -173,11 +182,14 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
     return f"step-{checkpoint.step}"
 
 
-# ---- what commands call; each returns the exit status ----------------------------------------------------------------
+# ---- entry points of the commands; each returns the exit status ------------------------------------------------------
 
 
 def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> int:
-    """Train to the end, or continue where the run stands; 0 finished or to be continued, 1 failed, 130 interrupted."""
+    """Train to the end, or continue an earlier run; return the exit status.
+
+    The status is 0 if the run is finished or can be continued, 1 if it failed and 130 if it was interrupted.
+    """
     save_loc = Path(experiment.save_loc)
     with start(experiment) as runtime:
         if fresh:
@@ -186,7 +198,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
-    """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n context."""
+    """Write the forecasts that are missing, from every initial time; `share` = (i, n) selects the i-th of n parts."""
     with start(experiment, training=False) as runtime:
         found = newest_checkpoint(experiment, runtime)
         context = build_context(experiment, runtime, train=False)
@@ -194,7 +206,7 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
         model = context.stepper.model
 
         def gather(fields_BCHW: Tensor) -> Tensor | None:
-            """The whole field on the one rank of those that share a sample which writes it."""
+            """Return the whole field on the one rank of a sample that writes it, None on the others."""
             whole = gather_spatial(fields_BCHW, get_domain_manager(model))
             return whole if runtime.tensor_rank == runtime.domain_rank == 0 else None
 
@@ -210,7 +222,7 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
 
 
 def preprocess(experiment: Experiment) -> int:
-    """Fit the statistics, and say what is missing."""
+    """Fit the statistics and log which times are missing."""
     with start(experiment, training=False) as runtime:
         variables = Variables(experiment.data)
         load_statistics(experiment, open_store(experiment.data, variables), variables, runtime)
@@ -218,7 +230,10 @@ def preprocess(experiment: Experiment) -> int:
 
 
 def evaluate(experiment: Experiment) -> int:
-    """Score the forecasts beside persistence, climatology and other baselines: files, a report, a table to look at."""
+    """Score the forecasts against persistence, climatology and other baselines.
+
+    Writes the scores and an HTML report, and prints a table.
+    """
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     forecasts, truth = forecast_path(experiment), open_truth(experiment, store)
@@ -245,14 +260,14 @@ def plot(experiment: Experiment) -> int:
 
 
 def evaluation_folder(experiment: Experiment) -> Path:
-    """Where scores and figures go."""
+    """Return the folder of scores and figures."""
     return Path(experiment.save_loc) / "evaluation"
 
 
 def start(experiment: Experiment, training: bool = True) -> Runtime:
-    """Join the other processes, and log to the terminal from the first of them.
+    """Start the runtime of this process, and log to the terminal from rank 0.
 
-    The layout is one for training: without it, a process that is alone needs no ranks to share its samples with.
+    The configured layout applies to training; a process that forecasts alone uses a layout of one rank.
     """
     trainer = experiment.trainer
     device = pick_device(trainer.device)
@@ -274,7 +289,7 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
 def _start_anew(save_loc: Path, force: bool, fitted: bool, runtime: Runtime) -> None:
     """Remove an earlier run from `save_loc`, with its statistics where it `fitted` them.
 
-    Raises UserError, on all ranks, for a folder that has something in it unless it is a run's and `force` is given.
+    Raises UserError, on all ranks, for a folder that is not empty, unless it is a run's and `force` is given.
     """
     refused = None
     if runtime.is_main:

@@ -1,4 +1,4 @@
-"""Plans and statuses on a terminal, or as plain lines elsewhere."""
+"""Print plans and run statuses, formatted for the terminal or as plain lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WIDE = 1000  # columns
 
 
 def print_plan(plan: Plan, script: bool = True) -> None:
-    """The plan as a table, and the script it submits."""
+    """Print the plan as a table, followed by the job script."""
     console = Console(soft_wrap=True)
     console.print(_facts("", plan.describe()))
     for name, text in plan.scripts.items() if script else ():
@@ -27,7 +27,7 @@ def print_plan(plan: Plan, script: bool = True) -> None:
 
 
 def print_status(save_loc: Path) -> int:
-    """The run's facts and its jobs; 1 for a run that failed.
+    """Print the state of a run and its jobs; return 1 if the run failed, else 0.
 
     Raises UserError where there is no run.
     """

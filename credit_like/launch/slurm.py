@@ -1,4 +1,4 @@
-"""Slurm."""
+"""The commands and directives of Slurm."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _STATES = {
 
 
 class Slurm:
+    """The `Scheduler` of Slurm."""
+
     prefix = "#SBATCH"
     programs: tuple[str, ...] = ("sbatch",)
     job = "${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
@@ -36,7 +38,7 @@ class Slurm:
         return [*command, str(script)]
 
     def job_id(self, answer: str) -> str:
-        """`--parsable` prints `id` or `id;cluster`."""
+        """Return the job's id from `id` or `id;cluster`, which `--parsable` prints."""
         return answer.split()[-1].split(";")[0]
 
     def cancel(self, ids: Sequence[str]) -> list[str]:
@@ -46,9 +48,9 @@ class Slurm:
         return []
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """From `squeue` for jobs that are not over, from the accounting, where there is one, for the others.
+        """Return the state of each job, from `squeue` for active jobs and `sacct` (where available) for ended ones.
 
-        An array's tasks are spoken of together: `running` if any of them is.
+        The tasks of an array have one state: `running` if any of them is running.
         """
         if not ids:
             return {}

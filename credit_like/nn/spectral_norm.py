@@ -1,17 +1,17 @@
 """Spectral normalisation as state: W / sigma, sigma = u^T W v (Miyato et al., arXiv:1802.05957).
 
-A layer that is normalised owns a `SpectralNorm` child with the whole matrix's singular vectors u, v (fp32, saved in
-checkpoints) and 1/sigma (derived, not saved). `before_step` moves u and v by one power iteration, once per optimiser
+A normalised layer owns a `SpectralNorm` child with the singular vectors u, v of the whole matrix (fp32, saved in
+checkpoints) and 1/sigma (derived, not saved). `before_step` updates u and v by one power iteration, once per optimiser
 step and outside forward, so that forward is a pure function: a recomputed forward (activation checkpointing), a
-compiled one and one in bfloat16 see the same sigma.
+compiled one and one in bfloat16 use the same sigma.
 
 The gradient is exact. With G = dL/d(W/sigma),
 
     dL/dW = G/sigma - <G, W>/sigma^2 u v^T,
 
-which the backward of the normalised weight applies where it holds the whole matrix (`in_backward`, the default). Where
-a rank holds only rows or columns of W, <G, W> needs a sum over ranks: such a layer sets `in_backward` to False,
-sigma is then a constant in backward, and the correction is made once after backward (`correct_gradients`).
+which the backward of the normalised weight applies if this rank holds the whole matrix (`in_backward`, the default). If
+it holds only rows or columns of W, <G, W> needs a sum over ranks: such a layer sets `in_backward` to False, backward
+treats sigma as a constant, and the correction is made once after backward (`correct_gradients`).
 """
 
 from __future__ import annotations
@@ -25,23 +25,26 @@ from torch import Tensor, nn
 from credit_like import ops
 from credit_like.nn.layer import Layer
 
-WARM_UP = 15  # power iterations that a new matrix starts with
+WARM_UP = 15  # power iterations for a new matrix
 
 
 def _along_u(grad: Tensor, weight: Tensor, u: Tensor, factor: Tensor) -> Tensor:
-    """-factor <g, W> u, the derivative of sigma = u^T W v but for v."""
+    """Return -factor <g, W> u, from the derivative of sigma = u^T W v (v is applied by the caller)."""
     product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
     return (product * -factor * u).to(grad.dtype)
 
 
 def _scaled(weight: Tensor, inv_sigma: Tensor) -> Tensor:
-    """W/sigma, rounded once: 1/sigma in bfloat16 would be a common error of up to 0.4 % of all weights."""
+    """Return W/sigma, rounded once.
+
+    A 1/sigma in bfloat16 would change all weights by the same relative error of up to 0.4 %.
+    """
     wide = torch.promote_types(weight.dtype, inv_sigma.dtype)
     return (weight.to(wide) * inv_sigma).to(weight.dtype)
 
 
 class _Normalised(torch.autograd.Function):
-    """W/sigma with the derivative of sigma = u^T W v in backward."""
+    """W/sigma; backward includes the derivative of sigma = u^T W v."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
@@ -58,7 +61,10 @@ class _Normalised(torch.autograd.Function):
 
 
 class _GradientOfNormalised(torch.autograd.Function):
-    """W itself; backward corrects the gradient g at constant sigma to that with sigma = u^T W v: g - <g, W>/sigma u v^T."""
+    """The identity on W; backward corrects the gradient g for the dependence of sigma on W.
+
+    g was computed at constant sigma; with sigma = u^T W v it becomes g - <g, W>/sigma u v^T.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
@@ -95,7 +101,7 @@ class SpectralNorm(Layer):
         self.register_buffer("inv_sigma", torch.ones(()), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """W/sigma, shaped as W."""
+        """Return W/sigma in the shape of W."""
         if self.in_backward:
             normalised: Tensor = _Normalised.apply(weight, self.u, self.v, self.inv_sigma, self.output_dim)
             return normalised
@@ -111,18 +117,18 @@ class SpectralNorm(Layer):
         return weight, float(self.inv_sigma)
 
     def reset_buffers(self) -> None:
-        """1/sigma is not saved: 1 until `refresh` or `before_step` has seen the weight."""
+        """Set 1/sigma, which is not saved, to 1 until `refresh` or `before_step` computes it."""
         self.inv_sigma.fill_(1.0)
 
     @torch.no_grad()
     def refresh(self, weight: Tensor) -> None:
-        """1/sigma of the present weight, u and v as they are."""
+        """Compute 1/sigma of the current weight without changing u and v."""
         matrix = as_matrix(weight, self.output_dim).to(self.u.dtype)
         self.inv_sigma.copy_(1.0 / torch.dot(self.u, torch.mv(matrix, self.v)))
 
     @torch.no_grad()
     def iterate(self, weight: Tensor, count: int = 1) -> None:
-        """`count` power iterations v <- norm(W^T u), u <- norm(W v), then 1/sigma."""
+        """Run `count` power iterations v <- norm(W^T u), u <- norm(W v), then compute 1/sigma."""
         matrix = as_matrix(weight, self.output_dim).to(self.u.dtype)
         for _ in range(count):
             self.v.copy_(nn.functional.normalize(torch.mv(matrix.t(), self.u), dim=0, eps=1e-12))
@@ -132,13 +138,13 @@ class SpectralNorm(Layer):
 
     @classmethod
     def iterate_all(cls, members: Sequence[Member]) -> None:
-        """`iterate` for many layers; the version for sharded weights sends one message for all."""
+        """Run `iterate` for many layers; the sharded version sends one message per product for all of them."""
         for spectral, weight in members:
             spectral.iterate(weight)
 
     @classmethod
     def refresh_all(cls, members: Sequence[Member]) -> None:
-        """`refresh` for many layers."""
+        """Run `refresh` for many layers."""
         for spectral, weight in members:
             spectral.refresh(weight)
 
@@ -158,25 +164,28 @@ Member = tuple[SpectralNorm, Tensor]  # the state and its weight
 
 
 def as_matrix(weight: Tensor, output_dim: int) -> Tensor:
-    """The weight as (output, everything else); transposed convolutions have their output in dimension 1."""
+    """Return the weight as a matrix (output, everything else).
+
+    Transposed convolutions have their output in dimension 1.
+    """
     return weight.movedim(output_dim, 0).flatten(1)
 
 
 def from_matrix(matrix: Tensor, shape: torch.Size, output_dim: int) -> Tensor:
-    """The inverse of `as_matrix`."""
+    """Reshape a matrix to the weight's shape, the inverse of `as_matrix`."""
     moved = [shape[output_dim], *shape[:output_dim], *shape[output_dim + 1 :]]
     return matrix.reshape(moved).movedim(0, output_dim)
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every layer that normalises its `weight`, with its name."""
+    """Yield the name and module of every layer that normalises its `weight`."""
     for name, module in model.named_modules():
         if isinstance(getattr(module, "spectral", None), SpectralNorm):
             yield name, module
 
 
 def _by_class(model: nn.Module) -> Iterator[tuple[type[SpectralNorm], list[Member]]]:
-    """The normalised layers, those of one class together: a class may work on all of its layers at once."""
+    """Yield the normalised layers grouped by class, because a class may process all of its layers at once."""
     members: dict[type[SpectralNorm], list[Member]] = {}
     for _, layer in layers(model):
         assert isinstance(layer.spectral, SpectralNorm)
@@ -186,13 +195,13 @@ def _by_class(model: nn.Module) -> Iterator[tuple[type[SpectralNorm], list[Membe
 
 
 def before_step(model: nn.Module) -> None:
-    """One power iteration of every normalised weight; call it once per optimiser step, before the forwards."""
+    """Run one power iteration of every normalised weight; call it once per optimiser step, before the forwards."""
     for kind, members in _by_class(model):
         kind.iterate_all(members)
 
 
 def refresh(model: nn.Module) -> None:
-    """1/sigma of the present weights, with u and v as they are: what evaluation uses."""
+    """Compute 1/sigma of the current weights, as used in evaluation, without changing u and v."""
     for kind, members in _by_class(model):
         kind.refresh_all(members)
 
@@ -204,5 +213,5 @@ def correct_gradients(model: nn.Module) -> None:
 
 
 def after_backward(model: nn.Module) -> None:
-    """What is left to do after backward and before clipping; nothing where every backward was exact already."""
+    """Complete the gradients after backward and before clipping; does nothing if every backward was exact."""
     correct_gradients(model)

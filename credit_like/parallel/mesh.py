@@ -16,10 +16,10 @@ _KEYS = {field.name for field in fields(Degrees)}
 
 
 def degrees(parallelism_conf: dict[str, Any], world: int) -> tuple[int, int, int]:
-    """(data, tensor, domain) degrees of a world of this size.
+    """Return the (data, tensor, domain) degrees for this world size.
 
-    Raises UserError, with the arithmetic, for unknown keys, degrees that are no positive integers, a data mode that does
-    not exist, and a world that the degrees do not divide.
+    Raises UserError, with the arithmetic, for unknown keys, degrees that are not positive integers, an unknown data
+    mode, and a world size that the degrees do not divide.
     """
     at = divide(Degrees.parse(parallelism_conf), world)
     return at.data, at.tensor, at.domain
@@ -28,10 +28,10 @@ def degrees(parallelism_conf: dict[str, Any], world: int) -> tuple[int, int, int
 def build_device_mesh(
     parallelism_conf: dict[str, Any], device: str = "cuda"
 ) -> tuple[DeviceMesh | None, dict[str, DeviceMesh]]:
-    """The mesh (dp, tp, domain) and its 1-D submeshes of more than one rank.
+    """Return the mesh (dp, tp, domain) and its 1-D submeshes of more than one rank.
 
-    `parallelism_conf` is the block `trainer.parallelism`; None and {} where nothing is parallel. Raises UserError as
-    `degrees` does.
+    `parallelism_conf` is the block `trainer.parallelism`. Returns None and {} if nothing is parallel. Raises UserError
+    as `degrees` does.
     """
     world = dist.get_world_size() if dist.is_initialized() else read_environment().world
     at = divide(Degrees.parse(parallelism_conf), world)
@@ -48,9 +48,9 @@ def build_device_mesh(
 
 
 def gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
-    """The ranks over which gradients are averaged: data × domain, 1-D; (replicate, shard) with hybrid sharding.
+    """Return the mesh over which gradients are averaged: data × domain, 1-D; (replicate, shard) with hybrid sharding.
 
-    None where that is one rank. The domain is part of it because its ranks hold parts of one sample's gradient.
+    Returns None if that is one rank. The domain is included because its ranks hold parts of one sample's gradient.
     """
     if mesh is None:
         return None
@@ -68,7 +68,7 @@ def gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
 
 
 def flat_gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
-    """`gradient_mesh` in one dimension, whatever the sharding."""
+    """Return `gradient_mesh` in one dimension, also with hybrid sharding."""
     found = gradient_mesh(mesh)
     if found is None or found.ndim == 1:
         return found
@@ -77,15 +77,16 @@ def flat_gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
 
 
 def _flat(mesh: DeviceMesh, names: tuple[str, ...], name: str) -> DeviceMesh:
-    """One flattened mesh per name; asking twice gives the same one."""
+    """Return the flattened mesh of this name, which is created once."""
     known = mesh._get_root_mesh()._flatten_mapping
     return known[name] if name in known else mesh[names]._flatten(name)
 
 
 def data_parallel_coords(conf: dict[str, Any]) -> tuple[int, int]:
-    """(dp_rank, dp_size) of this process, `conf` being the experiment or its `trainer` or `parallelism` block.
+    """Return (dp_rank, dp_size) of this process; `conf` is the experiment or its `trainer` or `parallelism` block.
 
-    Samples are split over data-parallel ranks only: ranks that differ in their tensor or domain coordinate get the same.
+    Samples are split over data-parallel ranks only: ranks that differ only in their tensor or domain coordinate get the
+    same.
     """
     block = conf.get("trainer", conf).get("parallelism", conf if "trainer" not in conf else {})
     if dist.is_initialized():
@@ -98,7 +99,7 @@ def data_parallel_coords(conf: dict[str, Any]) -> tuple[int, int]:
 
 
 def default_mesh() -> DeviceMesh | None:
-    """All ranks as one data-parallel mesh; None where there is no process group or one rank alone."""
+    """Return all ranks as one data-parallel mesh; None without a process group or with one rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"

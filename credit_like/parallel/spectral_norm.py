@@ -1,4 +1,4 @@
-"""Spectral normalisation of weights that are sharded: the same iteration, each rank with the piece of W that it holds."""
+"""Spectral normalisation of sharded weights: the same iteration, with each rank using its piece of W."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from credit_like.parallel.shards import box, copies, local
 
 
 class ShardedSpectralNorm(SpectralNorm):
-    """u, v and 1/σ are whole on every rank; products with W are sums of the ranks' pieces.
+    """SpectralNorm of a sharded weight: u, v and 1/σ are whole on every rank; products with W are sums over ranks.
 
-    The partial products of all layers travel together: two all-reduces per iteration, one per refresh or correction.
-    Each is divided by the number of ranks that hold the same piece.
+    The partial products of all layers are sent together: two all-reduces per iteration, one per refresh or correction.
+    Each product is divided by the number of ranks that hold the same piece.
     """
 
     @classmethod
     @torch.no_grad()
     def iterate_all(cls, members: Sequence[Member], count: int = 1) -> None:
-        """v ← norm(Wᵀu), u ← norm(Wv), σ = uᵀWv of all layers."""
+        """Run v ← norm(Wᵀu), u ← norm(Wv), σ = uᵀWv for all layers."""
         pieces = [_Piece(spectral, weight) for spectral, weight in members]
         for _ in range(count):
             for piece, v in zip(pieces, _summed([p.transposed_product() for p in pieces]), strict=True):
@@ -37,7 +37,7 @@ class ShardedSpectralNorm(SpectralNorm):
     @classmethod
     @torch.no_grad()
     def refresh_all(cls, members: Sequence[Member]) -> None:
-        """1/σ of the present weights, u and v as they are."""
+        """Compute 1/σ of the current weights without changing u and v."""
         pieces = [_Piece(spectral, weight) for spectral, weight in members]
         for piece, sigma in zip(pieces, _summed([p.sigma() for p in pieces]), strict=True):
             piece.spectral.inv_sigma.copy_(1.0 / sigma[0])
@@ -73,19 +73,19 @@ class _Piece:
         self.share = 1.0 / copies(weight)
 
     def transposed_product(self) -> Tensor:
-        """This rank's part of Wᵀu."""
+        """Return this rank's part of Wᵀu."""
         result = torch.zeros_like(self.spectral.v)
         result[self.columns] = torch.mv(self.matrix.t(), self.spectral.u[self.rows]) * self.share
         return result
 
     def product(self) -> Tensor:
-        """This rank's part of Wv."""
+        """Return this rank's part of Wv."""
         result = torch.zeros_like(self.spectral.u)
         result[self.rows] = torch.mv(self.matrix, self.spectral.v[self.columns]) * self.share
         return result
 
     def sigma(self) -> Tensor:
-        """This rank's part of uᵀWv, (1,)."""
+        """Return this rank's part of uᵀWv, (1,)."""
         wv = torch.mv(self.matrix, self.spectral.v[self.columns])
         return (torch.dot(self.spectral.u[self.rows], wv) * self.share)[None]
 
@@ -94,12 +94,12 @@ class _Piece:
         return local(self.weight.grad)
 
     def gradient_product(self) -> Tensor:
-        """This rank's part of ⟨g, W⟩, (1,)."""
+        """Return this rank's part of ⟨g, W⟩, (1,)."""
         gradient = as_matrix(self._gradient(), self.spectral.output_dim).to(self.matrix.dtype)
         return ((gradient * self.matrix).sum() * self.share)[None]
 
     def correct(self, product: Tensor) -> None:
-        """g ← g − ⟨g, W⟩/σ u vᵀ on the local piece."""
+        """Apply g ← g − ⟨g, W⟩/σ u vᵀ to the local piece."""
         gradient = self._gradient()
         scale = product * self.spectral.inv_sigma
         outer = torch.outer(self.spectral.u[self.rows] * scale, self.spectral.v[self.columns])
@@ -107,7 +107,7 @@ class _Piece:
 
 
 def _summed(parts: list[Tensor]) -> list[Tensor]:
-    """Sums over all ranks, in one message."""
+    """Return the sums over all ranks, with one message."""
     flat = torch.cat(parts)
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(flat)

@@ -1,4 +1,4 @@
-"""All layouts of a number of ranks, each simulated rank in a process of its own."""
+"""Simulate all layouts of a number of ranks, each rank in a process of its own."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ def plan(
     processes: int | None = None,
     progress: Progress = lambda done, all_: None,
 ) -> Report:
-    """Simulate every legal layout of `world` ranks, `processes` at a time (as many as there are cores)."""
+    """Simulate every legal layout of `world` ranks, `processes` at a time (default: the number of cores)."""
     legal, illegal = layouts(experiment, world, grid.height, grid.width)
     rows, refused = simulate_all(experiment, legal, machine, grid, processes, progress)
     return Report(experiment.name, world, machine, in_order(rows), (*illegal, *refused))
 
 
 def plan_one(experiment: Experiment, layout: Layout, machine: Machine, grid: Grid, processes: int | None = None) -> Row:
-    """The row of one layout. Raises UserError where the model refuses it."""
+    """Simulate one layout.
+
+    Raises UserError where the model refuses it.
+    """
     rows, refused = simulate_all(experiment, [layout], machine, grid, processes)
     if refused:
         raise UserError(refused[0].reason)
@@ -58,9 +61,10 @@ def simulate_all(
     places: Callable[[Layout], list[int]] = places,
     known: dict[Key, Recipe] | None = None,
 ) -> tuple[list[Row], list[Illegal]]:
-    """Rows of these layouts, and those that the model itself refuses.
+    """Simulate these layouts; return their rows, and the layouts that the model refuses.
 
-    `places`: which ranks of a layout to simulate. `known`: what simulations before found out; it grows.
+    `places` returns the ranks of a layout to simulate. `known` holds the cached operations of earlier simulations and
+    is updated.
     """
     chosen, known = list(chosen), {} if known is None else known
     tasks = [(layout, rank) for layout in chosen for rank in places(layout)]
@@ -85,10 +89,10 @@ def _in_processes(
     progress: Progress,
     known: dict[Key, Recipe],
 ) -> dict[Task, Rank | str]:
-    """The simulated rank of each task, or why the model refuses it.
+    """Return the simulated rank of each task, or the reason why the model refuses it.
 
-    Forked, because a process that has torch loaded starts another in hundredths of a second, and the new one knows what
-    those before it have found out.
+    Processes are forked: with torch loaded this takes hundredths of a second, and the child shares the cached
+    operations of all simulations that have finished.
     """
     context = multiprocessing.get_context("fork")
     waiting, answers = deque(tasks), {}
@@ -127,20 +131,20 @@ def _answer(
 ) -> None:
     work_for(parent)
     layout, rank = task
-    gc.freeze()  # what was there before need not be looked through again and again
+    gc.freeze()  # exclude the parent's objects from garbage collection
     recipes = Recipes(known)
     try:
         pipe.send((simulate(experiment, layout, rank, grid, recipes=recipes), recipes.learnt))
     except UserError as error:
         pipe.send((str(error), {}))
     pipe.close()
-    os._exit(0)  # without the finalisers of the process it was forked from
+    os._exit(0)  # skip the finalisers of the parent process
 
 
 def grid_of(text: str) -> Grid:
-    """`721x1440`, rows × columns: the whole globe, with rows at the poles where their number is odd.
+    """Return the global grid of `ROWSxCOLUMNS`, such as `721x1440`; an odd number of rows includes the poles.
 
-    Raises UserError for anything else.
+    Raises UserError for other text.
     """
     rows, _, columns = text.lower().replace("×", "x").partition("x")
     if not (

@@ -1,6 +1,6 @@
-"""What the sections of an experiment demand of each other, before any file of data is opened.
+"""Checks of the sections of an experiment against each other, which need no data.
 
-Each check yields findings: a location inside the experiment and `expected …, got …, change …`.
+Each check yields findings: a location in the experiment and a message `expected …, got …, change …`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LONGEST_NAME = 255
 
 
 def layout(trainer: TrainerSection, world: int) -> Layout:
-    """The layout of a run of `world` processes.
+    """Return the layout of a run of `world` processes.
 
     Raises UserError with the arithmetic where the degrees or the batch sizes do not divide.
     """
@@ -42,7 +42,7 @@ def layout(trainer: TrainerSection, world: int) -> Layout:
 
 
 def layout_findings(trainer: TrainerSection, world: int) -> Iterator[Finding]:
-    """Whether a world size fits the degrees, and the batch sizes fit both."""
+    """Check that a world size fits the degrees, and the batch sizes fit both."""
     degrees = trainer.parallelism.degrees
     yield from degree_findings(degrees, world)
     if world % degrees.model_ranks == 0:
@@ -51,7 +51,7 @@ def layout_findings(trainer: TrainerSection, world: int) -> Iterator[Finding]:
 
 
 def epoch_samples(samples: int, global_batch_size: int, batches_per_epoch: int = 0) -> int:
-    """How many of these training samples an epoch takes: whole global batches.
+    """Return how many of these training samples an epoch takes: whole global batches.
 
     Raises UserError where there is not one.
     """
@@ -65,7 +65,7 @@ def epoch_samples(samples: int, global_batch_size: int, batches_per_epoch: int =
 
 
 def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str]) -> Iterator[Finding]:
-    """Whether an ensemble's amplitudes are of prognostic variables, and perturb something."""
+    """Yield amplitudes of variables that are not prognostic, and an ensemble that perturbs nothing."""
     where: Path = ("inference", "ensemble", "amplitude")
     for name in ensemble.amplitude:
         if name not in prognostic:
@@ -80,7 +80,7 @@ def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str]) -> Iterator
 
 
 def world_of(experiment: Experiment) -> int:
-    """The world size that the experiment asks of its batch system; else the smallest that its degrees allow."""
+    """Return the world size that the `pbs` section requests; without one, the smallest that the degrees allow."""
     p, pbs = experiment.trainer.parallelism, experiment.pbs
     if pbs:
         return pbs.nodes * (pbs.ngpus or pbs.processes or 1)
@@ -88,7 +88,7 @@ def world_of(experiment: Experiment) -> int:
 
 
 def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
-    """Everything that can be said without the data."""
+    """Run every check that needs no data."""
     yield from layout_findings(experiment.trainer, world)
     yield from _period_findings(experiment.data)
     yield from _variable_findings(experiment.data)
@@ -99,7 +99,7 @@ def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
 
 
 def specs(data: DataSection) -> Iterator[tuple[Path, str, bool, VariableSpec]]:
-    """Every variable with its location, role and whether it is on levels."""
+    """Yield the location and role of every variable, whether it is on levels, and its spec."""
     for role in ROLES:
         for kind in ("level", "surface"):
             for i, spec in enumerate(getattr(getattr(data, role), kind)):
@@ -107,7 +107,7 @@ def specs(data: DataSection) -> Iterator[tuple[Path, str, bool, VariableSpec]]:
 
 
 def _period_findings(data: DataSection) -> Iterator[Finding]:
-    """No time is in two periods: a test time that was trained on scores nothing."""
+    """Check that no two periods overlap: testing on training times would be meaningless."""
     periods = [(split, i, period) for split in SPLITS for i, period in enumerate(getattr(data, split))]
     for (split, _, first), (other, i, second) in combinations(periods, 2):
         if first.start <= second.end and second.start <= first.end:
@@ -155,7 +155,7 @@ def _level_findings(path: Path, levels: tuple[float, ...]) -> Iterator[Finding]:
 
 
 def _name_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Names that refer to variables or plug-ins."""
+    """Check names that refer to variables or plug-ins."""
     outputs = [spec.name for _, role, _, spec in specs(experiment.data) if role in OUTPUT_ROLES]
     prognostic = [spec.name for _, role, _, spec in specs(experiment.data) if role == "prognostic"]
     weights: dict[str, float] = getattr(experiment.loss, "variable_weights", {})
@@ -175,7 +175,7 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _metric_findings(experiment: Experiment) -> list[Finding]:
-    """Metrics that there are not, or that cannot be imported."""
+    """Return the metrics that do not exist or cannot be imported."""
     findings: list[Finding] = []
     with registry.searching(experiment.plugins):
         for i, name in enumerate(experiment.evaluation.metrics):
@@ -189,7 +189,7 @@ def _metric_findings(experiment: Experiment) -> list[Finding]:
 
 
 def _time_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Durations that must be whole steps."""
+    """Check that durations are whole numbers of time steps."""
     step, inference = experiment.data.timestep, experiment.inference
     leads = ((("inference", "lead"), inference.lead), (("trainer", "monitor", "lead"), experiment.trainer.monitor.lead))
     for where, lead in leads:
@@ -213,7 +213,7 @@ def _time_findings(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
-    """`save_loc` is, or can become, a folder that we may write to."""
+    """Check that `save_loc` is, or can become, a writable folder."""
     folder = FilePath(experiment.save_loc).absolute()
     if wrong := _why_not_a_folder(folder):
         yield ("save_loc",), f"expected a folder, got {shown(experiment.save_loc)}: {wrong}, change it"
@@ -229,11 +229,11 @@ def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _why_not_a_folder(folder: FilePath) -> str | None:
-    """Why a path can be no folder, whatever is made there; None where it is one or can become one."""
+    """Return why a path can never be a folder; None if it is one or can become one."""
     if folder.is_relative_to("/proc") or folder.is_relative_to("/sys"):
         return "nothing can be kept there"
     try:
-        # A name that is too long shows only where the folder that it is in exists.
+        # The system reports a name that is too long only if its folder exists.
         if any(len(os.fsencode(part)) > _LONGEST_NAME for part in folder.parts):
             return "a name in it is too long"
         for path in (folder, *folder.parents):

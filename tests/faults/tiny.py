@@ -1,4 +1,4 @@
-"""A training small enough to be killed a hundred times: the real trainer with a small model on made-up fields."""
+"""A training small enough to be killed a hundred times: the real trainer with a small model on synthetic fields."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Store:
 
 
 class Loader:
-    """Micro-batches of one replica: global batch by global batch, each split over the replicas."""
+    """Micro-batches of one replica: each global batch is split over the replicas."""
 
     def __init__(
         self, store: Store, experiment: Experiment, runtime: Runtime, first: int, last: int, shuffle: bool
@@ -176,7 +176,7 @@ def trainer(
 
 
 def stop_after_step(made: Trainer, number: int) -> None:
-    """Ask for a stop, as the batch system would, during optimiser step `number`."""
+    """Request a stop, as the batch system would, during optimiser step `number`."""
     inner = made.train_step
 
     def step(micro_batches, count, learning_rate, step):

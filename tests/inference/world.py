@@ -1,4 +1,4 @@
-"""A small world on disk, and a stepper that stirs it: what the tests of forecasts start from."""
+"""A small world on disk, and a stepper for it: the common start of the tests of forecasts."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def make_experiment(data: Path, save_loc: Path, **inference) -> Experiment:
 
 
 def make_context(experiment: Experiment) -> Context:
-    """The experiment with its data and a model that stirs, in one process."""
+    """Return the experiment with its data and a model that stirs, in one process."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     statistics = fit_statistics(store, variables, experiment.data)

@@ -103,7 +103,7 @@ elif name in ("mpiexec", "pbsdsh"):
             count = int(arguments.pop(0))
         elif word != "--":
             arguments.pop(0)
-    if name == "pbsdsh":  # one process on the node of that line; of the environment only what PBS itself knows
+    if name == "pbsdsh":  # one process on the node of that line, with only the environment that PBS itself sets
         keep = {{key: value for key, value in os.environ.items() if key.startswith("PBS_") or key == "HOME"}}
         sys.exit(subprocess.call(arguments, env={{**keep, "PATH": "/usr/bin:/bin"}}))
     size = {{"PMI_SIZE": str(count)}}
@@ -113,7 +113,7 @@ elif name in ("mpiexec", "pbsdsh"):
 
 
 class StandIn:
-    """The server; a context that runs jobs in a thread while it is open."""
+    """The server: a context manager that runs jobs in a thread while it is open."""
 
     def __init__(
         self, folder: Path, hosts: tuple[str, ...] = HOSTS, lines_per_host: int = 1, kill_delay: float = 3.0
@@ -130,7 +130,7 @@ class StandIn:
             (self.bin / name).chmod(0o755)
         self.path = f"{self.bin}:/usr/local/bin:/usr/bin:/bin"
         self.over: Callable[[str], str | None] = lambda job: None
-        """A walltime of a test's own: `TERM` or `KILL` when a job's time is over."""
+        """A walltime set by the test: returns `TERM` or `KILL` when a job's time is over, else None."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.outputs: dict[str, str] = {}
@@ -149,7 +149,7 @@ class StandIn:
         return {job["id"]: job for job in sorted(found, key=lambda job: int(re.match(r"\d+", job["id"])[0]))}
 
     def wait(self, timeout: float = 240.0) -> dict[str, dict]:
-        """Return when every job has ended, those included that jobs have submitted."""
+        """Return when every job has ended, including jobs submitted by jobs."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             jobs = self.jobs()

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like.grid import Grid
 from credit_like.nn import spectral_norm
+from credit_like.nn.layer import is_shard_unit
 from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.observe import wraps_others
 from credit_like.parallel.runtime import Runtime
@@ -52,7 +53,7 @@ def _grid(experiment):
 def _blocks(model):
     """The blocks that are gathered one at a time, without their wrappers."""
     for name, module in model.named_modules():
-        if getattr(module, "_fsdp2_shard", False) and not isinstance(module, CheckpointWrapper):
+        if is_shard_unit(module) and not isinstance(module, CheckpointWrapper):
             yield name, module
 
 

@@ -15,7 +15,8 @@ from credit_like import build
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.parallel.shards import whole, whole_of_shards
 from credit_like.schema.load import load_experiment
-from tests.parallel.test_communication import ROOT, SETTINGS, Case
+from tests.experiments import DEMO
+from tests.parallel.test_communication import SETTINGS, Case
 
 SAMPLES = 2  # of a global batch
 SERIAL = Case(1, 1, 1, data="none")
@@ -37,7 +38,7 @@ def _experiment(case, save_loc, statistics):
         f"data.statistics={statistics}",
         "inference={init: [2000-01-11T06, 2000-01-12T06, 12h], lead: 12h, batch_size: 2}",
     ]
-    return load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, *case.settings(), *extra, f"save_loc={save_loc}"])
+    return load_experiment(DEMO, [*SETTINGS, *case.settings(), *extra, f"save_loc={save_loc}"])
 
 
 def _trainer(case, save_loc, statistics):
@@ -96,7 +97,7 @@ def _load(rank, folder, statistics, case, sources):
 def shared(tmp_path_factory):
     """(folder, statistics file)."""
     folder = tmp_path_factory.mktemp("wiring")
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, f"save_loc={folder}"])
+    experiment = load_experiment(DEMO, [*SETTINGS, f"save_loc={folder}"])
     assert build.preprocess(experiment) == 0
     return folder, folder / "statistics.nc"
 
@@ -137,7 +138,9 @@ def every_source(run_ranks, shared, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600, func_only=True)  # the ranks that save, in the fixture, have limits of their own
-@pytest.mark.parametrize("target", LAYOUTS[1:], ids=name)
+@pytest.mark.parametrize(
+    "target", [*LAYOUTS[1:3], *(pytest.param(target, marks=pytest.mark.long) for target in LAYOUTS[3:])], ids=name
+)
 def test_from_any_layout_to_any_other(run_ranks, shared, every_source, target):
     """Identical weights and optimiser state; training goes on with the same loss."""
     folder, loss = every_source

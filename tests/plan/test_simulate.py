@@ -52,7 +52,11 @@ def test_bands_do_what_the_plan_says(run_ranks, small, known):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "section"), LAYOUTS, ids=lambda value: str(value).replace(" ", ""))
+@pytest.mark.parametrize(
+    ("layout", "section"),
+    [*LAYOUTS[:4:2], *(pytest.param(*case, marks=pytest.mark.long) for case in (*LAYOUTS[1:4:2], *LAYOUTS[4:]))],
+    ids=lambda value: str(value).replace(" ", ""),
+)
 def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, known, layout, section):
     compare(run_ranks, small, known, layout, section)
 
