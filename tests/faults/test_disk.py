@@ -143,7 +143,7 @@ def test_too_many_skipped_steps_stop_the_run(tmp_path) -> None:
     assert "3 steps in a row" in outcome.reason
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     # With a checkpoint of weights that no bad step has touched.
-    fresh = tiny.trainer(tmp_path / "fresh").pieces()
+    fresh = tiny.trainer(tmp_path / "fresh").state.pieces()
     saved = harness.tensors(tmp_path / "run")
     for name, piece in fresh.items():
         if name.startswith("model/") and "calls" not in name:

@@ -88,7 +88,7 @@ def _load(rank, folder, statistics, case, sources):
         assert trainer.state.progress.step == 2
         batches = trainer.train_loader.batches(0, 2 * trainer.schedule.accumulation)
         micro = (next(batches) for _ in range(trainer.schedule.accumulation))
-        losses[source] = float(trainer.train_step(micro, trainer.schedule.accumulation, 1e-2, 3).values[0])
+        losses[source] = float(trainer.train_step(micro, trainer.schedule.accumulation, 1e-2, 3).ready()[0])
     trainer.runtime.close()
     return losses
 
