@@ -1,4 +1,4 @@
-"""Errors of checkpoints. Every message says what to do."""
+"""Errors of checkpoints. Every message states what to do."""
 
 from __future__ import annotations
 

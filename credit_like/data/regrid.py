@@ -1,4 +1,4 @@
-"""Conservative regridding on the way in: the mean over each target cell of what the source cells that it overlaps hold.
+"""Conservative regridding of input fields: the mean of the overlapping source cells over each target cell.
 
 Between two latitude-longitude grids the overlap of cells is a product of an overlap in sin φ and one in λ, so that two small
 matrices are all the weights there are:

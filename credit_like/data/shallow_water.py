@@ -11,8 +11,8 @@ layer:
     M_l = g h_s + sum_k min(rho_k, rho_l) / rho_l Phi_k
 
 each with scale-selective diffusion of the order lap^4. tau_l is surface friction, felt by the lowest layer. The
-thicknesses relax to those in balance with a westerly jet aloft in each hemisphere, which stands for heating in the
-tropics and cooling at the poles; the jets are baroclinically unstable, so travelling highs and lows never cease.
+thicknesses relax to those in balance with a westerly jet aloft in each hemisphere, which represents heating in the
+tropics and cooling at the poles; the jets are baroclinically unstable, so travelling highs and lows persist.
 Water evaporates where the column is below saturation and rains out where it is above; saturation falls with latitude,
 and where the lowest layer is thick (cold) or the ground is high.
 

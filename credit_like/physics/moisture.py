@@ -1,6 +1,6 @@
 """Conservation of the global budget of water.
 
-What the air loses falls as rain: ⟨P⟩ = ⟨E⟩ − ⟨W_after − W_before⟩ over one step, with evaporation E, precipitation P
+Water that the air loses falls as rain: ⟨P⟩ = ⟨E⟩ − ⟨W_after − W_before⟩ over one step, with evaporation E, precipitation P
 (both in kg m⁻² over the step) and column water W. Precipitation is multiplied by one number everywhere, so that dry
 places stay dry:
 
