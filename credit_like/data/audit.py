@@ -1,7 +1,7 @@
-"""What is odd about the data: gaps, missing points, constant or repeated fields, outliers, units that cannot be meant.
+"""Audit of the data: gaps, missing points, constant or repeated fields, outliers, and implausible units.
 
-Works on the summaries (mean, standard deviation, minimum, maximum of every field) that a pass over the data leaves, so that
-nothing is read twice.
+The audit works on the summaries (mean, standard deviation, minimum, maximum of every field) that the pass over the data
+collects, so that nothing is read twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from credit_like.variables import Variables
 
 _OUTLIER = 10.0  # robust z-score: a Gaussian exceeds 6 once in 5e8 fields; slow seasonal changes stay well below 10
 _SHOWN = 5
-_POINTS = 600  # of a curve, which is 400 pixels wide
+_POINTS = 600  # points of a curve, which is drawn 400 pixels wide
 _PLAUSIBLE: dict[str, tuple[str, float, float]] = {
     # name in WeatherBench2: (units, lowest, highest mean of a field on Earth, at any level in use)
     "temperature": ("K", 150, 330),
@@ -43,7 +43,7 @@ _PLAUSIBLE: dict[str, tuple[str, float, float]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """Something odd: which kind, in which channel, how often, and where first."""
+    """An anomaly of the data: its kind, its channel, how often and where it first occurs, and details."""
 
     kind: str
     channel: str
@@ -53,7 +53,9 @@ class Finding:
 
 @dataclass
 class Audit:
-    """`findings`, and the summaries they were drawn from: `positions` (T,), `looks` (T, C, 4), `share` (T, C) missing."""
+    """The findings of an audit and the summaries behind them.
+
+    `positions` (T,), `looks` (T, C, 4) and `share` (T, C), the fraction of missing points."""
 
     findings: list[Finding]
     channels: list[str]
@@ -81,12 +83,14 @@ class Audit:
         columns = min(4, len(self.channels))
         rows = -(-len(self.channels) // columns)
         height = 1.9 * rows + 0.8
-        # Margins, ticks and titles by hand: to fit them, matplotlib draws the text of every panel several times.
+        # Margins, ticks and titles are set by hand, because automatic layout draws the text of every panel several
+        # times.
         figure = Figure(figsize=(4 * columns, height))
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"wspace": 0.3, "hspace": 0.25}).ravel()
         figure.subplots_adjust(0.15 / columns, 0.3 / height, 1 - 0.1 / columns, 1 - 0.6 / height)
-        # No more points than pixels: of the fields that share one, the mean, the lowest, the highest and the worst.
+        # Draw no more points than pixels: fields that share one are reduced to mean, minimum, maximum and largest
+        # missing share.
         first_P = np.unique(np.linspace(0, len(self.times), _POINTS + 1)[:-1].astype(int))
         mean_PC, low_PC, high_PC = (
             reduce.reduceat(self.looks[..., i], first_P) for reduce, i in ((np.add, 0), (np.fmin, 2), (np.fmax, 3))

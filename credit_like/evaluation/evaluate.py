@@ -1,8 +1,8 @@
 """Scores of forecasts, streamed over initial times and blocks of leads.
 
-One block holds a few fields: truth, climatology and every source of forecasts for one variable from one initial time
-at as many leads as fit into 64 MiB. Blocks are dask tasks, so that a local pool or a cluster works on several at a
-time; only statistics per time, level and region are kept.
+A block holds only a few fields: truth, climatology and every source of forecasts for one variable from one initial
+time, at as many leads as fit into 64 MiB. Blocks are dask tasks, so that a local pool or a cluster processes several at
+a time. Only statistics per time, level and region are retained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from credit_like.variables import Variable, Variables
 
 _LOG = logging.getLogger(__name__)
 _BLOCK_BYTES = 64 * 2**20
-_AT_ONCE = 64  # blocks handed to dask together
+_AT_ONCE = 64  # blocks submitted to dask together
 MODEL, PERSISTENCE, CLIMATOLOGY = "model", "persistence", "climatology"
 
 
@@ -53,7 +53,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Everything that a block is scored with."""
+    """The data and metrics with which a block is scored."""
 
     truth: Truth
     sources: Mapping[str, Scored]
@@ -102,13 +102,13 @@ def evaluate(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> xr.Dataset:
-    """Score forecasts against the truth, with persistence, climatology and the configured baselines beside them.
+    """Score forecasts against the truth, together with persistence, climatology and the configured baselines.
 
-    `training` is the store that the climatology is made from (`truth` may be another source). Returns one data set in
-    the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
-    `provenance` (source), the number of initial times, and, where the section asks for them, bounds of 95 % from
-    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises UserError for forecasts,
-    baselines or metrics that do not fit the truth.
+    `training` is the store from which the climatology is computed (`truth` may be another source). Returns one dataset
+    in the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
+    `provenance` (source), the number of initial times, and, if the section requests them, bounds of 95 % from
+    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises UserError for forecasts, baselines
+    or metrics that do not fit the truth.
     """
     section = experiment.evaluation
     with registry.searching(experiment.plugins):
@@ -161,7 +161,7 @@ def evaluate(
 
 
 def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:
-    """Return a forecast data set, opened if it is a path, after checking that it is on the truth's grid."""
+    """Return a forecast dataset, opening it if it is a path, after checking that it is on the truth's grid."""
     if isinstance(forecasts, xr.Dataset):
         dataset, where = forecasts, what
     else:
@@ -171,9 +171,9 @@ def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> 
 
 
 def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:
-    """Return forecasts to score beside the model, and files of published results.
+    """Return the forecasts to score for comparison with the model, and the files of published results.
 
-    Raises UserError for what is neither, or is on another grid than the truth.
+    Raises UserError for a file that is neither, or whose grid is not the truth's.
     """
     forecasts, published = {}, {}
     for name, path in paths.items():
@@ -192,7 +192,7 @@ def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[st
 
 
 def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[int]:
-    """Return the initial times (seconds) that all sources have: scores over different times cannot be compared."""
+    """Return the initial times (seconds) common to all sources, since scores over different times cannot be compared."""
     common = sorted(set(model.init.tolist()).intersection(*(other.init.tolist() for other in others.values())))
     if not common:
         raise UserError(
@@ -219,7 +219,7 @@ def _blocks(
 def _run(
     scorer: Scorer, blocks: Sequence[Block], inits: Sequence[int]
 ) -> Iterator[tuple[int, Block, dict[tuple[str, str, str], NDArray[np.float64]]]]:
-    """Yield (blocks done, block, its statistics), on the dask scheduler that is active."""
+    """Yield (blocks done, block, its statistics), computed on the active dask scheduler."""
     for start in range(0, len(blocks), _AT_ONCE):
         some = blocks[start : start + _AT_ONCE]
         parts = dask.compute(*(dask.delayed(scorer.score, pure=False)(block, inits) for block in some))

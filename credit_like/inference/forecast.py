@@ -1,4 +1,4 @@
-"""Forecasts to files, and forecasts as xarray data sets for a notebook."""
+"""Forecasts written to files, and forecasts as xarray datasets for a notebook."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _WAITING = 4  # batches of fields that may wait for the disk
 
 @dataclass(frozen=True)
 class RolloutOutcome:
-    """What a rollout did: where the files are, how many initial times it computed, and whether all are complete now."""
+    """Result of a rollout: the files, the number of initial times computed, and whether all are complete now."""
 
     path: Path
     computed: int
@@ -45,14 +45,15 @@ class RolloutOutcome:
 
 @dataclass(frozen=True)
 class ForecastPlan:
-    """Everything about a set of forecasts that is known before the first step."""
+    """The properties of a set of forecasts that are known before the first step."""
 
     init: tuple[int, ...]
     leads: int
     layout: Layout
     groups: tuple[tuple[int, ...], ...]
-    """Initial times (as positions in `init`) that are computed together. The same groups in every run and on any number
-    of ranks, because the rounding of a batched product may depend on the batch."""
+    """Initial times (as positions in `init`) that are computed together. The groups are the same in every run and for
+    any number of ranks, because the rounding of a batched product may depend on the batch.
+    """
 
 
 def forecast_folder(experiment: Experiment) -> Path:
@@ -109,14 +110,14 @@ def write_forecasts(
     gather: Callable[[Tensor], Tensor | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RolloutOutcome:
-    """Compute the experiment's forecasts and write them; only what is not there yet.
+    """Compute the experiment's forecasts that are not complete yet, and write them.
 
-    `part` = (this one, of how many): initial times are dealt out to data-parallel ranks or jobs of an array, none of
-    which waits for another; whoever completes the last one gives the files their final names. `checkpoint` names the
-    weights, and is recorded with the resolved experiment. Under domain sharding `context.rows` are this rank's, and
-    `gather` turns (B, C, rows, W) into the whole field on the rank that writes and None on the others. `progress(done, of)`
-    counts steps. Raises UserError, before anything is written, for what cannot be done, and RuntimeError where
-    writing fails.
+    `part` = (index, number): initial times are distributed over data-parallel ranks or jobs of an array, which do not
+    wait for each other; the one that completes the last initial time gives the files their final names. `checkpoint`
+    identifies the weights, and is recorded with the resolved experiment. Under domain sharding `context.rows` are this
+    rank's, and `gather` turns (B, C, rows, W) into the whole field on the rank that writes, None on the others.
+    `progress(done, of)` counts steps. Raises UserError before anything is written for an invalid request, and
+    RuntimeError if writing fails.
     """
     experiment, store, variables, stepper = context.experiment, context.store, context.variables, context.stepper
     forecast_plan = plan(experiment, store, variables, checkpoint, sorted(context.statistics.missing_times))
@@ -129,7 +130,7 @@ def write_forecasts(
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
     writer.open()
-    # Completeness is asked before anything is computed, so that ranks which share a sample decide alike.
+    # Completeness is determined before anything is computed, so that ranks that share a sample decide alike.
     todo = [group for group in forecast_plan.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]
     background = Background(_WAITING)
     steps, done = _steps(forecast_plan, todo, experiment), 0
@@ -174,7 +175,7 @@ def write_forecasts(
 
 
 def computes_in_bfloat16(experiment: Experiment) -> bool:
-    """Return whether forecasts are computed in bfloat16: as `inference.amp` says, else as training computes."""
+    """Return whether forecasts are computed in bfloat16: `inference.amp` if given, else as in training."""
     if experiment.inference.amp is not None:
         return experiment.inference.amp
     trainer = experiment.trainer
@@ -191,7 +192,7 @@ def forecast(
     *,
     history_len: int = 1,
 ) -> Iterator[xr.Dataset]:
-    """Yield one forecast data set per lead, with the initial times along `time`.
+    """Yield one forecast dataset per lead, with the initial times along `time`.
 
     `init` are ISO times in the data. Nothing is written, and only one lead is in memory unless the caller keeps more.
     """
@@ -244,7 +245,7 @@ def _steps(forecast_plan: ForecastPlan, todo: Sequence[Sequence[int]], experimen
 
 
 def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None) -> HostCopy | None:
-    """Return (B, C, H, W) float32 with NaN where there is no data, or None on a rank that does not write."""
+    """Return (B, C, H, W) float32 with NaN at missing points, or None on a rank that does not write."""
     with torch.inference_mode():
         own = stepper.masked(stepper.outputs(state)).float()
         fields = own if gather is None else gather(own)

@@ -1,4 +1,4 @@
-"""Files that forecasts are written to: what all formats have in common. A plug-in has the attributes of `WriterPlugin`."""
+"""Writers of forecast files, and the options that all formats share. A plug-in has the attributes of `WriterPlugin`."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 
 class WriterConfig(Section):
-    """What to write and where; every field is written if nothing is chosen."""
+    """Options of the forecast files; by default every field is written."""
 
     path: str | None = None
-    """Folder of the forecasts; `save_loc/forecasts` if not given."""
+    """Folder of the forecasts, by default `save_loc/forecasts`."""
     variables: tuple[str, ...] = ()
     levels: tuple[float, ...] = ()
     leads: tuple[Lead, ...] = ()
-    """Leads to keep, as steps or durations."""
+    """Leads to write, as steps or durations."""
     chunk_mib: float = Field(default=4.0, gt=0)
-    """Largest chunk; one chunk holds whole fields, then levels, then leads as long as they fit."""
+    """Largest chunk size; one chunk holds whole fields, then levels, then leads as long as they fit."""
     flavour: Literal["weatherbench2", "cf"] = "weatherbench2"
     """`weatherbench2`: dimensions time and prediction_timedelta; `cf`: forecast_reference_time and forecast_period."""
 
 
 class WriterPlugin(Protocol):
-    """The module of a format; `Config` is a `WriterConfig` with its `type`."""
+    """Interface of the module of a format; `Config` is a `WriterConfig` with its `type`."""
 
     Config: type[Any]
 
@@ -40,4 +40,4 @@ class WriterPlugin(Protocol):
         """Return the writer of a run's forecasts into `folder`."""
 
     def finished_path(self, folder: Path) -> Path:
-        """Return what a finished run leaves there."""
+        """Return the path of the forecasts of a finished run."""

@@ -17,7 +17,7 @@ from credit_like.inference.writers._base import Fields, Place, Writer, compact
 
 
 class NetcdfWriter(Writer):
-    """Writes into `<initial time>.nc.part`, which is renamed when all its members and leads are there."""
+    """Writer of `<initial time>.nc.part`, which is renamed when all its members and leads are written."""
 
     def __init__(self, layout: Layout, folder: Path, chunk_bytes: int, compression: int) -> None:
         super().__init__(layout, folder, chunk_bytes)

@@ -1,4 +1,4 @@
-"""Forecasts as one zarr v3 store: a region per initial time and member, whoever writes it."""
+"""Forecasts as one zarr v3 store; every initial time and member is a region, and any process may write it."""
 
 from __future__ import annotations
 
