@@ -19,7 +19,7 @@ from tests.experiments import DEMO
 from tests.faults import harness, tiny
 from tests.integration.test_restart import TINY
 
-LONG = ["inference.init=null", "trainer.epochs=200", "trainer.checkpoint.every=1000"]
+LONG = ["inference.init=null", "inference.lead=12h", "trainer.epochs=200", "trainer.checkpoint.every=1000"]
 
 
 def start(arguments: list[str], log: Path) -> subprocess.Popen:
