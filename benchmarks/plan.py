@@ -120,7 +120,7 @@ def fuller(layout: Any) -> list[int]:
 
 def scaling(models: list[str], counts: list[int]) -> str:
     """Return one row per model, number of GPUs, layout and recomputation."""
-    from credit_like.plan.estimate import Row
+    from credit_like.plan.estimate import PlanRow
     from credit_like.plan.machine import machine_of
     from credit_like.plan.run import grid_of, simulate_all
 
@@ -142,7 +142,7 @@ def scaling(models: list[str], counts: list[int]) -> str:
                 if refused:
                     print(refused[0].reason, file=sys.stderr)
                     continue
-                both = [Row(layout, rows[0].ranks, machine, rows[0].samples) for machine in machines]
+                both = [PlanRow(layout, rows[0].ranks, machine, rows[0].samples) for machine in machines]
                 lines.append(line(model, count, recompute, both))
                 print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines) + "\n"

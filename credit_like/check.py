@@ -415,6 +415,9 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
             continue
         try:
             mean, std, change_std = Statistics.load(FilePath(name), store.fields).select(wanted)
+        except UserError as error:
+            yield where, _one_line(error)
+            return
         except _UNREADABLE as error:
             yield where, f"expected statistics of every variable, got {_one_line(error)}, change it or make them anew"
             return

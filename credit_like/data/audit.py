@@ -42,7 +42,7 @@ _PLAUSIBLE: dict[str, tuple[str, float, float]] = {
 
 
 @dataclass(frozen=True)
-class Finding:
+class AuditFinding:
     """An anomaly of the data: its kind, its channel, how often and where it first occurs, and details."""
 
     kind: str
@@ -57,7 +57,7 @@ class Audit:
 
     `positions` (T,), `looks` (T, C, 4) and `share` (T, C), the fraction of missing points."""
 
-    findings: list[Finding]
+    findings: list[AuditFinding]
     channels: list[str]
     times: list[str]
     looks: NDArray[np.float64]
@@ -134,24 +134,24 @@ def audit(store: FieldStore, variables: Variables, whole: Scan) -> Audit:
     return Audit(findings, channels, times, looks, share)
 
 
-def _gaps(store: FieldStore) -> Iterator[Finding]:
+def _gaps(store: FieldStore) -> Iterator[AuditFinding]:
     steps = np.diff(store.seconds) // store.step_seconds
     at = np.flatnonzero(steps > 1)
     if len(at):
         first = ", ".join(f"{int(steps[i]) - 1} after {to_text(store.times[i])}" for i in at[:_SHOWN])
-        yield Finding("missing times", "all", int((steps[at] - 1).sum()), first)
+        yield AuditFinding("missing times", "all", int((steps[at] - 1).sum()), first)
 
 
 def _of_channel(
     channel: str, looks: NDArray[np.float64], share: NDArray[np.float64], fixed: float, times: list[str]
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     mean, std, low, high = looks.T
 
-    def finding(kind: str, where: NDArray[np.bool_], detail: str = "") -> Iterator[Finding]:
+    def finding(kind: str, where: NDArray[np.bool_], detail: str = "") -> Iterator[AuditFinding]:
         at = np.flatnonzero(where)
         if len(at):
             shown = ", ".join(times[i] for i in at[:_SHOWN]) + (", …" if len(at) > _SHOWN else "")
-            yield Finding(kind, channel, len(at), f"{shown}{detail}")
+            yield AuditFinding(kind, channel, len(at), f"{shown}{detail}")
 
     yield from finding("missing fields", share == 1)
     more = (share < 1) & (share > fixed + 1e-12)
@@ -159,7 +159,7 @@ def _of_channel(
         "missing points that are there at other times", more, f"; up to {share[more].max(initial=0):.2%}"
     )
     if 0 < fixed < 1:
-        yield Finding("points that never have data", channel, round(fixed * 1e6), f"{fixed:.2%} of the grid")
+        yield AuditFinding("points that never have data", channel, round(fixed * 1e6), f"{fixed:.2%} of the grid")
     there = share < 1
     yield from finding("constant fields", there & (std == 0))
     same = np.zeros(len(times), bool)
@@ -181,7 +181,7 @@ def robust_score(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.nan_to_num(apart / scale) if scale > 0 else np.zeros_like(values)
 
 
-def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) -> Iterator[Finding]:
+def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) -> Iterator[AuditFinding]:
     """Find means of known variables that are implausible on Earth in the units that the files declare."""
     slices = Variables.slices(varying(variables))
     for variable in varying(variables):
@@ -193,10 +193,10 @@ def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) 
         try:
             factor, offset = units.conversion(declared, expected)
         except ValueError:
-            yield Finding("suspicious units", variable.name, 1, f"{declared!r} for {long}, expected {expected!r}")
+            yield AuditFinding("suspicious units", variable.name, 1, f"{declared!r} for {long}, expected {expected!r}")
             continue
         mean = factor * looks[:, slices[variable.name], 0] + offset
         middle = float(np.nanmedian(mean))
         if not lowest <= middle <= highest:
             told = f"median {middle:.4g} {expected} as {declared!r}, expected {lowest:g} to {highest:g}"
-            yield Finding("suspicious units", variable.name, 1, told)
+            yield AuditFinding("suspicious units", variable.name, 1, told)

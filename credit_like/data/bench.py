@@ -45,7 +45,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Report:
+class LoaderReport:
     """Medians over repeats. Loader and bare loop are measured alternately in one run."""
 
     sample_bytes: int
@@ -95,7 +95,7 @@ class Report:
 
 def bench_experiment(
     experiment: Experiment, batches: int = 50, num_workers: int | None = None, repeats: int = 3
-) -> Report:
+) -> LoaderReport:
     """Measure how fast an experiment's training windows load, reading them as training would."""
     data = experiment.data
     variables = Variables(data)
@@ -105,7 +105,7 @@ def bench_experiment(
     return bench_data(windows, batches, workers, repeats)
 
 
-def print_report(report: Report) -> None:
+def print_report(report: LoaderReport) -> None:
     """Print a table to the terminal."""
     from rich.console import Console
     from rich.table import Table
@@ -120,7 +120,7 @@ def _rate(per_second: float, megabytes: float) -> str:
     return f"{per_second:.1f} samples/s, {per_second * megabytes:.0f} MB/s"
 
 
-def bench_data(windows: Windows, batches: int = 50, num_workers: int = 2, repeats: int = 3) -> Report:
+def bench_data(windows: Windows, batches: int = 50, num_workers: int = 2, repeats: int = 3) -> LoaderReport:
     """Measure `batches` samples per turn in the loader's shuffled order, `repeats` turns of loader and bare loop."""
     batches = min(batches, len(windows))
     loader = Loader(windows, seed=0, micro_batch_size=1, global_batch_size=1, num_workers=num_workers)
@@ -142,7 +142,7 @@ def bench_data(windows: Windows, batches: int = 50, num_workers: int = 2, repeat
             limits[name].append(_clocked(way, chosen))
     medians = {name: float(np.median([rate for rate, _ in values])) for name, values in limits.items()}
     best = max(medians, key=lambda name: medians[name])
-    return Report(
+    return LoaderReport(
         sample_bytes,
         float(np.median([rate for rate, _ in ours])),
         medians[best],

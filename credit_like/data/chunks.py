@@ -38,7 +38,7 @@ numcodecs.blosc.use_threads = False  # each process uses one core, and blosc's o
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChunkLayout:
     """Location and encoding of the chunks of an array.
 
     A sharded array has `shard` set: its files are shards, each a sequence of chunks with an index at its end or start.
@@ -62,7 +62,7 @@ class Layout:
         return f"{self.folder}/{self.separator.join([*self.prefix, *map(str, chunk)])}"
 
 
-def layout_of(array: zarr.Array[Any], folder: Path) -> Layout | None:
+def layout_of(array: zarr.Array[Any], folder: Path) -> ChunkLayout | None:
     """Return the layout of an array in a local folder, or None if zarr-python has to read it."""
     meta: dict[str, Any] = array.metadata.to_dict()
     if array.dtype.kind not in "iufb" or not array.shape:
@@ -89,12 +89,12 @@ def layout_of(array: zarr.Array[Any], folder: Path) -> Layout | None:
     prefix = ("c",) if keys["name"] == "default" else ()
     fill = array.fill_value
     place = str(folder / array.path)
-    return Layout(
+    return ChunkLayout(
         place, f"{place}/zarr.json", array.shape, chunks, shard, stored, fill, chain, prefix, separator, at_end
     )
 
 
-def _layout_v2(array: zarr.Array[Any], meta: dict[str, Any], folder: Path) -> Layout | None:
+def _layout_v2(array: zarr.Array[Any], meta: dict[str, Any], folder: Path) -> ChunkLayout | None:
     if meta.get("filters") or meta.get("order", "C") != "C":
         return None
     compressor = meta.get("compressor")
@@ -110,7 +110,7 @@ def _layout_v2(array: zarr.Array[Any], meta: dict[str, Any], folder: Path) -> La
     fill = 0 if array.fill_value is None else array.fill_value
     place = str(folder / array.path)
     separator = meta.get("dimension_separator", ".")
-    return Layout(place, f"{place}/.zarray", array.shape, array.chunks, None, stored, fill, codecs, (), separator)
+    return ChunkLayout(place, f"{place}/.zarray", array.shape, array.chunks, None, stored, fill, codecs, (), separator)
 
 
 def _endian(codec: dict[str, Any]) -> Literal["<", ">"]:
@@ -133,7 +133,7 @@ def _chain(codecs: Sequence[dict[str, Any]]) -> tuple[Any, ...] | None:
 class ChunkedArray(DirectArray):
     """An array that xarray indexes lazily and that reads and decodes its chunks itself."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ChunkLayout) -> None:
         self.layout = layout
         self.shape, self.chunks = layout.shape, layout.chunks
         self.dtype = layout.stored.newbyteorder("=")

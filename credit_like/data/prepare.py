@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_like.data.audit import Audit
-from credit_like.data.preprocess import Mapper, Piece, in_processes, preprocess
+from credit_like.data.preprocess import Mapper, PassPiece, in_processes, preprocess
 from credit_like.data.rechunk import rechunk
 from credit_like.data.statistics import Progress, Statistics
 from credit_like.data.store import open_store
@@ -86,7 +86,7 @@ def in_dask(address: str) -> Mapper:
             "--workers"
         )
 
-    def run(function: Callable[[Piece], Path], pieces: Sequence[Piece]) -> Iterator[Path]:
+    def run(function: Callable[[PassPiece], Path], pieces: Sequence[PassPiece]) -> Iterator[Path]:
         from dask.distributed import Client, as_completed
 
         arguments: dict[str, Any] = {"scheduler_file": address} if Path(address).is_file() else {"address": address}

@@ -24,11 +24,11 @@ from numpy.typing import NDArray
 from credit_like.data.audit import Audit, audit
 from credit_like.data.climatology import Slot, SlotMeans, period_text, slots_of, write_climatology
 from credit_like.data.statistics import (
-    Block,
     Moments,
     Progress,
     Scan,
     Statistics,
+    TimeBlock,
     finish,
     scan,
     scan_blocks,
@@ -41,7 +41,7 @@ from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 
-Mapper = Callable[[Callable[["Piece"], Path], Sequence["Piece"]], Iterable[Path]]
+Mapper = Callable[[Callable[["PassPiece"], Path], Sequence["PassPiece"]], Iterable[Path]]
 """Runs a function on every piece, anywhere and in any order, e.g. dask's `lambda f, x: client.gather(client.map(f,
 x))`.
 """
@@ -50,14 +50,14 @@ _SLOT_BYTES = 256 * 2**20  # of a piece's climatology slots
 
 
 @dataclass(frozen=True)
-class Piece:
+class PassPiece:
     """Some blocks of times and the file for their results, with the store to read from.
 
     `slots` are those of the climatology, if requested."""
 
     store: FieldStore
     variables: Variables
-    blocks: tuple[Block, ...]
+    blocks: tuple[TimeBlock, ...]
     file: Path
     slots: tuple[Slot, ...] = ()
 
@@ -114,7 +114,7 @@ def preprocess(
 def in_processes(count: int) -> Mapper:
     """Return a mapper over processes of this machine, spawned rather than forked because the parent may have threads."""
 
-    def run(function: Callable[[Piece], Path], pieces: Sequence[Piece]) -> Iterator[Path]:
+    def run(function: Callable[[PassPiece], Path], pieces: Sequence[PassPiece]) -> Iterator[Path]:
         with ProcessPoolExecutor(
             count, mp_context=get_context("spawn"), initializer=work_for, initargs=(os.getpid(),)
         ) as pool:
@@ -132,7 +132,7 @@ def in_processes(count: int) -> Mapper:
     return run
 
 
-def scan_piece(piece: Piece) -> Path:
+def scan_piece(piece: PassPiece) -> Path:
     """Scan a piece and save the result atomically."""
     store, outputs = piece.store, piece.variables.outputs
     means = SlotMeans(piece.slots, sum(map(len, outputs)), store.grid.height, store.grid.width) if piece.slots else None
@@ -175,7 +175,7 @@ def load_scan(path: Path) -> Scan:
 
 def _pieces(
     store: FieldStore, variables: Variables, data: DataSection, folder: Path, by_day: bool = False
-) -> Iterator[Piece]:
+) -> Iterator[PassPiece]:
     """Divide the pass into about 64 pieces of whole blocks, or, `by_day`, at most 366 pieces of days of the year.
 
     No piece is much shorter than 32 times, because every piece also reads the time before its first one.
@@ -188,7 +188,7 @@ def _pieces(
     size = max(-(-len(blocks) // _PIECES), -(-_PIECE_TIMES // max((len(at) for at, _ in blocks), default=1)))
     for i in range(0, len(blocks), size):
         some = tuple(blocks[i : i + size])
-        yield Piece(store, variables, some, folder / f"{_key(store, variables, data, some)}.npz")
+        yield PassPiece(store, variables, some, folder / f"{_key(store, variables, data, some)}.npz")
 
 
 def _pieces_by_day(
@@ -198,7 +198,7 @@ def _pieces_by_day(
     folder: Path,
     positions: NDArray[np.int64],
     training: NDArray[np.bool_],
-) -> Iterator[Piece]:
+) -> Iterator[PassPiece]:
     """Divide by days of the year, such that each piece completes its own slots of the climatology."""
     of_time = slots_of(store.times[positions])
     days = np.array([day for day, _ in of_time])
@@ -210,10 +210,10 @@ def _pieces_by_day(
         inside = np.isin(days, there[i : i + at_once])
         some = tuple(scan_blocks(store, varying(variables), positions, training, inside))
         slots = tuple(sorted({of_time[k] for k in np.flatnonzero(inside & training)}))
-        yield Piece(store, variables, some, folder / f"{_key(store, variables, data, some)}-days.npz", slots)
+        yield PassPiece(store, variables, some, folder / f"{_key(store, variables, data, some)}-days.npz", slots)
 
 
-def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[Block]) -> str:
+def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[TimeBlock]) -> str:
     """Return a hash of what is read, where it is read from, and which part of the result it is for."""
     told = {
         "source": [source.model_dump(mode="json") for source in data.source],

@@ -300,14 +300,14 @@ def blocks(positions: NDArray[np.int64], bytes_per_time: int) -> list[NDArray[np
     return [run[i : i + size] for run in runs for i in range(0, len(run), size)]
 
 
-Block = tuple[NDArray[np.int64], NDArray[np.bool_]]
+TimeBlock = tuple[NDArray[np.int64], NDArray[np.bool_]]
 """Consecutive positions, and whether each enters the moments, with one more entry in front for the time before."""
 
 
 def scan(
     store: FieldStore,
     variables: Sequence[Variable],
-    parts: Sequence[Block],
+    parts: Sequence[TimeBlock],
     look: bool = False,
     progress: Callable[[int], None] | None = None,
     each: Callable[[int, Fields], None] | None = None,
@@ -379,7 +379,7 @@ def scan_blocks(
     positions: NDArray[np.int64],
     training: NDArray[np.bool_],
     chosen: NDArray[np.bool_] | None = None,
-) -> list[Block]:
+) -> list[TimeBlock]:
     """Return blocks of bounded memory that together cover all positions (or those `chosen`) once."""
     counts = dict(zip(positions.tolist(), training.tolist(), strict=True))
     positions = positions if chosen is None else positions[chosen]

@@ -30,7 +30,14 @@ from credit_like.evaluation.metrics import needs
 from credit_like.evaluation.needs import check_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
 from credit_like.evaluation.results import is_results, read_results
-from credit_like.evaluation.sources import ClimatologyForecast, ForecastFiles, Persistence, Scored, Truth, open_forecast
+from credit_like.evaluation.sources import (
+    ClimatologyForecast,
+    ForecastFiles,
+    PersistenceForecast,
+    Scored,
+    Truth,
+    open_forecast,
+)
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable, Variables
 
@@ -41,7 +48,7 @@ MODEL, PERSISTENCE, CLIMATOLOGY = "model", "persistence", "climatology"
 
 
 @dataclass(frozen=True)
-class Block:
+class ScoreBlock:
     """One variable from one initial time at some leads."""
 
     init: int
@@ -63,7 +70,7 @@ class Scorer:
     thresholds: Mapping[str, tuple[Any, Any]]
     dry: Mapping[str, float]
 
-    def score(self, block: Block, inits: Sequence[int]) -> dict[tuple[str, str, str], NDArray[np.float64]]:
+    def score(self, block: ScoreBlock, inits: Sequence[int]) -> dict[tuple[str, str, str], NDArray[np.float64]]:
         """Return (source, metric, statistic) → (leads, levels, regions[, extra])."""
         store, init = self.truth.store, inits[block.init]
         valid = init + np.array(block.leads, np.int64)
@@ -136,7 +143,7 @@ def evaluate(
     climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(
         *fitting
     )
-    sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: Persistence(truths), **others}
+    sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: PersistenceForecast(truths), **others}
     sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
     regions = Regions(truth.grid, section.regions)
     rainy = [variable for variable in scored if is_precipitation(variable, training)]
@@ -206,19 +213,19 @@ def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[i
 
 def _blocks(
     scored: Sequence[Variable], model: ForecastFiles, inits: Sequence[int], leads: Sequence[int], truth: FieldStore
-) -> Iterator[Block]:
+) -> Iterator[ScoreBlock]:
     for variable in scored:
         levels = tuple(model.levels_of(variable))
         lead_bytes = 8 * model.members * len(levels) * truth.grid.height * truth.grid.width
         at_once = max(1, _BLOCK_BYTES // lead_bytes)
         for init in range(len(inits)):
             for first in range(0, len(leads), at_once):
-                yield Block(init, variable, levels, first, tuple(leads[first : first + at_once]))
+                yield ScoreBlock(init, variable, levels, first, tuple(leads[first : first + at_once]))
 
 
 def _run(
-    scorer: Scorer, blocks: Sequence[Block], inits: Sequence[int]
-) -> Iterator[tuple[int, Block, dict[tuple[str, str, str], NDArray[np.float64]]]]:
+    scorer: Scorer, blocks: Sequence[ScoreBlock], inits: Sequence[int]
+) -> Iterator[tuple[int, ScoreBlock, dict[tuple[str, str, str], NDArray[np.float64]]]]:
     """Yield (blocks done, block, its statistics), computed on the active dask scheduler."""
     for start in range(0, len(blocks), _AT_ONCE):
         some = blocks[start : start + _AT_ONCE]

@@ -69,7 +69,7 @@ class Truth:
 
 
 @dataclass
-class Persistence:
+class PersistenceForecast:
     """The truth at the initial time, at every lead."""
 
     truth: Truth

@@ -20,10 +20,10 @@ from credit_like.context import Context
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
 from credit_like.host import HostCopy, to_host
-from credit_like.inference.layout import Layout, choose
+from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.perturb import perturbations
 from credit_like.inference.times import initial_times, kept_leads, times_at
-from credit_like.inference.writers._base import Background, Place, Writer, claim
+from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
 from credit_like.rollout import rollout
 from credit_like.schema.experiment import Experiment
 from credit_like.state import State
@@ -49,7 +49,7 @@ class ForecastPlan:
 
     init: tuple[int, ...]
     leads: int
-    layout: Layout
+    layout: ForecastLayout
     groups: tuple[tuple[int, ...], ...]
     """Initial times (as positions in `init`) that are computed together. The groups are the same in every run and for
     any number of ranks, because the rounding of a batched product may depend on the batch.
@@ -85,7 +85,7 @@ def plan(
         "experiment": experiment.name,
         "checkpoint": checkpoint,
     }
-    layout = Layout(
+    layout = ForecastLayout(
         init=times_at(store, init),
         leads=kept_leads(section, data.timestep),
         timestep=round(data.timestep.total_seconds()),
@@ -135,7 +135,7 @@ def write_forecasts(
     background = Background(_WAITING)
     steps, done = _steps(forecast_plan, todo, experiment), 0
 
-    def states(group: Sequence[int]) -> Iterator[tuple[Sequence[Place], int, State]]:
+    def states(group: Sequence[int]) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
         """Yield (initial times and members, lead, state) of every step of a group's forecasts."""
         for places in _batches(group, members, section.batch_size):
             perturb_batch = perturb([member for _, member in places]) if perturb else None
@@ -197,7 +197,7 @@ def forecast(
     `init` are ISO times in the data. Nothing is written, and only one lead is in memory unless the caller keeps more.
     """
     positions = [store.index(time) for time in init]
-    layout = Layout(
+    layout = ForecastLayout(
         init=times_at(store, positions),
         leads=(1,),
         timestep=store.step_seconds,
@@ -233,7 +233,7 @@ def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: s
     }
 
 
-def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[Place]]:
+def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[ForecastKey]]:
     """Return the (initial time, member) pairs of a group in batches of `batch_size`."""
     pairs = [(i, member) for i in group for member in range(members)]
     return [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
@@ -252,7 +252,7 @@ def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | 
         return None if fields is None else to_host(fields)
 
 
-def _write(writer: Writer, places: Sequence[Place], lead: int, fields: HostCopy) -> None:
+def _write(writer: Writer, places: Sequence[ForecastKey], lead: int, fields: HostCopy) -> None:
     writer.write(places, lead, fields.wait().numpy())
 
 

@@ -37,7 +37,7 @@ _STANDARD_NAMES = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class ForecastLayout:
     """The shape of one forecast dataset.
 
     `init` are initial times (datetime64[s] or cftime) and `leads` lead steps, ascending, of `timestep` seconds;

@@ -44,7 +44,7 @@ class _Split(nn.Module):
         return nn.functional.linear(x, self.effective_weight(), bias)
 
 
-class Column(_Split):
+class ColumnParallel(_Split):
     """A layer of which each rank computes some of the output features, with their bias."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Column(_Split):
         return self._map(copy_to_region(x, self._tp_group), bias)
 
 
-class Row(_Split):
+class RowParallel(_Split):
     """A layer of which each rank uses some of the input features; results are summed, then the bias is added once."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,9 +96,9 @@ def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> nn.Module:
         _check(name, block, split, degree)
     for _, block, split in blocks:
         for path in split.columns:
-            _split(block.get_submodule(path), Column, tp_mesh, 0)
+            _split(block.get_submodule(path), ColumnParallel, tp_mesh, 0)
         for path in split.rows:
-            _split(block.get_submodule(path), Row, tp_mesh, 1)
+            _split(block.get_submodule(path), RowParallel, tp_mesh, 1)
         for path in split.copies:
             if getattr(block, path, None) is not None:
                 block.get_submodule(path).register_forward_hook(_CopyOutput(tp_mesh.get_group()))
@@ -139,7 +139,7 @@ def _split(layer: nn.Module, role: type[_Split], mesh: DeviceMesh, dim: int) -> 
     """Replace the weight (and a column layer's bias) by this rank's part of it."""
     layer.__class__ = _twin(role, type(layer))  # type: ignore[arg-type]
     layer.__dict__["_tp_group"] = mesh.get_group()
-    names = ["weight"] if role is Row or layer.bias is None else ["weight", "bias"]
+    names = ["weight"] if role is RowParallel or layer.bias is None else ["weight", "bias"]
     for name in names:
         parameter = getattr(layer, name)
         sharded = distribute_tensor(parameter.detach(), mesh, [Shard(dim)], src_data_rank=None)

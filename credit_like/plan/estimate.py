@@ -48,7 +48,7 @@ def estimate(machine: Machine, rank: Rank) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Row:
+class PlanRow:
     """A layout with its simulated ranks: the first, an interior and the last band of latitude."""
 
     layout: Layout
@@ -117,17 +117,17 @@ def _rank_dict(rank: Rank) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """Every layout of a number of ranks, best first: those that fit by estimated time, then the others."""
 
     name: str
     world: int
     machine: Machine
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
     illegal: tuple[Illegal, ...]
 
     @property
-    def recommended(self) -> Row | None:
+    def recommended(self) -> PlanRow | None:
         """Fastest layout that fits; None if none does."""
         return next((row for row in self.rows if row.fits), None)
 
@@ -143,10 +143,10 @@ class Report:
         }
 
 
-def in_order(rows: list[Row]) -> tuple[Row, ...]:
+def in_order(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
     """Return the rows sorted: layouts that fit by time, then the others by missing memory; ties by simplicity."""
 
-    def key(row: Row) -> tuple[Any, ...]:
+    def key(row: PlanRow) -> tuple[Any, ...]:
         layout = row.layout
         return (not row.fits, row.seconds if row.fits else row.excess, layout.tensor, layout.domain, layout.replicate)
 

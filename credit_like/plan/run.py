@@ -14,7 +14,7 @@ import numpy as np
 
 from credit_like.errors import UserError
 from credit_like.grid import Grid
-from credit_like.plan.estimate import Report, Row, in_order
+from credit_like.plan.estimate import PlanReport, PlanRow, in_order
 from credit_like.plan.layouts import Illegal, Layout, layouts
 from credit_like.plan.machine import Machine
 from credit_like.plan.replay import Key, Recipe, Recipes
@@ -33,14 +33,16 @@ def plan(
     grid: Grid,
     processes: int | None = None,
     progress: Progress = lambda done, all_: None,
-) -> Report:
+) -> PlanReport:
     """Simulate every legal layout of `world` ranks, `processes` at a time (default: the number of cores)."""
     legal, illegal = layouts(experiment, world, grid.height, grid.width)
     rows, refused = simulate_all(experiment, legal, machine, grid, processes, progress)
-    return Report(experiment.name, world, machine, in_order(rows), (*illegal, *refused))
+    return PlanReport(experiment.name, world, machine, in_order(rows), (*illegal, *refused))
 
 
-def plan_one(experiment: Experiment, layout: Layout, machine: Machine, grid: Grid, processes: int | None = None) -> Row:
+def plan_one(
+    experiment: Experiment, layout: Layout, machine: Machine, grid: Grid, processes: int | None = None
+) -> PlanRow:
     """Simulate one layout.
 
     Raises UserError where the model refuses it.
@@ -60,7 +62,7 @@ def simulate_all(
     progress: Progress = lambda done, all_: None,
     places: Callable[[Layout], list[int]] = places,
     known: dict[Key, Recipe] | None = None,
-) -> tuple[list[Row], list[Illegal]]:
+) -> tuple[list[PlanRow], list[Illegal]]:
     """Simulate these layouts; return their rows, and the layouts that the model refuses.
 
     `places` returns the ranks of a layout to simulate. `known` holds the cached operations of earlier simulations and
@@ -77,7 +79,7 @@ def simulate_all(
             refused.append(Illegal("layout", str(layout), reasons[0]))
         else:
             done = tuple(rank for rank in ranks if isinstance(rank, Rank))
-            rows.append(Row(layout, done, machine, experiment.trainer.global_batch_size))
+            rows.append(PlanRow(layout, done, machine, experiment.trainer.global_batch_size))
     return rows, refused
 
 

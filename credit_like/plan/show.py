@@ -8,13 +8,13 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from credit_like.plan.estimate import Report, Row
+from credit_like.plan.estimate import PlanReport, PlanRow
 from credit_like.plan.machine import Machine
 
 _HEAD = ("dp", "tensor", "domain", "replicate", "GB", "fits", "s/step", "samples/s", "GFLOP", "GB sent", "collectives")
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
+def print_report(report: PlanReport, console: Console | None = None) -> None:
     """Print the table, the impossible degrees, the assumptions and the recommended section to paste."""
     console = console or Console(soft_wrap=True)
     if not console.is_terminal:
@@ -47,7 +47,7 @@ def print_machine(machine: Machine) -> None:
         console.print(f"{name}: {shown}", markup=False, highlight=False)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: PlanRow) -> list[str]:
     layout, rank = row.layout, row.fullest
     sent = rank.collectives().values()
     return [
@@ -65,7 +65,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def line(row: Row) -> str:
+def line(row: PlanRow) -> str:
     """Return a summary of a layout in one line."""
     fits = "fits" if row.fits else f"lacks {row.excess / 1e9:.1f} GB"
     return (
@@ -85,7 +85,7 @@ def assumptions(machine: Machine) -> str:
     )
 
 
-def advice(report: Report) -> str:
+def advice(report: PlanReport) -> str:
     """Return advice on how to make the layout fit that exceeds the memory least."""
     if not report.rows:
         return "change the number of GPUs or the batch size"
@@ -98,13 +98,13 @@ def advice(report: Report) -> str:
     return f"the nearest lacks {row.excess / 1e9:.1f} GB, most of its memory is {largest}; change to {cures}"
 
 
-def block(row: Row) -> str:
+def block(row: PlanRow) -> str:
     """Return the part of an experiment file that requests this layout."""
     degrees = {k: v for k, v in row.layout.parallelism.model_dump(mode="json").items() if v != 1}
     return "trainer:\n  parallelism: {" + ", ".join(f"{key}: {value}" for key, value in degrees.items()) + "}"
 
 
-def plot_memory(reports: Sequence[Report], path: Path) -> None:
+def plot_memory(reports: Sequence[PlanReport], path: Path) -> None:
     """Plot the peak memory of every layout against the ranks, and the memory parts of the recommended layouts."""
     from matplotlib.figure import Figure
 

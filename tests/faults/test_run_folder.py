@@ -246,7 +246,9 @@ def test_garbage_is_refused_or_passed_over(run, finished, capsys, pattern, comma
         refused(call(command, run), capsys, (pattern, kind, command))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in (noise, nested) else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_who_looks_at_a_run_of_garbage_gets_an_answer(tmp_path, capsys, kind) -> None:
     """The same for every day, in a folder that was written by hand."""
     run = tmp_path / "run"

@@ -115,7 +115,11 @@ def _check(result, says):
         assert types == {torch.float32 if kept else narrow}, name
 
 
-@pytest.mark.parametrize("path", FILES + ZOO, ids=lambda path: "-".join(path.parts[-2:]))
+@pytest.mark.parametrize(
+    "path",
+    [path if path.name == "era5-1deg.yml" else pytest.param(path, marks=pytest.mark.slow) for path in FILES + ZOO],
+    ids=lambda path: "-".join(path.parts[-2:]),
+)
 def test_every_unit_computes_in_what_the_experiment_says(run_ranks, path):
     """On one rank and, where the experiment shards, on two."""
     section = _experiment(path).trainer
@@ -130,19 +134,14 @@ def test_every_unit_computes_in_what_the_experiment_says(run_ranks, path):
 @pytest.mark.parametrize(
     ("layout", "changes", "says"),
     [
-        (Layout(2), {"amp": True}, "bfloat16 (FSDP2 policy)"),
+        pytest.param(Layout(2), {"amp": True}, "bfloat16 (FSDP2 policy)", marks=pytest.mark.slow),
         (Layout(2), {"amp": True, "activation_checkpoint": True}, "bfloat16 (FSDP2 policy)"),
         (Layout(1, 2, 2), {"amp": True}, "bfloat16 (FSDP2 policy)"),
         (Layout(1, 2), {"amp": True}, "bfloat16 (autocast)"),  # one replica: nothing is sharded
         (Layout(2, data="ddp"), {"amp": True}, "bfloat16 (autocast)"),
-        (
-            Layout(2, 2, data="ddp"),
-            {"amp": True},
-            "bfloat16 (autocast)",
-        ),  # replicated by FSDP2's hooks, without a policy
-        (Layout(1, 1, 2, data="none"), {"amp": True}, "bfloat16 (autocast)"),
-        (Layout(2), {"amp": False}, "float32"),
-        (Layout(2, data="ddp"), {"amp": False}, "float32"),
+        pytest.param(Layout(1, 1, 2, data="none"), {"amp": True}, "bfloat16 (autocast)", marks=pytest.mark.slow),
+        pytest.param(Layout(2), {"amp": False}, "float32", marks=pytest.mark.slow),
+        pytest.param(Layout(2, data="ddp"), {"amp": False}, "float32", marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import yaml
 from rich.console import Console
 
 from credit_like.parallel.observe import Message
-from credit_like.plan.estimate import Report, Row, estimate, in_order
+from credit_like.plan.estimate import PlanReport, PlanRow, estimate, in_order
 from credit_like.plan.layouts import Illegal, Layout
 from credit_like.plan.machine import Machine
 from credit_like.plan.show import advice, block, line, plot_memory, print_report
@@ -31,7 +31,7 @@ def rank(peak, seconds=1.0, messages=None):
 
 
 def row(layout, *ranks):
-    return Row(layout, ranks, MACHINE, samples=8)
+    return PlanRow(layout, ranks, MACHINE, samples=8)
 
 
 def test_what_is_waited_for_adds_and_the_rest_hides_behind_half_of_the_computing():
@@ -50,7 +50,7 @@ def test_the_fastest_that_fits_comes_first_and_the_nearest_of_the_others():
     assert rows == (quick, slow, over, far)
     assert over.excess == pytest.approx(2e9)
     assert quick.fullest.peak == 8 * 10**9
-    report = Report("x", 4, MACHINE, rows, (Illegal("tensor", 3, "expected a divisor"),))
+    report = PlanReport("x", 4, MACHINE, rows, (Illegal("tensor", 3, "expected a divisor"),))
     assert report.recommended is quick
     text = io.StringIO()
     print_report(report, Console(file=text, width=200))
@@ -70,7 +70,7 @@ def test_the_block_is_the_layout(tmp_path):
 
 
 def test_nothing_fits_is_said_with_what_would_help(tmp_path):
-    report = Report("x", 4, MACHINE, (row(Layout(4), rank(11 * 10**9)),), ())
+    report = PlanReport("x", 4, MACHINE, (row(Layout(4), rank(11 * 10**9)),), ())
     assert report.recommended is None
     assert "activation_checkpoint" in advice(report)
     assert "lacks 2.0 GB" in line(report.rows[0])

@@ -155,7 +155,9 @@ def _step(trainer, sample):
     return waits.found
 
 
-@pytest.mark.parametrize("physics", PHYSICS)
+@pytest.mark.parametrize(
+    "physics", ["mass", *(pytest.param(name, marks=pytest.mark.slow) for name in PHYSICS if name != "mass")]
+)
 def test_no_step_waits_whatever_the_physics(physics):
     trainer, sample = _trainer(physics)
     assert not _step(trainer, sample)

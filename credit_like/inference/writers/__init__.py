@@ -12,7 +12,7 @@ from credit_like.schema.inference import Lead
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from credit_like.inference.layout import Layout
+    from credit_like.inference.layout import ForecastLayout
     from credit_like.inference.writers._base import Writer
 
 
@@ -36,7 +36,7 @@ class WriterPlugin(Protocol):
 
     Config: type[Any]
 
-    def open_writer(self, config: Any, layout: Layout, folder: Path) -> Writer:
+    def open_writer(self, config: Any, layout: ForecastLayout, folder: Path) -> Writer:
         """Return the writer of a run's forecasts into `folder`."""
 
     def finished_path(self, folder: Path) -> Path:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
 from credit_like.errors import UserError, reading
-from credit_like.inference.layout import Layout
+from credit_like.inference.layout import ForecastLayout
 
 Fields = NDArray[np.float32]
 _RECORD_DRAFT = re.compile(r"forecast\.json\.[0-9]+\.part")
 
-Place = tuple[int, int]
+ForecastKey = tuple[int, int]
 """(initial time, member), as positions along their dimensions."""
 
 
@@ -38,7 +38,7 @@ class Writer:
     initial time.
     """
 
-    def __init__(self, layout: Layout, folder: Path, chunk_bytes: int) -> None:
+    def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
         self.layout = layout
         self.folder = folder
         self.chunk_bytes = chunk_bytes
@@ -48,7 +48,7 @@ class Writer:
         """Create the files that do not exist yet."""
         raise NotImplementedError
 
-    def write(self, places: Sequence[Place], lead: int, fields_BCHW: Fields) -> None:
+    def write(self, places: Sequence[ForecastKey], lead: int, fields_BCHW: Fields) -> None:
         """Write the stepper's outputs for each place."""
         leads_axis = len(self.layout.dims) - 1
         for name, fields in self.layout.select(fields_BCHW).items():
@@ -58,7 +58,7 @@ class Writer:
                 self._store(name, places, slice(lead + 1 - len(held), lead + 1), np.stack(held, 1))
                 del self._held[name]
 
-    def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
+    def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
         """Write (B, leads, [levels], H, W) to the files."""
         raise NotImplementedError
 

@@ -14,8 +14,8 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec
 
-from credit_like.inference.layout import Layout
-from credit_like.inference.writers._base import Fields, Place, Writer, replace_text
+from credit_like.inference.layout import ForecastLayout
+from credit_like.inference.writers._base import Fields, ForecastKey, Writer, replace_text
 
 # A fifth smaller than uncompressed, like zstd, and as fast to write as uncompressed.
 _COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
@@ -24,7 +24,7 @@ _COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
 class ZarrWriter(Writer):
     """Writer of one store, a region at a time; all levels of a lead share a file."""
 
-    def __init__(self, layout: Layout, folder: Path, chunk_bytes: int) -> None:
+    def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
         super().__init__(layout, folder, chunk_bytes)
         self.path = folder / "forecast.zarr"
         self.partial = folder / "forecast.zarr.part"
@@ -66,7 +66,7 @@ class ZarrWriter(Writer):
         # A shard must be a whole number of chunks.
         return (*chunks[:-3], -(-field[0] // chunks[-3]) * chunks[-3], *field[-2:])
 
-    def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
+    def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
         for box, part in _boxes(places):
             where = box if self.layout.members > 1 else box[:1]
             shape = [s.stop - s.start for s in where]
@@ -93,7 +93,7 @@ class ZarrWriter(Writer):
         return True
 
 
-def _boxes(places: Sequence[Place]) -> Iterator[tuple[tuple[slice, slice], slice]]:
+def _boxes(places: Sequence[ForecastKey]) -> Iterator[tuple[tuple[slice, slice], slice]]:
     """Yield (initial times, members) of each region that consecutive places fill, with the positions of those places."""
     start = 0
     while start < len(places):

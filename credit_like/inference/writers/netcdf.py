@@ -10,7 +10,7 @@ from pydantic import Field
 from credit_like.inference.writers import WriterConfig
 
 if TYPE_CHECKING:
-    from credit_like.inference.layout import Layout
+    from credit_like.inference.layout import ForecastLayout
     from credit_like.inference.writers._netcdf import NetcdfWriter
 
 
@@ -20,7 +20,7 @@ class Config(WriterConfig):
     """zlib level. 0 disables compression, which saves a fifth of the size but takes most of the writing time."""
 
 
-def open_writer(config: Config, layout: Layout, folder: Path) -> NetcdfWriter:
+def open_writer(config: Config, layout: ForecastLayout, folder: Path) -> NetcdfWriter:
     """Return a writer of `folder/forecast/<initial time>.nc`; a file has the ending `.part` until it is complete."""
     from credit_like.inference.writers._netcdf import NetcdfWriter
 

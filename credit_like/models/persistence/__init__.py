@@ -25,7 +25,7 @@ class Config(Section):
     def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
         """Return (degree, problem) pairs; each of the `domain` ranks needs at least one row."""
         problem = bands.degree_problem(bands.merge([Level(height, why="the image")]), domain)
-        return [("domain", f"got {domain}: {problem}")] if problem else []
+        return [("domain", problem)] if problem else []
 
 
 def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:

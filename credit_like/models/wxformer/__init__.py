@@ -142,7 +142,7 @@ class Config(Section):
                 )
             )
         if problem := bands.degree_problem(bands.merge(self.levels(height, width)), domain):
-            problems.append(("domain", f"got {domain}: {problem}"))
+            problems.append(("domain", problem))
         return problems
 
     def _check_channels(self) -> list[str]:

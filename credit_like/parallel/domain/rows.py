@@ -23,7 +23,7 @@ ZERO = -1  # a wanted row of zeros
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRun:
     """A run of consecutive rows: output rows from `out` are `length` rows from `start` of the piece from `source`.
 
     `source` is a rank, or ZERO for rows of zeros.
@@ -48,14 +48,16 @@ class RowPlan:
     rows_out: int
     sends: tuple[tuple[tuple[int, int], ...], ...]
     receives: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RowRun, ...]
     travels: bool
     """Whether any rank sends anything. All ranks have the same value, so either all communicate or none does."""
 
     @property
     def identity(self) -> bool:
         """Return whether the output equals the input on this rank without communication."""
-        return not self.travels and self.runs == (Run(self.rank, 0, self.rows_in, 0),) and self.rows_in == self.rows_out
+        return (
+            not self.travels and self.runs == (RowRun(self.rank, 0, self.rows_in, 0),) and self.rows_in == self.rows_out
+        )
 
 
 def make_plan(have: Sequence[Sequence[int]], want: Sequence[Sequence[int]], rank: int) -> RowPlan:
@@ -109,15 +111,15 @@ def _lengths(indices: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
-def _runs(pieces: Sequence[tuple[int, int]]) -> list[Run]:
+def _runs(pieces: Sequence[tuple[int, int]]) -> list[RowRun]:
     """Join neighbouring output rows that are also neighbours at their source."""
-    runs: list[Run] = []
+    runs: list[RowRun] = []
     for out, (source, index) in enumerate(pieces):
         last = runs[-1] if runs else None
         if last is not None and last.source == source and (source == ZERO or last.start + last.length == index):
-            runs[-1] = Run(source, last.start, last.length + 1, last.out)
+            runs[-1] = RowRun(source, last.start, last.length + 1, last.out)
         else:
-            runs.append(Run(source, index, 1, out))
+            runs.append(RowRun(source, index, 1, out))
     return runs
 
 
