@@ -52,7 +52,7 @@ def experiment(model: str, **trainer: Any) -> Any:
 def measured(case: str, processes: int) -> dict[str, Any]:
     """Run one case in this process."""
     began = time.perf_counter()
-    from credit_like.plan.layouts import Layout
+    from credit_like.plan.layouts import Candidate
     from credit_like.plan.machine import machine_of
     from credit_like.plan.run import grid_of, plan, simulate_all
 
@@ -63,7 +63,7 @@ def measured(case: str, processes: int) -> dict[str, Any]:
         what = f"all {len(rows)} layouts of 64 ranks, 1°"
         print(f"recommended: {best.layout if best else None}", file=sys.stderr)
     else:
-        layout = Layout(64, domain=BANDS)
+        layout = Candidate(64, domain=BANDS)
         rows, _ = simulate_all(
             experiment(case, global_batch_size=64), [layout], machine, grid_of(MODELS[case][1]), processes
         )
@@ -103,13 +103,15 @@ def cost(processes: int) -> str:
 
 def chosen(model: str, count: int) -> list[tuple[Any, bool]]:
     """Return (layout, recomputation) for a number of ranks: replicas alone, with bands, and with copies of the states."""
-    from credit_like.plan.layouts import Layout
+    from credit_like.plan.layouts import Candidate
 
     if count == 1:
-        return [(Layout(1, data="none"), recompute) for recompute in ((False, True) if model == "0.25°" else (False,))]
-    found = [(Layout(count), model == "0.25°"), (Layout(count // BANDS, domain=BANDS), False)]
+        return [
+            (Candidate(1, data="none"), recompute) for recompute in ((False, True) if model == "0.25°" else (False,))
+        ]
+    found = [(Candidate(count), model == "0.25°"), (Candidate(count // BANDS, domain=BANDS), False)]
     if count > SHARDS:
-        found.append((Layout(count // BANDS, domain=BANDS, replicate=count // SHARDS), False))
+        found.append((Candidate(count // BANDS, domain=BANDS, replicate=count // SHARDS), False))
     return found
 
 

@@ -1,6 +1,6 @@
 """Where the tests of a module are that has no test file of its name.
 
-Most modules `credit_like/<path>/<name>.py` have their tests in a file `test_<name>.py`. The others are listed here, and the
+Most modules `credit_like/<path>/<name>.py` have their tests in `tests/<path>/test_<name>.py`. The others are listed here, and the
 tests below keep the list complete and true.
 """
 
@@ -12,23 +12,29 @@ ELSEWHERE = {
     "bands": "parallel/domain/test_rows.py",
     "check": "malformed/test_malformed.py",
     "demo": "notebooks/test_notebooks.py",
+    "context": "test_build.py",
     "errors": "test_cli.py",
     "host": "inference/test_forecast.py",
+    "rollout": "inference/test_rollout.py",
     "processes": "faults/test_group_signals.py",
     "state": "test_stepper.py",
     "checkpoint/commands": "checkpoint/test_export.py",
     "checkpoint/errors": "checkpoint/test_manager.py",
+    "checkpoint/files": "checkpoint/test_manager.py",
     "checkpoint/format": "checkpoint/test_manager.py",
     "checkpoint/lock": "faults/test_race.py",
     "checkpoint/shards": "parallel/test_wiring.py",
     "data/aliases": "data/test_store.py",
     "data/arena": "data/test_loader.py",
     "data/audit": "data/test_preprocess.py",
+    "data/sources/_files": "data/sources/test_netcdf.py",
     "evaluation": "evaluation/test_metrics.py",
     "evaluation/metrics": "evaluation/test_metrics.py",
     "evaluation/plots": "test_build.py",
     "evaluation/results": "test_build.py",
     "evaluation/needs": "malformed/test_malformed.py",
+    "inference/times": "inference/test_rollout.py",
+    "inference/writers": "inference/test_forecast.py",
     "inference/layout": "inference/test_conventions.py",
     "launch": "launch/test_chain_standin.py",
     "launch/local": "launch/test_real_training.py",
@@ -72,12 +78,12 @@ ELSEWHERE = {
 
 def modules():
     """Return the modules of the package that have no test file of their name, as paths inside it without the suffix."""
-    tested = {path.stem.removeprefix("test_") for path in (ROOT / "tests").rglob("test_*.py")}
     package = ROOT / "credit_like"
+    names = [
+        path.relative_to(package).with_suffix("") for path in sorted(package.rglob("*.py")) if path.stem != "__init__"
+    ]
     return [
-        str(path.relative_to(package).with_suffix(""))
-        for path in sorted(package.rglob("*.py"))
-        if path.stem != "__init__" and path.stem.lstrip("_") not in tested
+        str(name) for name in names if not (ROOT / "tests" / name.parent / f"test_{name.stem.lstrip('_')}.py").is_file()
     ]
 
 

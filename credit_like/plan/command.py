@@ -60,13 +60,13 @@ def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, for
     """
     machine = machine_of(gpu, {})
     experiment, grid = _experiment(file, overrides, None)
-    from credit_like.plan.layouts import Layout
+    from credit_like.plan.layouts import Candidate
     from credit_like.plan.run import plan_one
     from credit_like.plan.show import line
 
     chosen = experiment.trainer.parallelism
     dp = world // chosen.model_ranks
-    layout = Layout(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data)
+    layout = Candidate(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data)
     row = plan_one(experiment, layout, machine, grid)
     if not (row.fits or force):
         raise UserError(

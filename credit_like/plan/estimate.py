@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from credit_like.plan.layouts import Illegal, Layout
+from credit_like.plan.layouts import Candidate, Illegal
 from credit_like.plan.machine import Machine, compute_seconds, transfer_seconds
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def estimate(machine: Machine, rank: Rank) -> Estimate:
 class PlanRow:
     """A layout with its simulated ranks: the first, an interior and the last band of latitude."""
 
-    layout: Layout
+    layout: Candidate
     ranks: tuple[Rank, ...]
     machine: Machine
     samples: int

@@ -12,7 +12,7 @@ from credit_like.schema.trainer import Parallelism
 
 
 @dataclass(frozen=True)
-class Layout:
+class Candidate:
     """A layout of world = dp × tensor × domain ranks; `replicate`, a divisor of dp, counts the sharded copies."""
 
     dp: int
@@ -52,13 +52,13 @@ class Illegal:
     reason: str
 
 
-def with_layout(experiment: Experiment, layout: Layout) -> Experiment:
+def with_layout(experiment: Experiment, layout: Candidate) -> Experiment:
     """Return the experiment with another layout."""
     trainer = experiment.trainer.model_copy(update={"parallelism": layout.parallelism})
     return experiment.model_copy(update={"trainer": trainer})
 
 
-def layouts(experiment: Experiment, world: int, height: int, width: int) -> tuple[list[Layout], list[Illegal]]:
+def layouts(experiment: Experiment, world: int, height: int, width: int) -> tuple[list[Candidate], list[Illegal]]:
     """Return every layout of `world` ranks that training accepts, and the degrees that it refuses with their reasons.
 
     The reasons are those of the checks before a run; the model may refuse further layouts when it is built. The data
@@ -76,7 +76,7 @@ def layouts(experiment: Experiment, world: int, height: int, width: int) -> tupl
     for tensor, domain in _pairs(world):
         dp = world // (tensor * domain)
         # ddp and fsdp2 differ only in what they shard; with one replica and one band, fsdp2 shards nothing.
-        layout = Layout(dp, tensor, domain, data=data)
+        layout = Candidate(dp, tensor, domain, data=data)
         if reason := _refuses(with_layout(experiment, layout), world):
             refused.setdefault(("dp", dp), reason)
         elif ("tensor", tensor) in refused or ("domain", domain) in refused:
@@ -85,7 +85,7 @@ def layouts(experiment: Experiment, world: int, height: int, width: int) -> tupl
             refused["tensor × domain", tensor * domain] = reason
         else:
             copies = divisors(dp) if data == "fsdp2" else [1]
-            legal += [Layout(dp, tensor, domain, r, data) for r in copies]
+            legal += [Candidate(dp, tensor, domain, r, data) for r in copies]
     return legal, [Illegal(*key, reason) for key, reason in refused.items()]
 
 

@@ -15,14 +15,14 @@ import numpy as np
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.plan.estimate import PlanReport, PlanRow, in_order
-from credit_like.plan.layouts import Illegal, Layout, layouts
+from credit_like.plan.layouts import Candidate, Illegal, layouts
 from credit_like.plan.machine import Machine
 from credit_like.plan.replay import Key, Recipe, Recipes
 from credit_like.plan.simulate import Rank, places, simulate
 from credit_like.processes import work_for
 from credit_like.schema.experiment import Experiment
 
-Task = tuple[Layout, int]
+Task = tuple[Candidate, int]
 Progress = Callable[[int, int], None]
 
 
@@ -41,7 +41,7 @@ def plan(
 
 
 def plan_one(
-    experiment: Experiment, layout: Layout, machine: Machine, grid: Grid, processes: int | None = None
+    experiment: Experiment, layout: Candidate, machine: Machine, grid: Grid, processes: int | None = None
 ) -> PlanRow:
     """Simulate one layout.
 
@@ -55,12 +55,12 @@ def plan_one(
 
 def simulate_all(
     experiment: Experiment,
-    chosen: Iterable[Layout],
+    chosen: Iterable[Candidate],
     machine: Machine,
     grid: Grid,
     processes: int | None = None,
     progress: Progress = lambda done, all_: None,
-    places: Callable[[Layout], list[int]] = places,
+    places: Callable[[Candidate], list[int]] = places,
     known: dict[Key, Recipe] | None = None,
 ) -> tuple[list[PlanRow], list[Illegal]]:
     """Simulate these layouts; return their rows, and the layouts that the model refuses.

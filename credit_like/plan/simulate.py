@@ -35,7 +35,7 @@ from credit_like.parallel.mesh import flat_gradient_mesh, gradient_mesh
 from credit_like.parallel.observe import Message, fake_group, simulated_ddp
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
-from credit_like.plan.layouts import Layout, with_layout
+from credit_like.plan.layouts import Candidate, with_layout
 from credit_like.plan.meter import GRADIENTS, Meter, Work, attention_as_on_gpu, total_bytes
 from credit_like.plan.replay import Recipes, Replay
 from credit_like.schema.experiment import Experiment
@@ -184,7 +184,7 @@ def _tagging(meter: Meter) -> Any:
 
 
 def simulate(
-    experiment: Experiment, layout: Layout, rank: int, grid: Grid, gpu: bool = True, recipes: Recipes | None = None
+    experiment: Experiment, layout: Candidate, rank: int, grid: Grid, gpu: bool = True, recipes: Recipes | None = None
 ) -> Rank:
     """Simulate one optimiser step of `rank` in a layout; call it only once in a process.
 
@@ -231,7 +231,7 @@ def _trainer(
 def _run(
     trainer: Trainer,
     experiment: Experiment,
-    layout: Layout,
+    layout: Candidate,
     variables: Variables,
     grid: Grid,
     began: float,
@@ -289,7 +289,7 @@ def _place(band: int, bands: int) -> str:
     return "first" if band == 0 else "last" if band == bands - 1 else "interior"
 
 
-def places(layout: Layout) -> list[int]:
+def places(layout: Candidate) -> list[int]:
     """Return the ranks that differ: the first, an interior and the last band of the first sample."""
     last = layout.domain - 1
     return sorted({0, last // 2 if last > 1 else 0, last})

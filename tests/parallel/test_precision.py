@@ -21,7 +21,7 @@ from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.observe import wraps_others
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan import simulate as simulation
-from credit_like.plan.layouts import Layout
+from credit_like.plan.layouts import Candidate
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_located
 from credit_like.schema.trainer import Parallelism, TrainerSection
@@ -124,24 +124,24 @@ def test_every_unit_computes_in_what_the_experiment_says(run_ranks, path):
     """On one rank and, where the experiment shards, on two."""
     section = _experiment(path).trainer
     data = section.parallelism.data
-    (one,) = run_ranks(1, _types, path, Layout(1, data=data), {})
+    (one,) = run_ranks(1, _types, path, Candidate(1, data=data), {})
     _check(one, "bfloat16 (autocast)" if section.amp else "float32")
     if data == "fsdp2":
-        (two,) = run_ranks(1, _types, path, Layout(2), {})
+        (two,) = run_ranks(1, _types, path, Candidate(2), {})
         _check(two, "bfloat16 (FSDP2 policy)" if section.amp else "float32")
 
 
 @pytest.mark.parametrize(
     ("layout", "changes", "says"),
     [
-        pytest.param(Layout(2), {"amp": True}, "bfloat16 (FSDP2 policy)", marks=pytest.mark.slow),
-        (Layout(2), {"amp": True, "activation_checkpoint": True}, "bfloat16 (FSDP2 policy)"),
-        (Layout(1, 2, 2), {"amp": True}, "bfloat16 (FSDP2 policy)"),
-        (Layout(1, 2), {"amp": True}, "bfloat16 (autocast)"),  # one replica: nothing is sharded
-        (Layout(2, data="ddp"), {"amp": True}, "bfloat16 (autocast)"),
-        pytest.param(Layout(1, 1, 2, data="none"), {"amp": True}, "bfloat16 (autocast)", marks=pytest.mark.slow),
-        pytest.param(Layout(2), {"amp": False}, "float32", marks=pytest.mark.slow),
-        pytest.param(Layout(2, data="ddp"), {"amp": False}, "float32", marks=pytest.mark.slow),
+        pytest.param(Candidate(2), {"amp": True}, "bfloat16 (FSDP2 policy)", marks=pytest.mark.slow),
+        (Candidate(2), {"amp": True, "activation_checkpoint": True}, "bfloat16 (FSDP2 policy)"),
+        (Candidate(1, 2, 2), {"amp": True}, "bfloat16 (FSDP2 policy)"),
+        (Candidate(1, 2), {"amp": True}, "bfloat16 (autocast)"),  # one replica: nothing is sharded
+        (Candidate(2, data="ddp"), {"amp": True}, "bfloat16 (autocast)"),
+        pytest.param(Candidate(1, 1, 2, data="none"), {"amp": True}, "bfloat16 (autocast)", marks=pytest.mark.slow),
+        pytest.param(Candidate(2), {"amp": False}, "float32", marks=pytest.mark.slow),
+        pytest.param(Candidate(2, data="ddp"), {"amp": False}, "float32", marks=pytest.mark.slow),
     ],
     ids=str,
 )
