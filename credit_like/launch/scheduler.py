@@ -25,6 +25,8 @@ class Scheduler(Protocol):
     """Bash for the job's position in its array."""
     extend: str
     """Bash: the command that submits `$script` to run after `$job`, however that ends."""
+    orphans: str
+    """What becomes of jobs that wait for one that is cancelled before it has begun."""
 
     def array(self, count: int) -> list[str]:
         """Directives for an array of jobs 0 … count − 1."""
