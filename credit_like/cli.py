@@ -436,6 +436,17 @@ def status(save_loc: SaveLoc) -> None:
 
 
 @app.command()
+def cancel(
+    save_loc: SaveLoc,
+    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only this job of the run.")] = None,
+) -> None:
+    """End the jobs of a run: those that wait, then the one that runs; or one job."""
+    from credit_like.launch.show import print_cancelled
+
+    sys.exit(print_cancelled(save_loc, job))
+
+
+@app.command()
 def checkpoints(
     save_loc: SaveLoc,
     verify: Annotated[bool, typer.Option("--verify", help="Read every byte and compare checksums.")] = False,

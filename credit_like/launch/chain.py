@@ -2,7 +2,8 @@
 
 Job scripts run `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB`. The history is
 `save_loc/jobs/history.jsonl` with one event per line: `submission` before jobs are queued (the first may begin at
-once), `submitted` (with ids) afterwards, then `begin`, `extended` (with the next job) and `end`. The trainer's
+once), `submitted` (with ids) afterwards, then `begin`, `extended` (with the next job) and `end`. `credit-like cancel`
+adds a `cancellation`, which stops every training until the next submission, and `cancelled` for each job. The trainer's
 `status.json` shows whether work is left, and the newest checkpoint shows whether the previous job made progress.
 """
 
@@ -49,16 +50,15 @@ def history(save_loc: Path) -> list[Event]:
 def _is_event(value: Event) -> bool:
     """Return whether an event has the fields that `record` writes for its kind."""
     kind = value.get("event")
-    names = {"submission": ("mode",), "submitted": ("mode",), "extended": ("mode", "job", "next")}.get(
-        str(kind), ("mode", "job")
-    )
+    names = {
+        "submission": ("mode",), "submitted": ("mode",), "extended": ("mode", "job", "next"), "cancellation": (),
+    }.get(str(kind), ("mode", "job"))  # fmt: skip
     numbers = {"end": ("code",), "begin": ("checkpoint",) if value.get("mode") == "train" else ()}.get(str(kind), ())
-    ids = value.get("ids", [])
+    lists = [value.get(name, []) for name in ("ids", "after")]
     return (
         all(isinstance(value.get(name), str) for name in ("event", "time", *names))
         and all(isinstance(value.get(number), int) for number in numbers)
-        and isinstance(ids, list)
-        and all(isinstance(job, str) for job in ids)
+        and all(isinstance(jobs, list) and all(isinstance(job, str) for job in jobs) for jobs in lists)
     )
 
 
@@ -78,6 +78,11 @@ def record(save_loc: Path, event: str, **details: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(line + "\n")
+
+
+def queued_ids(events: Sequence[Event]) -> list[str]:
+    """Return the ids of all jobs that were submitted, in that order."""
+    return [job for event in events for job in (*event.get("ids", ()), event.get("next")) if job]
 
 
 def run_status(save_loc: Path) -> Event:
@@ -103,23 +108,34 @@ def decide(status: Event, checkpoint: int, events: Sequence[Event], job: str) ->
 
     The first job of a submission runs unless the run is finished: a user who submits again has dealt with earlier
     failures. A later job stops if the previous one failed or ended without a new checkpoint, because it would fail
-    likewise. A job that the scheduler restarts continues.
+    likewise. A job that the scheduler restarts continues. No job continues after a cancellation.
     """
     if status.get("state") == "finished":
         return Decision("finished", f"finished at step {status.get('step')}")
-    last = max(
-        (i for i, event in enumerate(events) if event["event"] == "submission" and event["mode"] == "train"), default=0
-    )
-    begun = [event for event in events[last:] if event["event"] == "begin" and event["mode"] == "train"]
+    since = _since_submission(events)
+    if is_cancelled(events):
+        return Decision("stop", "the run's jobs were cancelled, submit again to go on")
+    begun = [event for event in since if event["event"] == "begin" and event["mode"] == "train"]
     if not begun or begun[-1]["job"] == job:
         return Decision("run")
     if status.get("state") == "failed":
         return Decision("stop", f"job {begun[-1]['job']} failed at step {status.get('step')}: {status.get('reason')}")
     if checkpoint <= begun[-1]["checkpoint"]:
-        ends = [event for event in events[last:] if event["event"] == "end" and event["job"] == begun[-1]["job"]]
+        ends = [event for event in since if event["event"] == "end" and event["job"] == begun[-1]["job"]]
         how = f"with exit status {ends[-1]['code']}" if ends else "without a word"
         return Decision("stop", f"job {begun[-1]['job']} ended {how} and no new checkpoint; its log says why")
     return Decision("run")
+
+
+def is_cancelled(events: Sequence[Event]) -> bool:
+    """Return whether the training was cancelled and not submitted again."""
+    return any(event["event"] == "cancellation" for event in _since_submission(events))
+
+
+def _since_submission(events: Sequence[Event]) -> Sequence[Event]:
+    """Return the last submission of a training, if there was one, and all that came after it."""
+    found = [i for i, event in enumerate(events) if event["event"] == "submission" and event["mode"] == "train"]
+    return events[max(found, default=0) :]
 
 
 def begin(save_loc: Path, mode: str, job: str) -> int:
@@ -146,8 +162,12 @@ def begin(save_loc: Path, mode: str, job: str) -> int:
 
 
 def extend(save_loc: Path, mode: str, job: str, command: Sequence[str]) -> int:
-    """Submit the next job of the chain, once per job even if the scheduler restarts it; return the exit status."""
-    if any(event["event"] == "extended" and event["job"] == job for event in history(save_loc)):
+    """Submit the next job of the chain, once per job even if the scheduler restarts it; return the exit status.
+
+    No job is submitted if the chain was cancelled since this job began.
+    """
+    events = history(save_loc)
+    if is_cancelled(events) or any(event["event"] == "extended" and event["job"] == job for event in events):
         return 0
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout.strip():

@@ -23,6 +23,7 @@ class Local:
     hosts = "hosts=(127.0.0.1)"
     index = "${CREDIT_LIKE_INDEX:-0}"
     extend = ""
+    orphans = ""
 
     def array(self, count: int) -> list[str]:
         return []

@@ -23,6 +23,7 @@ class Pbs:
     hosts = """mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")"""
     index = "${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}"
     extend = 'qsub -W "depend=afterany:$job" "$script"'
+    orphans = "PBS deletes the jobs that wait for one that is deleted before it has begun"
 
     def array(self, count: int) -> list[str]:
         """Return the directive for an array; none for a single job, because PBS refuses arrays of one."""

@@ -25,6 +25,8 @@ class Scheduler(Protocol):
     """Bash expression of the job's position in its array."""
     extend: str
     """Bash command that submits `$script` to run after `$job` ends, successfully or not."""
+    orphans: str
+    """What happens to jobs that wait for a job that is cancelled before it has begun."""
 
     def array(self, count: int) -> list[str]:
         """Return the directives for an array of jobs 0 … count − 1."""

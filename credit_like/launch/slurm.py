@@ -9,10 +9,17 @@ from credit_like.launch.scheduler import ask
 
 _STATES = {
     "PENDING": "queued",
+    "CONFIGURING": "running",  # its nodes start
     "RUNNING": "running",
+    "RESIZING": "running",
+    "STAGE_OUT": "ending",
+    "SIGNALING": "ending",
     "COMPLETING": "ending",
     "REQUEUED": "queued",
+    "REQUEUE_HOLD": "queued",
+    "SPECIAL_EXIT": "queued",
     "SUSPENDED": "suspended",
+    "STOPPED": "suspended",
 }
 
 
@@ -25,6 +32,7 @@ class Slurm:
     hosts = """mapfile -t hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?}")"""
     index = "${SLURM_ARRAY_TASK_ID:-${CREDIT_LIKE_INDEX:-0}}"
     extend = 'sbatch --parsable "--dependency=afterany:$job" "$script"'
+    orphans = "Slurm lets the jobs that wait for a cancelled one begin at once, also beside the one that runs"
 
     def array(self, count: int) -> list[str]:
         return [f"--array=0-{count - 1}"] if count > 1 else []

@@ -10,7 +10,7 @@ from typing import Any
 
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
-from credit_like.launch.chain import Event, history, newest_checkpoint, run_status
+from credit_like.launch.chain import Event, history, newest_checkpoint, queued_ids, run_status
 from credit_like.schema import sites
 from credit_like.schema.launch import SiteSection
 
@@ -98,7 +98,7 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
     rows: dict[str, dict[str, Any]] = {}
     for event in events:
         kind, time = event["event"], event["time"]
-        if kind == "submission":
+        if kind in ("submission", "cancellation"):
             continue
         if kind == "submitted":
             for job in event["ids"]:  # the first may have begun before its id was recorded
@@ -125,14 +125,17 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
 
 def _scheduler_states(events: list[Event]) -> dict[str, str]:
     """Return the states of recent jobs, from the scheduler of the last submission."""
+    name = scheduler_name(events)
+    return {} if name is None else scheduler.by_name(name).states(queued_ids(events)[-50:])
+
+
+def scheduler_name(events: list[Event]) -> str | None:
+    """Return the scheduler of the last submission; None where there was none."""
     last: Event = next((event for event in reversed(events) if event["event"] == "submission"), {})
     name = last.get("scheduler")
     if name is None and last.get("site") in sites.profiles():  # a record that does not name it
         name = SiteSection.model_validate(last["site"]).scheduler
-    if name is None:
-        return {}
-    ids = [job for event in events for job in (*event.get("ids", ()), event.get("next")) if job]
-    return scheduler.by_name(name).states(ids[-50:])
+    return name
 
 
 def _log_tail(path: Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
-from credit_like.launch.chain import history, history_file, newest_checkpoint, record, run_status
+from credit_like.launch.chain import history, history_file, newest_checkpoint, queued_ids, record, run_status
 from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
 from credit_like.launch.resources import Options, resources, seconds
@@ -112,14 +112,17 @@ def submit(
             return replace(plan, ids=_run_here(plan))
         ids = _queue(plan, dialect, profile)
         files.keep()
-    record(plan.save_loc, "submitted", mode=mode, ids=list(ids))
+    record(plan.save_loc, "submitted", mode=mode, ids=list(ids), after=list(plan.after))
     return replace(plan, ids=ids)
 
 
 def active_jobs(save_loc: Path, dialect: Scheduler) -> dict[str, str]:
     """Return the jobs of this run that the scheduler still has, with their states."""
-    ids = [job for event in history(save_loc) for job in (*event.get("ids", ()), event.get("next")) if job]
-    return {job: state for job, state in dialect.states(ids[-50:]).items() if not state.startswith("ended")}
+    return {
+        job: state
+        for job, state in dialect.states(queued_ids(history(save_loc))[-50:]).items()
+        if not state.startswith("ended")
+    }
 
 
 def _frozen(experiment: Experiment, file: Path) -> str:
@@ -140,7 +143,10 @@ def _state_of_run(plan: Plan, dialect: Scheduler, force: bool) -> tuple[str, ...
     if active := active_jobs(plan.save_loc, dialect):
         found = ", ".join(f"{job} ({state})" for job, state in active.items())
         if not (force or plan.after):
-            raise UserError(f"expected no job of this run in the queue, got {found}, wait, cancel them, or add --force")
+            raise UserError(
+                f"expected no job of this run in the queue, got {found}, wait, end them with credit-like cancel, "
+                "or add --force"
+            )
         notes.append(f"jobs of this run are in the queue: {found}")
     checkpoint = newest_checkpoint(plan.save_loc)
     if plan.mode == "train":
