@@ -1,13 +1,13 @@
-# `make demo` and `make test` need Python >= 3.11 and make, nothing else: they make their own environment in .venv.
+# `make demo` and `make test` need Python >= 3.11 and make, nothing else: they create their own environment in .venv.
 PYTHON ?= python3
 VENV ?= .venv
-# The plain wheel of torch brings several GB of CUDA libraries on Linux; for a CPU-only machine say
+# The default wheel of torch includes several GB of CUDA libraries on Linux; for a CPU-only machine use
 # `make demo TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"`.
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
-# One thread per process: the workers and the ranks that tests fork fill the cores by themselves.
+# One thread per process: pytest's workers and the ranks that tests fork already use all cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 .PHONY: demo test test-all test-slow lint format bench env clean
@@ -31,10 +31,11 @@ demo: $(USER_STAMP)  ## train, forecast and score on a built-in data set; instal
 test: $(STAMP)  ## the everyday tests
 	$(PYTEST) -m "not slow"
 
-test-slow: $(STAMP)  ## the long ones: full layout matrix, kill storms, notebooks
-	$(PYTEST) -m slow
+test-slow: $(STAMP)  ## the slow tests that CI runs: representatives of every layout, kills, job chains, notebooks
+	$(PYTEST) -m "slow and not long"
 
-test-all: test test-slow
+test-all: test  ## everything: the full layout matrix, kill storms
+	$(PYTEST) -m slow
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

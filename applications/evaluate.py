@@ -3,7 +3,7 @@
     python applications/evaluate.py config/demo.yml
     python applications/evaluate.py config/era5-1deg.yml
 
-The same as `credit-like evaluate`, with the same arguments.
+Equivalent to `credit-like evaluate`, with the same arguments.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Fit statistics and audit the data of an experiment.
+"""Fit the statistics of an experiment's data and audit the data.
 
     python applications/preprocess.py config/demo.yml
     python applications/preprocess.py config/era5-1deg.yml
 
-The same as `credit-like preprocess`, with the same arguments.
+Equivalent to `credit-like preprocess`, with the same arguments.
 """
 
 import sys

@@ -1,9 +1,9 @@
-"""Roll out forecasts of a trained experiment.
+"""Compute the forecasts of a trained experiment.
 
     python applications/rollout.py config/demo.yml
     torchrun --nproc-per-node 4 applications/rollout.py config/era5-1deg.yml
 
-The same as `credit-like rollout`, with the same arguments.
+Equivalent to `credit-like rollout`, with the same arguments.
 """
 
 import sys

@@ -4,7 +4,7 @@
     python applications/submit.py config/era5-1deg.yml --chain auto
     python applications/submit.py config/era5-1deg.yml --mode rollout --nodes 4
 
-The same as `credit-like submit`, with the same arguments.
+Equivalent to `credit-like submit`, with the same arguments.
 """
 
 import sys

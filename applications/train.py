@@ -1,9 +1,9 @@
-"""Train an experiment; what `torchrun` and job scripts launch.
+"""Train an experiment. This is the script that `torchrun` and job scripts launch.
 
     python applications/train.py config/demo.yml
     torchrun --nproc-per-node 4 applications/train.py config/era5-1deg.yml --set trainer.epochs=2
 
-The same as `credit-like train`, with the same arguments.
+Equivalent to `credit-like train`, with the same arguments.
 """
 
 import sys

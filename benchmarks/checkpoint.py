@@ -1,15 +1,17 @@
-"""What a checkpoint costs: the training step's stall, each rank's bytes, throughput and memory beside plain torch.save.
+"""Measure the cost of a checkpoint: the stall of the training step, each rank's bytes, throughput and memory.
 
     python benchmarks/checkpoint.py [--folder DIR] [--megabytes 400] [--pairs 7] [--output FILE.md]
 
-Every case runs in a process of its own, so that a peak of memory is that case's. Files are written in DIR (a temporary folder
-if not given), on the disk whose speed matters.
+Every case runs in its own process, so that a peak of memory belongs to that case. Files are written to DIR (by default a
+temporary folder); choose a folder on the disk to be measured.
 
-- stall: rounds of training steps, in turn with an asynchronous save that starts after the first step and without; a round is so
-  long that the save ends in it. The stall is what a round with a save takes longer, the median over pairs.
-- bytes: one replicated state saved by several gloo ranks of this machine.
-- throughput: the same tensors saved and loaded by us and by torch, in turn. Ours is flushed to the disk and carries checksums,
-  which loading verifies; torch.save is timed as it is and with a flush. Files are read from the page cache.
+- stall: rounds of training steps, alternately with an asynchronous save that starts after the first step and without one. A
+  round is long enough for the save to end in it. The stall is the additional time of a round with a save, as the median over
+  pairs.
+- bytes: one replicated state saved by several gloo ranks on this machine.
+- throughput: the same tensors saved and loaded by this package and by torch, alternately. This package flushes to the disk
+  and writes checksums, which loading verifies; torch.save is timed as it is and with a flush. Files are read from the page
+  cache.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ CHANNELS = 16
 
 
 def resident(field: str) -> float:
-    """MiB of this process (Linux); 0 elsewhere."""
+    """Return the resident MiB of this process (Linux); 0 elsewhere."""
     status = Path("/proc/self/status")
     if not status.exists():
         return 0.0
@@ -57,10 +59,10 @@ def resident(field: str) -> float:
 
 
 def added(work: Callable[[], object]) -> float:
-    """Most MiB by which the work enlarges the process, pages of files that it maps included."""
+    """Return the largest increase of the process during the work in MiB, including the pages of files that it maps."""
     clear = Path("/proc/self/clear_refs")
     if os.access(clear, os.W_OK):
-        clear.write_text("5")  # forget the largest size so far
+        clear.write_text("5")  # reset the largest size so far
     before = resident("VmRSS")
     work()
     return resident("VmHWM") - before
@@ -76,7 +78,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def training(height: int, width: int) -> tuple[Callable[[], None], dict[str, Piece]]:
-    """A training step of the 1° architecture on a smaller grid, and everything that it changes."""
+    """Return a training step of the 1° architecture on a smaller grid, and everything that it changes."""
     config = wxformer.Config(
         dim=(32, 64, 128, 256),
         depth=(2, 2, 8, 2),
@@ -108,7 +110,7 @@ def training(height: int, width: int) -> tuple[Callable[[], None], dict[str, Pie
 
 
 def stall(folder: Path, pairs: int, grid: tuple[int, int]) -> dict[str, Any]:
-    """Rounds of steps with and without a save, in turn."""
+    """Time rounds of steps with and without a save, alternately."""
     step, pieces = training(*grid)
     manager = CheckpointManager(folder / "checkpoints", keep=2)
     bare = statistics.median(seconds(step) for _ in range(3))
@@ -156,7 +158,7 @@ def stall(folder: Path, pairs: int, grid: tuple[int, int]) -> dict[str, Any]:
 
 
 def state(megabytes: float) -> dict[str, Tensor]:
-    """Tensors of many sizes, as a model with its optimiser has them: a few large ones and many small ones."""
+    """Return tensors of many sizes, as for a model with its optimiser: a few large ones and many small ones."""
     result, left, i = {}, int(megabytes * 1e6) // 4, 0
     generator = torch.Generator().manual_seed(0)
     while left > 0:
@@ -171,7 +173,7 @@ def total_bytes(pieces: dict[str, Piece]) -> int:
 
 
 def ranks(folder: Path, megabytes: float) -> dict[str, Any]:
-    """One rank of a save of a replicated state: bytes of its file, MiB that the save adds, seconds."""
+    """Save a replicated state as one of several ranks: bytes of its file, MiB that the save adds, seconds."""
     torch.set_num_threads(1)
     runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
     pieces = {name: Piece.whole(x) for name, x in state(megabytes).items()}
@@ -187,7 +189,7 @@ def ranks(folder: Path, megabytes: float) -> dict[str, Any]:
 
 
 class Both:
-    """The same state saved and loaded by us and by torch."""
+    """Save and load the same state with this package and with torch."""
 
     def __init__(self, folder: Path, megabytes: float) -> None:
         self.state = state(megabytes)
@@ -221,14 +223,14 @@ class Both:
 
 
 def throughput(folder: Path, megabytes: float, pairs: int) -> dict[str, Any]:
-    """Seconds of every operation, in turn."""
+    """Return the seconds of every operation, measured alternately."""
     both = Both(folder, megabytes)
     operations = ("save_ours", "save_plain", "save_flushed", "load_ours", "load_plain")
     took: dict[str, list[float]] = {name: [] for name in operations}
     for pair in range(pairs + 1):
         for name in operations:
             if name.startswith("save"):
-                os.sync()  # what is left from before is not this one's
+                os.sync()  # earlier writes are not timed
             time_taken = seconds(getattr(both, name))
             if pair:  # the first turn warms up
                 took[name].append(time_taken)
@@ -236,7 +238,7 @@ def throughput(folder: Path, megabytes: float, pairs: int) -> dict[str, Any]:
 
 
 def memory(folder: Path, megabytes: float, operation: str) -> dict[str, Any]:
-    """MiB that one operation adds."""
+    """Return the MiB that one operation adds."""
     both = Both(folder, megabytes)
     if operation.startswith("load"):
         getattr(both, operation.replace("load", "save"))()
@@ -247,14 +249,14 @@ def memory(folder: Path, megabytes: float, operation: str) -> dict[str, Any]:
 
 
 def start(case: dict[str, Any], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """A process for a case; what is freed in it goes back to the system at once."""
+    """Start a process for a case; memory that is freed in it is returned to the system at once."""
     lean = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"} if case.pop("lean", False) else {}
     command = [sys.executable, __file__, "--case", json.dumps(case)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | lean | (environment or {}))
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a case found."""
+    """Return the results of a case."""
     out, _ = process.communicate()
     if process.returncode:
         raise SystemExit(f"a case ended with status {process.returncode}")
@@ -263,7 +265,7 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def run_ranks(folder: Path, world: int, megabytes: float) -> list[dict[str, Any]]:
-    """The case `ranks` on all of them."""
+    """Run the case `ranks` on all ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -279,7 +281,7 @@ def stall_lines(found: dict[str, Any]) -> list[str]:
     low, high = found["spread"]
     lines = [
         "## The training step", "",
-        "| state MB | step s | save alone s | stall s (range) | of it blocked s | stall in steps "
+        "| state MB | step s | save alone s | stall s (range) | blocked s | stall in steps "
         f"| share of a step at one save per {SAVE_EVERY} |",
         "|---|---|---|---|---|---|---|",
         f"| {found['megabytes']:.0f} | {found['step']:.3f} | {found['alone']:.3f} | {found['stall']:.3f} "
@@ -294,7 +296,7 @@ def stall_lines(found: dict[str, Any]) -> list[str]:
 def rank_lines(found: dict[int, list[dict[str, Any]]]) -> list[str]:
     lines = [
         "## Bytes of each rank", "",
-        "| ranks | MB of a rank, least … most | × ranks / state | seconds | MiB that the save adds, least … most |",
+        "| ranks | MB of a rank, least … most | × ranks / state | seconds | MiB added by the save, least … most |",
         "|---|---|---|---|---|",
     ]  # fmt: skip
     for world, each in found.items():
@@ -310,7 +312,7 @@ def throughput_lines(found: dict[str, Any], memories: dict[str, float]) -> list[
     took, size = found["took"], found["bytes"]
     lines = [
         "## Throughput", "",
-        "| operation | MB/s | seconds | ratio of time, ours / this | MiB it adds |",
+        "| operation | MB/s | seconds | ratio of times, ours / this | added MiB |",
         "|---|---|---|---|---|",
     ]  # fmt: skip
     labels = {
@@ -346,9 +348,9 @@ def main() -> None:
         return
     load = os.getloadavg()[0]
     lines = [
-        "# What a checkpoint costs", "",
+        "# Cost of a checkpoint", "",
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, load of the machine at the "
-        f"start {load:.1f}; medians of {options.pairs} turns.", "",
+        f"start {load:.1f}; medians of {options.pairs} repetitions.", "",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
         folder = Path(temporary)
@@ -377,7 +379,7 @@ def main() -> None:
 
 
 def run_case(case: dict[str, Any]) -> dict[str, Any]:
-    """The case of that name in this process."""
+    """Run the case with that name in this process."""
     name, folder = case.pop("name"), Path(case.pop("folder"))
     torch.set_num_threads(case.pop("threads", 1))
     cases: dict[str, Callable[..., dict[str, Any]]] = {

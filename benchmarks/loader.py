@@ -1,8 +1,8 @@
-"""The loader beside a bare loop over the same chunks, on stores of the usual kinds; writes benchmarks/results/loader.md.
+"""Compare the loader with a bare loop over the same chunks, on common kinds of stores; write benchmarks/results/loader.md.
 
     python benchmarks/loader.py [--folder DIR] [--times 60] [--workers 2]
 
-Stores are made in DIR (a temporary folder if not given) and lie in the page cache: what is compared is decoding and
+The stores are created in DIR (by default a temporary folder) and are in the page cache, so the benchmark compares decoding and
 everything around it, not the disk.
 """
 
@@ -32,7 +32,7 @@ LEVELS = list(range(1, 20))
 
 
 def weather(times: int, height: int, width: int, start: str = "2000-01-01") -> xr.Dataset:
-    """4 variables on 19 levels and 4 at the surface, smooth fields with a little noise rounded to 12 bits."""
+    """Return 4 variables on 19 levels and 4 at the surface, smooth fields with a little noise, rounded to 12 bits."""
     random = np.random.default_rng(0)
     smooth = zoom(
         random.standard_normal((height // 10, width // 10)), (height / (height // 10), width / (width // 10)), order=1
@@ -59,7 +59,7 @@ def weather(times: int, height: int, width: int, start: str = "2000-01-01") -> x
 
 
 def stores(folder: Path, times: int) -> dict[str, Path | str]:
-    """Name → path or template."""
+    """Write the stores; return name → path or template."""
     ds = weather(times, 181, 360)
     one = {name: {"chunks": (1, *v.shape[1:])} for name, v in ds.items()}
     ds.to_zarr(folder / "one.zarr", encoding=one, consolidated=False, mode="w")
@@ -75,9 +75,9 @@ def stores(folder: Path, times: int) -> dict[str, Path | str]:
         packed = {name: {"zlib": True, "complevel": 1, "chunksizes": (1, *v.shape[1:])} for name, v in part.items()}
         save(part, folder / f"year_{2000 + i}.nc", packed)
     return {
-        "zarr v3, a chunk per time, zstd": folder / "one.zarr",
-        "zarr v3, a chunk per time and band of 46 rows, blosc, sharded by 4 times": folder / "banded.zarr",
-        "two netCDF-4 files by template, a chunk per time, deflate": f"{folder}/year_%Y.nc",
+        "zarr v3, one chunk per time, zstd": folder / "one.zarr",
+        "zarr v3, one chunk per time and band of 46 rows, blosc, sharded by 4 times": folder / "banded.zarr",
+        "two netCDF-4 files by template, one chunk per time, deflate": f"{folder}/year_%Y.nc",
     }
 
 
@@ -106,11 +106,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     lines = [
-        "# The loader beside a bare loop", "",
+        "# The loader compared with a bare loop", "",
         f"{time.strftime('%Y-%m-%d')}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores, load "
         f"{os.getloadavg()[0]:.1f} at the start; 181 × 360, 80 channels, a sample = 2 times; files in the page cache; "
-        f"medians of {arguments.repeats} turns, loader and bare loop in turn.", "",
-        "| store | loader | bare loop | share | processor time of a sample: loader, bare loop | where the time goes |",
+        f"medians of {arguments.repeats} repetitions, loader and bare loop alternating.", "",
+        "| store | loader | bare loop | share | processor time per sample: loader, bare loop | where the time goes |",
         "|---|---|---|---|---|---|",
     ]  # fmt: skip
     with tempfile.TemporaryDirectory() as temporary:
@@ -128,7 +128,8 @@ def main() -> None:
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     lines += [
         "",
-        f"Largest worker: {used:.0f} MB resident, {2 * 80 * 181 * 360 * 4 / 1e6:.0f} MB of it a sample in the making.",
+        f"Largest worker: {used:.0f} MB resident, of which {2 * 80 * 181 * 360 * 4 / 1e6:.0f} MB are the sample being "
+        "assembled.",
     ]
     target = Path(__file__).parent / "results" / "loader.md"
     target.parent.mkdir(exist_ok=True)

@@ -1,12 +1,12 @@
-"""One training problem in every layout: memory of a rank, time of a step, and what two ranks gain over two threads.
+"""Train one problem in every layout: memory of a rank, time of a step, and the gain of two ranks over two threads.
 
     python benchmarks/parallel.py [--quick] [--steps 7] [--layouts NAME …] [--output benchmarks/results/parallel.md]
 
 The global problem is the same in all layouts: a WXFormer, its image and four samples per optimiser step. Ranks are processes
 of one thread, over gloo. Memory is counted exactly, allocation by allocation, in one step: the parameters, gradients and
-optimiser state that a rank keeps, and the most that activations take at once in forward. Efficiency compares two ranks of one
-thread with one rank of two threads, both on the same two cores: the two take steps in turn (A B A B …), and the figure is the
-median over neighbouring steps. On a busy machine times say nothing; memory does not depend on it.
+optimiser state that a rank stores, and the largest memory of activations in forward. Efficiency compares two ranks of one
+thread with one rank of two threads, both on the same two cores: they take steps alternately (A B A B …), and the figure is
+the median over neighbouring steps. On a busy machine times have no meaning; memory does not depend on the load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WIDTH, QUICK_WIDTH = 240, 48
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees and wrapper."""
+    """The degrees and the wrapper."""
 
     dp: int = 1
     tensor: int = 1
@@ -71,7 +71,7 @@ TARGETS = {"data": 0.9, "domain": 0.8}  # parallel efficiency
 
 
 def rank_main(options: dict[str, Any]) -> None:
-    """Take a step, or measure one, whenever a line on standard input asks for it; answer with a line of JSON."""
+    """Take or measure a step for each line on standard input; answer with a line of JSON."""
     import torch
 
     torch.set_num_threads(options["threads"])
@@ -89,7 +89,7 @@ def rank_main(options: dict[str, Any]) -> None:
 
 
 class Training:
-    """The optimiser steps of one rank, on random samples, by the functions that training uses."""
+    """Optimiser steps of one rank on random samples, by the functions that training uses."""
 
     def __init__(self, layout: Layout, width: int, checkpointing: bool) -> None:
         import torch
@@ -138,12 +138,12 @@ class Training:
             parameter.grad = None
 
     def memory(self) -> dict[str, int]:
-        """Bytes that this rank keeps, by what they are for, and the most that activations take in forward."""
+        """Return the bytes that this rank stores, by kind, and the largest memory of activations in forward."""
         from credit_like.parallel.shards import local
         from credit_like.plan.meter import ACTIVATIONS, GRADIENTS, Meter, total_bytes
 
         class Watch(Meter):
-            """Also knows the most of every part."""
+            """Records the maximum of every part as well."""
 
             def __init__(self) -> None:
                 super().__init__()
@@ -164,7 +164,7 @@ class Training:
         ]
         with meter:
             loss = self.loss()
-            activations = meter.most[ACTIVATIONS]  # backward frees more of them than it makes
+            activations = meter.most[ACTIVATIONS]  # backward frees more of them than it allocates
             loss.backward()
         gradients = total_bytes(p.grad for p in self.parameters.values() if p.grad is not None)
         self.update()
@@ -212,7 +212,7 @@ class Team:
         self._answers()
 
     def ask(self, what: str) -> list[dict[str, Any]]:
-        """Each rank's answer."""
+        """Return each rank's answer."""
         for process in self.ranks:
             assert process.stdin is not None
             process.stdin.write(what + "\n")
@@ -220,7 +220,7 @@ class Team:
         return self._answers()
 
     def step(self) -> float:
-        """Seconds until the slowest rank has taken a step."""
+        """Return the seconds until the slowest rank has taken a step."""
         return max(float(answer["wall"]) for answer in self.ask("step"))
 
     def _answers(self) -> list[dict[str, Any]]:
@@ -243,10 +243,10 @@ class Team:
 
 
 def measure(layout: Layout, options: argparse.Namespace) -> dict[str, float]:
-    """The largest rank's memory, and the median step."""
+    """Return the memory of the largest rank, and the median step."""
     print(f"{layout.name} …", file=sys.stderr, flush=True)
     team = Team(layout, 1, options.width)
-    for _ in range(2):  # DDP makes its buckets anew at the second, which is no activation
+    for _ in range(2):  # DDP rebuilds its buckets in the second; they are no activations
         team.step()
     memory = team.ask("memory")
     times = [team.step() for _ in range(options.steps)]
@@ -255,8 +255,8 @@ def measure(layout: Layout, options: argparse.Namespace) -> dict[str, float]:
 
 
 def efficiency(layout: Layout, options: argparse.Namespace) -> float:
-    """Step of one rank with two threads over step of two ranks with one, the median over neighbouring steps."""
-    print(f"{layout.name} beside two threads …", file=sys.stderr, flush=True)
+    """Return the step of one rank with two threads over that of two ranks with one, as median over neighbouring steps."""
+    print(f"{layout.name} compared with two threads …", file=sys.stderr, flush=True)
     two, one = Team(layout, 1, options.width), Team(SERIAL, 2, options.width)
     two.step()
     one.step()
@@ -274,13 +274,13 @@ def efficiency(layout: Layout, options: argparse.Namespace) -> float:
 
 
 def report(found: dict[Layout, dict[str, float]], gains: dict[Layout, float], options: argparse.Namespace) -> str:
-    """Markdown."""
+    """Return the report in Markdown."""
     serial, mib = found[SERIAL], 2**20
     lines = [
         "# One training problem in every layout",
         "",
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {options.load:.1f} at the start"
-        + (" (busy: the times say little)" if options.load > 0.5 else "")
+        + (" (busy: times are unreliable)" if options.load > 0.5 else "")
         + f". WXFormer of {serial['parameters'] / 4e6:.1f} M parameters, {HEIGHT} × {options.width} points, "
         f"{CHANNELS} channels, {SAMPLES} samples per optimiser step in all layouts, fp32, AdamW; gloo, ranks of one "
         f"thread; medians of {options.steps} steps; MiB of the largest rank.",
@@ -294,7 +294,7 @@ def report(found: dict[Layout, dict[str, float]], gains: dict[Layout, float], op
             for key in ("parameters", "gradients", "optimizer", "activations", "peak")
         ]
         lines.append(f"| {layout.name} | {layout.world} | {' | '.join(cells)} | {row['time']:.2f} |")
-    lines += ["", "In parentheses the share of what one rank needs. Targets:", ""]
+    lines += ["", "Numbers in parentheses are fractions of the memory of one rank. Targets:", ""]
     for layout, row in found.items():
         lines += [f"- {text}" for text in verdicts(layout, row, serial)]
     for layout, gain in gains.items():
@@ -306,7 +306,7 @@ def report(found: dict[Layout, dict[str, float]], gains: dict[Layout, float], op
 
 
 def verdicts(layout: Layout, row: dict[str, float], serial: dict[str, float]) -> list[str]:
-    """What memory is bound to be: 1/n + 15 % of the activations under domain, 1/n + 10 % of the state under FSDP2."""
+    """Compare memory with its bounds: 1/n + 15 % of activations under domain, 1/n + 10 % of the state under FSDP2."""
     found = []
     if layout.world > 1 and layout.world == layout.domain:
         share, bound = row["activations"] / serial["activations"], 1 / layout.domain + 0.15
@@ -316,12 +316,12 @@ def verdicts(layout: Layout, row: dict[str, float], serial: dict[str, float]) ->
         share = max(row[key] / serial[key] for key in ("parameters", "gradients", "optimizer"))
         bound = 1 / layout.world + 0.10
         verdict = "met" if share <= bound else "MISSED"
-        found.append(f"{layout.name}: kept state {share:.3f} of one rank's, at most {bound:.3f}: {verdict}")
+        found.append(f"{layout.name}: stored state {share:.3f} of one rank's, at most {bound:.3f}: {verdict}")
     return found
 
 
 def main() -> None:
-    """Run, print, and write where asked."""
+    """Run, print, and write to `--output`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a narrow image, two steps, no more than two ranks")
     parser.add_argument("--steps", type=int, default=7)

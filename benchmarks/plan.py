@@ -1,14 +1,14 @@
-"""What planning costs, and the table of docs/scaling.md.
+"""Measure the cost of planning, and compute the table of docs/scaling.md.
 
     python benchmarks/plan.py [cost] [--processes 2] [--output FILE.md]
     python benchmarks/plan.py scaling [--models 1° 0.25°] [--gpus 64 512] [--output FILE.md]
 
 cost: one layout of the 0.25° model at 256 ranks, one rank after the other, and all layouts of 64 ranks of the 1° model, two
-ranks at a time. Each starts in a new process, whose start and imports count. Processor time is that of the process and all
-that it forked; memory is the most that any one of them held.
+ranks at a time. Each starts in a new process; its start and imports are included. Processor time is that of the process and
+of all its forks; memory is that of the largest of these processes.
 
-scaling: chosen layouts of both models at 1 to 4,096 GPUs, with the one sample per replica that they need, and the rank that is
-the first of its sample, or the second of four bands, which is the fuller one.
+scaling: selected layouts of both models at 1 to 4,096 GPUs, with one sample per replica. The rank is the first of its sample,
+or the second of four bands, which holds more rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GPUS = ("a100-40gb", "h100")
 
 
 def experiment(model: str, **trainer: Any) -> Any:
-    """The variables and training of config/era5-1deg.yml with a model of the zoo, computed in bfloat16."""
+    """Return the variables and training of config/era5-1deg.yml with a model of the zoo, computed in bfloat16."""
     from credit_like.schema.experiment import Experiment
     from credit_like.schema.load import load_located
 
@@ -50,9 +50,9 @@ def experiment(model: str, **trainer: Any) -> Any:
 
 
 def measured(case: str, processes: int) -> dict[str, Any]:
-    """One case in this process."""
+    """Run one case in this process."""
     began = time.perf_counter()
-    from credit_like.plan.layouts import Layout
+    from credit_like.plan.layouts import Candidate
     from credit_like.plan.machine import machine_of
     from credit_like.plan.run import grid_of, plan, simulate_all
 
@@ -63,7 +63,7 @@ def measured(case: str, processes: int) -> dict[str, Any]:
         what = f"all {len(rows)} layouts of 64 ranks, 1°"
         print(f"recommended: {best.layout if best else None}", file=sys.stderr)
     else:
-        layout = Layout(64, domain=BANDS)
+        layout = Candidate(64, domain=BANDS)
         rows, _ = simulate_all(
             experiment(case, global_batch_size=64), [layout], machine, grid_of(MODELS[case][1]), processes
         )
@@ -80,13 +80,13 @@ def measured(case: str, processes: int) -> dict[str, Any]:
 
 
 def cost(processes: int) -> str:
-    """The table of both cases, each in a new process."""
+    """Return the table of both cases, each run in a new process."""
     load = os.getloadavg()[0]
     lines = [
-        "# What planning costs",
+        "# Cost of planning",
         "",
-        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start; starting Python and "
-        "importing torch count.",
+        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start; including the "
+        "start of Python and the import of torch.",
         "",
         "| simulated | ranks | processes | processor time | elapsed | largest process |",
         "|---|---|---|---|---|---|",
@@ -102,25 +102,27 @@ def cost(processes: int) -> str:
 
 
 def chosen(model: str, count: int) -> list[tuple[Any, bool]]:
-    """(layout, recomputation) for a number of ranks: replicas alone, with bands, and with copies of the states as well."""
-    from credit_like.plan.layouts import Layout
+    """Return (layout, recomputation) for a number of ranks: replicas alone, with bands, and with copies of the states."""
+    from credit_like.plan.layouts import Candidate
 
     if count == 1:
-        return [(Layout(1, data="none"), recompute) for recompute in ((False, True) if model == "0.25°" else (False,))]
-    found = [(Layout(count), model == "0.25°"), (Layout(count // BANDS, domain=BANDS), False)]
+        return [
+            (Candidate(1, data="none"), recompute) for recompute in ((False, True) if model == "0.25°" else (False,))
+        ]
+    found = [(Candidate(count), model == "0.25°"), (Candidate(count // BANDS, domain=BANDS), False)]
     if count > SHARDS:
-        found.append((Layout(count // BANDS, domain=BANDS, replicate=count // SHARDS), False))
+        found.append((Candidate(count // BANDS, domain=BANDS, replicate=count // SHARDS), False))
     return found
 
 
 def fuller(layout: Any) -> list[int]:
-    """The second of several bands, or the first rank."""
+    """Return the second of several bands, or the first rank."""
     return [min(1, layout.domain - 1)]
 
 
 def scaling(models: list[str], counts: list[int]) -> str:
-    """One row per model, number of GPUs, layout and recomputation."""
-    from credit_like.plan.estimate import Row
+    """Return one row per model, number of GPUs, layout and recomputation."""
+    from credit_like.plan.estimate import PlanRow
     from credit_like.plan.machine import machine_of
     from credit_like.plan.run import grid_of, simulate_all
 
@@ -142,14 +144,14 @@ def scaling(models: list[str], counts: list[int]) -> str:
                 if refused:
                     print(refused[0].reason, file=sys.stderr)
                     continue
-                both = [Row(layout, rows[0].ranks, machine, rows[0].samples) for machine in machines]
+                both = [PlanRow(layout, rows[0].ranks, machine, rows[0].samples) for machine in machines]
                 lines.append(line(model, count, recompute, both))
                 print(lines[-1], file=sys.stderr, flush=True)
     return "\n".join(lines) + "\n"
 
 
 def line(model: str, count: int, recompute: bool, rows: list[Any]) -> str:
-    """What the fullest rank needs, and the slowest takes."""
+    """Return the memory of the fullest rank and the time of the slowest."""
     rank = rows[0].fullest
     kept = sum(rank.parts.get(name, 0) for name in ("parameters", "optimiser state", "weight average", "gradients"))
     sent = rank.collectives()

@@ -1,10 +1,10 @@
-"""The statistics pass beside a bare loop over the same chunks; writes benchmarks/results/preprocess.md.
+"""Compare the statistics pass with a bare loop over the same chunks; write benchmarks/results/preprocess.md.
 
     python benchmarks/preprocess.py [--folder DIR] [--gigabytes 10] [--workers 2] [--turns 3]
 
-The store (1°, 80 fields a time, one chunk per variable and time, zstd) is made in DIR, a temporary folder if not given. The
-bare loop reads and decodes every chunk with zarr-python in as many processes, and looks at nothing; the two take turns. What
-the pass finds is compared with NumPy's two-pass mean and standard deviation in float64.
+The store (1°, 80 fields per time, one chunk per variable and time, zstd) is created in DIR, by default a temporary folder. The
+bare loop reads and decodes every chunk with zarr-python in as many processes, and does nothing else; the two alternate. The
+results of the pass are compared with NumPy's two-pass mean and standard deviation in float64.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ START = np.datetime64("2000-01-01", "ns")
 
 
 def make(path: Path, gigabytes: float) -> int:
-    """A store of about so many GB of plain numbers; its number of times."""
+    """Write a store of about so many GB of uncompressed numbers; return its number of times."""
     part = weather(BLOCK, HEIGHT, WIDTH)
     blocks = max(1, round(gigabytes * 1e9 / part.nbytes))
     random = np.random.default_rng(1)
@@ -58,7 +58,7 @@ def make(path: Path, gigabytes: float) -> int:
 
 
 def read(path: Path, first: int, last: int) -> None:
-    """Every chunk of these times, one after the other."""
+    """Read every chunk of these times, one after the other."""
     group = zarr.open_group(path, mode="r")
     for t in range(first, last):
         for name in (*LEVEL, *SURFACE):
@@ -66,7 +66,7 @@ def read(path: Path, first: int, last: int) -> None:
 
 
 def bare(path: Path, times: int, processes: int) -> float:
-    """Seconds."""
+    """Return the seconds of the bare loop."""
     began = time.perf_counter()
     edges = np.linspace(0, times, processes + 1).astype(int).tolist()
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -76,7 +76,7 @@ def bare(path: Path, times: int, processes: int) -> float:
 
 
 def ours(path: Path, times: int, workers: int) -> tuple[float, Statistics]:
-    """(seconds, what was found); the audit and its plots included."""
+    """Return (seconds, results), including the audit and its plots."""
     end = str(START + (times - 1) * STEP)[:13]
     data = DataSection.model_validate(
         {
@@ -95,7 +95,7 @@ def ours(path: Path, times: int, workers: int) -> tuple[float, Statistics]:
 
 
 def reference(path: Path, times: int) -> Iterator[tuple[str, float, float]]:
-    """(channel, mean, standard deviation) by two passes in float64."""
+    """Return (channel, mean, standard deviation) by two passes in float64."""
     group = zarr.open_group(path, mode="r")
     for name in (*LEVEL, *SURFACE):
         array = group[name]
@@ -113,7 +113,7 @@ def reference(path: Path, times: int) -> Iterator[tuple[str, float, float]]:
 
 
 def worst(found: Statistics, expected: Iterator[tuple[str, float, float]]) -> float:
-    """The largest difference of a mean or a deviation, in standard deviations."""
+    """Return the largest difference of a mean or a deviation, in standard deviations."""
     table = found.dataset
     names = table["channel"].values.tolist()
     means, stds = (dict(zip(names, table[kind].values.tolist(), strict=True)) for kind in ("mean", "std"))
@@ -142,18 +142,19 @@ def main() -> None:
     share = statistics.median(a / b for a, b in pairs)
     text = "\n".join(
         [
-            "# The statistics pass beside a bare loop",
+            "# The statistics pass compared with a bare loop",
             "",
             f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the start; {times} times, "
-            f"{size:.1f} GB of plain numbers at 1°; {arguments.workers} processes each; medians of {arguments.turns} turns.",
+            f"{size:.1f} GB of uncompressed numbers at 1°; {arguments.workers} processes each; medians of "
+            f"{arguments.turns} repetitions.",
             "",
             "| | seconds | MB/s |",
             "|---|---|---|",
-            f"| reads and decodes every chunk | {limit:.1f} | {1e3 * size / limit:.0f} |",
-            f"| statistics, audit and its plots | {took:.1f} | {1e3 * size / took:.0f} |",
+            f"| bare loop: reading and decoding every chunk | {limit:.1f} | {1e3 * size / limit:.0f} |",
+            f"| pass: statistics, audit and its plots | {took:.1f} | {1e3 * size / took:.0f} |",
             "",
-            f"Share of the read limit {100 * share:.0f} %. Largest difference from NumPy's float64 mean or standard deviation: "
-            f"{difference:.1e} standard deviations.",
+            f"The pass reaches {100 * share:.0f} % of the read limit. The largest difference from NumPy's float64 mean or standard "
+            f"deviation is {difference:.1e} standard deviations.",
             "",
         ]
     )

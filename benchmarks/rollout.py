@@ -1,13 +1,13 @@
-"""What writing forecasts costs, and whether memory grows with the lead; writes benchmarks/results/rollout.md.
+"""Measure the cost of writing forecasts, and whether memory grows with the lead; write benchmarks/results/rollout.md.
 
     python benchmarks/rollout.py [--pairs 5]
 
-The demonstration's model with random weights (which cost as much as trained ones) and its forecasts of five days.
-Output is what a rollout takes longer, and more of the processor, than one that writes no field and is else the same;
-the two are made in turn, and the quickest of each are compared, since what else happens on a machine only lengthens:
-with all cores computing, and with one left for the writer, as a node with GPUs has many. Waiting is the part of the time
-that the computing thread spends handing fields over and on the last of them at the end. Memory is the peak of a
-process that makes one forecast of so many steps.
+The benchmark uses the demonstration's model with random weights (which cost as much as trained ones) and its forecasts of five
+days. The cost of output is the additional time, and additional processor time, of a rollout compared with one that writes no
+field and is otherwise the same. The two alternate, and the fastest of each are compared, because other work on the machine can
+only lengthen them: once with all cores computing, and once with one core left for the writer, as on a node with GPUs, which
+has many cores. Waiting is the fraction of the time that the computing thread spends passing on fields and, at the end, on
+the last of them. Memory is the peak of a process that makes one forecast of so many steps.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from credit_like import build
+from credit_like.context import Context
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.writers._base import Background
 from credit_like.schema.load import load_experiment
@@ -37,14 +38,14 @@ LEADS = (20, 100, 500)
 INITS = 32
 
 
-def parts_of(save_loc: Path, *overrides: str) -> build.Parts:
+def context_of(save_loc: Path, *overrides: str) -> Context:
     file = resources.files("credit_like").joinpath("demo.yml")
     experiment = load_experiment(Path(str(file)), [f"save_loc={save_loc}", *overrides])
-    return build.assemble(experiment, build.start(experiment), train=False)
+    return build.build_context(experiment, build.start(experiment), train=False)
 
 
 class Watched(Background):
-    """Knows how long its caller has waited."""
+    """Measures how long its caller has waited."""
 
     waited = 0.0
 
@@ -60,24 +61,22 @@ class Watched(Background):
 
 
 def output(kind: str, flags: str, write: bool = True) -> tuple[float, float, float, float]:
-    """(seconds, of the processor, waited, megabytes); without `write` no field is handed on."""
+    """Return (seconds, processor seconds, seconds of waiting, megabytes); without `write` nothing is written."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "forecasts"
-        parts = parts_of(
+        context = context_of(
             Path(folder),
             "inference.init=[2000-09-27, 2000-10-28T18, 24h]",
             f"inference.output={{type: {kind}, path: {path}{flags}}}",
         )
-        submit = forecasts._submit
+        inner = forecasts._write
         if not write:
-            forecasts._submit = lambda *_: None
+            forecasts._write = lambda *_: None
         forecasts.Background, Watched.waited = Watched, 0.0
         wall, cpu = time.perf_counter(), time.process_time()
-        outcome = forecasts.write_forecasts(
-            parts.experiment, parts.stepper, parts.store, parts.variables, parts.statistics, "random"
-        )
+        outcome = forecasts.write_forecasts(context, "random")
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-        forecasts._submit = submit
+        forecasts._write = inner
         assert outcome.finished
         assert outcome.computed == INITS
         size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / 1e6
@@ -85,7 +84,7 @@ def output(kind: str, flags: str, write: bool = True) -> tuple[float, float, flo
 
 
 def share(threads: int, kind: str, flags: str, pairs: int) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     torch.set_num_threads(threads)
     found: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
     for turn in range(pairs):
@@ -99,17 +98,15 @@ def share(threads: int, kind: str, flags: str, pairs: int) -> str:
 
 
 def peak(leads: int) -> float:
-    """MiB of a process that makes one forecast of `leads` steps."""
+    """Return the peak MiB of a process that makes one forecast of `leads` steps."""
     command = [sys.executable, __file__, "--one", str(leads)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
 def one(leads: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        parts = parts_of(Path(folder), "inference.init=2000-01-01", f"inference.lead={leads}")
-        forecasts.write_forecasts(
-            parts.experiment, parts.stepper, parts.store, parts.variables, parts.statistics, "random"
-        )
+        context = context_of(Path(folder), "inference.init=2000-01-01", f"inference.lead={leads}")
+        forecasts.write_forecasts(context, "random")
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
 
 
@@ -127,9 +124,9 @@ def main() -> None:
         "",
         f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, PyTorch "
         f"{torch.__version__}; the demonstration's model, {INITS} initial times, "
-        f"20 leads; the quickest of {arguments.pairs}.",
+        f"20 leads; the fastest of {arguments.pairs}.",
         "",
-        "| output | threads | longer by | waiting | more of the processor | seconds | MB |",
+        "| output | threads | additional time | waiting | additional processor time | seconds | MB |",
         "|---|---|---|---|---|---|---|",
     ]
     all_cores = torch.get_num_threads()

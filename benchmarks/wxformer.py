@@ -1,18 +1,20 @@
-"""WXFormer's steps beside another implementation's, in turn in one run: time, memory, share of the machine's matmul peak.
+"""Compare WXFormer's steps with another implementation's in one run: time, memory, fraction of the matmul peak.
 
     python benchmarks/wxformer.py [CONFIG.json …] [--credit PYTHON [--stub FOLDER]] [--against definition | plain]
                                   [--device cuda [--bf16] [--compile]]
 
-CONFIG.json holds NCAR CREDIT's constructor arguments; without any, the architectures of the zoo on reduced grids. With
-`--credit PYTHON` the other side is CREDIT's own model in that environment (`--stub`: a folder put before its import path), whose
-weights our model takes over. Without, it is the definition as the tests transcribe it, or our model by plain operations.
+CONFIG.json holds NCAR CREDIT's constructor arguments; by default, the benchmark runs the architectures of the zoo on reduced
+grids. With `--credit PYTHON` the other side is CREDIT's own model in that environment (`--stub`: a folder put before its
+import path), and our model uses its weights. Otherwise it is the definition as transcribed in the tests, or our model with
+plain operations.
 
-Each side is a process of its own; they step alternately (A B A B …), and a ratio is the median over pairs of neighbouring
-steps. Memory is taken in another pair of processes, in which the C library returns to the system what is freed: the most by
-which a step enlarges the process, gradients included, and the most that torch allocates (on an accelerator that alone).
+Each side runs in its own process; they step alternately (A B A B …), and a ratio is the median over pairs of neighbouring
+steps. Memory is measured in another pair of processes, in which the C library returns freed memory to the system: the largest
+increase of the process during a step, gradients included, and the largest amount that torch allocates (on an accelerator only
+the latter).
 
-With `--bf16` and `--compile` our side runs as `trainer.amp` and `trainer.compile` make it run; the other side stays as it is
-shipped, in fp32 (TF32 off). The matrix product beside which MFU stands is then one in bfloat16 (on a CPU still in fp32).
+With `--bf16` and `--compile` our side runs as with `trainer.amp` and `trainer.compile`; the other side runs as published, in
+fp32 (TF32 off). MFU then refers to a matrix product in bfloat16 (on a CPU still in fp32).
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ NAMES = {"credit": "CREDIT", "definition": "definition", "plain": "plain"}
 TITLES = {
     "credit": "NCAR CREDIT's own",
     "definition": "the plain transcription of its definition",
-    "plain": "our model by plain operations",
+    "plain": "our model with plain operations",
 }
 
 
@@ -53,7 +55,7 @@ class Side:
     """A model in its own process."""
 
     def __init__(self, command: list[str], lean: bool = False) -> None:
-        # Lean: what is freed goes back to the system at once, so that the size of the process is what is in use.
+        # Lean: freed memory is returned to the system at once, so the size of the process is the memory in use.
         surroundings = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"} if lean else {}
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.command = " ".join(command)
@@ -68,7 +70,7 @@ class Side:
         self.about = self._answer()
 
     def ask(self, what: str) -> dict[str, Any]:
-        """`step`: seconds; `memory`: MiB; `work`: FLOPs."""
+        """Return the answer to `step` (seconds), `memory` (MiB) or `work` (FLOPs)."""
         assert self.process.stdin is not None
         self.process.stdin.write(what + "\n")
         self.process.stdin.flush()
@@ -93,7 +95,7 @@ class Side:
 
 
 def zoo(folder: Path) -> list[Path]:
-    """The zoo's architectures on reduced grids as CREDIT's constructor arguments."""
+    """Return the zoo's architectures on reduced grids as CREDIT's constructor arguments."""
     paths = []
     for name, (height, width) in REDUCED.items():
         model = yaml.safe_load((ROOT / "models" / name / "model.yml").read_text())["model"]
@@ -116,7 +118,7 @@ def zoo(folder: Path) -> list[Path]:
 
 
 def flops(config: Path) -> int:
-    """Multiplications and additions of a forward by the definition (direct convolutions)."""
+    """Return the multiplications and additions of a forward by the definition (direct convolutions)."""
     described = convert_model_args(json.loads(config.read_text()) | {"use_spectral_norm": False})
     with torch.device("meta"):
         model = described.build()
@@ -127,7 +129,7 @@ def flops(config: Path) -> int:
 
 
 def matmul_peak(options: argparse.Namespace) -> float:
-    """FLOP/s of a large matrix product, on an accelerator in the precision of our side; the best of several."""
+    """Return the FLOP/s of a large matrix product, on an accelerator in the precision of our side; the best of several."""
     torch.set_num_threads(options.threads)
     on_cpu = options.device == "cpu"
     size, dtype = 2048 if on_cpu else 8192, torch.bfloat16 if options.bf16 and not on_cpu else torch.float32
@@ -143,7 +145,7 @@ def matmul_peak(options: argparse.Namespace) -> float:
 
 
 def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespace) -> dict[str, float]:
-    """Medians of both sides and of the ratios of neighbouring steps; peaks of memory; what our step computes."""
+    """Return medians of both sides and of the ratios of neighbouring steps, peaks of memory, and the operations of our step."""
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, "output.pt")
         worker = str(ROOT / "benchmarks" / "sides" / "wxformer_side.py")
@@ -185,7 +187,7 @@ def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespa
 
 
 def processor(options: argparse.Namespace) -> str:
-    """What computes."""
+    """Return the name of the processor."""
     if options.device != "cpu":
         return torch.cuda.get_device_name() if options.device == "cuda" else str(options.device)
     cores = f"{options.threads} threads of {os.cpu_count()} cores"
@@ -196,7 +198,7 @@ def processor(options: argparse.Namespace) -> str:
 
 
 def settings(options: argparse.Namespace) -> list[tuple[str, list[str]]]:
-    """Kinds of step; the transcription is one function, without parts that could be recomputed."""
+    """Return the kinds of step; the transcription is one function, without parts that could be recomputed."""
     chosen = [SETTINGS[i] for i in options.settings]
     if options.credit or options.against == "plain":
         return chosen
@@ -223,17 +225,18 @@ def main() -> None:
     peak = matmul_peak(options)
     ours = ("bf16" if options.bf16 else "fp32") + (", compiled" if options.compile else "")
     lines = [
-        f"# WXFormer on {'a CPU' if options.device == 'cpu' else options.device} beside {TITLES[side]}",
+        f"# WXFormer on {'a CPU' if options.device == 'cpu' else options.device} compared with {TITLES[side]}",
         "",
         f"{dt.date.today()}, {processor(options)}, torch {torch.__version__}, "
         f"{ours if ours == 'fp32' else ours + ' (theirs fp32)'}, batch 1, "
-        f"{options.pairs} pairs of steps in turn; load of the machine at the start {os.getloadavg()[0]:.1f}; "
+        f"{options.pairs} pairs of alternating steps; load of the machine at the start {os.getloadavg()[0]:.1f}; "
         f"a large matrix product then {peak / 1e9:.0f} GFLOP/s.",
         "",
-        "Ratio: ours / theirs, the median over pairs, of wall time and of processor time. MiB: the most that a step adds to "
-        "the process, gradients included; then the ratio of the most that torch allocates. Of peak: operations that our step "
-        "does / time / the quickest of such products until then, one before each row. MFU: operations of the definition "
-        "(train: 3 forwards) instead. Difference: of the outputs with the same weights, relative norm.",
+        "Ratio: ours / theirs, as the median over pairs, of wall time and of processor time. MiB: the largest increase of the "
+        "process during a step, gradients included. Allocated ratio: of the largest amounts that torch allocates. Of peak: "
+        "operations of our step / time / the speed of the fastest of such products so far, measured before each row. MFU: the "
+        "same with the operations of the definition (train: 3 forwards). Difference: relative norm of the difference of the "
+        "outputs with the same weights.",
         "",
         f"| configuration | step | ours s | {other} s | ratio | CPU ratio | ours MiB | {other} MiB | ratio "
         "| allocated ratio | of peak | MFU | difference |",
@@ -244,7 +247,7 @@ def main() -> None:
         for config in options.configs or zoo(Path(folder)):
             defined = flops(config)
             for mode, flags in settings(options):
-                peak = max(peak, matmul_peak(options))  # others share the machine: one moment tells little
+                peak = max(peak, matmul_peak(options))  # one measurement on a shared machine is unreliable
                 r = compare(config, mode, flags, options)
                 rate = r["ours"] * peak
                 mfu = defined * (3 if mode == "train" else 1) / rate

@@ -1,4 +1,7 @@
-"""Which rows of an image each rank holds: contiguous bands of whole windows, as equal as whole windows allow. No torch."""
+"""Partition of image rows over ranks into contiguous bands of whole windows, as equal as whole windows allow.
+
+This module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ Band = tuple[int, int]  # rows [start, stop)
 
 @dataclass(frozen=True)
 class Level:
-    """An image height that occurs in the model. Bands start at multiples of `unit`; `pieces` cannot be split further."""
+    """An image height that occurs in the model.
+
+    Bands start at multiples of `unit`; `pieces`, unless 0, is a further limit on the number of ranks with rows.
+    """
 
     height: int
     unit: int = 1
@@ -23,12 +29,12 @@ class Level:
 
     @property
     def most(self) -> int:
-        """The largest degree that leaves no rank without work."""
+        """Return the largest degree that leaves no rank without rows."""
         return min(self.height // self.unit, self.pieces or self.height)
 
 
 def merge(levels: Iterable[Level]) -> dict[int, Level]:
-    """One level per height: units that suit every layer at that height, the fewest pieces of any."""
+    """Return one level per height, with a unit that suits every layer there and the smallest `pieces` of any."""
     merged: dict[int, Level] = {}
     for level in levels:
         known = merged.get(level.height, Level(level.height))
@@ -39,7 +45,7 @@ def merge(levels: Iterable[Level]) -> dict[int, Level]:
 
 
 def bands(height: int, unit: int, parts: int) -> list[Band]:
-    """`parts` contiguous bands of whole units; the first ones get what is over.
+    """Return `parts` contiguous bands of whole units; the first bands get the remainder.
 
     721 rows on 4 ranks: 181, 180, 180, 180.
     """
@@ -51,18 +57,19 @@ def bands(height: int, unit: int, parts: int) -> list[Band]:
 
 
 def degree_problem(levels: dict[int, Level], degree: int) -> str:
-    """Where a rank would be left without rows, and the degrees that work; empty if `degree` does."""
+    """Return a message that names a level with too few rows and the degrees that work; empty if `degree` works."""
     tightest = min(levels.values(), key=lambda level: level.most)
     if degree <= tightest.most:
         return ""
     works = ", ".join(str(d) for d in range(1, tightest.most + 1))
     return (
-        f"at {tightest.height} rows{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces "
-        f"to share, and a rank without rows cannot take part; degrees that work: {works}"
+        f"expected a degree that leaves every rank rows, got {degree}: at {tightest.height} rows"
+        f"{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces to share; "
+        f"degrees that work: {works}"
     )
 
 
 def check_degree(levels: dict[int, Level], degree: int) -> None:
-    """Raise UserError where a rank would be left without rows at some level, with the degrees that work."""
+    """Raise UserError if some rank would have no rows at some level; the message lists the degrees that work."""
     if problem := degree_problem(levels, degree):
-        raise UserError(f"trainer.parallelism.domain {degree}: {problem}")
+        raise UserError(f"trainer.parallelism.domain: {problem}")

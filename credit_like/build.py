@@ -1,9 +1,8 @@
-"""The only place where rooms are wired together; each function reads in the order the data flow."""
+"""Assembly of data, model, training, forecasts and scores for each command; they are connected nowhere else."""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ from credit_like import registry
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
+from credit_like.context import Context
 from credit_like.data.loader import Loader
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
@@ -38,27 +38,15 @@ from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
-from credit_like.training.trainer import Batches, Trainer
+from credit_like.training.trainer import Trainer
+from credit_like.training.validation import Batches
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Parts:
-    """What training and forecasts have in common, for one process."""
-
-    experiment: Experiment
-    runtime: Runtime
-    variables: Variables
-    store: FieldStore
-    statistics: Statistics
-    stepper: Stepper
-    rows: slice
-
-
 def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
-    """The experiment's model on whatever device is current; meta for its shape alone."""
+    """Return the experiment's model, on the current default device (use `meta` for shapes without values)."""
     model: nn.Module = registry.of("model", experiment.model).build(
         experiment.model,
         in_channels=variables.in_channels,
@@ -70,32 +58,36 @@ def build_model(experiment: Experiment, variables: Variables, height: int, width
     return model
 
 
-def assemble(experiment: Experiment, runtime: Runtime, train: bool = True) -> Parts:
-    """Variables → store → model (meta) → parallel → statistics → weights → stepper."""
+def build_context(experiment: Experiment, runtime: Runtime, train: bool = True) -> Context:
+    """Build variables, store, model (on meta, then parallel), statistics, weights and stepper, in this order."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     model = parallel_model(experiment, variables, store, runtime, train)
-    return furnish(model, experiment, runtime, variables, store, load_statistics(experiment, store, variables, runtime))
+    statistics = load_statistics(experiment, store, variables, runtime)
+    return attach_weights(model, experiment, runtime, variables, store, statistics)
 
 
 def parallel_model(
     experiment: Experiment, variables: Variables, store: FieldStore, runtime: Runtime, train: bool = True
 ) -> nn.Module:
-    """The model as this rank has it, without values. Raises UserError where a degree does not fit the model."""
+    """Return this rank's part of the model, parallelised but without values.
+
+    Raises UserError where a degree of the layout does not fit the model.
+    """
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
     return parallelise(model, experiment.trainer, runtime, train)
 
 
-def furnish(
+def attach_weights(
     model: nn.Module,
     experiment: Experiment,
     runtime: Runtime,
     variables: Variables,
     store: FieldStore,
     statistics: Statistics,
-) -> Parts:
-    """Weights, physics and normalisation for a model that has none yet."""
+) -> Context:
+    """Add weights, physics and normalisation to a model without values."""
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
     physics = [
@@ -106,11 +98,15 @@ def furnish(
     ]
     static = store.static(rows)
     stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows).to(runtime.device)
-    return Parts(experiment, runtime, variables, store, statistics, stepper, rows)
+    return Context(experiment, runtime, variables, store, statistics, stepper, rows)
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
-    """The statistics file; fitted once, by the main process, where the experiment names none and none was made yet."""
+    """Return the statistics, read from the experiment's file or from `save_loc/statistics.nc`.
+
+    Where the experiment names no file and none has been written yet, the main process fits them first.
+    Raises UserError where the experiment names a file that does not exist.
+    """
     path = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
     if runtime.is_main and not path.exists():
         if experiment.data.statistics:
@@ -123,22 +119,22 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     return Statistics.load(path, store)
 
 
-def build_loader(parts: Parts, periods: Periods, shuffle: bool, batches: int = 0) -> Loader:
-    """Windows of these periods that have all their data → micro-batches of this rank."""
-    data, trainer, runtime = parts.experiment.data, parts.experiment.trainer, parts.runtime
+def build_loader(context: Context, periods: Periods, shuffle: bool, batches: int = 0) -> Loader:
+    """Return this rank's loader of micro-batches, over the windows of `periods` that have all their data."""
+    data, trainer, runtime = context.experiment.data, context.experiment.trainer, context.runtime
     windows = Windows(
-        parts.store,
-        parts.variables,
+        context.store,
+        context.variables,
         periods,
         history_len=data.history_len,
         forecast_len=data.forecast_len,
-        missing_times=parts.statistics.missing_times,
-        rows=parts.rows,
-        mask=parts.statistics.mask(parts.variables.outputs),
+        missing_times=context.statistics.missing_times,
+        rows=context.rows,
+        mask=context.statistics.mask(context.variables.outputs),
     )
     return Loader(
         windows,
-        seed=parts.experiment.seed,
+        seed=context.experiment.seed,
         micro_batch_size=trainer.micro_batch_size,
         global_batch_size=trainer.global_batch_size,
         dp_rank=runtime.dp_rank,
@@ -151,30 +147,19 @@ def build_loader(parts: Parts, periods: Periods, shuffle: bool, batches: int = 0
     )
 
 
-def build_trainer(parts: Parts, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
-    """Loss → loaders (of training and validation) → trainer."""
-    experiment, trainer = parts.experiment, parts.experiment.trainer
+def build_trainer(context: Context, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
+    """Build the loss, the training and validation loaders, and the trainer."""
+    experiment, trainer = context.experiment, context.experiment.trainer
     train_loader, valid_loader = loaders or (
-        build_loader(parts, experiment.data.train, True, trainer.batches_per_epoch),
-        build_loader(parts, experiment.data.valid, False, trainer.valid_batches),
+        build_loader(context, experiment.data.train, True, trainer.batches_per_epoch),
+        build_loader(context, experiment.data.valid, False, trainer.valid_batches),
     )
-    loss = AreaLoss(experiment.loss, parts.variables, parts.statistics, parts.store.grid, parts.rows)
-    return Trainer(
-        experiment,
-        parts.stepper,
-        loss.to(parts.runtime.device),
-        train_loader=train_loader,
-        valid_loader=valid_loader,
-        runtime=parts.runtime,
-        variables=parts.variables,
-        store=parts.store,
-        statistics=parts.statistics,
-        rows=parts.rows,
-    )
+    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows)
+    return Trainer(context, loss.to(context.runtime.device), train_loader, valid_loader)
 
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
-    """The newest checkpoint of the run. Raises UserError where it has none."""
+    """Return the newest checkpoint of the run. Raises UserError where it has none."""
     folder = Path(experiment.save_loc) / "checkpoints"
     checkpoint = CheckpointManager(folder, runtime=runtime).latest()
     if checkpoint is None:
@@ -182,54 +167,54 @@ def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
     return checkpoint
 
 
-def load_weights(parts: Parts, checkpoint: Checkpoint | None = None) -> str:
-    """A checkpoint's weights (the newest's) into the model, averaged ones where asked for and there; returns its name.
+def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
+    """Load the weights of a checkpoint (by default the newest) into the model and return the checkpoint's name.
+
+    Averaged weights are used where the experiment requests them and the checkpoint has them.
 
     Raises UserError where the run has no checkpoint.
     """
-    checkpoint = checkpoint or newest_checkpoint(parts.experiment, parts.runtime)
-    average = set(checkpoint.names("ema/")) if parts.experiment.inference.weights == "ema" else set()
-    pieces = named_pieces(parts.stepper.model)
+    checkpoint = checkpoint or newest_checkpoint(context.experiment, context.runtime)
+    average = set(checkpoint.names("ema/")) if context.experiment.inference.weights == "ema" else set()
+    pieces = named_pieces(context.stepper.model)
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
-    spectral_norm.refresh(parts.stepper.model)
+    spectral_norm.refresh(context.stepper.model)
     return f"step-{checkpoint.step}"
 
 
-# ---- what commands call; each returns the exit status ----------------------------------------------------------------
+# ---- entry points of the commands; each returns the exit status ------------------------------------------------------
 
 
 def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> int:
-    """Train to the end, or continue where the run stands; 0 finished or to be continued, 1 failed, 130 interrupted."""
+    """Train to the end, or continue an earlier run; return the exit status.
+
+    The status is 0 if the run is finished or can be continued, 1 if it failed and 130 if it was interrupted.
+    """
     save_loc = Path(experiment.save_loc)
     with start(experiment) as runtime:
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
-        return build_trainer(assemble(experiment, runtime)).fit().exit_status
+        return build_trainer(build_context(experiment, runtime)).fit().exit_status
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
-    """Forecast from every initial time to files; only what is missing. `share` = (i, n): the i-th of n parts."""
+    """Write the forecasts that are missing, from every initial time; `share` = (i, n) selects the i-th of n parts."""
     with start(experiment, training=False) as runtime:
         found = newest_checkpoint(experiment, runtime)
-        parts = assemble(experiment, runtime, train=False)
-        checkpoint = load_weights(parts, found)
-        model = parts.stepper.model
+        context = build_context(experiment, runtime, train=False)
+        checkpoint = load_weights(context, found)
+        model = context.stepper.model
 
         def gather(fields_BCHW: Tensor) -> Tensor | None:
-            """The whole field on the one rank of those that share a sample which writes it."""
+            """Return the whole field on the one rank of a sample that writes it, None on the others."""
             whole = gather_spatial(fields_BCHW, get_domain_manager(model))
             return whole if runtime.tensor_rank == runtime.domain_rank == 0 else None
 
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
         outcome = write_forecasts(
-            experiment,
-            parts.stepper,
-            parts.store,
-            parts.variables,
-            parts.statistics,
+            context,
             checkpoint,
             part=part,
-            rows=parts.rows,
             gather=gather if runtime.tensor_size * runtime.domain_size > 1 else None,
         )
         log.info("%d forecasts computed; %s", outcome.computed, outcome.path)
@@ -237,7 +222,7 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
 
 
 def preprocess(experiment: Experiment) -> int:
-    """Fit the statistics, and say what is missing."""
+    """Fit the statistics and log which times are missing."""
     with start(experiment, training=False) as runtime:
         variables = Variables(experiment.data)
         load_statistics(experiment, open_store(experiment.data, variables), variables, runtime)
@@ -245,7 +230,10 @@ def preprocess(experiment: Experiment) -> int:
 
 
 def evaluate(experiment: Experiment) -> int:
-    """Score the forecasts beside persistence, climatology and other baselines: files, a report, a table to look at."""
+    """Score the forecasts against persistence, climatology and other baselines.
+
+    Writes the scores and an HTML report, and prints a table.
+    """
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     forecasts, truth = forecast_path(experiment), open_truth(experiment, store)
@@ -272,14 +260,14 @@ def plot(experiment: Experiment) -> int:
 
 
 def evaluation_folder(experiment: Experiment) -> Path:
-    """Where scores and figures go."""
+    """Return the folder of scores and figures."""
     return Path(experiment.save_loc) / "evaluation"
 
 
 def start(experiment: Experiment, training: bool = True) -> Runtime:
-    """Join the other processes, and log to the terminal from the first of them.
+    """Start the runtime of this process, and log to the terminal from rank 0.
 
-    The layout is one for training: without it, a process that is alone needs no ranks to share its samples with.
+    The configured layout applies to training; a process that forecasts alone uses a layout of one rank.
     """
     trainer = experiment.trainer
     device = pick_device(trainer.device)
@@ -301,7 +289,7 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
 def _start_anew(save_loc: Path, force: bool, fitted: bool, runtime: Runtime) -> None:
     """Remove an earlier run from `save_loc`, with its statistics where it `fitted` them.
 
-    Raises UserError, on all ranks, for a folder that has something in it unless it is a run's and `force` is given.
+    Raises UserError, on all ranks, for a folder that is not empty, unless it is a run's and `force` is given.
     """
     refused = None
     if runtime.is_main:

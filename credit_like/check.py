@@ -1,7 +1,7 @@
-"""All that can be known to be wrong before a run starts: the experiment's sections, its stores, and both together.
+"""Checks before a run starts: the experiment's sections, its stores, and whether they fit together.
 
-What training, forecasts and scores refuse is found by calling what refuses it there. Writes nothing, and needs torch
-only where the experiment asks for a GPU of this machine.
+The checks call the functions that refuse the same things in training, forecasts and evaluation. Nothing is written, and
+torch is imported only where the experiment requests a GPU of this machine.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.errors import UserError
+from credit_like.layout import Finding
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import (
     SPLITS,
-    Finding,
     epoch_samples,
     layout,
     section_findings,
@@ -44,7 +44,7 @@ _KEY = re.compile(r"(\w+(?:\.[\w-]+)*): ")
 
 @dataclass
 class Store:
-    """An open store with what the checks ask of its time axis."""
+    """An open store, with the queries that the checks make of its time axis."""
 
     fields: FieldStore
     variables: Variables
@@ -52,38 +52,44 @@ class Store:
 
     @property
     def seconds(self) -> NDArray[np.int64]:
-        """(T,) seconds of the store's times since 1970 in their calendar."""
+        """Times of the store (T,), in seconds since 1970 in their own calendar."""
         return self.fields.seconds
 
     @property
     def calendar(self) -> str:
-        """The calendar of the store's times."""
+        """Calendar of the store's times."""
         return self.fields.calendar
 
     @property
     def timestep(self) -> int:
-        """Seconds of a step."""
+        """Time step in seconds."""
         return self.fields.step_seconds
 
     def parse(self, text: str) -> int:
-        """Seconds of an ISO time. Raises UserError for a day that the calendar does not have."""
+        """Return an ISO time in seconds since 1970.
+
+        Raises UserError for a day that the calendar does not have.
+        """
         from credit_like.data.times import parse
 
         return parse(text, self.calendar)
 
     def text(self, seconds: int) -> str:
-        """The ISO time at these seconds."""
+        """Return a time in seconds since 1970 as ISO text."""
         from credit_like.data.times import from_seconds, to_text
 
         return to_text(from_seconds(np.array([seconds]), self.calendar)[0])
 
     def inside(self, period: Period) -> NDArray[np.int64]:
-        """Seconds of the store's times in a period."""
+        """Return the store's times in a period, in seconds since 1970."""
         start, end = self.parse(period.start), self.parse(period.end)
         return self.seconds[(self.seconds >= start) & (self.seconds <= end)]
 
     def samples(self, split: str, forecast_len: int | None = None) -> int:
-        """Windows of history and forecast that lie in one period, whatever fields may be missing in them."""
+        """Return the number of windows (history and forecast) in a split, including those with missing fields.
+
+        A window lies within one period.
+        """
         data = self.experiment.data
         steps = (np.arange(data.history_len + (forecast_len or data.forecast_len)) * self.timestep)[:, None]
         inside = [self.inside(period) for period in getattr(data, split)]
@@ -93,7 +99,7 @@ class Store:
 def checked_experiment(
     file: str | FilePath, overrides: Sequence[str] = (), world_size: int | None = None, scoring: bool = False
 ) -> tuple[Experiment, Store, int]:
-    """The experiment of a file, its store, and the world size it was checked for.
+    """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
     `scoring`: the files that forecasts are compared with must be there too; a training does not wait for them.
     Raises ExperimentError with every problem of the file, or else of its sections and stores.
@@ -106,7 +112,7 @@ def checked_experiment(
 
 
 def check_experiment(experiment: Experiment, locations: Locations, world_size: int | None = None) -> list[Problem]:
-    """Every problem of a loaded experiment and its stores, for a world size (that of its batch job if not given)."""
+    """Return every problem of a loaded experiment and its stores, for `world_size` (default: its batch job's)."""
     return [locations.problem(*finding) for finding in _inspect(experiment, world_size, scoring=True)[0]]
 
 
@@ -115,9 +121,9 @@ def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> t
     try:
         variables = Variables(experiment.data)
     except ValueError as error:
-        # Names and levels that do not make channels have been reported one by one already.
+        # Names and levels that do not make channels have already been reported one by one.
         return findings or [(("data",), str(error))], None
-    # Imported here, so that a misspelt key is answered before the libraries of the stores are loaded.
+    # Imported here, so that a misspelt key is reported before the slow libraries of the stores are loaded.
     from credit_like.data.store import StoreError, open_store
 
     try:
@@ -140,7 +146,7 @@ def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> t
 
 
 def _refusal(place: Path, function: Callable[..., object], *arguments: Any) -> Iterator[Finding]:
-    """What a function refuses, at the key that its message begins with, or at `place`."""
+    """Yield what a function refuses, at the key that its message begins with, or at `place`."""
     try:
         function(*arguments)
     except _UNREADABLE as error:
@@ -153,7 +159,7 @@ def _refusal(place: Path, function: Callable[..., object], *arguments: Any) -> I
 
 
 def _training_findings(store: Store) -> Iterator[Finding]:
-    """Physics, batch, warm-up, short forecasts and device."""
+    """Yield problems of physics, batch sizes, warm-up, short forecasts and device."""
     experiment, trainer = store.experiment, store.experiment.trainer
     for i, config in enumerate(experiment.physics):
         find = getattr(registry.of("physics", config), "find", None)
@@ -181,7 +187,7 @@ def _training_findings(store: Store) -> Iterator[Finding]:
 
 
 def _forecast_findings(store: Store) -> Iterator[Finding]:
-    """Leads and what is written; nothing where the experiment asks for no forecast."""
+    """Yield problems of leads and output; nothing where the experiment requests no forecast."""
     from credit_like.inference.layout import choose
     from credit_like.inference.times import initial_times, kept_leads
 
@@ -196,7 +202,7 @@ def _forecast_findings(store: Store) -> Iterator[Finding]:
 
 
 def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
-    """Metrics, regions, and the files that forecasts are compared with."""
+    """Yield problems of metrics, regions, and the files that forecasts are compared with."""
     from credit_like.evaluation.fields import Regions
     from credit_like.evaluation.needs import check_metrics, open_truth
     from credit_like.evaluation.precipitation import is_precipitation
@@ -228,7 +234,7 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
 
 
 def _grid_findings(store: Store) -> Iterator[Finding]:
-    """Windows, pads, heads and bands against the grid."""
+    """Check the model's windows, padding, heads and bands of latitude against the grid."""
     model, parallelism, grid = store.experiment.model, store.experiment.trainer.parallelism, store.fields.grid
     messages: list[str] = []
     if store.experiment.trainer.shift_longitude and not grid.is_periodic:
@@ -248,7 +254,7 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
 
 
 def _model_key(message: str, fields: Any) -> Finding:
-    """`dim[1]: expected …` is about the key dim of the model."""
+    """Return the key and the text of a model's message: `dim[1]: expected …` concerns the key `model.dim.1`."""
     match = re.match(r"(\w+)((?:\.\w+)*)(?:\[(\d+)\])?: ", message)
     if not match or match[1] not in fields:
         return ("model",), message
@@ -257,7 +263,7 @@ def _model_key(message: str, fields: Any) -> Finding:
 
 
 def _time_findings(store: Store) -> Iterator[Finding]:
-    """The store's times against the periods and the initial times."""
+    """Check the store's times against the periods and the initial times."""
     for split in SPLITS:
         for i, period in enumerate(getattr(store.experiment.data, split)):
             for message in _period_messages(store, period):
@@ -300,7 +306,7 @@ def _shown(period: Period) -> str:
 
 
 def initial_times(store: Store) -> list[int]:
-    """Seconds of the initial times that the experiment names; none where it leaves them to the test period."""
+    """Return the initial times in seconds since 1970; an empty list if the experiment specifies none."""
     init = store.experiment.inference.init
     if init is None:
         return []
@@ -314,7 +320,7 @@ def initial_times(store: Store) -> list[int]:
 
 
 def _init_findings(store: Store) -> Iterator[Finding]:
-    """Initial times with their history, and the forcing that a forecast from them reads."""
+    """Check that the store has the initial times, their history and the forcing of the forecasts."""
     data, inference = store.experiment.data, store.experiment.inference
     where: Path = ("inference", "init")
     try:
@@ -349,7 +355,7 @@ def _init_findings(store: Store) -> Iterator[Finding]:
 
 
 def _content_findings(store: Store) -> Iterator[Finding]:
-    """Some fields can be read and have values: a copy that was cut off opens, and fails in the middle of a run."""
+    """Yield fields that cannot be read or have no values: a truncated copy opens, and fails in the middle of a run."""
     for path, role, _, spec in specs(store.experiment.data):
         variable = store.variables[spec.name]
         try:
@@ -376,7 +382,7 @@ def _content_findings(store: Store) -> Iterator[Finding]:
 
 
 def _odd_channels(store: Store, variable: Variable) -> str | None:
-    """What is odd in the first, middle and last fields: values that are infinite, or none at all."""
+    """Yield channels whose first, middle or last field has infinite values, or none at all."""
     last = len(store.seconds) - 1
     has_data = np.zeros(len(variable), bool)
     for position in sorted({0, last // 2, last}):
@@ -393,7 +399,7 @@ def _odd_channels(store: Store, variable: Variable) -> str | None:
 
 
 def _statistics_findings(store: Store) -> Iterator[Finding]:
-    """A statistics file that the experiment names fits the variables and is finite."""
+    """Check that the statistics file, if the experiment names one, has every variable with valid values."""
     from credit_like.data.statistics import Statistics
 
     name = store.experiment.data.statistics
@@ -409,6 +415,9 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
             continue
         try:
             mean, std, change_std = Statistics.load(FilePath(name), store.fields).select(wanted)
+        except UserError as error:
+            yield where, _one_line(error)
+            return
         except _UNREADABLE as error:
             yield where, f"expected statistics of every variable, got {_one_line(error)}, change it or make them anew"
             return
@@ -422,7 +431,7 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
 
 
 def _launch_findings(experiment: Experiment, whole: bool) -> Iterator[Finding]:
-    """What the experiment asks of its machine, against the machine's rules; of a `whole` one the script too."""
+    """Yield conflicts between the requested resources and the machine's limits; for a `whole` one of the script too."""
     from credit_like.launch.plan import plan_jobs
     from credit_like.launch.resources import resources
     from credit_like.launch.script import render
@@ -447,7 +456,7 @@ def _one_line(error: BaseException | str) -> str:
 
 
 def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]:
-    """What would run, as plain data."""
+    """Return a description of the run as plain data."""
     grid, at = store.fields.grid, layout(experiment.trainer, world)
     trainer = experiment.trainer
     per_epoch = store.samples("train") // trainer.global_batch_size
@@ -494,7 +503,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
 
 
 def print_table(description: dict[str, Any]) -> None:
-    """The description as a table on the terminal."""
+    """Print the description as a table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,8 +1,8 @@
 """The `credit-like` command: each subcommand parses arguments, checks the experiment and makes one call.
 
-Nothing is imported before a command needs it, so that `--help` answers at once and `check` works without torch.
-Exit status: 0 done, 1 a run that failed, 2 something for the user to change (one message each, nothing written), 130
-interrupted by Ctrl-C.
+Modules are imported when a command needs them, so that `--help` is fast and `check` works without torch. Exit status: 0
+for success, 1 for a failed run, 2 for an error that the user has to correct (nothing is written), 130 for an
+interruption by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ app = typer.Typer(
     help="Train weather and climate models, make forecasts and score them.",
     no_args_is_help=True,
     add_completion=False,
-    # Without rich, help takes a third of the time; tracebacks are shown whole, as they are needed in a report.
+    # Without rich, help takes a third of the time. Plain tracebacks are complete, as bug reports need them.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
@@ -40,7 +40,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", help="The experiment file 
 SaveLoc = Annotated[Path, typer.Argument(metavar="SAVE_LOC", help="The folder of a run.", show_default=False)]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, as in trainer.epochs=2; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as trainer.epochs=2; may be repeated."),
 ]
 
 _INTERRUPTED = 130
@@ -118,9 +118,10 @@ def _end_rank(error: BaseException, known: bool, status: int) -> NoReturn:
 def _experiment(
     file: Path, overrides: list[str] | None, world_size: int | None = None, scoring: bool = False
 ) -> Experiment:
-    """The loaded and checked experiment; raises ExperimentError with every problem.
+    """Load and check the experiment of a file.
 
-    The layout is checked for `world_size`, or the processes of the launch, or what the experiment asks of its machine.
+    The layout is checked for `world_size`, else for the number of launched processes, else for the batch job that the
+    experiment requests. Raises ExperimentError with every problem.
     """
     from credit_like.check import checked_experiment
     from credit_like.parallel.environment import read_environment
@@ -131,7 +132,7 @@ def _experiment(
 
 @app.command()
 def demo(
-    save_loc: Annotated[Path, typer.Option(help="Where the demonstration keeps its run.")] = Path("runs/demo"),
+    save_loc: Annotated[Path, typer.Option(help="Folder of the demonstration run.")] = Path("runs/demo"),
 ) -> None:
     """Make data, train, forecast and score: nothing to download."""
     from credit_like import demo as demonstration
@@ -146,7 +147,7 @@ def check(
     world_size: Annotated[int | None, typer.Option(min=1, help="Check the layout for this many processes.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check an experiment and its data, and say what would run."""
+    """Check an experiment and its data, and show what would be run."""
     from credit_like.check import checked_experiment, describe, print_table
 
     experiment, store, world = checked_experiment(file, set_ or (), world_size, scoring=True)
@@ -161,7 +162,7 @@ def check(
 def schema(
     plugins: Annotated[
         list[str] | None,
-        typer.Option(metavar="FOLDER|PACKAGE", help="With the plug-ins of this folder; may be repeated."),
+        typer.Option(metavar="FOLDER|PACKAGE", help="Include the plug-ins of this folder; may be repeated."),
     ] = None,
 ) -> None:
     """Print the JSON Schema of experiment files, for editors."""
@@ -183,27 +184,27 @@ def verify(file: File, set_: Set = None) -> None:
 def preprocess(
     file: File,
     set_: Set = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes of this machine that share the pass.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of processes on this machine.")] = 1,
     dask: Annotated[
-        str | None, typer.Option(metavar="ADDRESS|FILE", help="A dask scheduler whose workers share the pass.")
+        str | None, typer.Option(metavar="ADDRESS|FILE", help="Use the workers of this dask scheduler.")
     ] = None,
-    climatology: Annotated[bool, typer.Option("--climatology", help="Make climatology.zarr in the same pass.")] = False,
+    climatology: Annotated[bool, typer.Option("--climatology", help="Also write climatology.zarr.")] = False,
     rechunk: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Make a training store there, checked against its source.")
+        Path | None, typer.Option(metavar="PATH", help="Write a training store to PATH and verify it.")
     ] = None,
-    band: Annotated[int | None, typer.Option(min=1, help="With --rechunk: rows of latitude in a chunk.")] = None,
+    band: Annotated[int | None, typer.Option(min=1, help="With --rechunk: rows of latitude per chunk.")] = None,
 ) -> None:
-    """Look at the data: statistics, audit, climatology; interrupted, it goes on."""
+    """Prepare the data: statistics, audit, climatology; continues if interrupted."""
     from credit_like.parallel.environment import read_environment
 
     if read_environment().rank:
-        return  # of the processes of a launch, one is enough
+        return  # one of the launched processes is enough
     if band is not None and rechunk is None:
         raise UserError("expected --band together with --rechunk, got it alone, add --rechunk or leave it out")
     from credit_like.schema.load import load_experiment
 
     experiment = load_experiment(file, set_ or ())
-    if experiment.data.statistics is not None:  # made here, so the checks must not miss it
+    if experiment.data.statistics is not None:  # this command makes the file, so the checks must not require it
         _experiment(file, [*(set_ or ()), "data.statistics=null"])
     else:
         _experiment(file, set_)
@@ -217,12 +218,12 @@ def preprocess(
 def bench_data(
     file: File,
     set_: Set = None,
-    workers: Annotated[int | None, typer.Option(min=0, help="Loader processes; the experiment's if not given.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Samples in a turn.")] = 50,
-    repeats: Annotated[int, typer.Option(min=1, help="Turns of loader and bare loop; medians are shown.")] = 3,
+    workers: Annotated[int | None, typer.Option(min=0, help="Loader processes; default: the experiment's.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples per repeat.")] = 50,
+    repeats: Annotated[int, typer.Option(min=1, help="Repeats of loader and bare loop; medians are shown.")] = 3,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure how fast the data load, beside the fastest that the files allow."""
+    """Measure the speed of data loading, compared with the fastest the files allow."""
     experiment = _experiment(file, set_)
     from credit_like.data.bench import bench_experiment, print_report
 
@@ -244,10 +245,8 @@ def _log_lines() -> None:
 def train(
     file: File,
     set_: Set = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start anew; refused if the run's folder is not empty.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="With --fresh: remove the run that is there.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start from scratch; the run's folder must be empty.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="With --fresh: remove the existing run first.")] = False,
 ) -> None:
     """Train, or continue where the run in `save_loc` stopped."""
     if force and not fresh:
@@ -264,9 +263,11 @@ def train(
 def rollout(
     file: File,
     set_: Set = None,
-    share: Annotated[str, typer.Option(metavar="I/N", help="The I-th of N parts of the initial times.")] = "1/1",
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Compute the I-th of N parts of the initial times.")
+    ] = "1/1",
 ) -> None:
-    """Forecast from `inference.init` with the newest checkpoint."""
+    """Forecast from the times of `inference.init` with the newest checkpoint."""
     part, of = _share(share)
     experiment = _experiment(file, set_)
     from credit_like import build
@@ -285,7 +286,7 @@ def _share(text: str) -> tuple[int, int]:
 
 @app.command()
 def evaluate(file: File, set_: Set = None) -> None:
-    """Score forecasts beside persistence and climatology."""
+    """Score forecasts against persistence and climatology."""
     experiment = _experiment(file, set_, scoring=True)
     from credit_like import build
 
@@ -304,26 +305,32 @@ def plot(file: File, set_: Set = None) -> None:
 @app.command()
 def plan(
     file: File,
-    gpus: Annotated[str, typer.Option(metavar="N[,N…]", help="How many GPUs; several numbers give a table each.")],
+    gpus: Annotated[str, typer.Option(metavar="N[,N…]", help="Number of GPUs; one table per number.")],
     set_: Set = None,
     gpu: Annotated[
         str, typer.Option(help="v100-32gb, a100-40gb, a100-80gb, h100, h200, mi250x or a file of `bench`.")
     ] = "a100-40gb",
-    memory: Annotated[float | None, typer.Option("--gpu-memory", metavar="GB", help="Memory of a GPU.")] = None,
+    memory: Annotated[float | None, typer.Option("--gpu-memory", metavar="GB", help="Memory per GPU.")] = None,
     peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak in bfloat16.")] = None,
     wide_peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak in float32.")] = None,
-    bandwidth: Annotated[float | None, typer.Option(metavar="GB/s", help="Bandwidth of the GPU's memory.")] = None,
-    intra: Annotated[float | None, typer.Option(metavar="GB/s", help="Network in a node, per GPU.")] = None,
-    inter: Annotated[float | None, typer.Option(metavar="GB/s", help="Network between nodes, per GPU.")] = None,
-    node: Annotated[int | None, typer.Option(min=1, help="GPUs in a node.")] = None,
-    latency: Annotated[float | None, typer.Option(metavar="µs", help="Of a collective, per doubling of ranks.")] = None,
-    reached: Annotated[float | None, typer.Option(help="Part of the peaks that is reached.")] = None,
-    overlap: Annotated[float | None, typer.Option(help="Part of computing that hides communication.")] = None,
-    reserve: Annotated[float | None, typer.Option(help="Part of the memory that is not ours.")] = None,
+    bandwidth: Annotated[float | None, typer.Option(metavar="GB/s", help="Memory bandwidth per GPU.")] = None,
+    intra: Annotated[
+        float | None, typer.Option(metavar="GB/s", help="Network bandwidth within a node, per GPU.")
+    ] = None,
+    inter: Annotated[
+        float | None, typer.Option(metavar="GB/s", help="Network bandwidth between nodes, per GPU.")
+    ] = None,
+    node: Annotated[int | None, typer.Option(min=1, help="GPUs per node.")] = None,
+    latency: Annotated[
+        float | None, typer.Option(metavar="µs", help="Latency of a collective, per doubling of ranks.")
+    ] = None,
+    reached: Annotated[float | None, typer.Option(help="Fraction of the peaks that is achieved.")] = None,
+    overlap: Annotated[float | None, typer.Option(help="Fraction of computation that can hide communication.")] = None,
+    reserve: Annotated[float | None, typer.Option(help="Fraction of memory taken by driver and libraries.")] = None,
     grid: Annotated[str | None, typer.Option(metavar="ROWSxCOLUMNS", help="Plan without data, on this grid.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Simulations at a time; all cores if not given.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="Parallel simulations; default: all cores.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Draw memory against ranks.")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Plot memory against ranks.")] = None,
 ) -> None:
     """Simulate every layout of N GPUs: memory, messages, time; recommend one."""
     from credit_like.plan.command import run
@@ -358,9 +365,9 @@ def plan(
 
 @app.command()
 def bench(
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="YML", help="Where to write.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="YML", help="File to write.")] = None,
 ) -> None:
-    """Measure this machine for `plan --gpu YML`; under torchrun the network too."""
+    """Measure this machine for `plan --gpu YML`, with its network under torchrun."""
     if output is not None and not output.absolute().parent.is_dir():
         raise UserError(f"expected --output in a folder that is there, got {output}")
     from credit_like.plan.calibrate import bench as measured
@@ -375,18 +382,20 @@ def submit(
     file: File,
     set_: Set = None,
     mode: Annotated[str, typer.Option(help="preprocess, train, rollout or evaluate.")] = "train",
-    site: Annotated[str | None, typer.Option(help="The machine: a name in config/site or a file.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes, instead of the experiment's.")] = None,
+    site: Annotated[
+        str | None, typer.Option(help="Site profile: a name in config/site, or the path of a file.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Number of nodes; default: the experiment's.")] = None,
     ngpus: Annotated[int | None, typer.Option(min=0, help="GPUs per node.")] = None,
     walltime: Annotated[str | None, typer.Option(metavar="HH:MM:SS", help="Time limit of a job.")] = None,
     queue: Annotated[str | None, typer.Option(help="Queue, or QOS on Slurm.")] = None,
     account: Annotated[str | None, typer.Option(help="Account to charge.")] = None,
-    chain: Annotated[str, typer.Option(metavar="N|auto", help="Jobs in a row; auto = until finished.")] = "1",
-    after: Annotated[list[str] | None, typer.Option(metavar="JOB", help="Wait for a job; may be repeated.")] = None,
+    chain: Annotated[str, typer.Option(metavar="N|auto", help="Jobs in sequence; auto = until finished.")] = "1",
+    after: Annotated[list[str] | None, typer.Option(metavar="JOB", help="Wait for this job; may be repeated.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script and submit nothing.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Submit though outputs or queued jobs exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Submit even though outputs or queued jobs exist.")] = False,
     gpu: Annotated[
-        str | None, typer.Option(help="Plan the training first, for this GPU; refuse what cannot fit.")
+        str | None, typer.Option(help="Estimate memory on this GPU first; refuse if it does not fit.")
     ] = None,
 ) -> None:
     """Submit work to the batch system of `site`."""
@@ -420,10 +429,21 @@ def submit(
 
 @app.command()
 def status(save_loc: SaveLoc) -> None:
-    """Say what ran, how far the run is, and what the scheduler says of its jobs."""
+    """Show the progress of a run and the state of its jobs."""
     from credit_like.launch.show import print_status
 
     sys.exit(print_status(save_loc))
+
+
+@app.command()
+def cancel(
+    save_loc: SaveLoc,
+    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only this job of the run.")] = None,
+) -> None:
+    """End the jobs of a run: those that wait, then the one that runs; or one job."""
+    from credit_like.launch.show import print_cancelled
+
+    sys.exit(print_cancelled(save_loc, job))
 
 
 @app.command()
@@ -433,10 +453,10 @@ def checkpoints(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     prune: Annotated[int | None, typer.Option(min=1, metavar="N", help="Keep the newest N and the best.")] = None,
     diff: Annotated[
-        tuple[int, int] | None, typer.Option(metavar="A B", help="Print what differs between the steps A and B.")
+        tuple[int, int] | None, typer.Option(metavar="A B", help="Print the differences between steps A and B.")
     ] = None,
 ) -> None:
-    """List the checkpoints of a run, and which are whole; or compare two of them."""
+    """List and verify the checkpoints of a run, or compare two of them."""
     from credit_like.checkpoint import commands
 
     if diff is not None:
@@ -450,9 +470,9 @@ def checkpoints(
 def export(
     save_loc: SaveLoc,
     output: Annotated[Path, typer.Option("-o", "--output", help="The safetensors file to write.")],
-    raw: Annotated[bool, typer.Option("--raw", help="The trained weights instead of their moving average.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Export the trained weights, not their moving average.")] = False,
 ) -> None:
-    """Write a run's weights to one file, whatever its layout."""
+    """Write the weights of a run to one file, whatever its layout."""
     from credit_like.checkpoint.commands import export as export_weights
 
     sys.exit(export_weights(save_loc, output, raw=raw))
@@ -464,9 +484,9 @@ def import_credit(
         Path, typer.Argument(metavar="CHECKPOINT", show_default=False, help="CREDIT's checkpoint file.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")],
-    config: Annotated[Path | None, typer.Option(help="CREDIT's YAML file, where the checkpoint lacks it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="CREDIT's YAML file, if the checkpoint lacks it.")] = None,
 ) -> None:
-    """Convert weights and model section of NCAR's CREDIT."""
+    """Convert the weights and model section of an NCAR CREDIT checkpoint."""
     from credit_like.checkpoint.commands import import_credit as convert
 
     sys.exit(convert(checkpoint, config, output))

@@ -1,4 +1,4 @@
-"""The main job on embedded data, stage by stage, each with the command that does it alone."""
+"""The demonstration: train, forecast and score on a built-in data set, printing the command of every stage."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from credit_like.schema.experiment import Experiment
 
 
 def run(save_loc: Path) -> int:
-    """Make data, fit statistics, train, roll out, score, plot; returns the exit status.
+    """Make data, fit statistics, train, roll out, score and plot; return the exit status.
 
-    A demo that was interrupted continues where it was, like any run.
+    An interrupted demonstration continues where it stopped, like any run.
     """
     console = Console()
     file = experiment_file(save_loc)
@@ -55,7 +55,7 @@ def run(save_loc: Path) -> int:
 
 
 def experiment_file(save_loc: Path) -> Path:
-    """The demonstration's experiment as a file of its own in `save_loc`, to read and to change."""
+    """Write the demonstration's experiment file to `save_loc`, for the user to read and change, and return its path."""
     text = resources.files("credit_like").joinpath("demo.yml").read_text()
     file = save_loc / "demo.yml"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def experiment_file(save_loc: Path) -> Path:
 
 
 def write_report(experiment: Experiment, seconds: float) -> Path:
-    """A page of Markdown that says what was run, how it scored, and where the figures are."""
+    """Write a Markdown page with what was run, how it scored and where the figures are; return its path."""
     save_loc = Path(experiment.save_loc)
     results = load_results(build.evaluation_folder(experiment))
     lines = [
@@ -84,7 +84,7 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
 
 
 def _ratios(results: xr.Dataset) -> list[str]:
-    """A Markdown table: one row per variable and level, RMSE ratios at the first, a middle and the last lead."""
+    """Return a Markdown table of RMSE ratios: one row per channel, at the first, a middle and the last lead."""
     leads = results["lead_time"].values
     chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
     header = [f"{against} {lead_text(lead)}" for against in ("persistence", "climatology") for lead in chosen]

@@ -1,4 +1,4 @@
-"""The errors that are messages for the user; every other exception is a fault of the program and keeps its traceback."""
+"""Errors that are reported to the user as one message. Every other exception is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError)
-"""What the libraries that read files raise for one that is not whole or not what it should be."""
+"""Exceptions that the file libraries raise for incomplete or invalid files."""
 
 
 class UserError(ValueError):
-    """Something that the user has to change: the message says what was expected, what was found and what to change.
+    """An error that the user has to correct; the message states what was expected, what was found and what to change.
 
-    The command line prints it without a traceback and exits with status 2. Rooms derive their own kinds from it
+    The command line prints it without a traceback and exits with status 2. Packages derive their own kinds from it
     (`ExperimentError`, `StoreError`, `PluginError`, `DamagedCheckpoint`, `Locked`).
     """
 
 
 class RunError(RuntimeError):
-    """Something outside the program ended a run, such as data that cannot be read: one message, exit status 1."""
+    """A cause outside the program ended a run, such as unreadable data: one message, exit status 1."""
 
 
 @contextmanager
 def reading(what: str, path: object, advice: str) -> Iterator[None]:
-    """Make every error of a library that reads `path` a UserError; for calls into such libraries, and nothing else."""
+    """Convert errors of a library that reads `path` to UserError; use it around calls into such libraries only."""
     try:
         yield
     except UserError:

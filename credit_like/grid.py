@@ -1,4 +1,4 @@
-"""Latitude, longitude, area weights and rows."""
+"""Latitude-longitude grids and their area weights."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from credit_like.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """A latitude-longitude grid as the data have it; latitude may ascend or descend.
+    """A latitude-longitude grid as stored in the data; latitude may ascend or descend.
 
-    `latitude` (H,) and `longitude` (W,) in degrees. Raises UserError for coordinates that are not finite or not 1-D,
-    for a latitude outside ±90 or not monotonic, and for longitudes that repeat.
+    `latitude` (H,) and `longitude` (W,) are in degrees. Raises UserError for coordinates that are not finite or not
+    1-D, for a latitude outside ±90 or not monotonic, and for longitudes that repeat.
     """
 
     latitude: NDArray[np.float64]
@@ -43,17 +43,17 @@ class Grid:
 
     @property
     def height(self) -> int:
-        """Rows, H."""
+        """Number of rows, H."""
         return len(self.latitude)
 
     @property
     def width(self) -> int:
-        """Columns, W."""
+        """Number of columns, W."""
         return len(self.longitude)
 
     @property
     def is_periodic(self) -> bool:
-        """Whether the longitudes go all the way round at even spacing."""
+        """Whether the longitudes cover the full circle at even spacing."""
         if self.width < 2:
             return False
         spacing = _turn(np.diff(self.longitude))
@@ -63,17 +63,18 @@ class Grid:
 
     @property
     def is_global(self) -> bool:
-        """Whether the longitudes go all the way round and the rows reach both poles to within a row."""
+        """Whether the longitudes cover the full circle and the rows reach both poles to within one row."""
         if self.height < 2 or not self.is_periodic:
             return False
         row = 1.01 * np.abs(np.diff(self.latitude)).max()
         return bool(90 - self.latitude.max() < row and 90 + self.latitude.min() < row)
 
     def latitude_weights(self) -> NDArray[np.float64]:
-        """Weights (H,) of the rows, of mean 1: w_i = |sin b_{i+1} − sin b_i| between cell bounds b.
+        """Return the area weights (H,) of the rows, of mean 1: w_i = |sin b_{i+1} − sin b_i| with cell bounds b.
 
-        Bounds are the midpoints between rows, and ±90° beyond the outermost rows of a global grid (WeatherBench 2, Rasp
-        et al., JAMES 16, 2024, doi:10.1029/2023MS004019); a regional grid ends half a row beyond its outermost rows.
+        The bounds are the midpoints between rows, and ±90° beyond the outermost rows of a global grid (WeatherBench 2,
+        Rasp et al., JAMES 16, 2024, doi:10.1029/2023MS004019); a regional grid ends half a row beyond its outermost
+        rows.
         """
         if self.height == 1:
             return np.ones(1)
@@ -89,5 +90,5 @@ class Grid:
 
 
 def _turn(degrees: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The same turns, within ±180 degrees: a step across the date line is a small step."""
+    """Return the angles wrapped to [−180, 180), so that a step across the date line is small."""
     return (degrees + 180.0) % 360.0 - 180.0

@@ -1,4 +1,4 @@
-"""Copies from the device to the host that do not stop the device."""
+"""Copies from the device to the host that do not block the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class HostCopy:
-    """A tensor that is on its way to the host; `wait` returns it once it has arrived."""
+    """An asynchronous copy of a tensor to the host; `wait` returns the tensor once it has arrived."""
 
     tensor: Tensor
     event: torch.cuda.Event | None = None
@@ -23,7 +23,7 @@ class HostCopy:
 
 
 def to_host(x: Tensor) -> HostCopy:
-    """Start the copy of a tensor to pinned memory; a tensor that is on the host already is not copied."""
+    """Start copying a tensor to pinned memory; a tensor already on the host is not copied."""
     if x.device.type != "cuda":
         return HostCopy(x)
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)

@@ -1,4 +1,4 @@
-"""How processes that work for another one end: with it or by its request, not by signals meant for it."""
+"""Life cycle of helper processes: they end with their parent or on its request, not by signals meant for it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent dies; at once if `parent` is its parent no longer.
+    """Have the kernel kill this process when its parent dies; at once if `parent` is no longer its parent.
 
-    Does nothing where the system is not Linux.
+    Does nothing on systems other than Linux.
     """
     if sys.platform != "linux":
         return
@@ -27,10 +27,10 @@ def end_with(parent: int) -> None:
 
 
 def work_for(parent: int) -> None:
-    """Let this worker process end with its parent or by its SIGTERM only.
+    """Let this worker process end only with its parent or by the parent's SIGTERM.
 
-    Terminals, `timeout` and batch systems send SIGINT, SIGTERM and SIGUSR1 to the whole process group. The parent decides
-    what they mean, and may need its workers to finish a step; from anyone else the worker ignores them.
+    Terminals, `timeout` and batch systems send SIGINT, SIGTERM and SIGUSR1 to the whole process group. The parent
+    handles them, and may need its workers to finish a step, so the worker ignores these signals from any other sender.
     """
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
@@ -50,7 +50,7 @@ def _end_when_asked(parent: int) -> None:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold signals back while workers are started, for them until they call `work_for`."""
+    """Block signals while workers are started; workers inherit the block until they call `work_for`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _TO_ALL)
     try:
         yield

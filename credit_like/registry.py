@@ -1,12 +1,12 @@
-"""Plug-ins by name: `type: wxformer` in YAML is the module `credit_like/models/wxformer`, with no table in between.
+"""Plug-ins by name: `type: wxformer` in YAML is the module `credit_like/models/wxformer`, without a registration table.
 
-A plug-in module has a `Config` (a frozen section whose defaults form a tiny valid instance) and what its kind builds;
-the `__init__` of each kind's package has the protocol. Importing a plug-in module never imports torch: a folder keeps
-its torch code in `model.py`, imported by `build`.
+A plug-in module has a `Config` (a frozen section whose defaults form a tiny valid instance) and the functions of its
+kind, whose protocol is in the `__init__` of the kind's package. Importing a plug-in module never imports torch: a
+folder keeps its torch code in `model.py`, which `build` imports.
 
-Besides ours there are plug-ins of the experiment's `plugins` (folders, or importable packages) and of installed packages
-that announce themselves by an entry point of the group `credit_like.plugins`. They are laid out as `FOLDERS` says. Names
-are looked up in those that `searching` makes known; only the module that an experiment names is ever imported.
+Besides the built-in plug-ins there are those of the experiment's `plugins` (folders, or importable packages) and those
+of installed packages with an entry point in the group `credit_like.plugins`. Their folders are named as in `FOLDERS`.
+Names are looked up in the packages that `searching` makes known; only modules that an experiment names are imported.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ KINDS = {
 }
 
 FOLDERS = {kind: package.rpartition(".")[2] for kind, package in KINDS.items()}
-"""Where the plug-ins of a kind are in a folder of plug-ins."""
+"""Name of the subfolder that holds the plug-ins of a kind."""
 
 GROUP = "credit_like.plugins"
-"""The entry points by which installed packages announce their plug-ins; the value is the package's name."""
+"""Group of the entry points by which installed packages register plug-ins; the value is the package's name."""
 
 _HAS = {
     "source": ("Config", "open_dataset"),
@@ -63,31 +63,31 @@ _HAS = {
 
 
 class BrokenPluginError(UserError):
-    """A plug-in that cannot be imported, or lacks something that its kind has; the message names file and line."""
+    """A plug-in that cannot be imported or does not satisfy its kind's protocol; the message gives file and line."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """Plug-ins outside this package: a folder, or an importable package."""
+    """Plug-ins outside this package, in a folder or an importable package."""
 
     plugin: str
-    """As the experiment has it: an absolute path, or the name of a package."""
+    """Absolute path of a folder, or name of a package, as in the experiment."""
     name: str
-    """What it is imported as."""
+    """Name under which it is imported."""
     folders: tuple[Path, ...]
 
     def parts(self, kind: str) -> dict[str, str]:
-        """Name → module of each of its plug-ins of a kind."""
+        """Return the plug-ins of a kind in this package: name → module."""
         return _modules(f"{self.name}.{FOLDERS[kind]}", [str(folder / FOLDERS[kind]) for folder in self.folders])
 
     def record(self) -> dict[str, str | None]:
-        """What a checkpoint keeps of it: name, place, version (`__version__` of its `__init__.py`) and content hash."""
+        """Return what checkpoints store: name, path, version (`__version__` of its `__init__.py`) and content hash."""
         name = self.folders[0].name if os.path.isabs(self.plugin) else self.plugin
         version = next(filter(None, map(_version, self.folders)), None)
         return {"name": name, "path": str(self.folders[0]), "version": version, "sha256": self._hash()}
 
     def _hash(self) -> str:
-        """Of every Python file, and of every file beside the plug-ins: names and contents."""
+        """Return a hash of the names and contents of all Python files and of all files in the plug-in folders."""
         digest = hashlib.sha256()
         for folder in self.folders:
             files = set(folder.rglob("*.py"))
@@ -106,7 +106,7 @@ _known: ContextVar[tuple[Package, ...]] = ContextVar("known", default=())
 
 @contextmanager
 def searching(plugins: Sequence[str] = ()) -> Iterator[None]:
-    """Inside, the plug-ins of installed packages and these are known too.
+    """Make these plug-ins, and those of installed packages, known inside the context.
 
     Raises UserError as `add` does.
     """
@@ -120,9 +120,9 @@ def searching(plugins: Sequence[str] = ()) -> Iterator[None]:
 
 
 def add(plugin: str) -> None:
-    """Make one more folder or package known, until the surrounding `searching` ends.
+    """Make one more folder or package known, until the surrounding `searching` context ends.
 
-    Raises UserError for one that is not there, that has no plug-ins, or has a name that is already taken.
+    Raises UserError where it does not exist, has no plug-ins, or has a plug-in whose name is already taken.
     """
     package, known = locate(plugin), _known.get()
     if any(package.folders == other.folders for other in known):
@@ -145,7 +145,10 @@ def add(plugin: str) -> None:
 
 
 def locate(plugin: str) -> Package:
-    """Where a folder (absolute) or an importable package is. Raises UserError where there is none."""
+    """Return the package of plug-ins in a folder (absolute path) or an importable package.
+
+    Raises UserError where it does not exist.
+    """
     if os.path.isabs(plugin):
         folder = Path(plugin)
         if not folder.is_dir():
@@ -164,7 +167,7 @@ def locate(plugin: str) -> Package:
 
 
 def record(plugins: Sequence[str] = ()) -> list[dict[str, str | None]]:
-    """Name, place, version and content hash of each folder and package of plug-ins."""
+    """Return name, path, version and content hash of each known folder and package of plug-ins."""
     with searching(plugins):
         return [package.record() for package in _known.get()]
 
@@ -175,7 +178,7 @@ def _announced() -> tuple[str, ...]:
 
 
 def _modules(package: str, folders: Iterable[str]) -> dict[str, str]:
-    """Name → module in some folders, leaving out those with a leading underscore; `_` is `-` in a name."""
+    """Return the modules in some folders, name → module; `_` becomes `-`, and leading underscores are left out."""
     found = (info.name for info in pkgutil.iter_modules(folders))
     return {name.replace("_", "-"): f"{package}.{name}" for name in found if name[0] != "_"}
 
@@ -185,15 +188,15 @@ def _ours(kind: str) -> dict[str, str]:
 
 
 def names(kind: str) -> list[str]:
-    """The names of all known plug-ins of a kind as YAML spells them: modules without a leading underscore, `_` as `-`."""
+    """Return the sorted names of all known plug-ins of a kind, as spelt in YAML."""
     return sorted({*_ours(kind), *(name for package in _known.get() for name in package.parts(kind))})
 
 
 def module(kind: str, name: str) -> ModuleType:
-    """The plug-in module of this kind and name.
+    """Return the plug-in module of a kind and name.
 
-    Raises UserError with the closest valid names where there is none, BrokenPluginError for one from outside that
-    cannot be imported or is not what its kind has to be.
+    Raises UserError with the closest valid name where there is none, and BrokenPluginError for an external plug-in that
+    cannot be imported or does not satisfy its kind's protocol.
     """
     if name not in names(kind):
         raise UserError(unknown(kind, name))
@@ -203,7 +206,7 @@ def module(kind: str, name: str) -> ModuleType:
 
 
 def of(kind: str, config: Any) -> ModuleType:
-    """The plug-in module that a configuration belongs to, whatever is known at the moment."""
+    """Return the plug-in module of a configuration, even outside the `searching` context that made it known."""
     found = sys.modules.get(type(config).__module__)
     if found is not None and getattr(found, "Config", None) is type(config):
         return found
@@ -211,7 +214,10 @@ def of(kind: str, config: Any) -> ModuleType:
 
 
 def _imported(kind: str, name: str, package: Package) -> ModuleType:
-    """A module from outside. Raises BrokenPluginError with file and line."""
+    """Import and check an external plug-in module.
+
+    Raises BrokenPluginError with file and line.
+    """
     where = package.parts(kind)[name]
     try:
         found = importlib.import_module(where)
@@ -243,7 +249,7 @@ def _type_of(config: Any) -> object:
 
 
 def _line(error: Exception, folders: Sequence[Path]) -> str:
-    """`file:line` in the folders where an import failed."""
+    """Return `file:line` of the innermost frame of an import error that lies in the folders."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
@@ -252,7 +258,7 @@ def _line(error: Exception, folders: Sequence[Path]) -> str:
 
 
 def _version(folder: Path) -> str | None:
-    """`__version__ = "…"` of a package, without running it."""
+    """Return the `__version__` of a package without executing it; None if it has none."""
     try:
         body = ast.parse((folder / "__init__.py").read_text(encoding="utf-8")).body
     except (OSError, SyntaxError, ValueError):
@@ -266,19 +272,19 @@ def _version(folder: Path) -> str | None:
 
 
 def unknown(kind: str, name: object) -> str:
-    """What to say of a name that no plug-in of this kind has."""
+    """Return the error message for a name that no plug-in of this kind has."""
     known = names(kind)
     return f"expected one of {', '.join(known)}, got {name!r}{did_you_mean(name, known)}"
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:
-    """The known name most like this one, if any is near; capitals do not count."""
+    """Return the known name that is most similar, ignoring case; None if none is similar."""
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(str(name).lower(), by_lower, n=1, cutoff=0.5)
     return by_lower[close[0]] if close else None
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, or an empty string."""
+    """Return `; did you mean 'x'?` with the closest known name, or an empty string."""
     close = closest(name, known)
     return f"; did you mean {close!r}?" if close else ""

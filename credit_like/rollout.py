@@ -1,4 +1,4 @@
-"""The one forecast loop: the stepper again and again, the forcing of the next step read meanwhile.
+"""The forecast loop, which applies the stepper repeatedly while the forcing of the next step is read ahead.
 
 Shape suffixes: B batch, C channels, T frames, H rows (this rank's), W longitudes.
 """
@@ -40,15 +40,15 @@ def rollout(
     """Forecast one batch from the initial positions `init`; yield (lead, State) for leads 1 … `leads`.
 
     States are in physical units, with points without data as in `Stepper`. `perturb` changes the newest analysed frame
-    (B, C, H, W), given the initial positions. Memory does not grow with the lead: one state and the forcing of one more
-    step are held. `without_gradients` is the mode in which each step runs; a model that is sharded for training needs
-    `torch.no_grad`, because FSDP2 writes to its parameters between steps.
+    (B, C, H, W), given the initial positions. Memory does not grow with the lead: only one state and the forcing of one
+    more step are in memory. `without_gradients` is the mode in which each step runs; a model that is sharded for
+    training needs `torch.no_grad`, because FSDP2 writes to its parameters between steps.
     """
     device = stepper.mean.device
     history = [[i - back for back in range(history_len - 1, -1, -1)] for i in init]
 
     def forcing(lead: int) -> Tensor:
-        """Read (B, C, T, H, W) at the frames that the step to `lead` starts from."""
+        """Read (B, C, T, H, W) at the input frames of the step to `lead`."""
         frames = [store.forcing([t + lead - 1 for t in times], now=times[-1], rows=rows) for times in history]
         return torch.from_numpy(np.stack(frames)).transpose(1, 2)
 
@@ -60,14 +60,14 @@ def rollout(
     with without_gradients():
         state = stepper.initial(prognostic_BCTHW, torch.tensor(list(init), device=device))
     for lead, forcing_BCTHW in enumerate(read_ahead(partial(forcing, lead) for lead in range(1, leads + 1)), 1):
-        # The mode is entered at every step, so that the consumer of the generator does not find itself in it.
+        # The mode is entered for every step, so that it is not active in the code that consumes the generator.
         with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=amp):
             state = stepper(state, forcing_BCTHW.to(device, non_blocking=True))
         yield lead, state
 
 
 def read_ahead(reads: Iterable[Callable[[], T]]) -> Iterator[T]:
-    """Yield what each call returns; a thread runs the next call meanwhile."""
+    """Yield the result of each call while a thread runs the next call."""
     with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as reader:
         coming: Future[T] | None = None
         for read in reads:

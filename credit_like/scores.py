@@ -1,4 +1,4 @@
-"""Area means of products of forecasts and truths: the one definition of MSE, bias, ACC and activity in torch.
+"""Area means of products of forecasts and truths: the torch definition of MSE, bias, ACC and activity.
 
 Shape suffixes: B batch, C channels, H rows (this rank's), W longitudes.
 """
@@ -26,9 +26,9 @@ def area_scores(
 ) -> Tensor:
     """Return (B, scores, C): mean squared error, bias, anomaly correlation and activity of each sample over the globe.
 
-    With e = f − t, anomalies f' and t' from the climatology and ⟨·⟩ the area mean over the points that have data, these are
-    ⟨e²⟩, ⟨e⟩, ⟨f't'⟩ / √(⟨f'²⟩⟨t'²⟩) and √⟨f'²⟩ (WeatherBench2, doi:10.1029/2023MS004019). The anomalies of ACC are not
-    centred. `reduce` adds the parts of the domain ranks up; `dtype` is that of the products.
+    With e = f − t, anomalies f' and t' from the climatology and ⟨·⟩ the area mean over the points that have data, these
+    are ⟨e²⟩, ⟨e⟩, ⟨f't'⟩ / √(⟨f'²⟩⟨t'²⟩) and √⟨f'²⟩ (WeatherBench2, doi:10.1029/2023MS004019). The anomalies of ACC are
+    not centred. `reduce` sums the parts of the domain ranks; products are computed in `dtype`.
     """
     error, f, t = (
         torch.where(valid_CHW, x, 0).to(dtype)

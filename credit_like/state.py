@@ -1,4 +1,4 @@
-"""Sample and State: what flows through training and forecasts. They validate themselves.
+"""`Sample` and `State`, the data that pass through training and forecasts; both validate themselves.
 
 Shape suffixes: B batch, C channels, T frames of history, L lead steps, H latitude rows, W longitudes.
 """
@@ -15,12 +15,12 @@ from torch import device as Device
 @dataclass(frozen=True, eq=False)
 class _Batch:
     def to(self, device: Device | str, non_blocking: bool = True) -> Self:
-        """The same on another device."""
+        """Return a copy on another device."""
         moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
         return replace(self, **moved)
 
     def pin_memory(self) -> Self:
-        """The same in page-locked memory (called by the loader where there is a GPU)."""
+        """Return a copy in page-locked memory (the loader calls this if there is a GPU)."""
         return replace(self, **{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
 
 
@@ -28,10 +28,10 @@ class _Batch:
 class Sample(_Batch):
     """A batch of windows in physical units; missing points are NaN.
 
-    prognostic (B, Cp, T, H, W) at times t − (T−1)·dt … t; forcing (B, Cf, T + L − 1, H, W) at t − (T−1)·dt … t + (L−1)·dt;
-    target (B, Cp + Cd, L, H, W) at t + dt … t + L·dt; index (B,) int64, position of t on the source's time axis, or −1 for a
-    sample that counts nothing and keeps this rank in step with the others.
-    Under domain sharding H is this rank's rows.
+    prognostic (B, Cp, T, H, W) at times t − (T−1)·dt … t; forcing (B, Cf, T + L − 1, H, W) at t − (T−1)·dt … t +
+    (L−1)·dt; target (B, Cp + Cd, L, H, W) at t + dt … t + L·dt; index (B,) int64, the position of t on the source's
+    time axis, or −1 for a padding sample of weight 0, which keeps this rank's collectives in step with the others. With
+    domain parallelism H counts the rows of this rank.
     """
 
     prognostic: Tensor
@@ -59,8 +59,8 @@ class Sample(_Batch):
 class State(_Batch):
     """The atmosphere at one time t, in physical units; missing points are NaN.
 
-    prognostic (B, Cp, T, H, W), newest frame last; diagnostic (B, Cd, H, W), what the step that led here produced
-    (zero channels where there is none); index (B,) int64 as in `Sample`.
+    prognostic (B, Cp, T, H, W), newest frame last; diagnostic (B, Cd, H, W), the diagnostic output of the
+    step that led to this state (zeros for an initial state); index (B,) int64 as in `Sample`.
     """
 
     prognostic: Tensor
@@ -69,5 +69,5 @@ class State(_Batch):
 
     @property
     def now(self) -> Tensor:
-        """(B, Cp, H, W): the newest frame."""
+        """Newest frame (B, Cp, H, W)."""
         return self.prognostic[:, :, -1]

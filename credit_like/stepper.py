@@ -1,4 +1,4 @@
-"""The heart: State(t) + forcing → State(t + dt). Training and forecasts both call it.
+"""The time step State(t) + forcing → State(t + dt), shared by training and forecasts.
 
 Shape suffixes: B batch, C channels, T frames, L leads, H rows (this rank's), W longitudes.
 """
@@ -23,10 +23,10 @@ Predict = Literal["increment", "state"]
 class Stepper(nn.Module):
     """Normalise, concatenate, run the model, denormalise, apply physics.
 
-    The model sees (B, C_in, T, H, W) in the channel order of `Variables` and gives (B, C_out, 1, H, W). With
+    The model maps (B, C_in, T, H, W), in the channel order of `Variables`, to (B, C_out, 1, H, W). With
     `predict: increment` its prognostic outputs are the change over one step in units of its standard deviation,
-    x(t + dt) = x(t) + change_std · y. With `predict: state`, x(t + dt) = mean + std · y. Diagnostics always follow the
-    second form. Points without data hold the channel's mean inside a `State`; `masked` turns them back into NaN.
+    x(t + dt) = x(t) + change_std · y. With `predict: state`, x(t + dt) = mean + std · y. Diagnostic outputs always use
+    the second form. Points without data hold the channel's mean inside a `State`; `masked` turns them back into NaN.
     """
 
     mean: Tensor
@@ -53,7 +53,10 @@ class Stepper(nn.Module):
         self.physics = nn.ModuleList(physics)
         self.n_prognostic = variables.n("prognostic")
         self.shift = 0
-        """Columns by which the globe is turned for the model, and back: other alignments of its windows in training."""
+        """Longitude shift in columns, applied before the model and undone after it.
+
+        It is a training augmentation that varies the alignment of the model's attention windows.
+        """
         mean, std, change_std = statistics.select(variables.outputs)
         forcing_mean, forcing_std, _ = statistics.select(variables.role("dynamic_forcing"))
         static_mean, static_std, _ = statistics.select(variables.role("static"))
@@ -70,7 +73,7 @@ class Stepper(nn.Module):
         self.register_buffer(name, torch.tensor(value, dtype=torch.float32), persistent=False)
 
     def initial(self, prognostic_BCTHW: Tensor, index: Tensor) -> State:
-        """The state at the newest of T analysed frames."""
+        """Return the state at the newest of T analysed frames (B, Cp, T, H, W)."""
         n = self.n_prognostic
         valid, mean = self.valid[:n, None], self.mean[:n, None]
         prognostic = torch.where(valid, prognostic_BCTHW, mean)
@@ -78,7 +81,7 @@ class Stepper(nn.Module):
         return State(prognostic, diagnostic, index)
 
     def forward(self, state: State, forcing_BCTHW: Tensor) -> State:
-        """One time step; `forcing` at the T times of the state's frames."""
+        """Advance the state by one time step; `forcing_BCTHW` holds the T times of the state's frames."""
         x_BCTHW = self.inputs(state, forcing_BCTHW)
         if self.shift:
             x_BCTHW = x_BCTHW.roll(self.shift, -1)
@@ -99,7 +102,7 @@ class Stepper(nn.Module):
         return State(frames, after[:, n:], state.index + 1)
 
     def inputs(self, state: State, forcing_BCTHW: Tensor) -> Tensor:
-        """(B, C_in, T, H, W): normalised prognostic, static and forcing channels."""
+        """Return the model input (B, C_in, T, H, W): normalised prognostic, static and forcing channels."""
         n = self.n_prognostic
         prognostic = (state.prognostic - self.mean[:n, None]) / self.std[:n, None]
         batch, _, frames = prognostic.shape[:3]
@@ -108,23 +111,26 @@ class Stepper(nn.Module):
         return torch.cat([prognostic, static, forcing], 1)
 
     def rollout(self, state: State, forcing_BCTHW: Tensor, leads: int) -> Iterator[State]:
-        """The states at the next `leads` steps; `forcing` at all T + leads − 1 times from the oldest frame on."""
+        """Yield the states of the next `leads` steps.
+
+        `forcing_BCTHW` holds T + leads − 1 times, beginning with that of the oldest frame.
+        """
         frames = state.prognostic.shape[2]
         for lead in range(leads):
             state = self(state, forcing_BCTHW[:, :, lead : lead + frames])
             yield state
 
     def predict_sample(self, sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
-        """(prediction, target), each (B, C_out, H, W) in physical units, for every lead of a training sample."""
+        """Yield (prediction, target) for every lead of a sample, each (B, C_out, H, W) in physical units."""
         state = self.initial(sample.prognostic, sample.index)
         for lead, after in enumerate(self.rollout(state, sample.forcing, sample.leads)):
             yield self.outputs(after), sample.target[:, :, lead]
 
     @staticmethod
     def outputs(state: State) -> Tensor:
-        """(B, C_out, H, W): prognostic and diagnostic channels of a state."""
+        """Return the prognostic and diagnostic channels of a state, (B, C_out, H, W)."""
         return torch.cat([state.now, state.diagnostic], 1)
 
     def masked(self, x_BCHW: Tensor) -> Tensor:
-        """Output channels with NaN where there is no data, as they are written to files."""
+        """Return output channels with NaN at points without data, as they are written to files."""
         return torch.where(self.valid, x_BCHW, torch.nan)

@@ -1,7 +1,7 @@
-"""Names, roles and levels to channels and back: the only place that knows the order of channels.
+"""The variables of an experiment and the order of their channels.
 
-Channels of one input frame: prognostic (variables on levels, level fastest; then surface), static, dynamic forcing.
-Channels of the output: prognostic, diagnostic.
+The channels of one input frame are prognostic, static, dynamic forcing; those of the output are prognostic, diagnostic.
+Within a role, variables on levels (all levels of a variable together) come before surface variables.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROLES = ("prognostic", "diagnostic", "dynamic_forcing", "static")
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable of one role; `levels` is empty at the surface."""
+    """A variable and its role; `levels` is empty for a surface variable."""
 
     name: str
     role: str
@@ -28,7 +28,7 @@ class Variable:
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Channel names: `t2m`, or `U@500` for every level."""
+        """Channel names: `t2m` at the surface, or `U@500` for each level."""
         return tuple(f"{self.name}@{level:g}" for level in self.levels) if self.levels else (self.name,)
 
     def __len__(self) -> int:
@@ -36,9 +36,9 @@ class Variable:
 
 
 class Variables:
-    """All variables of an experiment in channel order.
+    """All variables of an experiment, in channel order.
 
-    Raises UserError where a level variable has no levels, or one name is used twice.
+    Raises UserError where a variable on levels has no levels, or a name is used twice.
     """
 
     def __init__(self, data: DataSection) -> None:
@@ -60,7 +60,7 @@ class Variables:
         return (variable for role in ROLES for variable in self._by_role[role])
 
     def role(self, role: str) -> tuple[Variable, ...]:
-        """The variables of one role, in channel order."""
+        """Return the variables of one role, in channel order."""
         return self._by_role[role]
 
     def __getitem__(self, name: str) -> Variable:
@@ -72,26 +72,26 @@ class Variables:
 
     @cached_property
     def outputs(self) -> tuple[Variable, ...]:
-        """Prognostic, then diagnostic: what the model predicts."""
+        """Variables that the model predicts: prognostic, then diagnostic."""
         return self._by_role["prognostic"] + self._by_role["diagnostic"]
 
     def n(self, role: str) -> int:
-        """Number of channels of a role."""
+        """Return the number of channels of a role."""
         return sum(map(len, self._by_role[role]))
 
     @property
     def in_channels(self) -> int:
-        """Channels of one input frame."""
+        """Number of channels of one input frame."""
         return self.n("prognostic") + self.n("static") + self.n("dynamic_forcing")
 
     @property
     def out_channels(self) -> int:
-        """Channels of the output."""
+        """Number of output channels."""
         return self.n("prognostic") + self.n("diagnostic")
 
     @staticmethod
     def slices(variables: Sequence[Variable]) -> dict[str, slice]:
-        """Where each of these variables lies when they are stacked in this order."""
+        """Return the channel slice of each variable, for variables stacked in this order."""
         result, start = {}, 0
         for variable in variables:
             result[variable.name] = slice(start, start + len(variable))
@@ -100,5 +100,5 @@ class Variables:
 
     @staticmethod
     def channel_names(variables: Sequence[Variable]) -> list[str]:
-        """The channel names of these variables, stacked in this order."""
+        """Return the channel names of variables stacked in this order."""
         return [channel for variable in variables for channel in variable.channels]

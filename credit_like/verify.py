@@ -1,8 +1,9 @@
-"""Whether an experiment's parts give the same numbers in every layout, compiled, repeated and continued elsewhere.
+"""Verification that an experiment gives the same numbers in every layout, compiled, repeated and resumed elsewhere.
 
-What runs is what a training runs: the experiment's model, loss, physics and optimiser, `parallelise`, and the trainer's own
-step, in fp64, on two samples of the experiment's data, in processes of this machine that talk over gloo. One process alone
-is the reference. Dropout is off: its numbers depend on the layout by design.
+It runs the same code as a training run: the experiment's model, loss, physics and optimiser, `parallelise`, and the
+trainer's own step. It computes in fp64, on two samples of the experiment's data, in local processes that communicate
+over gloo. A single process is the reference. Dropout is disabled, because its random numbers depend on the layout by
+design.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ from credit_like.training.trainer import Trainer
 from credit_like.variables import Variables
 
 TOLERANCE = 1e-10
-"""Largest relative error of outputs, loss and gradients: rounding in fp64, many times over."""
+"""Largest relative error of outputs, loss and gradients: many times the rounding error in fp64."""
 WEIGHTS_TOLERANCE = 1e-8
-"""Of weights after the steps: AdamW divides small gradients by themselves, which makes more of their rounding."""
+"""Tolerance for weights after the steps: AdamW divides small gradients by their own size, which amplifies rounding."""
 SLOPE_TOLERANCE = 1e-6
-"""Of the loss's gradient against a difference quotient."""
+"""Tolerance for the loss's gradient against a difference quotient."""
 
 STEPS, BATCH = 3, 2
 _TIMES = 12
-"""Of the training period, for statistics where none were made yet."""
+"""Samples of the training period for statistics, if none have been computed yet."""
 _TIMEOUT = 600.0
 _ERRORS = ("outputs", "loss", "gradients", "weights")
 
 
 @dataclass(frozen=True)
 class Case:
-    """One layout (or way to run) to compare with one process."""
+    """One layout (or way to run) that is compared with one process."""
 
     name: str
     world: int = 1
@@ -66,9 +67,9 @@ class Case:
     domain: int = 1
     compiled: bool = False
     steps: tuple[int, int] = (0, STEPS)
-    """The first step and the last: a case that does not begin with 0 continues what `folder` holds."""
+    """The first and the last step; a case that does not begin with 0 resumes from the checkpoint in `folder`."""
     folder: str = ""
-    """Where a checkpoint is written after the last step, or read before the first."""
+    """Folder where a checkpoint is written after the last step, or read before the first."""
 
 
 CASES = (
@@ -85,32 +86,32 @@ CASES = (
 
 @dataclass
 class Row:
-    """What came of one comparison."""
+    """The result of one comparison."""
 
     name: str
     errors: dict[str, float] = field(default_factory=dict)
-    """Largest relative errors."""
+    """Largest relative error of each quantity."""
     first: str = ""
     """Where the numbers first differ."""
     refused: str = ""
-    """Why the model does not do this."""
+    """Why the model does not support this case."""
     failed: str = ""
     """The error of a rank."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong: refusals are no faults."""
+        """Return whether the comparison passed; a refused case counts as passed."""
         return not self.failed and all(not error > tolerance(what) for what, error in self.errors.items())
 
 
 def tolerance(what: str) -> float:
-    """Return the largest relative error of `outputs`, `loss`, `gradients`, `weights` or `slope` that passes."""
+    """Return the tolerated relative error of `outputs`, `loss`, `gradients`, `weights` or `slope`."""
     return {"weights": WEIGHTS_TOLERANCE, "slope": SLOPE_TOLERANCE}.get(what, TOLERANCE)
 
 
 @dataclass
 class Problem:
-    """What all layouts compute: the experiment, its store and statistics, and a global batch for each step."""
+    """The input of all cases: the experiment, its store and statistics, and a global batch for each step."""
 
     experiment: Experiment
     variables: Variables
@@ -120,7 +121,7 @@ class Problem:
 
 
 def run(experiment: Experiment, cases: Sequence[Case] = CASES) -> int:
-    """Compare, print a table; 1 where a comparison fails, else 0."""
+    """Run the comparisons, print a table, and return 1 if any fails, else 0."""
     with Console(stderr=True).status("") as status:
         rows = list(verify(experiment, cases, lambda name: status.update(f"comparing: {name}")))
     print_rows(experiment, rows)
@@ -130,7 +131,7 @@ def run(experiment: Experiment, cases: Sequence[Case] = CASES) -> int:
 def verify(
     experiment: Experiment, cases: Sequence[Case] = CASES, announce: Callable[[str], None] = lambda name: None
 ) -> Iterator[Row]:
-    """Compare one by one. Raises UserError where one process alone cannot run the experiment."""
+    """Yield the result of each comparison. Raises UserError if a single process cannot run the experiment."""
     with tempfile.TemporaryDirectory(prefix="credit-like-verify-") as folder:
         problem = prepare(experiment, folder)
         reference = Path(folder) / "reference.pt"
@@ -166,7 +167,7 @@ def verify(
 
 
 def _continuations(accepted: Sequence[Case]) -> Iterator[tuple[Case, Case]]:
-    """A save with shards of weights in another kind of layout, and that of one with bands in one process."""
+    """Yield (saving case, resuming case): sharded weights to another kind of layout, and bands to one process."""
     found = {case.name: case for case in accepted if not case.compiled}
     one = Case("one process")
     if "FSDP2 2" in found:
@@ -178,8 +179,8 @@ def _continuations(accepted: Sequence[Case]) -> Iterator[tuple[Case, Case]]:
 def prepare(experiment: Experiment, folder: str) -> Problem:
     """Reduce an experiment to what is compared, and read its samples.
 
-    Statistics are those of the experiment where there are any, otherwise those of a few times. Raises UserError as
-    reading the data does.
+    Statistics are those of the experiment if they exist, otherwise those of a few times. Raises UserError for errors in
+    reading the data.
     """
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
@@ -215,7 +216,7 @@ def prepare(experiment: Experiment, folder: str) -> Problem:
 
 
 def _short(experiment: Experiment, store: FieldStore) -> Any:
-    """The data of the first times of the training period that make a few windows."""
+    """Return the experiment's data reduced to the first times of the training period that make a few windows."""
     data = experiment.data
     wanted = max(_TIMES, data.history_len + data.forecast_len + BATCH * STEPS - 1)
     first = store.period(data.train[:1])[:wanted]
@@ -223,11 +224,11 @@ def _short(experiment: Experiment, store: FieldStore) -> Any:
     return data.model_copy(update=dict.fromkeys(("train", "valid", "test"), (period,)))
 
 
-# ---- what a rank does ------------------------------------------------------------------------------------------------
+# ---- computation on a rank ------------------------------------------------------------------------------------------------
 
 
 class _Recorded:
-    """An optimiser that keeps the gradients of its first step."""
+    """An optimiser that saves the gradients of its first step."""
 
     def __init__(self, inner: Optimizer, parameters: dict[str, nn.Parameter]) -> None:
         self.inner, self.parameters = inner, parameters
@@ -244,7 +245,7 @@ class _Recorded:
 
 @dataclass
 class _Numbers:
-    """What a rank computed; gradients and weights are its shards."""
+    """The results of a rank; gradients and weights are its shards."""
 
     outputs: list[tuple[str, Tensor]]
     """Every module's outputs in the first step, in the order in which they were computed."""
@@ -255,18 +256,19 @@ class _Numbers:
 
 
 class _Batches:
-    """The loader of a trainer that gets its samples directly."""
+    """The loader of a trainer whose samples are passed to each step directly."""
 
     def __len__(self) -> int:
-        return 10**6  # how long the run is matters to no step
+        return 10**6  # no step depends on the length of the run
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
         raise AssertionError("samples are given to each step")
 
 
 def _start(problem: Problem, case: Case) -> Trainer:
-    """A trainer of this layout in fp64."""
-    logging.getLogger("credit_like").setLevel(logging.ERROR)  # a continuation in another layout is no surprise here
+    """Build a trainer of this layout in fp64."""
+    # resuming in another layout is intended here and need not be logged
+    logging.getLogger("credit_like").setLevel(logging.ERROR)
     parallelism = Parallelism.model_validate({"data": case.data, "tensor": case.tensor, "domain": case.domain})
     runtime = Runtime.start(parallelism, torch.device("cpu"))
     section = problem.experiment.trainer.model_copy(
@@ -285,27 +287,27 @@ def _start(problem: Problem, case: Case) -> Trainer:
         torch._dynamo.config.recompile_limit = 64
         for unit in _units(model):
             unit.compile(backend="aot_eager", dynamic=False)
-    parts = build.furnish(model, experiment, runtime, variables, store, problem.statistics)
-    trainer = build.build_trainer(parts, (_Batches(), _Batches()))
-    for owner in (parts.stepper, *parts.stepper.physics.modules(), *trainer.loss.modules()):
+    context = build.attach_weights(model, experiment, runtime, variables, store, problem.statistics)
+    trainer = build.build_trainer(context, (_Batches(), _Batches()))
+    for owner in (context.stepper, *context.stepper.physics.modules(), *trainer.loss.modules()):
         _widen(owner)
     return trainer
 
 
 def _widen(module: nn.Module) -> None:
-    """Its own buffers in fp64; those of the model are already."""
+    """Convert the module's own buffers to fp64; those of the model are fp64 already."""
     for name, buffer in module.named_buffers(recurse=False):
         if buffer.is_floating_point():
             setattr(module, name, buffer.double())
 
 
 def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
-    """The case's steps, with what modules and loss gave."""
-    runtime, stepper = trainer.runtime, trainer.stepper
+    """Run the case's steps and return the outputs, losses, gradients and weights."""
+    runtime, stepper = trainer.runtime, trainer.context.stepper
     numbers = _Numbers([], [], [], {}, {})
-    recorded = _Recorded(trainer.optimizer, trainer.parameters)
+    recorded = _Recorded(trainer.state.optimizer, trainer.state.parameters)
     trainer.train_step.optimizer = recorded
-    trainer.seed(case.steps[0])
+    trainer.state.seed(case.steps[0])
     parts: list[Tensor] = []
 
     def loss_gave(module: nn.Module, arguments: tuple[Tensor, ...], loss: Tensor) -> None:
@@ -314,7 +316,7 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
 
     trainer.loss.register_forward_hook(loss_gave)
     hooks = [] if case.compiled else _hooks(stepper, numbers.outputs)
-    rate = trainer.experiment.trainer.optimizer.learning_rate
+    rate = trainer.context.experiment.trainer.optimizer.learning_rate
     for step in range(*case.steps):
         parts.clear()
         trainer.train_step([_share(problem.samples[step], trainer)], 1, rate, step + 1)
@@ -322,7 +324,7 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
             hook.remove()
         numbers.losses.append(runtime.sum_over_data(torch.stack(parts).mean()))
     numbers.gradients = recorded.gradients
-    numbers.weights = {name: parameter.detach() for name, parameter in trainer.parameters.items()}
+    numbers.weights = {name: parameter.detach() for name, parameter in trainer.state.parameters.items()}
     return numbers
 
 
@@ -338,8 +340,8 @@ def _hooks(stepper: nn.Module, outputs: list[tuple[str, Tensor]]) -> list[Any]:
 
 
 def _share(sample: Sample, trainer: Trainer) -> Sample:
-    """This rank's samples and rows, in fp64."""
-    runtime, rows = trainer.runtime, trainer.rows
+    """Return this rank's samples and rows, in fp64."""
+    runtime, rows = trainer.runtime, trainer.context.rows
     size = BATCH // runtime.dp_size
     mine = slice(runtime.dp_rank * size, (runtime.dp_rank + 1) * size)
     prognostic, forcing, target = (
@@ -349,7 +351,7 @@ def _share(sample: Sample, trainer: Trainer) -> Sample:
 
 
 def _reference(problem: Problem, path: Path) -> float:
-    """One process: write its numbers; return the error of the loss's gradient against a difference quotient."""
+    """Run one process, write its numbers, and return the error of the loss's gradient against a difference quotient."""
     trainer = _start(problem, Case("one process"))
     numbers = _compute(problem, trainer, Case("one process"))
     torch.save(vars(numbers), path)
@@ -366,18 +368,18 @@ def _reference(problem: Problem, path: Path) -> float:
 
 
 def _layout(problem: Problem, case: Case, reference: Path) -> dict[str, Any]:
-    """One rank of a layout: its largest relative errors, and the first place where the numbers differ."""
+    """Run one rank of a layout; return its largest relative errors and the first place where the numbers differ."""
     trainer = _start(problem, case)
-    runtime, manager = trainer.runtime, get_domain_manager(trainer.model)
+    runtime, manager = trainer.runtime, get_domain_manager(trainer.state.model)
     first_step, last_step = case.steps
     if first_step:
         checkpoint = trainer.manager.latest()
         assert checkpoint is not None, case.folder
-        trainer.restore(checkpoint)
+        trainer.state.restore(checkpoint)
     numbers = _compute(problem, trainer, case)
     if case.folder and not first_step:
-        trainer.progress.step = last_step
-        trainer.save()
+        trainer.state.progress.step = last_step
+        trainer.state.save()
         trainer.manager.wait()
         runtime.barrier()
         return {"errors": {}, "first": None}
@@ -407,7 +409,7 @@ def _differing(
     runtime: Runtime,
     manager: DomainManager | None,
 ) -> list[tuple[int, str]]:
-    """(order in the reference, name) of the modules whose outputs differ; those that cannot be aligned are passed over."""
+    """Return (order in the reference, name) of modules whose outputs differ; skip those that cannot be aligned."""
     mine: dict[str, list[Tensor]] = {}
     for name, output in outputs:
         mine.setdefault(name, []).append(output)
@@ -423,7 +425,7 @@ def _differing(
 
 
 def _part(full: Tensor, mine: Tensor, runtime: Runtime, manager: DomainManager | None) -> Tensor | None:
-    """This rank's part of a whole output: its samples and rows; None where the two cannot be compared."""
+    """Return this rank's samples and rows of a whole output; None if the two cannot be compared."""
     if full.ndim != mine.ndim:
         return None
     for dim, (whole, part) in enumerate(zip(full.shape, mine.shape, strict=True)):
@@ -440,7 +442,7 @@ def _part(full: Tensor, mine: Tensor, runtime: Runtime, manager: DomainManager |
 
 
 def _error(mine: Tensor, expected: Tensor | None, scale: float = 0.0) -> float:
-    """max |a − b| relative to max |b|, or to `scale` where that is larger."""
+    """Return max |a − b| relative to max |b|, or to `scale` if that is larger."""
     assert expected is not None
     if not expected.numel():
         return 0.0
@@ -450,7 +452,10 @@ def _error(mine: Tensor, expected: Tensor | None, scale: float = 0.0) -> float:
 
 
 def _worst(shards: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[float, str]:
-    """The largest relative error of any tensor, and its name; small ones are measured by the largest of all."""
+    """Return the largest relative error of any tensor, and its name.
+
+    The error of small tensors is relative to the scale of the largest one.
+    """
     scale = 1e-3 * max((float(full.abs().max()) for full in expected.values() if full.numel()), default=1.0)
     missing = expected.keys() - shards.keys()
     if missing:
@@ -459,7 +464,7 @@ def _worst(shards: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[floa
     return max(pairs)
 
 
-# ---- what is shown ---------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------
 
 
 def _loss_name(experiment: Experiment) -> str:
@@ -467,13 +472,13 @@ def _loss_name(experiment: Experiment) -> str:
 
 
 def _compared(case: Case, answers: list[Answer]) -> Row:
-    """What the ranks found, as one row."""
+    """Return the results of all ranks as one row."""
     failed = [answer.value for answer in answers if answer.state == "failed"]
     refused = [answer.value for answer in answers if answer.state == "refused"]
     if refused:
         return Row(case.name, refused=" ".join(refused[0].split()))
     if failed:
-        # Ranks whose peer has failed complain of that; the first cause is another one's.
+        # Ranks whose peer has failed report that; the first cause is the error of the other rank.
         own = [text for text in failed if "closed by peer" not in text and "in time" not in text]
         return Row(case.name, failed=_last_line((own or failed)[0]))
     values = [answer.value for answer in answers]
@@ -487,7 +492,7 @@ def _last_line(text: str) -> str:
 
 
 def print_rows(experiment: Experiment, rows: Sequence[Row]) -> None:
-    """Print the table, and what to look at."""
+    """Print the table and the details of comparisons that failed."""
     table = Table(box=None, pad_edge=False)
     table.add_column("one process against")
     for what in _ERRORS:

@@ -1,4 +1,4 @@
-"""Fixtures that every room may use."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from credit_like.ops.cpu import policy
 # Timings on a shared machine say nothing about correctness.
 settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared machine")
-policy.configure()  # as a run does at its start
+policy.configure()  # as at the start of every run
 
 GRACE = 2.0  # seconds that the other ranks get to end after one has failed
 
 
 def _child(rank, world, port: Connection, fn, args, pipe: Connection):
-    """One rank: the launcher's environment, then the function; the result or the traceback goes back."""
+    """Run one rank with the launcher's environment; send back the result or the traceback."""
     import torch
 
-    # The parent's garbage is not this process's to finalise: it would close the parent's files, and the complaint of one
-    # keeps alive whatever the frames of that moment hold.
+    # This process must not finalise the parent's garbage: that would close the parent's files, and the warning about one
+    # keeps alive everything in the frames of that moment.
     gc.freeze()
     os.environ.update(
         RANK=str(rank),
@@ -46,7 +46,7 @@ def _child(rank, world, port: Connection, fn, args, pipe: Connection):
     faulthandler.register(signal.SIGUSR1, file=os.fdopen(os.dup(2), "w"), all_threads=True)
     try:
         answer = pickle.dumps(("ok", fn(rank, *args)))
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the test has to hear of it
+    except BaseException as error:  # noqa: BLE001 - every failure is sent to the test
         answer = pickle.dumps(("error", f"{type(error).__name__}: {error}", traceback.format_exc()))
     pipe.send_bytes(answer)  # bytes: `send` would share tensors with a process that is about to end
     pipe.close()
@@ -54,7 +54,7 @@ def _child(rank, world, port: Connection, fn, args, pipe: Connection):
 
 
 def _collect(pipes, processes, timeout):
-    """Every rank's answer; the ranks that have none when one has failed, or when time is up, are ended."""
+    """Return every rank's answer; end the remaining ranks when one has failed or the time is up."""
     answers, deadline = {}, time.monotonic() + timeout
     while len(answers) < len(pipes):
         left = deadline - time.monotonic()
@@ -72,7 +72,7 @@ def _collect(pipes, processes, timeout):
     for rank, process in processes.items():
         if rank not in answers:
             if process.is_alive():
-                os.kill(process.pid, signal.SIGUSR1)  # where it was, on stderr
+                os.kill(process.pid, signal.SIGUSR1)  # prints its stack on stderr
             process.join(0.3)
             process.kill()
             answers[rank] = ("error", "hung", f"rank {rank} was still running and was ended")
@@ -81,7 +81,7 @@ def _collect(pipes, processes, timeout):
 
 
 def launch(world, fn, *args, timeout=120.0):
-    """The answers ("ok", value) or ("error", message, traceback) of `world` forked ranks that ran fn(rank, *args)."""
+    """Return the answers ("ok", value) or ("error", message, traceback) of `world` forked ranks that ran fn(rank, *args)."""
     import torch.distributed as dist
 
     context = multiprocessing.get_context("fork")
@@ -94,7 +94,7 @@ def launch(world, fn, *args, timeout=120.0):
         send.close()
         pipes[rank], processes[rank] = receive, process
         ports.append(tell)
-    # After the forks: a lock that the store's thread held at the moment of one would never be released in that rank.
+    # After the forks: a lock held by the store's thread during a fork would never be released in that rank.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for tell in ports:
         tell.send(str(store.port))
@@ -103,7 +103,7 @@ def launch(world, fn, *args, timeout=120.0):
 
 @pytest.fixture(scope="session", autouse=True)
 def no_netcdf_file_is_left_to_the_collector():
-    """Fail the test in which a Dataset, or xarray's manager of one, is collected open: it is closed without the lock.
+    """Fail the test if a Dataset, or xarray's manager of one, is collected while open, since it is then closed without the lock.
 
     An error in `__del__` is a warning of pytest, which is an error in turn.
     """
@@ -115,7 +115,7 @@ def no_netcdf_file_is_left_to_the_collector():
             if self.isopen():
                 raise AssertionError("a netCDF file was left to the garbage collector, close it")
 
-    # netCDF4 looks up attributes of the class in `__dealloc__`: a class that goes before its objects is a crash.
+    # netCDF4 looks up attributes of the class in `__dealloc__`: a class that is freed before its objects causes a crash.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(Watched))
     with pytest.MonkeyPatch.context() as patch, xr.set_options(warn_for_unclosed_files=True):
         patch.setattr(netCDF4, "Dataset", Watched)
@@ -124,10 +124,11 @@ def no_netcdf_file_is_left_to_the_collector():
 
 @pytest.fixture(scope="session")
 def run_ranks():
-    """run_ranks(n, fn, *args): fn(rank, *args) in n forked processes with a launcher's environment; its n results.
+    """Return run_ranks(n, fn, *args), which runs fn(rank, *args) in n forked processes and returns the n results.
 
-    Forked from this process, where torch is loaded already, a rank costs hundredths of a second. fn joins the process
-    group itself (Runtime.start). The first rank that fails fails the test, with its traceback.
+    The processes have a launcher's environment. Forked from this process, in which torch is loaded already, a rank costs
+    hundredths of a second. fn joins the process group itself (Runtime.start). The first rank that fails fails the test, with its
+    traceback.
     """
 
     def run(world, fn, *args, timeout=120.0):
@@ -143,12 +144,12 @@ def run_ranks():
 
 @pytest.fixture
 def launch_ranks():
-    """As run_ranks, but returns ("ok", value) or ("error", message, traceback) of each rank: for tests of failures."""
+    """As run_ranks, but return ("ok", value) or ("error", message, traceback) of each rank: for tests of failures."""
     return launch
 
 
 class _Dropped:
-    """Goes when garbage is collected, and says in which process."""
+    """Records the process in which it is collected."""
 
     def __init__(self, collected_by):
         self.itself, self.collected_by = self, collected_by
@@ -159,7 +160,7 @@ class _Dropped:
 
 @pytest.fixture
 def dropped():
-    """Empty while nobody collects something that this process has dropped; it does so itself after the test."""
+    """Return a list that stays empty while no process collects an object dropped by this one; collect it after the test."""
     collected_by = []
     gc.disable()
     try:

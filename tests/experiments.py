@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 DEMO = Path(__file__).parents[1] / "config" / "demo.yml"
 
 SHORT = (
@@ -19,3 +21,10 @@ BANDED_MODEL = (
     "padding_conf: {activate: true, mode: earth, pad_lat: [16, 16], pad_lon: [0, 0]}}"
 )
 """64 padded rows are 4 at the coarsest level: two bands of one window each."""
+
+
+def representatives(values, *kept):
+    """Return parameters of a slow test, those not `kept` (by their text) marked `long`: CI runs the representatives alone."""
+    missing = set(kept) - {str(value) for value in values}
+    assert not missing, f"no such parameters: {missing}"
+    return [value if str(value) in kept else pytest.param(value, marks=pytest.mark.long) for value in values]

@@ -98,15 +98,15 @@ def test_the_forecast_is_what_the_stepper_gives(run):
         "time": 3, "prediction_timedelta": 2, "level": 2, "latitude": 32, "longitude": 64,
     }  # fmt: skip
     runtime = build.start(experiment)
-    parts = build.assemble(experiment, runtime)
-    build.load_weights(parts)
+    context = build.build_context(experiment, runtime)
+    build.load_weights(context)
     when = str(forecast.time.values[1].astype("datetime64[s]"))
-    now = parts.store.index(when)
-    frames = parts.store.read(parts.variables.role("prognostic"), [now])
-    state = parts.stepper.initial(torch.from_numpy(frames).transpose(0, 1)[None], torch.tensor([now]))
+    now = context.store.index(when)
+    frames = context.store.read(context.variables.role("prognostic"), [now])
+    state = context.stepper.initial(torch.from_numpy(frames).transpose(0, 1)[None], torch.tensor([now]))
     with torch.no_grad():
-        *_, last = parts.stepper.rollout(state, torch.empty(1, 0, 2, 32, 64), 2)
-    u = last.now[0, Variables.slices(parts.variables.outputs)["u"]].numpy()
+        *_, last = context.stepper.rollout(state, torch.empty(1, 0, 2, 32, 64), 2)
+    u = last.now[0, Variables.slices(context.variables.outputs)["u"]].numpy()
     np.testing.assert_allclose(forecast["u"].isel(time=1, prediction_timedelta=1).values, u, rtol=1e-4, atol=1e-3)
 
 
@@ -140,5 +140,5 @@ def test_the_layout_of_a_training_does_not_bind_a_single_process(run, tmp_path):
     assert build.evaluate(here) == 0
     ours, theirs = (xr.open_zarr(f / "forecasts" / "forecast.zarr")["u"].values for f in (tmp_path / "run", save_loc))
     np.testing.assert_array_equal(ours, theirs)
-    with pytest.raises(ValueError, match="world size 1 is not divisible by tensor 2 × domain 2"):
+    with pytest.raises(ValueError, match="tensor × domain = 2 × 2 = 4 divides, got 1"):
         build.train(here)

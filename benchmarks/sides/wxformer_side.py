@@ -1,4 +1,4 @@
-"""One model in one process, which takes a step when asked; `benchmarks/wxformer.py` starts two of these and asks them in turn.
+"""Run one model in one process, a step per request; `benchmarks/wxformer.py` starts two of these and alternates between them.
 
 It runs in any environment with torch: `ours`, `plain` and `definition` need credit_like, `credit` needs NCAR's miles-credit.
 Each line on standard input is `step`, `memory`, `work` or `quit`; the answer is one line of JSON.
@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-TOLD = os.dup(1)  # answers; whatever else is printed goes to standard error
+TOLD = os.dup(1)  # for answers; all other output goes to standard error
 os.dup2(2, 1)
 ROOT = Path(__file__).parents[2]
 
 
 @dataclass
 class Subject:
-    """A function with parameters, and what a training step of it needs besides."""
+    """A function with parameters, and everything else that a training step of it needs."""
 
     model: nn.Module
     forward: Callable[[Tensor], Tensor]
@@ -38,7 +38,7 @@ class Subject:
 
 
 def ours(side: str, arguments: dict[str, Any], weights: Path | None, options: argparse.Namespace) -> Subject:
-    """Our model as it is, by plain operations, or its definition (the transcription that the tests hold it to)."""
+    """Return our model, with its own or plain operations, or its definition (the transcription in the tests)."""
     from credit_like import ops
     from credit_like.checkpoint.credit import convert_model_args, load_credit_model
     from credit_like.nn import spectral_norm
@@ -75,7 +75,7 @@ def ours(side: str, arguments: dict[str, Any], weights: Path | None, options: ar
 
 
 def credit(arguments: dict[str, Any], options: argparse.Namespace) -> Subject:
-    """NCAR CREDIT's model, as its own trainer sets it up."""
+    """Return NCAR CREDIT's model, set up as by its own trainer."""
     from credit.models.wxformer.crossformer import CrossFormer  # type: ignore[import-not-found]
 
     torch.manual_seed(0)
@@ -89,18 +89,18 @@ def credit(arguments: dict[str, Any], options: argparse.Namespace) -> Subject:
 
 
 def image(size: tuple[int, ...], device: str) -> Tensor:
-    """The same input for all."""
+    """Return the input, the same for all sides."""
     return torch.randn(size, generator=torch.Generator().manual_seed(1)).to(device)
 
 
 def wait(device: str) -> None:
-    """Until the device has done all that it was given."""
+    """Wait until the device has completed all its work."""
     if device != "cpu":
         torch.accelerator.synchronize()
 
 
 def allocated(step: Callable[[], None], device: str) -> float:
-    """Most MiB that torch has allocated on the device during a step above what was there before it."""
+    """Return the largest increase in MiB of the memory that torch has allocated on the device during a step."""
     if device != "cpu":
         torch.accelerator.reset_peak_memory_stats()
         before = torch.accelerator.memory_allocated()
@@ -125,7 +125,7 @@ def allocated(step: Callable[[], None], device: str) -> float:
 
 
 def resident(step: Callable[[], None]) -> float | None:
-    """Most MiB by which a step enlarges the process (Linux), whoever allocates them; None elsewhere."""
+    """Return the largest increase in MiB of the process during a step (Linux), whatever allocates it; None elsewhere."""
     status, clear = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not os.access(clear, os.W_OK):
         return None
@@ -133,14 +133,14 @@ def resident(step: Callable[[], None]) -> float | None:
     def read(field: str) -> float:
         return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field)) / 1024
 
-    clear.write_text("5")  # forget the largest size so far
+    clear.write_text("5")  # reset the largest size so far
     before = read("VmRSS")
     step()
     return read("VmHWM") - before
 
 
 def work(step: Callable[[], None]) -> float:
-    """Multiplications and additions that a step really does in matrix products and convolutions."""
+    """Return the multiplications and additions that a step executes in matrix products and convolutions."""
     from torch.utils.flop_counter import FlopCounterMode
 
     def product(size: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...], **_: object) -> int:
@@ -154,7 +154,7 @@ def work(step: Callable[[], None]) -> float:
 
 
 def steps(subject: Subject, mode: str) -> Callable[[], None]:
-    """A training step (forward, backward, update) or a forward without gradients."""
+    """Return a training step (forward, backward, update) or a forward without gradients."""
     subject.model.train(mode == "train")
     with torch.no_grad():
         target = torch.randn_like(subject.forward(subject.x).float())
@@ -175,9 +175,9 @@ def steps(subject: Subject, mode: str) -> Callable[[], None]:
 
 
 def settle(model: nn.Module) -> None:
-    """Power iterations for CREDIT's singular vectors, as training would have done: they start at random.
+    """Run power iterations for CREDIT's singular vectors, which start at random, as training would have done.
 
-    Weights divided by what random vectors take for their norm give outputs of 1e19, in which nothing can be compared.
+    Otherwise the weights are divided by wrong norms, and outputs of 1e19 cannot be compared.
     """
     model.train()
     with torch.no_grad():
@@ -188,7 +188,7 @@ def settle(model: nn.Module) -> None:
 
 
 def outputs(subject: Subject, file: Path, side: str) -> float | None:
-    """The output in evaluation: kept in the file by the other side, compared with it by ours (relative difference)."""
+    """Compute the output in evaluation mode: the other side writes it to the file, ours returns the relative difference."""
     if side == "credit":
         settle(subject.model)
     subject.model.eval()

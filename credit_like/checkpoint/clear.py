@@ -1,4 +1,4 @@
-"""Remove a run from its folder, and nothing else that may be there."""
+"""Remove the files of a run from its folder and leave everything else in place."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ _FORECASTS = ("forecast.zarr", "forecast.zarr.*part", "forecast/*.nc", "forecast
 
 
 def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
-    """Make `save_loc` ready for a run from the start; of a run that is there only what a run makes is removed.
+    """Make `save_loc` ready for a new run; of an existing run, remove only the files that a run creates.
 
-    These are its checkpoints, logs, fitted `statistics` and forecasts; scores and jobs stay, as does everything else. The
-    experiment goes last, so that an interrupted removal can be repeated. Raises UserError for a folder with something
-    in it unless it is a run's and `force` is given, Locked while another process trains there.
+    Removes its checkpoints, logs, fitted `statistics` and forecasts. Scores, jobs and all other files stay. The
+    experiment file is removed last, so that an interrupted removal can be repeated.
+
+    Raises UserError if the folder is not empty and is not that of a run, or if it is and `force` is not given. Raises
+    Locked while another process trains there.
     """
     if not save_loc.is_dir() or not any(entry.name != ".lock" for entry in save_loc.iterdir()):
         return

@@ -1,4 +1,7 @@
-"""`credit-like checkpoints list | verify | prune | diff`, `export`, `import-credit`: data, then their display."""
+"""Functions behind `credit-like checkpoints list | verify | prune | diff`, `export` and `import-credit`.
+
+The functions that collect data come first, followed by those that print it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from credit_like.errors import UserError
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint of a run; `damage` says what is wrong with it, and is empty where nothing was found."""
+    """One checkpoint of a run. `damage` describes what is wrong with it and is empty for an intact checkpoint."""
 
     step: int
     epoch: int | None = None
@@ -33,9 +36,9 @@ class Entry:
 
 
 def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
-    """The checkpoints of a run, oldest first; with `verify` every byte is read.
+    """Return the checkpoints of a run, oldest first; `verify` reads every byte.
 
-    Raises UserError where there is no run.
+    Raises UserError if there is no run.
     """
     folder = _folder(save_loc)
     opened: dict[int, Checkpoint | str] = {}
@@ -61,10 +64,10 @@ def _entry(step: int, found: Checkpoint | str, best: bool) -> Entry:
 
 
 def differences(first: Path, second: Path) -> list[tuple[str, str, str]]:
-    """What differs between two checkpoint folders: (what, in the first, in the second).
+    """Return the differences between two checkpoint folders as (name, value in the first, value in the second).
 
-    Keys of the experiment and the layout; tensors that only one has, or of other shapes; for the rest the largest
-    absolute difference. Raises DamagedCheckpoint.
+    Compares the keys of the experiment and of the layout, and the tensors: those that only one checkpoint has or whose
+    shapes differ are listed; for the others the largest absolute difference. Raises DamagedCheckpoint.
     """
     a, b = Checkpoint.open(first), Checkpoint.open(second)
     a.verify()
@@ -100,11 +103,11 @@ def _folder(save_loc: Path) -> Path:
     return folder
 
 
-# ---- what the command line calls; each returns the exit status -----------------------------------------------------
+# ---- command line; each function returns the exit status -------------------------------------------------------------
 
 
 def list_checkpoints(save_loc: Path, verify: bool = False, json: bool = False) -> int:
-    """Print the checkpoints of a run; 1 if one of them is damaged."""
+    """Print the checkpoints of a run and return 1 if one of them is damaged."""
     found = entries(save_loc, verify)
     if json:
         Console(soft_wrap=True).print_json(data=[asdict(entry) for entry in found])
@@ -114,7 +117,7 @@ def list_checkpoints(save_loc: Path, verify: bool = False, json: bool = False) -
 
 
 def verify_checkpoints(save_loc: Path, json: bool = False) -> int:
-    """Read every byte of a run's checkpoints; 1 if one of them is damaged."""
+    """Read every byte of a run's checkpoints and return 1 if one of them is damaged."""
     return list_checkpoints(save_loc, verify=True, json=json)
 
 
@@ -132,7 +135,7 @@ def prune_checkpoints(save_loc: Path, keep: int) -> int:
 
 
 def diff_checkpoints(first: Path, second: Path) -> int:
-    """Print what differs between two checkpoint folders; 1 if anything does."""
+    """Print the differences between two checkpoint folders and return 1 if there are any."""
     rows = differences(first, second)
     table = Table(box=None, pad_edge=False)
     for title in ("", str(first), str(second)):
@@ -144,9 +147,9 @@ def diff_checkpoints(first: Path, second: Path) -> int:
 
 
 def diff_steps(save_loc: Path, first: int, second: int) -> int:
-    """`diff_checkpoints` of two steps of a run.
+    """Print the differences between two steps of a run (see `diff_checkpoints`).
 
-    Raises UserError where there is no such run or step, DamagedCheckpoint where one of the two is damaged.
+    Raises UserError if there is no such run or step, and DamagedCheckpoint if one of the two is damaged.
     """
     folder = _folder(save_loc)
     there = steps(folder)
@@ -158,7 +161,7 @@ def diff_steps(save_loc: Path, first: int, second: int) -> int:
 
 
 def export(save_loc: Path, output: Path, raw: bool = False) -> int:
-    """Write the newest intact checkpoint's weights to one file."""
+    """Export the weights of the newest intact checkpoint to one file."""
     from credit_like.checkpoint.export import export as write
 
     written = write(save_loc, output, "raw" if raw else "ema")
@@ -167,7 +170,7 @@ def export(save_loc: Path, output: Path, raw: bool = False) -> int:
 
 
 def import_credit(checkpoint: Path, config: Path | None, output: Path) -> int:
-    """Convert CREDIT's weights and model section into the folder `output`."""
+    """Convert CREDIT's weights and model section and write both into the folder `output`."""
     from credit_like.checkpoint.credit import import_credit as convert
 
     written = convert(checkpoint, config, output / "model.safetensors")

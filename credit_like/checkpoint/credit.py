@@ -1,7 +1,8 @@
-"""NCAR CREDIT's WXFormer: its constructor arguments, its YAML and its weights, converted to ours.
+"""Conversion of NCAR CREDIT's WXFormer: its constructor arguments, its YAML and its weights.
 
-Weights are read with `weights_only=True` (nothing is unpickled) or from safetensors. Whatever cannot be mapped is an error
-that lists it; only what the function never uses is dropped: `cube_embedding.*`, and the position bias of windows of one token.
+Weights are read with `weights_only=True` (nothing is unpickled) or from safetensors. An error lists everything that
+cannot be mapped. Only weights that do not affect the result are dropped: `cube_embedding.*`, and the position bias of
+windows of one token.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _DROPPED = re.compile(r"cube_embedding\..*")
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """What `credit_like.models.wxformer.build` needs."""
+    """Arguments of `credit_like.models.wxformer.build`."""
 
     config: wxformer.Config
     in_channels: int
@@ -71,7 +72,7 @@ class ModelArguments:
     width: int
 
     def build(self) -> nn.Module:
-        """The model, without weights."""
+        """Build the model, without weights."""
         return wxformer.build(
             self.config,
             in_channels=self.in_channels,
@@ -83,10 +84,11 @@ class ModelArguments:
 
 
 def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_shuffle") -> ModelArguments:
-    """CREDIT's constructor arguments (or the `model` block of its YAML) as our configuration.
+    """Return our configuration for CREDIT's constructor arguments (or the `model` block of its YAML).
 
-    Arguments left out take CREDIT's defaults. upsample: `pixel_shuffle` or `transpose`; CREDIT's arguments do not say which
-    decoder a checkpoint has (see `decoder_of`). Raises UserError that lists every argument that is not understood.
+    Omitted arguments take CREDIT's defaults. `upsample` is `pixel_shuffle` or `transpose`: CREDIT's arguments do not
+    specify which decoder a checkpoint has (see `decoder_of`). Raises UserError that lists every argument that is not
+    supported.
     """
     known = {**_DEFAULTS, **{k: v for k, v in model_args.items() if k not in _NO_EFFECT}}
     problems = [
@@ -132,15 +134,15 @@ def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_
 
 
 def decoder_of(state: Mapping[str, Tensor]) -> str:
-    """Which decoder the weights belong to: `transpose` (published weights) or `pixel_shuffle`."""
+    """Return the decoder that the weights belong to: `transpose` (published weights) or `pixel_shuffle`."""
     transpose = any(key.startswith("up_block4.weight") for key in state)
     return "transpose" if transpose else "pixel_shuffle"
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """The weights in a CREDIT checkpoint, by CREDIT's names; a prefix left by a wrapper (`module.`) is taken off.
+    """Return the weights in a CREDIT checkpoint under CREDIT's names, without the prefix of a wrapper (`module.`).
 
-    Raises UserError where the file holds no weights, or there is none.
+    Raises UserError if the file does not exist or holds no weights.
     """
     path = Path(path)
     try:
@@ -174,7 +176,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
             f"{path}: expected `model_state_dict` with tensors under their names, got {_kind(content)}; is it a CREDIT checkpoint?"
         )
     size = path.stat().st_size
-    for name, value in state.items():  # a view may repeat one number for ever
+    for name, value in state.items():  # an expanded view may describe far more values than the file stores
         if value.numel() * value.element_size() > size:
             raise UserError(f"{path}: expected tensors that are in the file, got {name} of {tuple(value.shape)}")
     prefix = re.compile(r"^(?:(?:module|_orig_mod)\.)+")
@@ -182,7 +184,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
 
 
 def _refuse_packed(path: Path) -> None:
-    """Raises UserError for an archive that unpacks to more than its own size: torch stores what it saves as it is."""
+    """Raise UserError if an archive unpacks to more than its own size; torch stores tensors uncompressed."""
     if not zipfile.is_zipfile(path):
         return
     with zipfile.ZipFile(path) as archive:
@@ -237,7 +239,7 @@ _LEAVES = {
 
 
 def convert_name(name: str) -> str | None:
-    """Our name of CREDIT's parameter or buffer; None where there is none."""
+    """Return our name of CREDIT's parameter or buffer, or None if it has no counterpart."""
     module, _, leaf = name.rpartition(".")
     for pattern, ours in _RULES:
         if (match := pattern.fullmatch(module)) and leaf in _LEAVES:
@@ -247,10 +249,11 @@ def convert_name(name: str) -> str | None:
 
 
 def convert_state_dict(state: Mapping[str, Tensor], config: wxformer.Config) -> dict[str, Tensor]:
-    """CREDIT's weights under our names and in our shapes.
+    """Convert CREDIT's weights to our names and shapes.
 
-    1 x 1 convolutions become matrices; the rows of q, k, v (three blocks, each head-major) become (head, q | k | v, channel),
-    and so does u; channel norms lose their unit dimensions. Raises UserError that lists what cannot be mapped.
+    1 x 1 convolutions become matrices. The rows of q, k, v (three blocks, each head-major) become (head, q | k | v,
+    channel), and u is reordered in the same way. Channel norms lose their unit dimensions. Raises UserError that lists
+    the weights that cannot be mapped.
     """
     converted: dict[str, Tensor] = {}
     unmapped = []
@@ -268,7 +271,7 @@ def convert_state_dict(state: Mapping[str, Tensor], config: wxformer.Config) -> 
 
 
 def _window_of_one(name: str, config: wxformer.Config) -> bool:
-    """The position bias of a window of one token: a constant inside softmax over one token."""
+    """Return whether this is the position bias of a window of one token, which softmax over one token cancels."""
     match = re.fullmatch(r"stages\.(\d)\.layers\.\d+\.(short|long)\.bias\..*", name)
     if match is None:
         return False
@@ -287,14 +290,15 @@ def _reshape(name: str, value: Tensor, dim_head: int) -> Tensor:
 
 
 def interleave_qkv(value: Tensor, dim_head: int) -> Tensor:
-    """Rows ordered (q | k | v, head, channel) to rows ordered (head, q | k | v, channel)."""
+    """Reorder rows from (q | k | v, head, channel) to (head, q | k | v, channel)."""
     return value.unflatten(0, (3, -1, dim_head)).transpose(0, 1).flatten(0, 2)
 
 
 def load_credit_model(checkpoint_path: str | Path, model_args: Mapping[str, Any]) -> nn.Module:
-    """CREDIT's WXFormer with the weights of a checkpoint, in evaluation mode: (B, C, T, H, W) to (B, C_out, 1, H, W).
+    """Load CREDIT's WXFormer with the weights of a checkpoint, in evaluation mode.
 
-    model_args: CREDIT's constructor arguments. Raises UserError that lists every argument or weight that does not fit.
+    The model maps (B, C, T, H, W) to (B, C_out, 1, H, W). `model_args` are CREDIT's constructor arguments. Raises
+    UserError that lists every argument or weight that does not fit.
     """
     state = read_checkpoint(checkpoint_path)
     arguments = convert_model_args(model_args, upsample=decoder_of(state))
@@ -307,7 +311,7 @@ def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
         raise UserError(
             f"use_spectral_norm: expected {has_norm} as in the weights, got {arguments.config.use_spectral_norm}; change it"
         )
-    with torch.device("meta"):  # of whatever size the arguments say
+    with torch.device("meta"):  # the arguments come from a file and may ask for any size
         ours = arguments.build().state_dict()
     theirs = convert_state_dict(state, arguments.config)
     problems = [f"{name}: not in the checkpoint" for name in ours if name not in theirs]
@@ -328,10 +332,13 @@ def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
 def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: str | Path) -> Path:
     """Convert a CREDIT checkpoint to `out`, a safetensors file of fp32 weights under our names.
 
-    Its metadata has one key, `model`: JSON with `config` (our model section), `in_channels` (of a frame), `out_channels`,
-    `frames`, `height`, `width`. Beside it lies `<out stem>.model.yml`, the model section ready to be included.
-    config_yaml: CREDIT's YAML, of which the `model` block (and for channel counts, where the block has none, the `data` block)
-    is read; without it, the checkpoint must fit CREDIT's default arguments. Returns the path. Raises UserError as above.
+    Its metadata has one key, `model`: JSON with `config` (our model section), `in_channels` (of a frame),
+    `out_channels`, `frames`, `height`, `width`. The model section is also written to `<out stem>.model.yml` beside it,
+    ready to be included in an experiment.
+
+    `config_yaml` is CREDIT's YAML. Its `model` block is read, and its `data` block for channel counts that the model
+    block lacks. Without it the checkpoint must fit CREDIT's default arguments. Returns the path. Raises UserError as
+    `read_checkpoint`, `convert_model_args` and `convert_state_dict` do.
     """
     if Path(out).exists() and Path(checkpoint).exists() and Path(out).samefile(checkpoint):
         raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
@@ -366,7 +373,7 @@ def _yaml(path: Path) -> Any:
 
 
 def load_export(path: str | Path) -> nn.Module:
-    """The model that `import_credit` wrote, in evaluation mode."""
+    """Load the model that `import_credit` wrote, in evaluation mode."""
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
     if "model" not in metadata:
@@ -379,9 +386,10 @@ def load_export(path: str | Path) -> nn.Module:
 
 
 def model_block(document: Any) -> dict[str, Any]:
-    """CREDIT's constructor arguments from its YAML, of the first generation (counts in the block) or the second (derived).
+    """Return CREDIT's constructor arguments from its YAML.
 
-    Raises UserError where there is no model block or its type is another architecture.
+    First-generation files give the channel counts in the model block; for second-generation files they are derived from
+    the lists of variables. Raises UserError if there is no model block or its type is another architecture.
     """
     if not isinstance(document, dict) or not isinstance(document.get("model"), dict):
         raise UserError("expected a CREDIT YAML with a `model` block, got none")
@@ -405,7 +413,7 @@ def model_block(document: Any) -> dict[str, Any]:
 
 
 def _first_generation(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Channel counts that flat lists of variable names imply; only those that are there."""
+    """Return the channel counts implied by flat lists of variable names, for the lists that are present."""
     counts: dict[str, Any] = {}
     if "variables" in data:
         counts["channels"] = len(data["variables"] or [])
@@ -422,7 +430,7 @@ def _first_generation(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _second_generation(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Channel counts that the variables of the sources imply: `source.<name>.variables.<role>.vars_3D | vars_2D`."""
+    """Return the channel counts implied by `source.<name>.variables.<role>.vars_3D | vars_2D`."""
     counts = {"channels": 0, "surface_channels": 0, "input_only_channels": 0, "output_only_channels": 0}
     levels: dict[str, int] = {}
     for source in data["source"].values():

@@ -1,4 +1,4 @@
-"""What may go wrong with checkpoints, as errors that say what to do."""
+"""Errors of checkpoints. Every message states what to do."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from credit_like.errors import UserError
 
 
 class DamagedCheckpoint(UserError):
-    """A file of a checkpoint is missing, cut short or altered; the message names it."""
+    """A file of a checkpoint is missing, truncated or altered; the message names it."""
 
 
 class SaveFailed(Exception):
-    """A checkpoint could not be written; the ones before it are untouched."""
+    """A checkpoint could not be written; earlier checkpoints are unaffected."""
 
 
 class Locked(UserError):
-    """Another process works in this run folder."""
+    """Another process uses this run folder."""

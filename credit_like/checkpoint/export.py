@@ -1,7 +1,7 @@
-"""A run's weights as one safetensors file that needs neither the trainer nor its layout.
+"""Export of a run's weights to one safetensors file that is independent of the trainer and its layout.
 
 Tensors: fp32, whole, under the model's own names. Metadata, each a JSON text:
-    model           config, in_channels, out_channels, frames, height, width: what builds the module
+    model           config, in_channels, out_channels, frames, height, width: arguments that build the module
     experiment      the resolved experiment
     normalisation   per role: channel names in order, mean, std, change_std
     grid            latitude, longitude
@@ -32,7 +32,7 @@ from credit_like.nn import spectral_norm
 
 @dataclass(frozen=True)
 class Export:
-    """An exported (or imported) model: its weights, and what was said about it."""
+    """An exported (or imported) model: its weights and metadata."""
 
     path: Path
     metadata: dict[str, Any]
@@ -41,7 +41,7 @@ class Export:
     def build(self, plugins: Sequence[str] | None = None) -> nn.Module:
         """Return the model on the host in evaluation mode.
 
-        `plugins`: folders (absolute paths) or packages of plug-ins, where they are no longer where the run had them.
+        `plugins` gives folders (absolute paths) or packages of plug-ins, if they have moved since the run.
         """
         described = dict(self.metadata["model"])
         if plugins is None:
@@ -55,9 +55,9 @@ class Export:
 
 
 def find(save_loc: Path, step: int | None = None) -> Checkpoint:
-    """The newest intact checkpoint of a run, or of a folder that is one itself, or the one of `step`.
+    """Return the newest intact checkpoint of `run`, or the one of `step`; `run` may also be a checkpoint folder.
 
-    Raises UserError where there is none, DamagedCheckpoint where the one asked for is damaged.
+    Raises UserError if there is none, and DamagedCheckpoint if the requested one is damaged.
     """
     if (save_loc / "manifest.json").is_file():
         checkpoint = Checkpoint.open(save_loc)
@@ -77,7 +77,7 @@ def find(save_loc: Path, step: int | None = None) -> Checkpoint:
 
 
 def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tensor]:
-    """Parameters and buffers by their canonical names, floating ones in fp32; averages (`ema`) where there are any."""
+    """Return parameters and buffers by their canonical names, in fp32 if floating; averages (`ema`) where available."""
     averaged = {name.removeprefix("ema/") for name in checkpoint.names("ema/")} if weights == "ema" else set()
     result = {}
     for full_name in checkpoint.names("model/"):
@@ -88,9 +88,9 @@ def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tens
 
 
 def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = None) -> Path:
-    """Write the weights of a run's newest intact checkpoint (or of `step`) to `out`, and the card beside it.
+    """Write the weights of a run's newest intact checkpoint (or of `step`) to `out`, with a model card beside it.
 
-    Raises UserError where there is no checkpoint or `out` is not a .safetensors name.
+    Raises UserError if there is no checkpoint or `out` does not end in .safetensors.
     """
     out = Path(out)
     if out.suffix != ".safetensors":
@@ -115,7 +115,7 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
 
 
 def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
-    """The metadata of an export."""
+    """Return the metadata of an export."""
     meta = checkpoint.meta
     experiment, channels, grid = meta["experiment"], meta["normalisation"], meta["grid"]
     count = {role: len(channels[role]["channels"]) for role in channels}
@@ -145,7 +145,7 @@ def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
 def load_export(path: str | Path) -> Export:
     """Read a file that `export` or `import-credit` wrote.
 
-    Raises DamagedCheckpoint for a file that is not whole, ValueError for a safetensors file of something else.
+    Raises DamagedCheckpoint for an incomplete file, ValueError for a safetensors file with other contents.
     """
     path = Path(path)
     try:
@@ -162,7 +162,7 @@ def load_export(path: str | Path) -> Export:
 
 
 def card(out: Path, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """The model card, in Markdown: what the model is, was trained on, and how to use the file."""
+    """Return the model card in Markdown: the model, its training data and how to use the file."""
     experiment, model, checkpoint = metadata["experiment"], metadata["model"], metadata["checkpoint"]
     data, latitude = experiment["data"], metadata["grid"]["latitude"]
     points = f"{model['height']}, {model['width']}"
@@ -222,5 +222,5 @@ def card(out: Path, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str
 
 
 def identity(checkpoint: Checkpoint) -> str:
-    """A short name of what a checkpoint holds, for the attributes of forecasts."""
+    """Return a short identifier of a checkpoint, for the attributes of forecasts."""
     return f"{checkpoint.meta['experiment']['name']} step {checkpoint.step} {checkpoint.meta['experiment_sha256'][:12]}"

@@ -1,4 +1,4 @@
-"""Files that are either there in full or not at all."""
+"""File operations that take effect completely or not at all."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file such that a reader, or a crash, sees the old content or the new, never a mixture."""
+    """Replace a file atomically: a reader, or a crash, finds either the old or the new content."""
     beside = path.with_name(f".{path.name}.tmp")
     write_bytes(beside, content)
     beside.replace(path)
@@ -39,7 +39,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link (not what it points to) or a folder with all that is in it; nothing may be there."""
+    """Remove a file, a link (not its target) or a folder with its contents, if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -47,12 +47,12 @@ def remove(path: Path) -> None:
 
 
 def to_json(value: Any) -> bytes:
-    """The one way that this value is written: sorted keys, no NaN, two levels of them on lines of their own."""
+    """Serialise a value to canonical JSON: sorted keys, no NaN, one line per key of the two outer levels."""
     return _lines(value, 2).encode() + b"\n"
 
 
 def _lines(value: Any, levels: int, indent: str = "") -> str:
-    # json's own indentation is written in Python, ten times slower: many seconds for the manifest of hundreds of ranks.
+    # The json module indents in Python, which is ten times slower: many seconds for a manifest of hundreds of ranks.
     if not levels or not isinstance(value, dict) or not value:
         return _ENCODER.encode(value)
     rows = (
@@ -62,7 +62,7 @@ def _lines(value: Any, levels: int, indent: str = "") -> str:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file, as `sha256sum` prints it."""
+    """Return the SHA-256 of a file in hexadecimal, as `sha256sum` prints it."""
     sha = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK):

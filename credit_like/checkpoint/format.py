@@ -1,4 +1,4 @@
-"""What a checkpoint looks like on disk.
+"""Format of a checkpoint on disk.
 
     step-1200/
       rank-00000.safetensors   the pieces of tensors that rank 0 wrote, each under its key
@@ -6,7 +6,7 @@
       manifest.json            format version, step, meta; files (bytes, sha256); tensors (dtype, shape, pieces)
 
 A piece is a box of a tensor: its offset and shape in the whole tensor, its file, its key there. Nothing in the folder
-is code: JSON and safetensors, so reading one executes nothing. The manifest is written last; it carries its own
+is executable: it holds only JSON and safetensors. The manifest is written last; it carries its own
 checksum and is compared byte for byte with the only way to write it, so that a change to any byte is noticed.
 """
 
@@ -31,7 +31,7 @@ from credit_like.errors import UserError
 FORMAT = 1
 MANIFEST = "manifest.json"
 MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""Format version → what turns a manifest of that version into the next version's."""
+"""Format version → function that converts a manifest of that version to the next one."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -58,7 +58,7 @@ class Piece:
 
     @staticmethod
     def whole(tensor: Tensor) -> Piece:
-        """A tensor that is not divided."""
+        """Return the piece that covers a whole, undivided tensor."""
         return Piece(tensor, tuple(tensor.shape), (0,) * tensor.ndim)
 
     @property
@@ -69,7 +69,7 @@ class Piece:
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Write host tensors as one safetensors file, flushed; its size and SHA-256, computed on the way."""
+    """Write host tensors to one safetensors file, flush it, and return its size and SHA-256."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0
     for key, tensor in tensors.items():
@@ -105,7 +105,7 @@ def write_tensors(
 
 
 def seal(body: dict[str, Any]) -> bytes:
-    """The manifest's bytes: `body`, and in a line of its own the checksum of all the others."""
+    """Return the manifest as bytes: `body`, and on a line of its own the checksum of all other lines."""
     content = to_json(body)
     return content[:1] + _checksum_line(hashlib.sha256(content).hexdigest()) + content[1:]
 
@@ -115,9 +115,9 @@ def _checksum_line(checksum: str) -> bytes:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint, in the present format.
+    """Return the manifest of a checkpoint, migrated to the present format.
 
-    Raises DamagedCheckpoint where it is absent or altered, ValueError for a format that this release cannot read.
+    Raises DamagedCheckpoint if it is absent or altered, ValueError for a format that this release cannot read.
     """
     path = folder / MANIFEST
     try:
@@ -140,7 +140,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def migrate(body: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Bring a manifest of an older release to the present format."""
+    """Convert a manifest of an older release to the present format."""
     version = body.get("format")
     if not isinstance(version, int) or version > FORMAT:
         raise UserError(
@@ -158,7 +158,7 @@ def migrate(body: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
-    """Compare a file's size and SHA-256 with the manifest's. Raises DamagedCheckpoint, which names the file."""
+    """Compare a file's size and SHA-256 with the manifest. Raises DamagedCheckpoint, which names the file."""
     path = folder / name
     try:
         size = path.stat().st_size
@@ -171,7 +171,7 @@ def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
 
 
 class Reader:
-    """The tensors of one checkpoint, read box by box."""
+    """Reader of the tensors of one checkpoint, box by box."""
 
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -179,16 +179,16 @@ class Reader:
         self._open: dict[str, Any] = {}
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor."""
+        """Return a whole tensor."""
         entry = self.tensors[name]
         result = torch.empty(entry["shape"], dtype=DTYPES[entry["dtype"]])
         self.fill(name, Piece.whole(result))
         return result
 
     def fill(self, name: str, piece: Piece) -> None:
-        """Copy the saved values of `piece`'s box into it, from whichever saved pieces overlap it.
+        """Copy the saved values of `piece`'s box into it, from all saved pieces that overlap it.
 
-        Raises UserError where the shapes of the whole tensors differ or the saved pieces leave a gap.
+        Raises UserError if the shapes of the whole tensors differ or the saved pieces leave a gap.
         """
         entry = self.tensors[name]
         if tuple(entry["shape"]) != piece.shape:
@@ -222,7 +222,7 @@ class Reader:
 def _overlap(
     offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
 ) -> tuple[tuple[slice, ...], tuple[slice, ...], int] | None:
-    """Where two boxes overlap, as slices of each, and the number of values; None where they do not."""
+    """Return the overlap of two boxes as slices of each and its number of values, or None if they do not overlap."""
     source, target, count = [], [], 1
     for a, n, b, m in zip(offset, shape, other_offset, other_shape, strict=True):
         low, high = max(a, b), min(a + n, b + m)
@@ -237,9 +237,9 @@ def _overlap(
 def table(
     pieces: Iterable[tuple[str, str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str]],
 ) -> dict[str, Any]:
-    """The manifest's `tensors` from (name, dtype, file, shape, offset, piece shape, key) rows.
+    """Return the manifest's `tensors` for rows of (name, dtype, file, shape, offset, piece shape, key).
 
-    Raises UserError where the pieces of a tensor do not add up to it.
+    Raises UserError if the pieces of a tensor do not add up to the whole tensor.
     """
     tensors: dict[str, Any] = {}
     for name, dtype, file, shape, offset, size, key in pieces:

@@ -1,4 +1,4 @@
-"""One process at a time in a run folder."""
+"""A lock that admits one process at a time to a run folder."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ _held: set[Path] = set()
 
 
 class RunLock:
-    """Holds `folder/.lock` while open; the kernel lets go when its owner dies, however it dies.
+    """Exclusive lock on `folder/.lock`, released by the kernel when its owner ends, for whatever reason.
 
-    A POSIX record lock: not inherited by the loader's worker processes, which may outlive a killed trainer by seconds,
-    and known to NFS and Lustre across nodes. Such locks do not exclude the same process, hence `_held`.
+    This is a POSIX record lock. It is not inherited by the loader's worker processes, which may outlive a killed
+    trainer by seconds, and it works across nodes on NFS and Lustre. Such locks do not exclude the process that holds
+    them, hence `_held`.
 
     `patience` (seconds) bounds the wait for an owner that is about to end. Raises Locked, which names the owner.
     """
@@ -62,7 +63,7 @@ class RunLock:
         self._file = file
         note: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid()}
         note |= {key: os.environ[key] for key in ("PBS_JOBID", "SLURM_JOB_ID") if key in os.environ}
-        # Only a note for whoever is refused: a disk too full for it must not stop the run here.
+        # The note only serves the error message of other processes; a full disk must not stop the run here.
         with contextlib.suppress(OSError):
             file.truncate(0)
             file.write(json.dumps(note))

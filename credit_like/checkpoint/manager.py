@@ -1,18 +1,18 @@
-"""Saves that are there in full or not at all, and the newest of them that is intact.
+"""Atomic checkpoints: asynchronous saving, and search for the newest intact one.
 
-A save goes through three phases, none of which waits on the disk in the training step:
+A save has three phases, none of which makes the training step wait for the disk:
 
 1. stage: every rank copies its pieces to host buffers, in stream order, so the next update cannot overtake the copy;
 2. write: a thread per rank writes its file in `.step-<n>.tmp` beside the checkpoints and flushes it;
 3. commit: when `poll`, called by all ranks at the same step boundary, finds that all have written, a thread of the main
    rank writes the manifest, flushes, and renames the folder to `step-<n>`.
 
-Threads touch files only; agreement between ranks takes place in `poll` and `wait`, in the training thread, so no
-collective can cross another. A crash at any instant leaves either no `step-<n>` or a complete one: what a crash leaves
-behind is removed by `recover` at the next start, or finished where all of it had already been flushed.
+Threads access files only. All communication between ranks takes place in `poll` and `wait`, in the training thread, so
+that collectives cannot interleave. A crash at any time leaves either no `step-<n>` or a complete one. At the next start
+`recover` removes the remains of an interrupted save, or completes it if everything had already been flushed.
 
-A checkpoint that is damaged is passed over. A training sets it aside as `.damaged-step-<n>`, so that it counts as none
-of those kept; it is removed once enough intact ones are newer.
+A damaged checkpoint is skipped. A training run renames it to `.damaged-step-<n>`, so that it does not count towards
+those to keep; it is removed once enough intact ones are newer.
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        """Raises DamagedCheckpoint, also where `folder` is named after another step; UserError as `read_manifest`."""
+        """Open the checkpoint in `folder`.
+
+        Raises DamagedCheckpoint, also if the step in the folder's name is not that of the manifest; UserError as
+        `read_manifest`.
+        """
         checkpoint = cls(folder, read_manifest(folder))
         named = step_of(folder.name.removeprefix(".").removesuffix(".tmp"))
         if named is not None and named != checkpoint.step:
@@ -77,13 +81,13 @@ class Checkpoint:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """What was saved beside the tensors."""
+        """Return the metadata saved with the tensors."""
         meta: dict[str, Any] = self.manifest["meta"]
         return meta
 
     @property
     def score(self) -> float | None:
-        """The validation loss at this step, if it was known."""
+        """Return the validation loss at this step, or None if it was not known."""
         return self.manifest["score"]
 
     @property
@@ -91,7 +95,7 @@ class Checkpoint:
         return sum(entry["bytes"] for entry in self.manifest["files"].values())
 
     def names(self, prefix: str = "") -> list[str]:
-        """Names of the tensors that start with `prefix`."""
+        """Return the names of the tensors that start with `prefix`."""
         return sorted(name for name in self.manifest["tensors"] if name.startswith(prefix))
 
     def verify(self, share: int = 0, of: int = 1) -> None:
@@ -100,13 +104,13 @@ class Checkpoint:
             check_file(self.folder, name, entry)
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor on the host."""
+        """Return a whole tensor on the host."""
         return Reader(self.folder, self.manifest).read(name)
 
     def load(self, pieces: Mapping[str, Piece], prefixes: tuple[str, ...] = ()) -> None:
-        """Fill every piece with its saved values, whatever the layout that saved them.
+        """Fill every piece with its saved values, regardless of the layout that saved them.
 
-        Raises UserError where a piece was not saved, or a saved tensor under one of `prefixes` is not asked for.
+        Raises UserError if a piece was not saved, or if a saved tensor under one of `prefixes` has no piece.
         """
         saved = set(self.manifest["tensors"])
         unknown = sorted(name for name in saved - set(pieces) if name.startswith(prefixes)) if prefixes else []
@@ -131,7 +135,7 @@ class Checkpoint:
 
 @dataclass
 class _Save:
-    """A save in flight."""
+    """A save in progress."""
 
     step: int
     folder: Path
@@ -142,10 +146,10 @@ class _Save:
 
 @dataclass
 class CheckpointManager:
-    """The checkpoints of one run in `folder`; every method is called by all ranks together.
+    """The checkpoints of one run in `folder`. All ranks call every method together.
 
-    `keep`: how many of the newest to keep, beside the one with the best score. `before_commit` runs in the committing
-    thread of the main rank (to flush what must not be older than the checkpoint).
+    `keep` is the number of newest checkpoints to keep in addition to the one with the best score. `before_commit` runs
+    in the committing thread of the main rank, to flush files that must not be older than the checkpoint.
     """
 
     folder: Path
@@ -160,9 +164,9 @@ class CheckpointManager:
     # ---- saving ------------------------------------------------------------------------------------------------------
 
     def save(self, step: int, pieces: Mapping[str, Piece], meta: Mapping[str, Any], score: float | None = None) -> None:
-        """Start to save; an earlier save is waited for. Synchronous unless `asynchronous`.
+        """Start a save after waiting for an earlier one; wait for it as well unless `asynchronous`.
 
-        `meta` is plain JSON data. Raises SaveFailed, of this save or the earlier one, on all ranks.
+        `meta` is plain JSON data. Raises SaveFailed on all ranks, for this save or the earlier one.
         """
         self.wait()
         if self._plan is None:
@@ -185,7 +189,7 @@ class CheckpointManager:
         return self._save is not None
 
     def poll(self) -> None:
-        """Move a save in flight on by one phase if all ranks are ready for it. Raises SaveFailed on all ranks."""
+        """Advance a save in progress by one phase if all ranks are ready for it. Raises SaveFailed on all ranks."""
         if self._save is None:
             return
         save = self._save
@@ -209,22 +213,23 @@ class CheckpointManager:
             save.thread = self._run(lambda: self._commit(save))
 
     def wait(self) -> None:
-        """Return when no save is in flight. Raises SaveFailed on all ranks."""
+        """Wait until no save is in progress. Raises SaveFailed on all ranks."""
         while self._save is not None:
             self._save.thread.join()
             self.poll()
 
     def _run(self, work: Callable[[], None]) -> threading.Thread:
-        """Do the work in a thread that leaves its error in the save."""
+        """Run `work` in a thread and store its error in the save."""
         save = self._save
         assert save is not None
 
         def body() -> None:
-            # What `_attempt` does not expect ends the thread with a traceback, and must not pass for success.
+            # An unexpected exception in `_attempt` ends the thread with a traceback; the save must not count as
+            # successful.
             save.error = SaveFailed("the writing thread died")
             save.error = self._attempt(work)
 
-        # Not a daemon: an interpreter that exits must not cut a write short.
+        # The thread is not a daemon, because the interpreter must not exit in the middle of a write.
         thread = threading.Thread(target=body, name=f"checkpoint-{save.step}")
         thread.start()
         return thread
@@ -243,7 +248,7 @@ class CheckpointManager:
         folder.mkdir()
 
     def _stage(self, pieces: Mapping[str, Piece]) -> Callable[[], dict[str, Tensor]]:
-        """Copy what this rank writes to host buffers; the result waits for the copies and gives the buffers."""
+        """Copy the pieces that this rank writes to host buffers; return a function that waits for the copies."""
         assert self._plan is not None
         mine = self._plan[self.runtime.rank]
         event = None
@@ -266,7 +271,7 @@ class CheckpointManager:
         return ready
 
     def _write(self, folder: Path, ready: Callable[[], dict[str, Tensor]], body: dict[str, Any]) -> None:
-        """This rank's file, and beside it what the main rank needs to know for the manifest."""
+        """Write this rank's file, and beside it its part of the manifest for the main rank."""
         rank = self.runtime.rank
         size, sha = write_tensors(folder / shards.rank_file(rank), ready())
         write_bytes(folder / f"rank-{rank:05d}.json", to_json({"bytes": size, "sha256": sha}))
@@ -274,7 +279,7 @@ class CheckpointManager:
             write_bytes(folder / "body.json", to_json(body))
 
     def _commit(self, save: _Save) -> None:
-        """Manifest, flush, rename, and the checkpoints that are now too many."""
+        """Write the manifest, flush, rename the folder, and remove surplus checkpoints."""
         assert self._plan is not None
         body = json.loads((save.folder / "body.json").read_bytes())
         body["files"] = {}
@@ -291,7 +296,7 @@ class CheckpointManager:
         prune(self.folder, self.keep, save.step)
 
     def _publish(self, complete: Path, name: Path) -> None:
-        """Give a complete folder its name; a damaged or older one of that name makes way."""
+        """Rename a complete folder to its final name, after removing a damaged or older one of that name."""
         if name.exists():
             _discard(name)
         os.rename(complete, name)
@@ -300,14 +305,14 @@ class CheckpointManager:
     # ---- finding -----------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Clear away what a crash left behind; the caller holds the run's lock."""
+        """Remove the remains of a crash; the caller holds the run's lock."""
         if self.runtime.is_main and self.folder.exists():
             for trash in self.folder.glob(".trash-step-*"):
                 remove(trash)
             for folder in sorted(self.folder.glob(".step-*.tmp")):
                 step = self.folder / folder.name[1:].removesuffix(".tmp")
                 try:
-                    # Complete and flushed: only the rename was missing.
+                    # The folder is complete and flushed; only the rename is missing.
                     Checkpoint.open(folder).verify()
                 except DamagedCheckpoint:
                     remove(folder)
@@ -316,9 +321,9 @@ class CheckpointManager:
         self.runtime.barrier()
 
     def latest(self, set_aside: bool = False) -> Checkpoint | None:
-        """Return the newest checkpoint that is intact; damaged ones are named in the log and passed over.
+        """Return the newest intact checkpoint; damaged ones are logged and skipped.
 
-        The ranks share the work of reading every byte. `set_aside` renames those passed over to `.damaged-step-<n>`; the
+        The ranks share the work of reading every byte. `set_aside` renames damaged ones to `.damaged-step-<n>`; the
         caller then holds the run's lock. Raises UserError for a format of a later release.
         """
         for step in self.runtime.broadcast(steps(self.folder)[::-1]):
@@ -337,23 +342,23 @@ class CheckpointManager:
 
 
 def step_of(name: str) -> int | None:
-    """The step in the name of a checkpoint's folder; None for another name."""
+    """Return the step in the name of a checkpoint's folder, or None for another name."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def steps(folder: Path) -> list[int]:
-    """Steps of the checkpoints in a folder, oldest first; nothing is opened."""
+    """Return the steps of the checkpoints in a folder, oldest first, without opening them."""
     if not folder.is_dir():
         return []
     return sorted(step for path in folder.iterdir() if (step := step_of(path.name)) is not None)
 
 
 def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
-    """Remove all but the `keep` newest, the one of the best (lowest) score and the one just `saved`; the steps removed.
+    """Remove superseded checkpoints and return their steps.
 
-    A damaged checkpoint is not counted among those kept, and removed once `keep` intact ones are newer; so are those set
-    aside.
+    Keeps the `keep` newest, the one with the best (lowest) score and the one just `saved`. Damaged checkpoints, and
+    those set aside earlier, do not count; they are removed once `keep` intact ones are newer.
     """
     kept: list[int] = []
     scores: dict[int, float] = {}
@@ -365,7 +370,7 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
             if len(kept) >= keep:
                 removed.append(step)
             continue
-        except UserError:  # of a later release
+        except UserError:  # written by a later release
             continue
         kept.append(step)
         if score is not None:
@@ -383,7 +388,7 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
 
 
 def _set_aside(folder: Path) -> None:
-    """Rename a damaged checkpoint; where that fails it stays, which costs space and nothing else."""
+    """Rename a damaged checkpoint. If that fails it stays in place, which only costs space."""
     names = (folder.with_name(f".damaged-{folder.name}{more}") for more in ("", *(f".{n}" for n in range(1, 1000))))
     name = next((name for name in names if not name.exists()), folder)
     try:
@@ -393,7 +398,7 @@ def _set_aside(folder: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Remove a checkpoint such that a crash half-way leaves nothing that looks like one."""
+    """Remove a checkpoint such that an interrupted removal leaves nothing that looks like one."""
     trash = folder.with_name(f".trash-{folder.name}")
     remove(trash)
     folder.rename(trash)

@@ -1,4 +1,4 @@
-"""Every random generator of this process, as tensors of fixed shapes."""
+"""State of all random generators of this process, as tensors of fixed shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def _bits(number: float | None) -> tuple[int, int]:
-    """(whether there is one, its bits)."""
+    """Return (1, bits of the float64), or (0, 0) for None."""
     return (0, 0) if number is None else (1, struct.unpack("<q", struct.pack("<d", number))[0])
 
 
@@ -21,7 +21,7 @@ def _number(there: int, bits: int) -> float | None:
 
 
 def random_state() -> dict[str, Tensor]:
-    """torch (CPU, and CUDA where it is in use), Python and numpy."""
+    """Return the states of the generators of torch (CPU, and CUDA if in use), Python and numpy."""
     _, words, gauss = random.getstate()
     legacy: Any = np.random.get_state(legacy=True)
     _, keys, position, has_gauss, cached = legacy
@@ -36,7 +36,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(state: dict[str, Tensor]) -> None:
-    """Put back what `random_state` gave."""
+    """Restore the states returned by `random_state`."""
     torch.set_rng_state(state["torch"])
     *words, there, bits = state["python"].tolist()
     random.setstate((3, tuple(words), _number(there, bits)))
@@ -48,7 +48,7 @@ def set_random_state(state: dict[str, Tensor]) -> None:
 
 
 def seed_everything(*parts: int) -> None:
-    """Seed all of them from these numbers."""
+    """Seed all generators from these numbers."""
     (seed,) = np.random.SeedSequence((len(parts), *parts)).generate_state(1)
     torch.manual_seed(int(seed))
     random.seed(int(seed))

@@ -1,4 +1,4 @@
-"""Which boxes of which tensors this rank holds, and which of them it writes."""
+"""Boxes of tensors that this rank holds, and the selection of those that it writes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from credit_like.parallel.unwrap import canonical_name
 
 
 def piece_of(tensor: Tensor) -> Piece:
-    """The box that this rank holds; shares the tensor's memory."""
+    """Return the box of a tensor that this rank holds; it shares the tensor's memory."""
     offset = tuple(part.start for part in box(tensor))
     return Piece(local(tensor).detach(), tuple(tensor.shape), offset) if offset else Piece.whole(tensor.detach())
 
 
 def named_pieces(model: nn.Module) -> dict[str, Piece]:
-    """Every parameter and saved buffer of a model under its name in every layout."""
+    """Return every parameter and saved buffer of a model under its layout-independent name."""
     return {canonical_name(name): piece_of(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
 
 
 def beside(piece: Piece, local: Tensor) -> Piece:
-    """A tensor that is divided as `piece` is, such as an optimiser's moment; one of a single element is not divided."""
+    """Return a piece sharded like `piece`, such as an optimiser moment; single elements are not sharded."""
     return Piece(local, piece.shape, piece.offset) if local.shape == piece.local.shape else Piece.whole(local)
 
 
 def share_out(pieces: Mapping[str, Piece]) -> list[dict[str, Any]]:
-    """Which rank writes which piece: for every rank, name → (dtype, shape, offset, size of the piece). Collective.
+    """Return which pieces each rank writes, as name → (dtype, shape, offset, piece size). Collective.
 
-    A piece that several ranks hold is written once, by the one of them with the fewest bytes so far, largest first, so
-    that each rank writes about 1/ranks of everything in every layout.
+    A piece that several ranks hold is written once, by the one with the fewest bytes so far, largest pieces first. Each
+    rank therefore writes about 1/ranks of all bytes in every layout.
     """
     mine = {
         name: (str(p.local.dtype), p.local.element_size(), p.shape, *p.box)
@@ -64,12 +64,12 @@ def share_out(pieces: Mapping[str, Piece]) -> list[dict[str, Any]]:
 
 
 def rank_file(rank: int) -> str:
-    """The file of one rank."""
+    """Return the name of the file of one rank."""
     return f"rank-{rank:05d}.safetensors"
 
 
 def rows(plan: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
-    """The plan as rows for `format.table`."""
+    """Convert the assignment to rows for `format.table`."""
     dtypes = {str(dtype): name for dtype, name in NAMES.items()}
     return [
         (name, dtypes[dtype], rank_file(rank), shape, offset, size, name)

@@ -1,4 +1,4 @@
-"""The same variable under the names of WeatherBench2 and ARCO-ERA5, of ECMWF, and of CREDIT."""
+"""Names of the same variable in WeatherBench2 and ARCO-ERA5, at ECMWF, and in CREDIT."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ALIASES: tuple[frozenset[str], ...] = tuple(
 
 
 def find(name: str, available: Iterable[str]) -> str | None:
-    """Return the name in `available` that means `name`: itself, or its only alias there; None where there is none."""
+    """Return the name in `available` that matches `name`: itself or its only alias there; None if there is none."""
     there = set(available)
     if name in there:
         return name

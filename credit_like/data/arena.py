@@ -1,7 +1,7 @@
-"""Memory in which worker processes hand over samples, used again as soon as the main process has let go of one.
+"""Reusable shared memory in which worker processes pass samples to the main process.
 
-A fresh shared page costs more than to fill it: its first touch takes the kernel as long as decoding a third of what
-goes in.
+A fresh shared page costs more than filling it: its first touch takes the kernel a third of the time that decoding its
+contents takes. A block is therefore reused as soon as the main process has released its sample.
 """
 
 from __future__ import annotations
@@ -39,16 +39,17 @@ def size_of(shapes: list[Shape]) -> int:
 
 
 class Arena:
-    """`per_worker` blocks of `size` bytes for each worker process; made by the process that the samples go to.
+    """`per_worker` shared-memory blocks of `size` bytes for each worker process.
 
-    A block is taken by its worker, and free again when no tensor of the main process refers to it. A sample for which
-    no block is free, or too large for one, travels in memory of its own.
+    The process that receives the samples creates the arena. A worker takes a block, and the block is free again when no
+    tensor of the main process refers to it. If no block is free, or the sample is too large for one, the sample travels
+    in newly allocated memory.
     """
 
     def __init__(self, workers: int, per_worker: int, size: int) -> None:
         self.number, self.per_worker, self.size = next(_numbers), per_worker, size
         self.taken = torch.zeros(workers * per_worker, dtype=torch.uint8).share_memory_()
-        # Pages come into being when they are touched.
+        # The kernel allocates pages on first touch only.
         storage = torch.UntypedStorage._new_shared(max(1, workers * per_worker * size))
         self.memory = torch.empty(0, dtype=torch.uint8).set_(storage)
         _arenas[self.number] = self
@@ -66,7 +67,7 @@ class Arena:
     def carve(self, block: int, shapes: list[Shape]) -> list[Tensor]:
         """Return tensors in a block, which is freed when the last of them and of their views is gone."""
         start = block * self.size
-        # Torch keeps this view of it, and only this one, alive as long as any tensor that is made here.
+        # Every tensor created here keeps this view alive, so its finaliser runs when the last of them is gone.
         view = self.memory.numpy()[start : start + self.size]
         weakref.finalize(view, _let_go, self.taken, block, os.getpid()).atexit = False
         whole = torch.from_numpy(view)
@@ -79,13 +80,13 @@ def _cut(memory: Tensor, start: int, shape: Shape) -> Tensor:
 
 
 def _let_go(taken: Tensor, block: int, owner: int) -> None:
-    # A process that was forked while this one held the sample has no say.
+    # A forked process that inherited the sample must not free the block.
     if os.getpid() == owner:
         taken[block] = 0
 
 
 class Handed:
-    """A sample in a block, on its way: it arrives as a Sample."""
+    """A sample in a shared block on its way to the main process, where it is unpickled as a Sample."""
 
     def __init__(self, arena: Arena, block: int, sample: Sample) -> None:
         self.arena, self.block = arena, block
@@ -102,7 +103,7 @@ def _receive(number: int, block: int, shapes: list[Shape], index: list[int]) -> 
 
 
 def hand_over(arena: Arena, make: Callable[[Allocate], Sample]) -> Sample | Handed:
-    """Run `make` with an allocator that takes from a block where one is free; in a worker process."""
+    """Run `make` in a worker process with an allocator that uses a shared block if one is free."""
     block = arena.block()
     if block is None:
         return make(plain)

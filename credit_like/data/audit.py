@@ -1,7 +1,7 @@
-"""What is odd about the data: gaps, missing points, constant or repeated fields, outliers, units that cannot be meant.
+"""Audit of the data: gaps, missing points, constant or repeated fields, outliers, and implausible units.
 
-Works on the summaries (mean, standard deviation, minimum, maximum of every field) that a pass over the data leaves, so that
-nothing is read twice.
+The audit works on the summaries (mean, standard deviation, minimum, maximum of every field) that the pass over the data
+collects, so that nothing is read twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from credit_like.variables import Variables
 
 _OUTLIER = 10.0  # robust z-score: a Gaussian exceeds 6 once in 5e8 fields; slow seasonal changes stay well below 10
 _SHOWN = 5
-_POINTS = 600  # of a curve, which is 400 pixels wide
+_POINTS = 600  # points of a curve, which is drawn 400 pixels wide
 _PLAUSIBLE: dict[str, tuple[str, float, float]] = {
     # name in WeatherBench2: (units, lowest, highest mean of a field on Earth, at any level in use)
     "temperature": ("K", 150, 330),
@@ -42,8 +42,8 @@ _PLAUSIBLE: dict[str, tuple[str, float, float]] = {
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Something odd: which kind, in which channel, how often, and where first."""
+class AuditFinding:
+    """An anomaly of the data: its kind, its channel, how often and where it first occurs, and details."""
 
     kind: str
     channel: str
@@ -53,9 +53,11 @@ class Finding:
 
 @dataclass
 class Audit:
-    """`findings`, and the summaries they were drawn from: `positions` (T,), `looks` (T, C, 4), `share` (T, C) missing."""
+    """The findings of an audit and the summaries behind them.
 
-    findings: list[Finding]
+    `positions` (T,), `looks` (T, C, 4) and `share` (T, C), the fraction of missing points."""
+
+    findings: list[AuditFinding]
     channels: list[str]
     times: list[str]
     looks: NDArray[np.float64]
@@ -81,12 +83,14 @@ class Audit:
         columns = min(4, len(self.channels))
         rows = -(-len(self.channels) // columns)
         height = 1.9 * rows + 0.8
-        # Margins, ticks and titles by hand: to fit them, matplotlib draws the text of every panel several times.
+        # Margins, ticks and titles are set by hand, because automatic layout draws the text of every panel several
+        # times.
         figure = Figure(figsize=(4 * columns, height))
         FigureCanvasAgg(figure)
         axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"wspace": 0.3, "hspace": 0.25}).ravel()
         figure.subplots_adjust(0.15 / columns, 0.3 / height, 1 - 0.1 / columns, 1 - 0.6 / height)
-        # No more points than pixels: of the fields that share one, the mean, the lowest, the highest and the worst.
+        # Draw no more points than pixels: fields that share one are reduced to mean, minimum, maximum and largest
+        # missing share.
         first_P = np.unique(np.linspace(0, len(self.times), _POINTS + 1)[:-1].astype(int))
         mean_PC, low_PC, high_PC = (
             reduce.reduceat(self.looks[..., i], first_P) for reduce, i in ((np.add, 0), (np.fmin, 2), (np.fmax, 3))
@@ -130,24 +134,24 @@ def audit(store: FieldStore, variables: Variables, whole: Scan) -> Audit:
     return Audit(findings, channels, times, looks, share)
 
 
-def _gaps(store: FieldStore) -> Iterator[Finding]:
+def _gaps(store: FieldStore) -> Iterator[AuditFinding]:
     steps = np.diff(store.seconds) // store.step_seconds
     at = np.flatnonzero(steps > 1)
     if len(at):
         first = ", ".join(f"{int(steps[i]) - 1} after {to_text(store.times[i])}" for i in at[:_SHOWN])
-        yield Finding("missing times", "all", int((steps[at] - 1).sum()), first)
+        yield AuditFinding("missing times", "all", int((steps[at] - 1).sum()), first)
 
 
 def _of_channel(
     channel: str, looks: NDArray[np.float64], share: NDArray[np.float64], fixed: float, times: list[str]
-) -> Iterator[Finding]:
+) -> Iterator[AuditFinding]:
     mean, std, low, high = looks.T
 
-    def finding(kind: str, where: NDArray[np.bool_], detail: str = "") -> Iterator[Finding]:
+    def finding(kind: str, where: NDArray[np.bool_], detail: str = "") -> Iterator[AuditFinding]:
         at = np.flatnonzero(where)
         if len(at):
             shown = ", ".join(times[i] for i in at[:_SHOWN]) + (", …" if len(at) > _SHOWN else "")
-            yield Finding(kind, channel, len(at), f"{shown}{detail}")
+            yield AuditFinding(kind, channel, len(at), f"{shown}{detail}")
 
     yield from finding("missing fields", share == 1)
     more = (share < 1) & (share > fixed + 1e-12)
@@ -155,7 +159,7 @@ def _of_channel(
         "missing points that are there at other times", more, f"; up to {share[more].max(initial=0):.2%}"
     )
     if 0 < fixed < 1:
-        yield Finding("points that never have data", channel, round(fixed * 1e6), f"{fixed:.2%} of the grid")
+        yield AuditFinding("points that never have data", channel, round(fixed * 1e6), f"{fixed:.2%} of the grid")
     there = share < 1
     yield from finding("constant fields", there & (std == 0))
     same = np.zeros(len(times), bool)
@@ -177,7 +181,7 @@ def robust_score(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.nan_to_num(apart / scale) if scale > 0 else np.zeros_like(values)
 
 
-def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) -> Iterator[Finding]:
+def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) -> Iterator[AuditFinding]:
     """Find means of known variables that are implausible on Earth in the units that the files declare."""
     slices = Variables.slices(varying(variables))
     for variable in varying(variables):
@@ -189,10 +193,10 @@ def _units(store: FieldStore, variables: Variables, looks: NDArray[np.float64]) 
         try:
             factor, offset = units.conversion(declared, expected)
         except ValueError:
-            yield Finding("suspicious units", variable.name, 1, f"{declared!r} for {long}, expected {expected!r}")
+            yield AuditFinding("suspicious units", variable.name, 1, f"{declared!r} for {long}, expected {expected!r}")
             continue
         mean = factor * looks[:, slices[variable.name], 0] + offset
         middle = float(np.nanmedian(mean))
         if not lowest <= middle <= highest:
             told = f"median {middle:.4g} {expected} as {declared!r}, expected {lowest:g} to {highest:g}"
-            yield Finding("suspicious units", variable.name, 1, told)
+            yield AuditFinding("suspicious units", variable.name, 1, told)

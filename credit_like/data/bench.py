@@ -1,7 +1,8 @@
-"""How fast an experiment's data load, beside the fastest that its files can be read at all, and what takes the time.
+"""Benchmark of data loading: its speed, the limit that reading the same files sets, and where the time goes.
 
-The bare loop reads and decodes the very chunks that the samples need with the files' own library (zarr-python, netCDF4), in
-one thread, in several, and in several processes; the best of these is the limit. It assembles nothing.
+The bare loop reads and decodes the very chunks that the samples need with the files' own library (zarr-python,
+netCDF4), in one thread, in several, and in several processes. The fastest of these is the limit. It assembles no
+samples.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Report:
-    """Medians over repeats, all measured in turns in one run."""
+class LoaderReport:
+    """Medians over repeats. Loader and bare loop are measured alternately in one run."""
 
     sample_bytes: int
     samples_per_second: float
@@ -54,10 +55,10 @@ class Report:
     workers: int
     first_batch_seconds: float
     cpu_seconds: float
-    """Of all processes, for a sample; does not depend on what else the machine does."""
+    """Processor time of all processes per sample, which does not depend on other load of the machine."""
     limit_cpu_seconds: float
     shares: dict[str, float]
-    """Of the time to make a sample in one process; sums to 1."""
+    """Shares of the time to make a sample in one process; they sum to 1."""
 
     @property
     def share_of_limit(self) -> float:
@@ -65,7 +66,7 @@ class Report:
 
     @property
     def limited_by(self) -> str:
-        """Return what takes most of the time."""
+        """Return the part that takes most of the time."""
         return max(self.shares, key=lambda kind: self.shares[kind])
 
     def rows(self) -> list[tuple[str, str]]:
@@ -94,8 +95,8 @@ class Report:
 
 def bench_experiment(
     experiment: Experiment, batches: int = 50, num_workers: int | None = None, repeats: int = 3
-) -> Report:
-    """Measure how fast an experiment's training windows load, read as training would read them."""
+) -> LoaderReport:
+    """Measure how fast an experiment's training windows load, reading them as training would."""
     data = experiment.data
     variables = Variables(data)
     store = open_store(data, variables)
@@ -104,7 +105,7 @@ def bench_experiment(
     return bench_data(windows, batches, workers, repeats)
 
 
-def print_report(report: Report) -> None:
+def print_report(report: LoaderReport) -> None:
     """Print a table to the terminal."""
     from rich.console import Console
     from rich.table import Table
@@ -119,8 +120,8 @@ def _rate(per_second: float, megabytes: float) -> str:
     return f"{per_second:.1f} samples/s, {per_second * megabytes:.0f} MB/s"
 
 
-def bench_data(windows: Windows, batches: int = 50, num_workers: int = 2, repeats: int = 3) -> Report:
-    """Measure `batches` samples a turn, in the loader's shuffled order, `repeats` turns of loader and bare loop."""
+def bench_data(windows: Windows, batches: int = 50, num_workers: int = 2, repeats: int = 3) -> LoaderReport:
+    """Measure `batches` samples per turn in the loader's shuffled order, `repeats` turns of loader and bare loop."""
     batches = min(batches, len(windows))
     loader = Loader(windows, seed=0, micro_batch_size=1, global_batch_size=1, num_workers=num_workers)
     began = time.perf_counter()
@@ -141,7 +142,7 @@ def bench_data(windows: Windows, batches: int = 50, num_workers: int = 2, repeat
             limits[name].append(_clocked(way, chosen))
     medians = {name: float(np.median([rate for rate, _ in values])) for name, values in limits.items()}
     best = max(medians, key=lambda name: medians[name])
-    return Report(
+    return LoaderReport(
         sample_bytes,
         float(np.median([rate for rate, _ in ours])),
         medians[best],
@@ -167,7 +168,7 @@ def _clocked(way: Callable[[Sequence[int]], None], chosen: Sequence[int]) -> tup
 
 
 def _throughput(loader: Loader, epoch: int, batches: int) -> tuple[float, float]:
-    """Return (samples per second without the first few, which fill the pipeline; processor seconds per sample)."""
+    """Return (samples per second after the first few, which fill the pipeline; processor seconds per sample)."""
     cpu, warm = _cpu(), min(4, batches // 4)
     began, read = time.perf_counter(), 0
     for read, _ in enumerate(itertools.islice(loader.batches(epoch), batches + warm), 1):
@@ -175,7 +176,7 @@ def _throughput(loader: Loader, epoch: int, batches: int) -> tuple[float, float]
             began = time.perf_counter()
     rate = (read - warm) / (time.perf_counter() - began)
     loader.close()
-    ahead = loader.windows_ahead  # read by the workers, and not asked for any more
+    ahead = loader.windows_ahead  # the workers have read these, but nobody has consumed them
     return rate, (_cpu() - cpu) / min(read + ahead, len(loader))
 
 
@@ -193,7 +194,7 @@ def _ways(windows: Windows, processes: int) -> dict[str, Callable[[Sequence[int]
 
 @dataclass(frozen=True)
 class _Part:
-    """One variable of one local file: which of a window's times are read from it."""
+    """One variable of one local file, with the times in it."""
 
     path: str
     var: str
@@ -202,7 +203,9 @@ class _Part:
 
 
 class _Tasks:
-    """What windows read from local files, through the files' own library; time must be the leading dimension."""
+    """The reads that windows require of local files, through the files' own library.
+
+    Time must be the leading dimension."""
 
     def __init__(self, windows: Windows) -> None:
         self.windows = windows

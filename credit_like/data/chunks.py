@@ -30,18 +30,18 @@ from numpy.typing import NDArray
 from credit_like.data.direct import DirectArray, Spans
 from credit_like.errors import UserError
 
-_ABSENT = 2**64 - 1  # offset and size of a chunk that a shard does not have
+_ABSENT = 2**64 - 1  # offset and size that a shard's index gives for an absent chunk
 _SHARDS_REMEMBERED = 64
 _BYTES_CODECS = {"blosc": "blosc", "zstd": "zstd", "gzip": "gzip", "zlib": "zlib", "lz4": "lz4"}
 
-numcodecs.blosc.use_threads = False  # one core a process; its own pool would not survive a fork
+numcodecs.blosc.use_threads = False  # each process uses one core, and blosc's own thread pool would not survive a fork
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where the chunks of an array are and how they are coded.
+class ChunkLayout:
+    """Location and encoding of the chunks of an array.
 
-    A sharded array has `shard` set: files are shards, each a row of chunks and an index at its end or start.
+    A sharded array has `shard` set: its files are shards, each a sequence of chunks with an index at its end or start.
     """
 
     folder: str
@@ -62,8 +62,8 @@ class Layout:
         return f"{self.folder}/{self.separator.join([*self.prefix, *map(str, chunk)])}"
 
 
-def layout_of(array: zarr.Array[Any], folder: Path) -> Layout | None:
-    """Return the layout of an array in a local folder, or None where it is left to zarr-python."""
+def layout_of(array: zarr.Array[Any], folder: Path) -> ChunkLayout | None:
+    """Return the layout of an array in a local folder, or None if zarr-python has to read it."""
     meta: dict[str, Any] = array.metadata.to_dict()
     if array.dtype.kind not in "iufb" or not array.shape:
         return None
@@ -89,12 +89,12 @@ def layout_of(array: zarr.Array[Any], folder: Path) -> Layout | None:
     prefix = ("c",) if keys["name"] == "default" else ()
     fill = array.fill_value
     place = str(folder / array.path)
-    return Layout(
+    return ChunkLayout(
         place, f"{place}/zarr.json", array.shape, chunks, shard, stored, fill, chain, prefix, separator, at_end
     )
 
 
-def _layout_v2(array: zarr.Array[Any], meta: dict[str, Any], folder: Path) -> Layout | None:
+def _layout_v2(array: zarr.Array[Any], meta: dict[str, Any], folder: Path) -> ChunkLayout | None:
     if meta.get("filters") or meta.get("order", "C") != "C":
         return None
     compressor = meta.get("compressor")
@@ -110,7 +110,7 @@ def _layout_v2(array: zarr.Array[Any], meta: dict[str, Any], folder: Path) -> La
     fill = 0 if array.fill_value is None else array.fill_value
     place = str(folder / array.path)
     separator = meta.get("dimension_separator", ".")
-    return Layout(place, f"{place}/.zarray", array.shape, array.chunks, None, stored, fill, codecs, (), separator)
+    return ChunkLayout(place, f"{place}/.zarray", array.shape, array.chunks, None, stored, fill, codecs, (), separator)
 
 
 def _endian(codec: dict[str, Any]) -> Literal["<", ">"]:
@@ -131,9 +131,9 @@ def _chain(codecs: Sequence[dict[str, Any]]) -> tuple[Any, ...] | None:
 
 
 class ChunkedArray(DirectArray):
-    """An array that xarray indexes lazily and that reads its chunks itself."""
+    """An array that xarray indexes lazily and that reads and decodes its chunks itself."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ChunkLayout) -> None:
         self.layout = layout
         self.shape, self.chunks = layout.shape, layout.chunks
         self.dtype = layout.stored.newbyteorder("=")
@@ -167,7 +167,7 @@ class ChunkedArray(DirectArray):
         return result
 
     def _coded(self, chunk: tuple[int, ...]) -> bytes | None:
-        """Read the bytes of a chunk as stored; None where it is absent. Raises FileNotFoundError where the store is gone."""
+        """Read the bytes of a chunk as stored, or None if it is absent. Raises FileNotFoundError if the store is gone."""
         layout = self.layout
         if layout.shard is None:
             try:
@@ -200,7 +200,7 @@ class ChunkedArray(DirectArray):
             )
 
     def _index(self, path: str, file: int, per_shard: tuple[int, ...]) -> NDArray[np.uint64]:
-        """Return (…, 2) offset and size of every chunk of a shard, cached for the shards read last."""
+        """Return (…, 2) offset and size of every chunk of a shard, cached for the most recently read shards."""
         if path in self._indices:
             return self._indices[path]
         length = 16 * int(np.prod(per_shard)) + 4
@@ -244,7 +244,7 @@ _SCRATCH = threading.local()
 
 
 def _scratch(size: int) -> NDArray[np.uint8]:
-    """Return scratch memory of this thread, valid until the next call: fresh memory per chunk would cost as much as a copy."""
+    """Return scratch memory of this thread, valid until the next call, since allocating per chunk costs as much as a copy."""
     held: NDArray[np.uint8] | None = getattr(_SCRATCH, "held", None)
     if held is None or held.size != size:
         held = _SCRATCH.held = np.empty(size, np.uint8)
@@ -252,9 +252,10 @@ def _scratch(size: int) -> NDArray[np.uint8]:
 
 
 def decoded_size(codec: str, data: bytes) -> int:
-    """Return the decoded size that the header of a compressed buffer states, −1 where it states none.
+    """Return the decoded size that the header of a compressed buffer states, or −1 if it states none.
 
-    Raises UserError where a blosc buffer is shorter than its header says, which blosc itself would read beyond.
+    Raises UserError if a blosc buffer is shorter than its header states, because blosc itself would read beyond its
+    end.
     """
     if codec == "blosc":
         if len(data) < 16 or len(data) < struct.unpack("<I", data[12:16])[0]:

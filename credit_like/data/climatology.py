@@ -1,11 +1,12 @@
-"""The climatology of the training period as a by-product of the pass over it.
+"""The climatology of the training period, computed during the pass over it.
 
-The raw material is the mean and the number of values of every day of the year and hour (a slot) at every point. A pass that goes
-by days of the year, all years of a few days at a time, completes a slot within one piece, so that nothing but those few
-days is ever in memory, and a piece that is done again writes the same. A weighted mean over a window of days then makes the
-climatology, as in WeatherBench2; a day or hour that the period does not have takes the nearest that it has.
+The raw material is the mean and the number of values at every point for every slot, a day of the year and an hour. A
+pass in the order of days of the year, covering all years of a few days at a time, completes a slot within one piece.
+Therefore only those few days are in memory, and repeating a piece writes the same values. A weighted mean over a window
+of days then gives the climatology, as in WeatherBench2. A day or hour that the period lacks takes the values of the
+nearest available one.
 
-Layout of the result: (hour, dayofyear, level, latitude, longitude), as WeatherBench2 has it.
+Dimensions of the result: (hour, dayofyear, level, latitude, longitude), as in WeatherBench2.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ def slots_of(times: NDArray[Any]) -> list[Slot]:
 
 
 def window_weights(seen: Sequence[Slot], asked: Sequence[Slot], window_days: int) -> NDArray[np.float64]:
-    """Return (asked, seen): the weight of a training slot in the mean of a wanted one.
+    """Return (asked, seen) weights of training slots in the mean of each requested slot.
 
-    Falls linearly from 1 on the day itself to 0 at half a window, among the slots of the nearest hour.
+    The weights fall linearly from 1 on the day itself to 0 at half a window, among the slots of the nearest hour.
     """
     day, second = np.array(seen).T
     result = np.zeros((len(asked), len(seen)))
@@ -71,7 +72,7 @@ def nearest_day(wanted: int, days: NDArray[np.int64]) -> int:
 
 
 class SlotMeans:
-    """Mean and count per slot and point of some slots; `add` takes the fields of a time."""
+    """Mean and count per slot and point of some slots; `add` updates them with the fields of one time."""
 
     def __init__(self, slots: Sequence[Slot], channels: int, height: int, width: int) -> None:
         self.at = {slot: i for i, slot in enumerate(slots)}
@@ -83,7 +84,7 @@ class SlotMeans:
         return 6 * channels * height * width
 
     def add(self, slot: Slot, field_CHW: Fields) -> None:
-        """Update m ← m + (x − m) / n where x is not missing: the mean of float32 values to the rounding of float32."""
+        """Update m ← m + (x − m) / n where x is not missing; exact to the rounding of float32."""
         i = self.at[slot]
         there = np.isfinite(field_CHW)
         self.count[i] += there
@@ -95,7 +96,7 @@ class SlotMeans:
         )
 
     def save(self, stem: Path) -> None:
-        """Write `<stem>.mean.npy` and `<stem>.count.npy`; those of an unfinished pass are overwritten."""
+        """Write `<stem>.mean.npy` and `<stem>.count.npy`, overwriting those of an unfinished pass."""
         np.save(stem.with_suffix(".mean.npy"), self.mean)
         np.save(stem.with_suffix(".count.npy"), self.count)
 
@@ -108,9 +109,9 @@ def write_climatology(
     period: str,
     window_days: int,
 ) -> None:
-    """Make `path`, a zarr store, out of what `SlotMeans.save` left: (stem, slots) of every piece; channels as in `variables`.
+    """Write the zarr store `path` from the pieces that `SlotMeans.save` wrote, given as (stem, slots).
 
-    Streams over rows: holds at most 128 MiB of them.
+    Channels are ordered as in `variables`. Streams over rows and holds at most 128 MiB of them.
     """
     slots = [slot for _, some in parts for slot in some]
     days, hours = (np.unique([slot[k] for slot in slots]) for k in (0, 1))
@@ -134,7 +135,7 @@ def write_climatology(
                 piece = (slice(None), channels.start + c, rows)
                 count = np.concatenate([n[piece] for _, n in maps]).astype(np.float64)
                 total = np.concatenate([m[piece] for m, _ in maps]) * count
-                with np.errstate(invalid="ignore"):  # a point without data anywhere is 0 / 0, and stays without
+                with np.errstate(invalid="ignore"):  # a point that never has data is 0 / 0 and stays missing
                     whole[:, c, rows] = np.tensordot(weights, total, 1) / np.tensordot(weights, count, 1)
         _write(group, variable, whole.reshape(len(hours), len(days), *shape[1:]), store.attrs(variable))
         del whole
@@ -191,5 +192,5 @@ def _write(group: zarr.Group, variable: Variable, fields: NDArray[np.float32], a
 
 
 def period_text(store: FieldStore, positions: NDArray[np.int64]) -> str:
-    """Describe which times a climatology was made from."""
+    """Return a text that describes the times of which a climatology is the mean."""
     return f"{len(positions)} times from {to_text(store.times[positions[0]])} to {to_text(store.times[positions[-1]])}"

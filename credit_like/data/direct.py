@@ -1,4 +1,4 @@
-"""Arrays in files that xarray indexes lazily and that also read a box straight into memory that one has already."""
+"""Arrays in files that xarray indexes lazily and that can also read a box into existing memory."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 Spans = Sequence[tuple[int, int]]
-"""[start, stop) of every dimension."""
+"""[start, stop) along every dimension."""
 
 
 class DirectArray(BackendArray):
-    """A subclass has `shape`, `dtype`, `chunks` (what is decoded at once) and `box`."""
+    """Base class of arrays that read boxes.
+
+    Subclasses define `shape`, `dtype`, `chunks` (the unit of decoding) and `box`."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...]
 
     def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        """The values inside the spans, in `out` (that shape) if given."""
+        """Return the values inside the spans, written to `out` (of that shape) if given."""
         raise NotImplementedError
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._basic)
 
     def _basic(self, key: tuple[Any, ...]) -> NDArray[Any]:
-        """Integers and slices, as numpy has them."""
+        """Return the values at integers and slices, with numpy's semantics."""
         spans: list[tuple[int, int]] = []
         after: list[slice | int] = []
         for part, size in zip(key, self.shape, strict=True):
@@ -46,7 +48,7 @@ class DirectArray(BackendArray):
 
 
 def direct(variable: xr.Variable) -> tuple[DirectArray, list[int]] | None:
-    """The array behind a lazy variable, and where the variable begins in it; None where more than that lies between."""
+    """Return the array behind a lazy variable and its offsets in it, or None if it is not a plain box of one."""
     data = variable._data
     while isinstance(data, indexing.CopyOnWriteArray | indexing.MemoryCachedArray):
         data = data.array

@@ -1,4 +1,4 @@
-"""Windows → micro-batches of this rank, in an order that depends on nothing but (seed, epoch)."""
+"""Batches of windows: the micro-batches of this rank, in an order that depends only on (seed, epoch)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from credit_like.data.store import ReadError
 from credit_like.data.times import from_seconds, to_text
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
+from credit_like.layout import accumulation
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.checks import epoch_samples
 from credit_like.state import Sample
 
 FILL = -1
-"""Stands for a window that counts nothing."""
+"""Index of a fill window, which does not count."""
 
 
 def sample_order(seed: int, epoch: int, n: int) -> NDArray[np.int64]:
@@ -42,13 +43,14 @@ class Loader:
     """Micro-batches of one data-parallel rank.
 
     Global batch g is samples [g·G, (g + 1)·G) of the epoch's order in every layout. Micro-batch k of rank r of R is
-    samples [(k·R + r)·m, (k·R + r + 1)·m), so that G / (R·m) of them make this rank's share. Shuffled epochs drop
-    the last incomplete global batch. Unshuffled ones (validation) take every sample and end with smaller micro-batches; a
-    rank for which nothing is left gets a sample with index −1, so that all ranks have equally many micro-batches.
+    samples [(k·R + r)·m, (k·R + r + 1)·m), so that G / (R·m) micro-batches make up this rank's share. Shuffled epochs
+    drop the last incomplete global batch. Unshuffled epochs (validation) use every sample and end with smaller
+    micro-batches; a rank without samples left gets one with index −1, so that all ranks have the same number of
+    micro-batches.
 
-    Ranks that differ in tensor or domain coordinate alone get the same samples. `num_workers` processes, or with 0 one
-    thread, read ahead `prefetch_factor` micro-batches each; the order is the same for any number. Raises UserError
-    where the batch sizes do not divide, or a global batch needs more samples than there are.
+    Ranks that differ only in their tensor or domain coordinate get the same samples. `num_workers` processes (or one
+    thread, if 0) read ahead `prefetch_factor` micro-batches each; the order does not depend on their number. Raises
+    UserError if the batch sizes do not divide, or if a global batch needs more samples than there are.
     """
 
     def __init__(
@@ -66,29 +68,26 @@ class Loader:
         batches_per_epoch: int = 0,
         pin_memory: bool = False,
     ) -> None:
-        if global_batch_size % (micro_batch_size * dp_size):
-            raise UserError(
-                f"expected trainer.global_batch_size divisible by micro_batch_size × data-parallel ranks = "
-                f"{micro_batch_size} × {dp_size}, got {global_batch_size}"
-            )
         self.windows = windows
         self.seed, self.shuffle = seed, shuffle
         self.micro_batch_size, self.dp_rank, self.dp_size = micro_batch_size, dp_rank, dp_size
-        self.accumulation = global_batch_size // (micro_batch_size * dp_size)
+        self.accumulation = accumulation(global_batch_size, micro_batch_size, dp_size)
         self.samples = self._epoch_samples(len(windows), global_batch_size, batches_per_epoch)
         self._sampler = _Fixed()
         self._num_workers, self._ahead, self._pin_memory = num_workers, prefetch_factor, pin_memory
         self._loader: DataLoader[Any] | None = None
 
     def _with_workers(self) -> DataLoader[Any]:
-        # What is read ahead, what is being read, and what the main process holds: the batch at hand and the one before.
+        # Besides the batches read ahead and the one being read, the main process holds the current batch and the
+        # previous one.
         size = size_of(self.windows.shapes(self.micro_batch_size))
         arena = Arena(self._num_workers, self._ahead + 3, size)
         return DataLoader(
             _Batches(self.windows, arena),
             batch_size=None,
             sampler=self._sampler,
-            # Its own: a start in mid-epoch, which draws a seed for the workers, must not move the run's random numbers.
+            # The loader has its own generator: a start in mid-epoch, which draws a seed for the workers, must not
+            # advance the run's random numbers.
             generator=torch.Generator(),
             num_workers=self._num_workers,
             collate_fn=_same,
@@ -110,7 +109,7 @@ class Loader:
         return self._ahead * max(1, self._num_workers)
 
     def close(self) -> None:
-        """End the workers; the next `batches` starts new ones."""
+        """Stop the workers; the next `batches` starts new ones."""
         self._loader = None
 
     def __len__(self) -> int:
@@ -118,7 +117,7 @@ class Loader:
         return -(-self.samples // (self.micro_batch_size * self.dp_size))
 
     def indices(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Return the windows of each of this rank's micro-batches; `FILL` alone where only other ranks have one."""
+        """Return the windows of each of this rank's micro-batches; `FILL` alone if only other ranks have samples left."""
         n = len(self.windows)
         order = sample_order(self.seed, epoch, n) if self.shuffle else np.arange(n)
         step = self.micro_batch_size * self.dp_size
@@ -129,7 +128,8 @@ class Loader:
     def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
         """Yield the micro-batches of an epoch from number `start` on.
 
-        Raises ReadError naming variable, time and file where data cannot be read, and the worker where one dies.
+        Raises ReadError that names variable, time and file if data cannot be read, or the micro-batch and its times if
+        a worker dies.
         """
         wanted = self.indices(epoch)[start:]
         source = self._from_workers(wanted, epoch, start) if self._num_workers else self._from_thread(wanted)
@@ -137,7 +137,7 @@ class Loader:
             yield sample.unwrap() if isinstance(sample, _Failure) else sample
 
     def _from_thread(self, wanted: list[NDArray[np.int64]]) -> Iterator[Any]:
-        """Read by a thread of this process while the batch before is computed with."""
+        """Read ahead in a thread of this process while the caller computes with the previous batch."""
         reader = ThreadPoolExecutor(1, thread_name_prefix="loader")
         coming: deque[Future[Any]] = deque()
         try:
@@ -173,7 +173,7 @@ class Loader:
 
 
 class _Failure:
-    """An error on its way from a worker to the main process, with its message whole."""
+    """An error on its way from a worker to the main process, with its full message."""
 
     def __init__(self, error: ReadError | UserError) -> None:
         self.error = error
@@ -183,7 +183,7 @@ class _Failure:
 
 
 class _Fixed(Sampler[Any]):
-    """Gives the batches that it is told to; outlives epochs, as the workers do."""
+    """Sampler of the batches assigned to `batches`. It outlives epochs, as the workers do."""
 
     def __init__(self) -> None:
         self.batches: Sequence[NDArray[np.int64]] = ()
@@ -196,7 +196,7 @@ class _Fixed(Sampler[Any]):
 
 
 class _Batches(Dataset[Any]):
-    """Maps the window numbers of a micro-batch to its Sample; with an arena, in a worker, to one that lies there."""
+    """Dataset that maps the window numbers of a micro-batch to its Sample, in a block of the arena if there is one."""
 
     def __init__(self, windows: Windows, arena: Arena | None = None) -> None:
         self.windows, self.arena = windows, arena
@@ -221,6 +221,6 @@ def _same(item: Any) -> Any:
 
 
 def _begin_work(parent: int, worker: int) -> None:
-    """Leave signals to the parent, and do not close what it has dropped, such as files that it writes."""
+    """Leave signals to the parent, and prevent this worker from finalising inherited objects such as files."""
     work_for(parent)
     gc.freeze()

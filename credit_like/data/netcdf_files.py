@@ -1,9 +1,10 @@
-"""netCDF files: one owner for each, one lock for all.
+"""netCDF files with one owner each and one lock for all.
 
 Neither netCDF-C nor HDF5 is thread-safe, and the netCDF4 package releases the GIL while it is inside them. A
-`netCDF4.Dataset` that is dropped open is closed by whichever thread collects garbage, without a lock, while another
-thread may be reading or writing: memory is corrupted, or the file being written. Therefore every file is opened, read,
-written and closed here, under the lock that xarray takes for its own files as well, and no Dataset is ever dropped open.
+`netCDF4.Dataset` that is dropped while open is closed by the thread that happens to collect garbage, without a lock,
+while another thread may be reading or writing. This corrupts memory or the file being written. Therefore every file is
+opened, read, written and closed here, under the lock that xarray uses for its own files, and no Dataset is ever dropped
+open.
 """
 
 from __future__ import annotations
@@ -29,17 +30,18 @@ from xarray.core import indexing
 
 from credit_like.data.direct import DirectArray, Spans
 
-_MOST_OPEN = 128  # files kept open for reading; a process may often have no more than 1024 of all kinds
+_MOST_OPEN = 128  # files kept open for reading; a process is often limited to 1024 open files of all kinds
 _NO_CACHE = (0, 1, 0.0)
 _DEFAULT_CACHE = netCDF4.get_chunk_cache()
 _LOG = logging.getLogger(__name__)
 
 
 class _Exclusive:
-    """xarray's lock of HDF5 and netCDF-C, which the thread that holds it may take again.
+    """Re-entrant version of xarray's lock of HDF5 and netCDF-C.
 
-    Again, because a finaliser or a signal handler may run in a thread that holds it. xarray's own functions take the
-    lock without that: what they read lazily must not be read while it is held.
+    It is re-entrant because a finaliser or a signal handler may run in the thread that holds it. xarray's own functions
+    take the underlying lock, which is not re-entrant, so variables that they read lazily must not be read while it is
+    held.
     """
 
     def __init__(self) -> None:
@@ -66,22 +68,22 @@ class _Exclusive:
 
 _EXCLUSIVE = _Exclusive()
 _numbers = itertools.count()
-_open: OrderedDict[int, netCDF4.Dataset] = OrderedDict()  # by number of the File, used last at the end
+_open: OrderedDict[int, netCDF4.Dataset] = OrderedDict()  # by number of the File, most recently used last
 _writing: dict[int, str] = {}  # path by number
-_dropped: deque[int] = deque()  # numbers of Files that were collected; appending needs no lock
-_kept: list[netCDF4.Dataset] = []  # must not be closed, and therefore not be collected either
+_dropped: deque[int] = deque()  # numbers of collected Files; appending needs no lock
+_kept: list[netCDF4.Dataset] = []  # must not be closed again, and therefore not be collected either
 
 
 class File:
-    """Owns a netCDF file, to read or to make; safe to use from several threads.
+    """Owner of a netCDF file, for reading or for writing a new one; safe to use from several threads.
 
-    A file to read is opened when it is first used, and again after `close`, in a forked process, or when many others
-    were used since. It may be pickled. A file to make is made at once, in place of any other; it belongs to this
-    process, and stays open until `close`. A File that is dropped open is closed when the lock is next taken, at the
-    latest at the end of the process.
+    A file for reading is opened on first use, and reopened after `close`, in a forked process, or when it was closed in
+    favour of more recently used ones. It can be pickled. A file for writing is created at once, replacing any existing
+    one; it belongs to this process and stays open until `close`. A File that is dropped while open is closed when the
+    lock is next taken, at the latest at the end of the process.
 
-    Without `chunk_cache`, HDF5 keeps no decoded chunks: megabytes for every variable, of no use to shuffled reads.
-    Raises OSError where the file cannot be opened.
+    Without `chunk_cache`, HDF5 caches no decoded chunks: the cache takes megabytes per variable and does not help
+    shuffled reads. Raises OSError if the file cannot be opened.
     """
 
     def __init__(self, path: str | Path, mode: Literal["r", "w"] = "r", *, chunk_cache: bool = True) -> None:
@@ -95,7 +97,7 @@ class File:
 
     @contextmanager
     def opened(self) -> Iterator[netCDF4.Dataset]:
-        """The open file, while no other thread is inside the library; to be used inside the `with` block only."""
+        """Yield the open file while no other thread is inside the library, for use inside the `with` block only."""
         with _EXCLUSIVE:
             if self._number in _open:
                 _open.move_to_end(self._number)
@@ -106,7 +108,7 @@ class File:
             yield _open[self._number]
 
     def close(self) -> None:
-        """Close the file if this process has it open. Raises OSError or RuntimeError where its end cannot be written."""
+        """Close the file if this process has it open. Raises OSError or RuntimeError if its end cannot be written."""
         with _EXCLUSIVE:
             _close(self._number)
 
@@ -118,7 +120,8 @@ class File:
         _open[self._number] = netCDF4.Dataset(self.path, self._mode)
 
     def __del__(self) -> None:
-        _dropped.append(self._number)  # any thread, perhaps inside the library: no more than this is safe
+        # this may run in any thread, perhaps inside the library, where only appending is safe
+        _dropped.append(self._number)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._mode == "w":
@@ -131,7 +134,7 @@ def _reader(path: str, chunk_cache: bool) -> File:
 
 
 def _close(number: int) -> None:
-    """Under the lock."""
+    """Close a file; the caller holds the lock."""
     _writing.pop(number, None)
     file = _open.pop(number, None)
     if file is None:
@@ -139,7 +142,7 @@ def _close(number: int) -> None:
     try:
         file.close()
     except (OSError, RuntimeError):
-        _kept.append(file)  # it still counts as open: the collector would close it a second time
+        _kept.append(file)  # the library counts it as open, so the collector would close it a second time
         raise
 
 
@@ -159,7 +162,7 @@ def _close_all() -> None:
 
 
 def _forget() -> None:
-    """In a forked process: files of the parent are neither read nor closed, they share their offsets and their end."""
+    """Forget the parent's files in a forked process, because the file offsets and data are shared with the parent."""
     _kept.extend(_open.values())
     _detach(_writing.values())
     _open.clear()
@@ -169,10 +172,10 @@ def _forget() -> None:
 
 
 def _detach(paths: Iterable[str]) -> None:
-    """Let the descriptors of files that the parent is writing lead nowhere.
+    """Redirect the descriptors of files that the parent is writing to the null device.
 
-    HDF5's lock of such a file lasts as long as any process has it open, so nobody could read it, once it is whole, while
-    this process lives. Nor can a flush at the end of this process spoil the file.
+    HDF5's lock of such a file lasts as long as any process has it open. Without this, no process could read the
+    finished file as long as this one lives, and a flush at the end of this process could corrupt it.
     """
     wanted = {os.path.realpath(path) + end for path in paths for end in ("", " (deleted)")}
     if not wanted or not os.path.isdir("/proc/self/fd"):
@@ -186,24 +189,24 @@ def _detach(paths: Iterable[str]) -> None:
 
 
 atexit.register(_close_all)
-# A fork while another thread is inside the library would leave the child with a lock that nobody releases.
+# A fork while another thread is inside the library would leave the child with a lock that is never released.
 os.register_at_fork(before=_EXCLUSIVE.__enter__, after_in_parent=_EXCLUSIVE.__exit__, after_in_child=_forget)
 
 
 @contextmanager
 def reading(path: str | Path) -> Iterator[netCDF4.Dataset]:
-    """A file for the time of a `with` block; no other thread is inside the library meanwhile.
+    """Yield an open file for the duration of a `with` block, in which no other thread is inside the library.
 
-    Raises OSError where it cannot be opened.
+    Raises OSError if it cannot be opened.
     """
     with closing(File(path)) as file, file.opened() as opened:
         yield opened
 
 
 def load(path: str | Path, **decoding: Any) -> xr.Dataset:
-    """Return a file in memory, as `xarray.load_dataset` with these options does.
+    """Load a file into memory, as `xarray.load_dataset` with these options does.
 
-    Raises OSError where it cannot be opened.
+    Raises OSError if it cannot be opened.
     """
     with reading(path) as file:
         dataset = xr.open_dataset(NetCDF4DataStore(file, lock=False), **decoding).load()
@@ -212,20 +215,20 @@ def load(path: str | Path, **decoding: Any) -> xr.Dataset:
 
 
 def save(dataset: xr.Dataset, path: str | Path, encoding: Mapping[str, Any] | None = None) -> None:
-    """Write a file as `Dataset.to_netcdf` does, which takes the lock only for a part of that.
+    """Write a file like `Dataset.to_netcdf`, but under the lock throughout.
 
-    Raises OSError or RuntimeError where it cannot be written.
+    Raises OSError or RuntimeError if it cannot be written.
     """
-    values = dataset.compute()  # what is read lazily takes the lock itself
+    values = dataset.compute()  # lazy variables take the lock themselves
     with closing(File(path, "w")) as file, file.opened() as opened:
         store = NetCDF4DataStore(opened, mode="w", lock=False)
         values.dump_to_store(store, encoding=dict(encoding or {}))
 
 
 def open_lazily(path: str | Path, *, chunk_cache: bool = True) -> xr.Dataset:
-    """Return a file with nothing decoded; fields are read when they are used, index and text variables at once.
+    """Open a file with nothing decoded; fields are read on use, index and text variables at once.
 
-    The dataset may be pickled and used in forked processes. Its `close` closes the file. Raises OSError where the file
+    The dataset can be pickled and used in forked processes. Its `close` closes the file. Raises OSError if the file
     cannot be opened.
     """
     file = File(path, chunk_cache=chunk_cache)
@@ -246,7 +249,7 @@ def open_lazily(path: str | Path, *, chunk_cache: bool = True) -> xr.Dataset:
 
 
 class _Stored(DirectArray):
-    """One variable of a file, as it is stored."""
+    """One variable of a file, without decoding."""
 
     def __init__(
         self, file: File, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""`credit-like preprocess`: statistics, audit and climatology of an experiment's data, and a training store if asked for."""
+"""Implementation of `credit-like preprocess`: statistics, audit, climatology and, on request, a training store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from credit_like.data.audit import Audit
-from credit_like.data.preprocess import Mapper, Piece, in_processes, preprocess
+from credit_like.data.preprocess import Mapper, PassPiece, in_processes, preprocess
 from credit_like.data.rechunk import rechunk
 from credit_like.data.statistics import Progress, Statistics
 from credit_like.data.store import open_store
@@ -37,8 +37,9 @@ def prepare(
 ) -> Audit:
     """Make one pass over the data: write to `save_loc`, print the audit, and write a training store to `rechunk_to`.
 
-    `workers` processes of this machine share the pass, or those of the dask scheduler at `dask` (an address, or the file
-    that the scheduler has written). Stopped and started again it goes on. Raises UserError for what the user can change.
+    The pass is shared by `workers` processes of this machine or by those of the dask scheduler at `dask` (an address,
+    or the file that the scheduler has written). An interrupted pass continues where it stopped. Raises UserError for
+    invalid data or configuration.
     """
     data = experiment.data
     if rechunk_to is not None and rechunk_to.exists():
@@ -78,14 +79,14 @@ def prepare(
 
 
 def in_dask(address: str) -> Mapper:
-    """Return a mapper over the workers of a dask scheduler. Raises UserError where the scheduler cannot be used."""
+    """Return a mapper over the workers of a dask scheduler. Raises UserError if the scheduler cannot be used."""
     if importlib.util.find_spec("distributed") is None:
         raise UserError(
             "--dask: expected the package distributed, got none; install it with `pip install credit-like[hpc]` or use "
             "--workers"
         )
 
-    def run(function: Callable[[Piece], Path], pieces: Sequence[Piece]) -> Iterator[Path]:
+    def run(function: Callable[[PassPiece], Path], pieces: Sequence[PassPiece]) -> Iterator[Path]:
         from dask.distributed import Client, as_completed
 
         arguments: dict[str, Any] = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
@@ -102,7 +103,7 @@ def in_dask(address: str) -> Mapper:
 
 @contextmanager
 def progress(what: str) -> Iterator[Progress]:
-    """Show a bar on a terminal, and log a line now and then elsewhere."""
+    """Show a progress bar on a terminal, and elsewhere log a line now and then."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -128,7 +129,7 @@ def progress(what: str) -> Iterator[Progress]:
 
 
 def print_audit(found: Audit, statistics: Statistics) -> None:
-    """Print a table of the findings, or a line that there are none."""
+    """Print a table of the findings, or a line if there are none."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,7 +1,8 @@
-"""Statistics and an audit of the data in one streamed pass that can be stopped, continued and spread over processes.
+"""Statistics and an audit of the data in one streamed pass that can be interrupted, continued and distributed.
 
-The times are cut into pieces. What a piece has found is kept in a file as soon as it is done, under a key of everything it
-depends on, so that a pass that was stopped goes on where it was. Pieces know nothing of each other and are merged exactly.
+The times are cut into pieces. The result of each piece is saved as soon as it is complete, under a key that covers
+everything it depends on, so that an interrupted pass continues where it stopped. Pieces are independent and are merged
+exactly.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from numpy.typing import NDArray
 from credit_like.data.audit import Audit, audit
 from credit_like.data.climatology import Slot, SlotMeans, period_text, slots_of, write_climatology
 from credit_like.data.statistics import (
-    Block,
     Moments,
     Progress,
     Scan,
     Statistics,
+    TimeBlock,
     finish,
     scan,
     scan_blocks,
@@ -40,19 +41,23 @@ from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 
-Mapper = Callable[[Callable[["Piece"], Path], Sequence["Piece"]], Iterable[Path]]
-"""Runs a function on every piece, anywhere and in any order, e.g. `lambda f, x: client.gather(client.map(f, x))` of dask."""
+Mapper = Callable[[Callable[["PassPiece"], Path], Sequence["PassPiece"]], Iterable[Path]]
+"""Runs a function on every piece, anywhere and in any order, e.g. dask's `lambda f, x: client.gather(client.map(f,
+x))`.
+"""
 _PIECES, _PIECE_TIMES = 64, 32
-_SLOT_BYTES = 256 * 2**20  # of a piece's share of the climatology
+_SLOT_BYTES = 256 * 2**20  # of a piece's climatology slots
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some blocks, and the file for what they hold; the store travels with it. `slots`: of the climatology, if asked for."""
+class PassPiece:
+    """Some blocks of times and the file for their results, with the store to read from.
+
+    `slots` are those of the climatology, if requested."""
 
     store: FieldStore
     variables: Variables
-    blocks: tuple[Block, ...]
+    blocks: tuple[TimeBlock, ...]
     file: Path
     slots: tuple[Slot, ...] = ()
 
@@ -71,11 +76,12 @@ def preprocess(
     statistics_path: Path | None = None,
     climatology_days: int = 0,
 ) -> tuple[Statistics, Audit]:
-    """Fit the statistics, look at every field, and write `statistics.nc`, `audit.csv` and `audit.png` into `folder`.
+    """Fit the statistics, audit every field, and write `statistics.nc`, `audit.csv` and `audit.png` into `folder`.
 
-    `climatology_days` > 0 makes `climatology.zarr` of the predicted variables too, smoothed over that window; the pass then
-    goes by days of the year. Pieces that an earlier, unfinished pass over the same data has left in `folder` are not read
-    again. Raises UserError as `fit_statistics` does; the audit is written all the same, since it shows why.
+    If `climatology_days` > 0, also write `climatology.zarr` of the predicted variables, smoothed over that window; the
+    pass then runs in the order of days of the year. Pieces that an earlier, unfinished pass over the same data left in
+    `folder` are not read again. Raises UserError as `fit_statistics` does, after writing the audit, since it shows the
+    cause.
     """
     parts = folder / "preprocess-parts"
     parts.mkdir(parents=True, exist_ok=True)
@@ -106,9 +112,9 @@ def preprocess(
 
 
 def in_processes(count: int) -> Mapper:
-    """Return a mapper over processes of this machine; they are spawned, because the parent may have threads."""
+    """Return a mapper over processes of this machine, spawned rather than forked because the parent may have threads."""
 
-    def run(function: Callable[[Piece], Path], pieces: Sequence[Piece]) -> Iterator[Path]:
+    def run(function: Callable[[PassPiece], Path], pieces: Sequence[PassPiece]) -> Iterator[Path]:
         with ProcessPoolExecutor(
             count, mp_context=get_context("spawn"), initializer=work_for, initargs=(os.getpid(),)
         ) as pool:
@@ -117,7 +123,7 @@ def in_processes(count: int) -> Mapper:
                     futures = [pool.submit(function, piece) for piece in pieces]
                 for future in as_completed(futures):
                     yield future.result()
-            except BaseException:  # what is being worked on is done again by the next start, not waited for
+            except BaseException:  # do not wait for unfinished pieces; the next start repeats them
                 pool.shutdown(wait=False, cancel_futures=True)
                 for child in active_children():
                     child.terminate()
@@ -126,8 +132,8 @@ def in_processes(count: int) -> Mapper:
     return run
 
 
-def scan_piece(piece: Piece) -> Path:
-    """Scan a piece and keep the result, whole or not at all."""
+def scan_piece(piece: PassPiece) -> Path:
+    """Scan a piece and save the result atomically."""
     store, outputs = piece.store, piece.variables.outputs
     means = SlotMeans(piece.slots, sum(map(len, outputs)), store.grid.height, store.grid.width) if piece.slots else None
 
@@ -159,6 +165,7 @@ def save_scan(found: Scan, file: Any) -> None:
 
 
 def load_scan(path: Path) -> Scan:
+    """Load a scan that `save_scan` wrote."""
     with np.load(path, allow_pickle=False) as file:
         shape = tuple(file["shape"].tolist())
         valid = np.unpackbits(file["valid"], count=int(np.prod(shape))).astype(bool).reshape(shape)
@@ -168,10 +175,10 @@ def load_scan(path: Path) -> Scan:
 
 def _pieces(
     store: FieldStore, variables: Variables, data: DataSection, folder: Path, by_day: bool = False
-) -> Iterator[Piece]:
-    """Divide the pass into about 64 pieces of whole blocks; `by_day`: at most 366, each some days of the year in all years.
+) -> Iterator[PassPiece]:
+    """Divide the pass into about 64 pieces of whole blocks, or, `by_day`, at most 366 pieces of days of the year.
 
-    None is much shorter than 32 times, since every piece reads one time more, the one before its first.
+    No piece is much shorter than 32 times, because every piece also reads the time before its first one.
     """
     positions, training = wanted_times(store, data)
     if by_day:
@@ -181,7 +188,7 @@ def _pieces(
     size = max(-(-len(blocks) // _PIECES), -(-_PIECE_TIMES // max((len(at) for at, _ in blocks), default=1)))
     for i in range(0, len(blocks), size):
         some = tuple(blocks[i : i + size])
-        yield Piece(store, variables, some, folder / f"{_key(store, variables, data, some)}.npz")
+        yield PassPiece(store, variables, some, folder / f"{_key(store, variables, data, some)}.npz")
 
 
 def _pieces_by_day(
@@ -191,8 +198,8 @@ def _pieces_by_day(
     folder: Path,
     positions: NDArray[np.int64],
     training: NDArray[np.bool_],
-) -> Iterator[Piece]:
-    """Divide by days of the year, such that the climatology's slots of a piece are complete when the piece is."""
+) -> Iterator[PassPiece]:
+    """Divide by days of the year, such that each piece completes its own slots of the climatology."""
     of_time = slots_of(store.times[positions])
     days = np.array([day for day, _ in of_time])
     hours = len({second for _, second in of_time})
@@ -203,11 +210,11 @@ def _pieces_by_day(
         inside = np.isin(days, there[i : i + at_once])
         some = tuple(scan_blocks(store, varying(variables), positions, training, inside))
         slots = tuple(sorted({of_time[k] for k in np.flatnonzero(inside & training)}))
-        yield Piece(store, variables, some, folder / f"{_key(store, variables, data, some)}-days.npz", slots)
+        yield PassPiece(store, variables, some, folder / f"{_key(store, variables, data, some)}-days.npz", slots)
 
 
-def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[Block]) -> str:
-    """Return a hash of what is read, from where, and for which part of the result."""
+def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[TimeBlock]) -> str:
+    """Return a hash of what is read, where it is read from, and which part of the result it is for."""
     told = {
         "source": [source.model_dump(mode="json") for source in data.source],
         "variables": [[v.name, v.levels, v.spec.model_dump(mode="json")] for v in varying(variables)],

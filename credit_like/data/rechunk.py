@@ -1,7 +1,8 @@
-"""Write an experiment's variables as a training store: one chunk per time and band of latitude, compared with its source.
+"""Conversion of an experiment's variables to a training store, verified against its source.
 
-Layout: zarr v3, chunks (1, all levels, band, all longitudes), zstd, several times to a shard, so that a sample is one chunk a
-variable and band, a domain rank reads its own bands, and a year of data is hundreds of files and not millions.
+Layout: zarr v3, chunks (1, all levels, band of latitude, all longitudes), zstd, several times per shard. A sample then
+reads one chunk per variable and band, a domain rank reads only its own bands, and a year of data is hundreds of files
+rather than millions.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ def rechunk(
     times_per_shard: int = 32,
     progress: Progress | None = None,
 ) -> None:
-    """Make the store `path` of all variables that are read; stopped, it goes on with the shards that are not yet verified.
+    """Write the store `path` of all variables that are read; an interrupted call continues where it stopped.
 
-    Every shard is read back and compared bit for bit before it counts. Values are those of the experiment: its names, its
-    units, float32. Raises FileExistsError where `path` exists, ValueError where what was written is not what was read.
+    Every shard is read back and compared bit for bit before it counts as written. Values have the experiment's names
+    and units, in float32. Raises FileExistsError if `path` exists, ValueError if the values read back differ from those
+    written.
     """
     if path.exists():
         raise FileExistsError(f"expected no file or folder at {path}, got one; remove it or choose another path")
@@ -73,7 +75,7 @@ def _note(log: Path, times: int) -> None:
 
 
 def _create(store: FieldStore, stored: Sequence[Variable], path: Path, band: int, times_per_shard: int) -> None:
-    """Create arrays without data, with coordinates and CF attributes."""
+    """Create the arrays without data, with coordinates and CF attributes."""
     group = zarr.create_group(path, attributes={"Conventions": "CF-1.11"})
     levels = {variable.levels for variable in stored if variable.levels}
     if len(levels) > 1:

@@ -1,4 +1,4 @@
-"""Conservative regridding on the way in: the mean over each target cell of what the source cells that it overlaps hold.
+"""Conservative regridding of input fields: the mean of the overlapping source cells over each target cell.
 
 Between two latitude-longitude grids the overlap of cells is a product of an overlap in sin φ and one in λ, so that two small
 matrices are all the weights there are:
@@ -28,28 +28,28 @@ from credit_like.grid import Grid
 
 @dataclass(frozen=True, eq=False)
 class Separable:
-    """Weights between latitude-longitude grids: (rows here, rows there) and (columns here, columns there)."""
+    """Weights between latitude-longitude grids, as (target rows, source rows) and (target columns, source columns)."""
 
     grid: Grid
     rows: sparse.csr_array
     columns: sparse.csr_array
 
     def apply(self, field_NHW: NDArray[Any], wanted: slice) -> NDArray[np.float64]:
-        """Return the wanted rows of fields of which `source_rows(wanted)` are given."""
+        """Return the wanted rows on the target grid, from fields given at `source_rows(wanted)`."""
         part = self.rows[wanted][:, self.source_rows(wanted)]
         return np.stack(
             [_mean(part @ there @ self.columns.T, part @ has @ self.columns.T) for there, has in _with(field_NHW)]
         )
 
     def source_rows(self, wanted: slice) -> slice:
-        """Return the source rows that the wanted target rows need."""
+        """Return the source rows that the wanted target rows depend on."""
         there = self.rows[wanted].indices
         return slice(int(there.min()), int(there.max()) + 1) if len(there) else slice(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """Weights of any kind, (points here, points there)."""
+    """Weights between any grids, as a matrix (target points, source points)."""
 
     grid: Grid
     matrix: sparse.csr_array
@@ -77,7 +77,7 @@ def _with(field_NHW: NDArray[Any]) -> list[tuple[NDArray[np.float64], NDArray[np
 
 
 def _mean(total: NDArray[np.float64], area: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the mean, NaN where a cell has no source cell with data (to rounding)."""
+    """Return the mean, NaN if a cell has no source cell with data (to rounding)."""
     enough = area > 1e-9 * area.max(initial=0)
     return np.divide(total, area, out=np.full(total.shape, np.nan), where=enough)
 
@@ -92,14 +92,14 @@ def conservative(source: Grid, target: Grid) -> Separable:
 
 
 def _overlap(here: NDArray[np.float64], there: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the (here, there) overlaps in length of intervals (n, 2)."""
+    """Return the (target, source) overlaps in length of intervals (n, 2)."""
     low = np.maximum(here[:, None, 0], there[None, :, 0])
     high = np.minimum(here[:, None, 1], there[None, :, 1])
     return np.clip(high - low, 0, None)
 
 
 def _row_bounds(grid: Grid) -> NDArray[np.float64]:
-    """Return (H, 2) degrees: midpoints between rows; at the ends the poles of a global grid, else half a row."""
+    """Return (H, 2) degrees: midpoints between rows; at the ends the poles of a global grid, else half a row further."""
     middle = (grid.latitude[1:] + grid.latitude[:-1]) / 2
     outer = 2 * grid.latitude[[0, -1]] - middle[[0, -1]]
     if grid.is_global:
@@ -130,9 +130,10 @@ def regular(degrees: float) -> Grid:
 
 
 def read_weights(path: str) -> Stored:
-    """Read weights as ESMF and xESMF store them: `row`, `col` from 1, `S`, and the target's `yc_b`, `xc_b`, `dst_grid_dims`.
+    """Read weights in the format of ESMF and xESMF.
 
-    Raises UserError where the file is no such one, or the target is no latitude-longitude grid.
+    Reads `row`, `col` (from 1), `S`, and the target's `yc_b`, `xc_b`, `dst_grid_dims`. Raises UserError if the file has
+    another format or the target is not a latitude-longitude grid.
     """
     try:
         with reading(path) as file:
@@ -155,7 +156,7 @@ def read_weights(path: str) -> Stored:
 
 
 def regrid(dataset: xr.Dataset, weights: Weights) -> xr.Dataset:
-    """Regrid all variables on latitude and longitude lazily to the weights' grid; leave others as they are."""
+    """Regrid all variables on latitude and longitude lazily with these weights; leave others unchanged."""
     coordinates = {"latitude": weights.grid.latitude, "longitude": weights.grid.longitude}
     result: dict[str, Any] = {}
     for name, variable in dataset.data_vars.items():
@@ -170,7 +171,7 @@ def regrid(dataset: xr.Dataset, weights: Weights) -> xr.Dataset:
 
 
 class _Regridded(BackendArray):
-    """A variable with latitude and longitude last, on another grid; reads the source rows that it needs."""
+    """A variable with latitude and longitude last, on another grid; it reads only the source rows that it needs."""
 
     def __init__(self, source: xr.Variable, weights: Weights) -> None:
         self.source, self.weights = source, weights
@@ -182,7 +183,7 @@ class _Regridded(BackendArray):
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.BASIC, self._read)
 
     def _read(self, key: tuple[Any, ...]) -> NDArray[Any]:
-        """Read integers and slices of any step."""
+        """Return the values at integers and slices of any step."""
         rows = key[-2]
         at = [rows] if isinstance(rows, int | np.integer) else range(*rows.indices(self.shape[-2]))
         if not len(at):

@@ -11,8 +11,8 @@ layer:
     M_l = g h_s + sum_k min(rho_k, rho_l) / rho_l Phi_k
 
 each with scale-selective diffusion of the order lap^4. tau_l is surface friction, felt by the lowest layer. The
-thicknesses relax to those in balance with a westerly jet aloft in each hemisphere, which stands for heating in the
-tropics and cooling at the poles; the jets are baroclinically unstable, so travelling highs and lows never cease.
+thicknesses relax to those in balance with a westerly jet aloft in each hemisphere, which represents heating in the
+tropics and cooling at the poles; the jets are baroclinically unstable, so travelling highs and lows persist.
 Water evaporates where the column is below saturation and rains out where it is above; saturation falls with latitude,
 and where the lowest layer is thick (cold) or the ground is high.
 
@@ -46,7 +46,7 @@ RADIUS = 6.37122e6  # m
 GRAVITY = 9.80616  # m s-2
 ROTATION = 7.292e-5  # s-1
 DAY = 86400.0  # s
-LONGEST_STEP = 5400.0  # s, stable at T21 with the winds that the climate makes
+LONGEST_STEP = 5400.0  # s, stable at T21 with the winds of this climate
 DIFFUSION_TIME = 1.0 * DAY
 
 
@@ -179,7 +179,7 @@ def _apply(operator: Real, x: Complex) -> Complex:
 
 @dataclass(frozen=True)
 class Climate:
-    """What drives the flow; every number is a choice of this dataset."""
+    """Parameters of the forcing. Every number is a choice of this dataset."""
 
     jet_speed: float = 42.0  # m s-1, of the upper layer over the lower one
     jet_latitude: float = 46.0  # degrees
@@ -193,7 +193,7 @@ class Climate:
     rain_time: float = 0.2 * DAY
 
     def wind(self, latitude_J: Real) -> Real:
-        """Return the zonal wind in m s-1 of the upper layer in balance with the thicknesses that the flow relaxes to."""
+        """Return the zonal wind (m s-1) of the upper layer in balance with the equilibrium thicknesses."""
         degrees_J = np.rad2deg(latitude_J)
         centres = (self.jet_latitude, -self.jet_latitude)
         return np.asarray(self.jet_speed * sum(np.exp(-(((degrees_J - c) / self.jet_width) ** 2)) for c in centres))
@@ -222,10 +222,10 @@ def mountains(sphere: Sphere) -> Real:
 
 
 class ShallowWater:
-    """The equations of the module text; without a climate they are unforced and dry.
+    """The equations of the module docstring; without a climate they are unforced and dry.
 
     A state is a complex array (M, N, F): vorticity (s-1) of each layer, then divergence (s-1), then thickness times g
-    (m2 s-2), then, where there is a climate, water (kg m-2).
+    (m2 s-2), then, with a climate, water (kg m-2).
     """
 
     def __init__(
@@ -238,14 +238,18 @@ class ShallowWater:
         climate: Climate | None = None,
         diffusion_time: float = np.inf,
     ) -> None:
-        """Set up the model; `step`, `diffusion_time` (e-folding of the smallest scale) in s, `thickness`, `ground` (J, I) in m."""
+        """Set up the model.
+
+        `step` and `diffusion_time` (e-folding time of the smallest scale) are in s, `thickness` and `ground` (J, I) in
+        m.
+        """
         self.sphere, self.dt, self.climate, self.layers = sphere, step, climate, len(thickness)
         self.mean_L = GRAVITY * np.array(thickness)
         rho_L = np.array(density)
         self.coupling_LL = np.minimum.outer(rho_L, rho_L) / rho_L[:, None]
         ground_JI = np.zeros((sphere.latitudes, sphere.longitudes)) if ground is None else ground
         self.ground_MN1 = sphere.to_spectrum(GRAVITY * ground_JI[None])
-        self.ground_JI = sphere.to_grid(self.ground_MN1)[0] / GRAVITY  # as the truncation has it
+        self.ground_JI = sphere.to_grid(self.ground_MN1)[0] / GRAVITY  # truncated like the fields
         self.coriolis_J1 = (2 * ROTATION * sphere.quadrature[0])[:, None]
         self.half_secant2_J1 = 0.5 / (1 - sphere.quadrature[0] ** 2)[:, None]
         self.damping_N1 = np.exp(-step / diffusion_time * (sphere.laplacian / sphere.laplacian[-1]) ** 4)
@@ -268,7 +272,7 @@ class ShallowWater:
         vorticity_MN1 = self.sphere.divergence_and_curl(wind_FJI[:1], wind_FJI[1:])[1]
         state = np.zeros((*vorticity_MN1.shape[:2], 3 * self.layers), complex)
         state[..., :1] = vorticity_MN1
-        # Without thickness, lap(M - M_s) is all that the divergence lacks to stay zero.
+        # Without thickness, the divergence tendency lacks only lap(M - M_s) to vanish.
         unbalanced_MNL = self.tendency(state, forced=False)[0][..., self.divergence]
         head_MNL = unbalanced_MNL * self.sphere.inverse_laplacian
         state[..., self.thickness] = head_MNL @ np.linalg.inv(self.coupling_LL).T
@@ -276,7 +280,7 @@ class ShallowWater:
         return state
 
     def disturbed_jets(self, seed: int) -> Complex:
-        """Return the equilibrium with a small random disturbance of large scale and 3/4 of saturation."""
+        """Return the equilibrium with a small random disturbance of large scale and 3/4 of the saturation water."""
         assert self.climate is not None
         dry = self.balanced(self.climate.wind(self.sphere.latitude))
         noise_FJI = np.random.default_rng(seed).standard_normal((1, self.sphere.latitudes, self.sphere.longitudes))
@@ -292,7 +296,7 @@ class ShallowWater:
         return state[..., self.thickness] @ self.coupling_LL.T + self.ground_MN1
 
     def tendency(self, state: Complex, forced: bool = True) -> tuple[Complex, Real]:
-        """Return d(state)/dt and the rain in kg m-2 s-1 (J, I); unforced without a climate or `forced`."""
+        """Return d(state)/dt and the rain in kg m-2 s-1 (J, I); unforced without a climate or with `forced=False`."""
         sphere, layers = self.sphere, self.layers
         wind_FJI = sphere.wind(state[..., self.vorticity], state[..., self.divergence])
         carried_FJI = sphere.to_grid(np.concatenate([state[..., self.vorticity], state[..., 2 * layers :]], axis=-1))
@@ -311,7 +315,7 @@ class ShallowWater:
         return change, self._force(self.climate, state, carried_FJI[-2:], change)
 
     def _force(self, climate: Climate, state: Complex, lowest_and_water: Real, change: Complex) -> Real:
-        """Add heating, friction, evaporation and rain to `change`; give the rain in kg m-2 s-1 (J, I)."""
+        """Add heating, friction, evaporation and rain to `change`; return the rain in kg m-2 s-1 (J, I)."""
         change[..., self.thickness] += (self.equilibrium_MNL - state[..., self.thickness]) / climate.thickness_time
         for slow in (self.layers - 1, 2 * self.layers - 1):
             change[..., slow] -= state[..., slow] / climate.friction_time
@@ -322,7 +326,7 @@ class ShallowWater:
         return rain_JI
 
     def _saturation(self, climate: Climate, lowest_JI: Real) -> Real:
-        """Return the water in kg m-2 above which it rains, from the lowest layer's thickness times g."""
+        """Return the water in kg m-2 above which it rains, for the lowest layer's thickness times g."""
         return self.saturation_JI * np.exp(lowest_JI / (-GRAVITY * climate.saturation_thickness))
 
     def step(self, state: Complex) -> tuple[Complex, Real]:
@@ -337,7 +341,7 @@ class ShallowWater:
         return later, np.maximum((rain0 - rain1) / 2 + rain2, 0)
 
     def _split(self, state: Complex) -> tuple[Complex, Complex, Real]:
-        """Split the tendency into a part without gravity waves on layers at rest, and those waves' part; return the rain too."""
+        """Return the tendency without gravity waves on layers at rest, that of these waves, and the rain."""
         waves = np.zeros_like(state)
         heads_MNL = state[..., self.thickness] @ self.coupling_LL.T
         waves[..., self.divergence] = -heads_MNL * self.sphere.laplacian
@@ -367,10 +371,9 @@ class ShallowWater:
 def simulate(sphere: Sphere, interval: float, steps: int, spin_up: int, seed: int) -> dict[str, Real]:
     """Simulate weather every `interval` s after `spin_up` intervals.
 
-    Returns u, v (m s-1) and height (m) of each layer as (T, L, J, I), column_water (kg m-2) and precipitation since the last
-    time (kg m-2) as (T, J, I), orography (m) as (J, I).
-
-    Raises FloatingPointError where the integration becomes unstable.
+    Returns u, v (m s-1) and height (m) of each layer as (T, L, J, I), column_water (kg m-2) and precipitation since the
+    previous time (kg m-2) as (T, J, I), and orography (m) as (J, I). Raises FloatingPointError if the integration
+    becomes unstable.
     """
     substeps = math.ceil(interval / LONGEST_STEP * sphere.truncation / 21)
     model = ShallowWater(

@@ -1,7 +1,7 @@
 """Insolation at the top of the atmosphere, computed from time and place.
 
-Symbols: φ latitude, δ declination, h hour angle, h₀ hour angle of sunset, γ day angle = 2π · fraction of the year
-passed.
+Symbols: φ latitude, δ declination, h hour angle, h₀ hour angle of sunset, γ day angle = 2π · elapsed fraction of the
+year.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from credit_like.data.times import Times, from_seconds, seconds, year_fraction
 
 SOLAR_CONSTANT = 1360.8
 """W m-2 at the mean distance of the Sun (Kopp and Lean 2011, doi:10.1029/2010GL045777)."""
-_PIECE = 3 * 3600  # s over which declination and distance are held: they change by less than 0.05° and 3e-5
+_PIECE = 3 * 3600  # s over which declination and distance are held constant: they change by less than 0.05° and 3e-5
 
 Real = NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def insolation(times: Times, calendar: str, step_seconds: int, latitude: Real, l
     """Return (T, H, W), J m-2: insolation accumulated over the step that ends at each time.
 
     S (d̄/d)² ∫ max(0, sin φ sin δ + cos φ cos δ cos h) dt, integrated exactly over h in pieces of at most 3 h, in which
-    the orbit stands still. `latitude` (H,) and `longitude` (W,) in degrees; times are UTC.
+    the orbit is held constant. `latitude` (H,) and `longitude` (W,) in degrees; times are UTC.
     """
     pieces = max(1, -(-step_seconds // _PIECE))
     length = step_seconds / pieces

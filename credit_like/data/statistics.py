@@ -1,8 +1,8 @@
-"""Mean, standard deviation, standard deviation of the change per channel, and what is missing, in one pass.
+"""Mean, standard deviation, standard deviation of the change, and missing data of every channel, in one pass.
 
-Moments are kept as count, mean and sum of squared deviations in float64 and merged exactly (Chan, Golub and LeVeque
-1983, doi:10.1080/00031305.1983.10483115), so that the result depends on neither block size nor order beyond
-rounding. Every grid point counts the same; areas are not weighed. Points without data do not count.
+Moments are stored as count, mean and sum of squared deviations in float64 and merged exactly (Chan, Golub and LeVeque
+1983, doi:10.1080/00031305.1983.10483115), so that the result depends on neither block size nor order beyond rounding.
+Every grid point has the same weight, regardless of its area. Points without data do not count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import Variable, Variables
 
 Progress = Callable[[int, int], None]
-"""Called with (times done, times in all)."""
+"""Called with (times done, total times)."""
 _DIMENSIONS = {
     "channel": ("channel",),
     "mean": ("channel",),
@@ -47,10 +47,10 @@ _LOG = logging.getLogger(__name__)
 class Statistics:
     """One dataset over dimension `channel`, all roles in the order of `Variables`.
 
-    `mean`, `std`, `change_std` (channel) float64 in the data's units; `change_std` is NaN for static channels and
-    where no two times follow each other. `valid` (channel, latitude, longitude) says which points ever have data;
-    `missing_time` (missing) lists the times at which some other point lacks them, `missing_seconds` the same as
-    numbers.
+    `mean`, `std`, `change_std` (channel) are float64 in the data's units; `change_std` is NaN for static channels and
+    if no two times are consecutive. `valid` (channel, latitude, longitude) marks the points that ever have data;
+    `missing_time` (missing) lists the times at which one of these points lacks data, and `missing_seconds` the same
+    times as numbers.
     """
 
     def __init__(self, dataset: xr.Dataset) -> None:
@@ -94,7 +94,7 @@ class Statistics:
         return [self._at[name] for name in wanted]
 
     def save(self, path: str | Path) -> None:
-        """Save as netCDF, written beside and then renamed, so that readers see all or nothing."""
+        """Save as netCDF under a temporary name, then rename, so that readers never see an incomplete file."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -111,7 +111,7 @@ class Statistics:
     def load(cls, path: str | Path, store: FieldStore | None = None) -> Statistics:
         """Load from netCDF; with a `store`, locate missing times on its time axis, which may have changed.
 
-        Raises UserError for a file that is not one of statistics, or is one of another grid than the store's.
+        Raises UserError if the file does not hold statistics or their grid differs from the store's.
         """
         with reading("a netCDF file with statistics", path, "remove it to fit the statistics again"):
             dataset = netcdf_files.load(path, decode_times=False)
@@ -131,7 +131,7 @@ class Statistics:
 
 
 def _check_grid(dataset: xr.Dataset, store: FieldStore, path: str | Path) -> None:
-    """The points of `valid` are the store's, to a thousandth of a degree. Raises UserError."""
+    """Raise UserError unless the points of `valid` are the store's, to a thousandth of a degree."""
     for axis, wanted in (("latitude", store.grid.latitude), ("longitude", store.grid.longitude)):
         there = dataset[axis].values
         if there.shape != wanted.shape or not np.allclose(there, wanted, rtol=0, atol=1e-3):
@@ -167,7 +167,7 @@ class Moments:
             return np.sqrt(np.divide(self.squares, self.count))
 
     def add(self, channel: int, count: int, mean: float, squares: float) -> None:
-        """Take in a part of one channel."""
+        """Merge the moments of a part of one channel."""
         if count:
             share = count / (self.count[channel] + count)
             apart = mean - self.mean[channel]
@@ -177,14 +177,14 @@ class Moments:
 
 
 def moments_of(values: NDArray[np.floating]) -> tuple[int, float, float]:
-    """Count, mean and sum of squared deviations in float64 of the values that are there."""
+    """Return count, mean and sum of squared deviations of the values that are not missing, in float64."""
     plane = _Plane.of(values, np.empty(values.size))
     return plane.count, plane.mean, plane.squares(np.empty(values.size))
 
 
 @dataclass
 class _Plane:
-    """A field about its own mean in float64, flat; NaN where there are no data."""
+    """A field minus its own mean in float64, flattened; NaN at missing points."""
 
     count: int
     mean: float
@@ -192,7 +192,7 @@ class _Plane:
 
     @classmethod
     def of(cls, values: NDArray[np.floating], apart: NDArray[np.float64]) -> _Plane:
-        """Compute the moments; `apart` is reusable scratch memory, since first-touch page faults take as long as the sums."""
+        """Compute the moments; `apart` is scratch memory to reuse, since page faults take as long as the sums."""
         np.copyto(apart, values.reshape(-1))
         count, total = apart.size, apart.sum()
         if not np.isfinite(total):
@@ -209,7 +209,7 @@ class _Plane:
         return float(scratch.sum() if self.count == scratch.size else np.nansum(scratch))
 
     def change(self, before: _Plane, scratch: NDArray[np.float64]) -> tuple[int, float, float]:
-        """Return moments of the change since the plane before at the points that have data at both times."""
+        """Return the moments of the change since the previous plane, over the points with data at both times."""
         np.subtract(self.apart, before.apart, out=scratch)
         if self.count == before.count == scratch.size:
             np.multiply(scratch, scratch, out=scratch)
@@ -220,10 +220,10 @@ class _Plane:
 
 @dataclass
 class Scan:
-    """What a pass over some times has found; scans of different times merge into the scan of all.
+    """Results of a pass over some times; scans of different times merge into the scan of all of them.
 
-    `lacking`: position → (C,) points without data, for the times that have any. `looks`: position → (C, 4) mean, standard
-    deviation, minimum and maximum of the field, if asked for.
+    `lacking`: position → (C,) number of points without data, for the times that have any. `looks`: position → (C, 4)
+    mean, standard deviation, minimum and maximum of the field, if requested.
     """
 
     value: Moments
@@ -254,13 +254,14 @@ class Scan:
         before_CHW: Fields | None = None,
         look: bool = False,
     ) -> None:
-        """Take in fields. `counts`: for the moments; `follows`: the change since the one before counts too.
+        """Add fields (T, C, H, W) to the scan.
 
-        The one before the first time is `before_CHW`.
+        `counts` marks the times that enter the moments, `follows` those whose change since the previous time does as
+        well. The field before the first time is `before_CHW`.
         """
         lacking = np.zeros(fields_TCHW.shape[:2], np.int64)
         looks = np.full((*lacking.shape, 4), np.nan)
-        # Channel by channel, so that what is computed of a time serves for the next one while it is in the cache.
+        # The loop runs over channels first, so that results for one time are still in the CPU cache for the next.
         memory = [np.empty(math.prod(fields_TCHW.shape[2:])) for _ in range(3)]
         for c in range(fields_TCHW.shape[1]):
             last = None if before_CHW is None else _Plane.of(before_CHW[c], memory[1])
@@ -291,7 +292,7 @@ class Scan:
 
 
 def blocks(positions: NDArray[np.int64], bytes_per_time: int) -> list[NDArray[np.int64]]:
-    """Cut positions into consecutive pieces of bounded memory."""
+    """Cut positions into consecutive blocks of bounded memory."""
     if not len(positions):
         return []
     size = max(1, _BLOCK_BYTES // max(1, bytes_per_time))
@@ -299,27 +300,26 @@ def blocks(positions: NDArray[np.int64], bytes_per_time: int) -> list[NDArray[np
     return [run[i : i + size] for run in runs for i in range(0, len(run), size)]
 
 
-Block = tuple[NDArray[np.int64], NDArray[np.bool_]]
-"""Consecutive positions, and which of them count for the moments, with one entry more in front for the time before."""
+TimeBlock = tuple[NDArray[np.int64], NDArray[np.bool_]]
+"""Consecutive positions, and whether each enters the moments, with one more entry in front for the time before."""
 
 
 def scan(
     store: FieldStore,
     variables: Sequence[Variable],
-    parts: Sequence[Block],
+    parts: Sequence[TimeBlock],
     look: bool = False,
     progress: Callable[[int], None] | None = None,
     each: Callable[[int, Fields], None] | None = None,
 ) -> Scan:
     """Make one pass over blocks of times, reading the next block while one is processed.
 
-    `each` sees the position and the fields of every time that counts for the moments.
-
-    The change into a block's first time needs the time before it, which is read where the block before does not end there.
+    `each` is called with the position and the fields of every time that enters the moments. The change into a block's
+    first time needs the time before it, which is read separately if the previous block does not end there.
     """
     shape = (sum(map(len, variables)), store.grid.height, store.grid.width)
     result = Scan.zero(*shape)
-    # One is looked at, one holds the time before, one is filled.
+    # One block is being processed, one holds the previous time, and one is being filled.
     memory = [np.empty((max((len(part[0]) for part in parts), default=0), *shape), np.float32) for _ in range(3)]
 
     def read(i: int) -> Fields:
@@ -351,10 +351,10 @@ def scan(
 def fit_statistics(
     store: FieldStore, variables: Variables, data: DataSection, progress: Progress | None = None
 ) -> Statistics:
-    """Fit to the training period; missing fields are looked for in all three periods.
+    """Fit the statistics to the training period; missing fields are searched for in all three periods.
 
-    Raises UserError for a predicted channel that is constant or never has data. A constant forcing or static
-    channel gets a standard deviation of 1.
+    Raises UserError for a predicted channel that is constant or never has data. A constant forcing or static channel
+    gets a standard deviation of 1.
     """
     parts = scan_blocks(store, varying(variables), *wanted_times(store, data))
     total, done = sum(len(positions) for positions, _ in parts), 0
@@ -379,8 +379,8 @@ def scan_blocks(
     positions: NDArray[np.int64],
     training: NDArray[np.bool_],
     chosen: NDArray[np.bool_] | None = None,
-) -> list[Block]:
-    """Return blocks of bounded memory that together cover all positions (those `chosen`) once."""
+) -> list[TimeBlock]:
+    """Return blocks of bounded memory that together cover all positions (or those `chosen`) once."""
     counts = dict(zip(positions.tolist(), training.tolist(), strict=True))
     positions = positions if chosen is None else positions[chosen]
     bytes_per_time = 4 * sum(map(len, variables)) * store.grid.height * store.grid.width
@@ -392,7 +392,7 @@ def scan_blocks(
 
 
 def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the positions of all three periods, and which of them are training."""
+    """Return the positions of all three periods, and which of them belong to training."""
     train = store.period(data.train)
     if not len(train):
         ends = f"{to_text(store.times[0])} to {to_text(store.times[-1])}"
@@ -442,10 +442,10 @@ def _guard(
     change_std: NDArray[np.float64],
     count: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Raise UserError for a channel that would be divided by zero."""
+    """Raise UserError for a channel whose standard deviation would be a zero divisor."""
     if empty := [name for name, n in zip(names, count, strict=True) if n == 0]:
         raise UserError(f"expected data of {', '.join(empty)} in the training period, got only missing values")
-    constant = ~(std > 1e-7 * np.abs(mean))  # float32 holds nothing finer
+    constant = ~(std > 1e-7 * np.abs(mean))  # float32 cannot resolve smaller deviations
     still = np.isin(names, predicted) & (constant | (change_std == 0))
     if still.any():
         raise UserError(
@@ -462,7 +462,7 @@ def _guard(
 
 
 def _missing(store: FieldStore, names: Sequence[str], total: Scan) -> list[tuple[int, str]]:
-    """Yield (position, channels) where a point lacks data that it has at some other time."""
+    """Yield (position, channels) for every time at which a point lacks data that it has at some other time."""
     never = (~total.valid).sum((1, 2))
     result = []
     for position in sorted(total.lacking):

@@ -1,6 +1,6 @@
-"""Files on disk → fields by variable, time and row: the one door through which data enter the program.
+"""Fields by variable, time and row, read from the configured sources. All data enter the program through this module.
 
-Shape suffixes: T times, C channels, H rows (those asked for), W longitudes.
+Shape suffixes: T times, C channels, H rows (the requested ones), W longitudes.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _SOLAR_ATTRS = {
     "standard_name": "integral_wrt_time_of_toa_incoming_shortwave_flux",
 }
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError)
-_TRIES, _PAUSE = 3, 0.2  # reads of a disk or server that falters are repeated this often, after so many seconds
+_TRIES, _PAUSE = 3, 0.2  # number of attempts to read from an unreliable disk or server, and the pause between them in s
 _LOG = logging.getLogger(__name__)
 
 
 class StoreError(UserError):
-    """The files do not hold what the experiment asks for: `problems` as (place in the experiment, message)."""
+    """The files do not contain what the experiment requires: `problems` as (place in the experiment, message)."""
 
     def __init__(self, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
         self.problems = tuple(problems)
@@ -51,12 +51,12 @@ class StoreError(UserError):
 
 
 class ReadError(RunError):
-    """A read failed although the files opened: says what was read, at which time, from where, and why."""
+    """A read failed after the files had been opened; the message names the variable, time, file and cause."""
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """A data set at hand, in the place of a configured source."""
+    """A dataset in memory, in place of a configured source."""
 
     dataset: xr.Dataset
     type: str = "the data set given"
@@ -65,7 +65,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class _Source:
-    """A configured source; `position` maps the store's times to the source's own, None where they are the same."""
+    """A configured source; `position` maps the store's times to the source's own, None if they are the same."""
 
     config: Any
     position: NDArray[np.int64] | None = None
@@ -76,7 +76,7 @@ class _Source:
         return path if isinstance(path, str) and path else self.config.type
 
     def open(self) -> xr.Dataset:
-        """Open all variables of the source lazily. Raises UserError for absent names, with those that exist."""
+        """Open all variables of the source lazily. Raises UserError that lists the available names if one is absent."""
         if isinstance(self.config, InMemory):
             return self.config.dataset
         dataset: xr.Dataset = registry.of("source", self.config).open_dataset(self.config)
@@ -85,7 +85,7 @@ class _Source:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where the values of one variable come from; target = factor · stored + offset."""
+    """Location of the values of one variable; target = factor · stored + offset."""
 
     source: int
     var: str
@@ -98,9 +98,9 @@ class _Place:
 
 
 class FieldStore:
-    """Fields of all variables of an experiment on one grid and one time axis whose step is the experiment's.
+    """Fields of all variables of an experiment on one grid and one time axis with the experiment's step.
 
-    Picklable and safe to fork: every process opens the files for itself when it first reads. Made by `open_store`.
+    Created by `open_store`. Picklable and safe to fork: every process opens the files itself on its first read.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class FieldStore:
         return len(self.times)
 
     def close(self) -> None:
-        """Close the files that this process has open; they are opened again where they are read again."""
+        """Close the files that this process has open; the next read opens them again."""
         if self._pid == os.getpid():
             for source, dataset in self._datasets.items():
                 if not isinstance(self._sources[source].config, InMemory):
@@ -144,16 +144,16 @@ class FieldStore:
         return to_text(self.times[0])
 
     def attrs(self, variable: Variable) -> dict[str, str]:
-        """Return units, long_name and standard_name, as far as the files or the experiment give them."""
+        """Return units, long_name and standard_name, as far as the files or the experiment specify them."""
         return dict(_SOLAR_ATTRS if variable.spec.compute else self._places[variable.name].attrs)
 
     def source_of(self, variable: Variable) -> tuple[Any, str] | None:
-        """Return (configuration of the source, name there) of a variable; None for a computed one."""
+        """Return the source's configuration and the variable's name in it, or None for a computed variable."""
         place = self._places.get(variable.name)
         return (self._sources[place.source].config, place.var) if place else None
 
     def index(self, time: str) -> int:
-        """Return the position of an ISO time on the time axis. Raises UserError with the nearest times where it is absent."""
+        """Return the position of an ISO time on the time axis. Raises UserError with the nearest times if it is absent."""
         wanted = parse(time, self.calendar)
         after = int(np.searchsorted(self.seconds, wanted))
         if after < len(self.seconds) and self.seconds[after] == wanted:
@@ -185,11 +185,11 @@ class FieldStore:
         rows: slice = slice(None),
         out: Out | None = None,
     ) -> Fields:
-        """Read (T, C, H, W) float32 at positions on the time axis, NaN where there are no data.
+        """Read (T, C, H, W) float32 at positions on the time axis, NaN at missing points.
 
-        Only `rows` are read where the files allow it. `out` gives T arrays (C, H, W) to fill instead;
-        the result is then empty. Computed and cyclic variables go on beyond the last time; others raise IndexError
-        there. Raises ReadError naming variable, time and file where reading fails three times.
+        Only `rows` are read if the files allow it. `out` gives T arrays (C, H, W) to fill; the result is then empty.
+        Computed and cyclic variables extend beyond the last time; others raise IndexError there. Raises ReadError
+        naming variable, time and file if reading fails three times.
         """
         positions = np.asarray(times, np.int64)
         height = len(range(*rows.indices(self.grid.height)))
@@ -222,9 +222,9 @@ class FieldStore:
         rows: slice = slice(None),
         out: Out | None = None,
     ) -> Fields:
-        """Read dynamic forcing as it is known at position `now`: (T, C, H, W), or into `out`, as `read` does.
+        """Read dynamic forcing as known at position `now`: (T, C, H, W), or into `out`, as `read` does.
 
-        `fill: persist` holds the field of `now` at all later times.
+        `fill: persist` uses the field of `now` at all later times.
         """
         variables = self.variables.role("dynamic_forcing")
         positions = np.asarray(times, np.int64)
@@ -274,7 +274,7 @@ class FieldStore:
     def _load(
         self, variable: Variable, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields]
     ) -> None:
-        """Fill a target (C, H, W) for each of some consecutive times; repeats a read that fails."""
+        """Fill a target (C, H, W) for each of some consecutive times; retry a failed read."""
         for attempt in range(1, _TRIES + 1):
             try:
                 return self._load_once(place, run, rows, targets)
@@ -287,7 +287,7 @@ class FieldStore:
         raise AssertionError("unreachable")
 
     def _culprit(self, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
-        """Return the first of several times that cannot be read by itself; the first of all where each of them can."""
+        """Return the first of several times that cannot be read on its own, or the first of all if each can be read."""
         for position in run:
             try:
                 self._load_once(place, np.array([position]), rows)
@@ -298,7 +298,7 @@ class FieldStore:
     def _load_once(
         self, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields] | None = None
     ) -> None:
-        """Read, and fill the targets if there are any."""
+        """Read the values, and fill the targets if there are any."""
         stored = self._dataset(place.source).variables[place.var]
         if targets is not None and self._load_in_place(stored, place, run, rows, targets):
             return
@@ -309,7 +309,7 @@ class FieldStore:
     def _load_in_place(
         self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields]
     ) -> bool:
-        """Decode straight into the targets, where what is stored is what is wanted and no chunk is decoded twice."""
+        """Decode straight into the targets if no conversion is needed and no chunk would be decoded twice."""
         levels = place.levels
         first = place.dims.index("latitude")
         if (
@@ -389,7 +389,7 @@ def _stacked(variables: Sequence[Variable]) -> list[tuple[Variable, slice]]:
 
 
 def _runs(positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Cut where positions are not consecutive; fields without time (−1) stay together."""
+    """Split where positions are not consecutive; fields without time (−1) stay together."""
     if not len(positions):
         return []
     jumps = np.diff(positions) != (0 if positions[0] < 0 else 1)
@@ -404,7 +404,7 @@ def _store(target: Fields, block: NDArray[Any], place: _Place) -> None:
 
 
 def _nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
-    """Return the positions on a climatological axis nearest in the year (and so, for steps below a day, in the day)."""
+    """Return the positions on a climatological axis nearest in the year (for steps below a day, also in the day)."""
     there, here = year_fraction(axis), year_fraction(wanted)
     apart = np.abs(there[None, :] - here[:, None])
     return np.argmin(np.minimum(apart, 1 - apart), axis=1)
@@ -414,9 +414,9 @@ def _nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
 
 
 def open_store(data: DataSection, variables: Variables) -> FieldStore:
-    """Open the sources of an experiment and find every variable, level and unit in them; reads no fields.
+    """Open the sources of an experiment and locate every variable, level and unit in them; read no fields.
 
-    Raises StoreError (a ValueError) with all problems together.
+    Raises StoreError (a ValueError) that lists all problems together.
     """
     problems: Problems = []
     sources, datasets = _open_sources(data, variables, problems)
@@ -445,7 +445,7 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
 def _open_sources(
     data: DataSection, variables: Variables, problems: Problems
 ) -> tuple[list[_Source], list[xr.Dataset]]:
-    """Open the listed sources that are needed, then one for every `path` of a variable."""
+    """Open the listed sources that are needed, and one for every `path` of a variable."""
     own = [variable for variable in variables if not variable.spec.path and not variable.spec.compute]
     sources, datasets = [], []
     for i, config in enumerate(data.source):
@@ -472,7 +472,7 @@ def _try_open(source: _Source, where: tuple[str | int, ...], problems: Problems)
 
 
 def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
-    """Return where in the experiment a variable is written."""
+    """Return the place in the experiment where a variable is specified."""
     for role in ROLES:
         for kind in ("level", "surface"):
             for i, spec in enumerate(getattr(getattr(data, role), kind)):
@@ -484,7 +484,7 @@ def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
 def _find(
     variable: Variable, among: Sequence[int], sources: Sequence[_Source], datasets: Sequence[xr.Dataset]
 ) -> _Place:
-    """Find a variable in the first source that has it. Raises UserError with the names that exist instead."""
+    """Find a variable in the first source that has it. Raises UserError that lists the available names."""
     var = variable.spec.var or variable.name
     available = [str(name) for i in among for name in datasets[i].data_vars]
     for i in among:
@@ -540,7 +540,7 @@ def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dat
     there = dataset["level"].values if "level" in dataset.coords else np.arange(1, dataset.sizes["level"] + 1)
     if not wanted:
         if variable.spec.levels and len(variable.spec.levels) == 1:
-            wanted = variable.spec.levels  # a field at the surface's place that is one level of the file
+            wanted = variable.spec.levels  # a surface field that is stored as one level of the file
         elif len(there) == 1:
             return (0,)
         else:

@@ -34,7 +34,7 @@ def seconds(times: Times) -> NDArray[np.int64]:
 
 
 def from_seconds(values: NDArray[np.int64], calendar: str) -> Times:
-    """Return the times of seconds: the inverse of `seconds`."""
+    """Convert seconds to times; the inverse of `seconds`."""
     if calendar == "standard":
         return np.asarray(values, np.int64).astype("datetime64[s]")
     return np.asarray(cftime.num2date(values, "seconds since 1970-01-01", calendar=calendar), dtype=object)
@@ -46,7 +46,7 @@ def to_text(time: Any) -> str:
 
 
 def parse(text: str, calendar: str) -> int:
-    """Return seconds since 1970-01-01 of an ISO time as the schema gives it.
+    """Parse an ISO time of the experiment and return seconds since 1970-01-01.
 
     Raises UserError for a day that the calendar does not have.
     """
@@ -61,7 +61,7 @@ def parse(text: str, calendar: str) -> int:
 
 
 def year_fraction(times: Times) -> NDArray[np.float64]:
-    """Return the fraction of its year that has passed at each time, 0 ≤ f < 1, whatever the length of the year."""
+    """Return the elapsed fraction of the year at each time, 0 ≤ f < 1, for any length of the year."""
     if times.dtype.kind == "M":
         times = times.astype("datetime64[s]")
         first = times.astype("datetime64[Y]")

@@ -1,7 +1,7 @@
-"""Conversion between the units that weather data come in.
+"""Conversion between the units of weather data.
 
-A unit string is a product of powers (`kg m-2 s-1`, `m**2 s**-2`, `W/m^2`); each symbol is a factor times powers of
-kg, m, s, K.
+A unit string is a product of powers (`kg m-2 s-1`, `m**2 s**-2`, `W/m^2`); each symbol is a factor times powers of kg,
+m, s, K.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def conversion(source: str, target: str) -> tuple[float, float]:
     """Return (a, b) of target = a · source + b.
 
     A mass of water per area counts as a depth of liquid water (1 kg m-2 = 1 mm). Raises UserError for an unknown unit
-    and for units of different kinds.
+    and for units of different dimensions.
     """
     if source.strip() == target.strip():
         return 1.0, 0.0

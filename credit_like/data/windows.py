@@ -1,4 +1,4 @@
-"""Which stretches of the time axis make training samples, and how one becomes a `Sample`."""
+"""Windows of the time axis that make training samples, and their conversion to a `Sample`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _LOG = logging.getLogger(__name__)
 class Windows(Dataset[Sample]):
     """Windows of `history_len` frames up to t and `forecast_len` targets after it, inside one period and without gaps.
 
-    `starts` (N,) are the positions t. Times in `missing_times` lie in no window; what is left out for them and for
-    gaps is counted and logged once. `rows` are this rank's rows of latitude. Points without data according to
-    `mask` (C, H, W of the outputs, all rows) may be NaN; any other NaN raises ValueError. Raises UserError where
-    no window is left.
+    `starts` (N,) are the positions t. No window contains a time in `missing_times`; the number of windows excluded for
+    these times and for gaps is logged once. `rows` are this rank's rows of latitude. Points without data according to
+    `mask` (C, H, W of the outputs, all rows) may be NaN; any other NaN raises ValueError. Raises UserError if no window
+    is left.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Windows(Dataset[Sample]):
         return self.batch([i])
 
     def shapes(self, batch: int) -> list[tuple[int, ...]]:
-        """Return the shapes of prognostic, forcing and target of a number of windows."""
+        """Return the shapes of prognostic, forcing and target for a number of windows."""
         frames, leads = self.history_len, self.forecast_len
         grid = (self.rows.stop - self.rows.start, self.store.grid.width)
         return [
@@ -88,11 +88,11 @@ class Windows(Dataset[Sample]):
         return Sample(prognostic, forcing, target, torch.from_numpy(positions.copy()))
 
     def _check(self, fields_CTHW: Fields, variables: Sequence[Variable], times: NDArray[np.int64]) -> None:
-        """Raise UserError for a value that is missing where the statistics found data."""
+        """Raise UserError if a value is missing where the statistics found data."""
         for c, channel in enumerate(Variables.channel_names(variables)):
             for t, position in enumerate(times):
                 field = fields_CTHW[c, t]
-                if np.isfinite(field.sum()):  # an overflow of float32 here would be looked at below, and pass
+                if np.isfinite(field.sum()):  # if the sum overflows float32, the exact check below runs and passes
                     continue
                 bad = ~np.isfinite(field)
                 if self.has_data is not None:

@@ -1,4 +1,4 @@
-"""Means over initial times, and how sure they are."""
+"""Means over initial times and their confidence intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Finish = Callable[[dict[str, Array]], Array]
 
 
 def finished(statistics: Mapping[str, Array], finish: Finish) -> Array:
-    """Return the score of statistics (I, …): their mean over the initial times that have data, then `finish`."""
+    """Return the score of statistics (I, …): `finish` of their mean over the initial times with data."""
     ones = np.ones((1, len(next(iter(statistics.values())))))
     return finish({name: _means(ones, values)[0] for name, values in statistics.items()})
 
@@ -20,7 +20,8 @@ def finished(statistics: Mapping[str, Array], finish: Finish) -> Array:
 def bounds(statistics: Mapping[str, Array], finish: Finish, samples: int, seed: int) -> tuple[Array, Array]:
     """Return the 2.5 and 97.5 percentiles of the score over resamples of the initial times with replacement.
 
-    Initial times are taken as independent: where they lie closer than the weather's memory, the bounds are too narrow.
+    Initial times are treated as independent. The interval is too narrow if they are closer together than the
+    correlation time of the weather.
     """
     n = len(next(iter(statistics.values())))
     rng = np.random.default_rng(seed)
@@ -33,7 +34,7 @@ def bounds(statistics: Mapping[str, Array], finish: Finish, samples: int, seed: 
 
 
 def _means(counts_SI: Array, values: Array) -> Array:
-    """Return (S, …): weighted means over the first axis that leave out NaN."""
+    """Return (S, …): weighted means over the first axis that ignore NaN."""
     valid = np.isfinite(values)
     total = np.tensordot(counts_SI, np.where(valid, values, 0), 1)
     weight = np.tensordot(counts_SI, valid.astype(np.float64), 1)

@@ -1,10 +1,10 @@
 """Climatology: the mean of the training period by day of year and hour.
 
 As in WeatherBench2, the value of a day is the mean of the training days within half a window around it, at the same
-hour, with weights that fall linearly from 1 on the day itself to 0 at half a window. A day of the year on which the
-training period has no data takes the climatology of the nearest day that has, and an hour that of the nearest hour: a
-training period shorter than a year cannot know more. (A harmonic fit to part of a year is worse out of season than
-that; it extrapolates noise.)
+hour, with weights that fall linearly from 1 on the day itself to 0 at half a window. A day of the year without training
+data takes the climatology of the nearest day with data, and a missing hour that of the nearest hour. This is a
+limitation of training periods shorter than a year. (A harmonic fit to part of a year is worse out of season, because it
+extrapolates noise.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCK_BYTES = 128 * 2**20
 
 @dataclass
 class Climatology:
-    """Fields for the days of year and hours that were asked for.
+    """Fields for the requested days of year and hours.
 
     `slots`: (day of year, second of day) → position; `fields`: variable → (slots, levels, H, W) float32.
     """
@@ -38,7 +38,7 @@ class Climatology:
     provenance: str
 
     def at(self, variable: str, times: NDArray[Any], levels: Sequence[int] = ()) -> NDArray[np.float32]:
-        """Return (T, K, H, W) at times that were among `wanted`; `levels` are positions among the variable's (all if empty)."""
+        """Return (T, K, H, W) at times among `wanted`; `levels` are positions among the variable's (empty for all)."""
         positions = [self.slots[slot] for slot in slots_of(times)]
         values = self.fields[variable][positions]
         return values[:, list(levels)] if levels else values
@@ -53,8 +53,8 @@ def fit_climatology(
 ) -> Climatology:
     """Return the climatology of the times at `positions` (the training period), for the days and hours of `wanted`.
 
-    Streams over the training times; holds the result and at most 128 MiB of sums. Missing points do not count.
-    Raises UserError where there is no training time.
+    Streams over the training times; holds the result and at most 128 MiB of sums. Missing points do not count. Raises
+    UserError if there is no training time.
     """
     if not len(positions):
         raise UserError(
@@ -73,7 +73,7 @@ def fit_climatology(
         for first in range(0, store.grid.height, rows_at_once):
             rows = slice(first, min(first + rows_at_once, store.grid.height))
             total, count = _sums(store, variable, positions, of_slot, len(seen), rows)
-            with np.errstate(invalid="ignore"):  # a point without data anywhere is 0 / 0, and stays without
+            with np.errstate(invalid="ignore"):  # a point that never has data is 0 / 0 and stays missing
                 mean = np.tensordot(weights, total, 1) / np.tensordot(weights, count, 1)
             result[:, :, rows] = mean
         fields[variable.name] = result
@@ -93,9 +93,10 @@ def load_climatology(
     wanted: NDArray[Any],
     window_days: int = 61,
 ) -> Climatology | None:
-    """Load what `fit_climatology` would return from the store that `credit-like preprocess --climatology` wrote.
+    """Load the result of `fit_climatology` from the store that `credit-like preprocess --climatology` wrote.
 
-    None where there is none, or it is of another period, window or grid, or lacks a variable, a level or an hour.
+    Returns None if there is no store, if it is of another period, window or grid, or if it lacks a variable, a level or
+    an hour.
     """
     if not path.is_dir():
         return None

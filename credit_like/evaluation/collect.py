@@ -1,4 +1,4 @@
-"""Statistics per time, put together into one data set of scores."""
+"""Collection of statistics per time into one dataset of scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VECTORS = {
 
 
 class Collected:
-    """Statistics (I, L, K, R) of every variable, source and metric; those with one more dimension summed over time."""
+    """Statistics (I, L, K, R) by variable, source and metric. Statistics with an extra dimension are summed over time."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Collected:
                 self._count.setdefault(key, np.zeros(shape))[where] += valid
 
     def dataset(self, samples: int, seed: int) -> xr.Dataset:
-        """Return (source, metric, region, lead_time[, level]) per variable; with `samples` > 0 also bounds of each metric."""
+        """Return (source, metric, region, lead_time[, level]) per variable; `samples` > 0 adds bounds of each metric."""
         self._add_vectors()
         names = [name for name, module in self.metrics.items() if extra(module) is None]
         bounded = [label for name in names for label in ((name, f"{name}_low", f"{name}_high") if samples else (name,))]
@@ -98,7 +98,7 @@ class Collected:
         return np.moveaxis(np.stack(result), 3, 1)
 
     def _extra(self, variable: str, metric: str) -> Array | None:
-        """Return (source, R, L, K, extra), or None where no source has this metric."""
+        """Return (source, R, L, K, extra), or None if no source has this metric."""
         found = {}
         for source in self.sources:
             keys = [key for key in self._sum if key[:3] == (variable, source, metric)]

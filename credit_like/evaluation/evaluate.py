@@ -1,8 +1,8 @@
 """Scores of forecasts, streamed over initial times and blocks of leads.
 
-One block holds a few fields: truth, climatology and every source of forecasts for one variable from one initial time
-at as many leads as fit into 64 MiB. Blocks are dask tasks, so that a local pool or a cluster works on several at a
-time; only statistics per time, level and region are kept.
+A block holds only a few fields: truth, climatology and every source of forecasts for one variable from one initial
+time, at as many leads as fit into 64 MiB. Blocks are dask tasks, so that a local pool or a cluster processes several at
+a time. Only statistics per time, level and region are retained.
 """
 
 from __future__ import annotations
@@ -30,18 +30,25 @@ from credit_like.evaluation.metrics import needs
 from credit_like.evaluation.needs import check_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
 from credit_like.evaluation.results import is_results, read_results
-from credit_like.evaluation.sources import ClimatologyForecast, ForecastFiles, Persistence, Scored, Truth, open_forecast
+from credit_like.evaluation.sources import (
+    ClimatologyForecast,
+    ForecastFiles,
+    PersistenceForecast,
+    Scored,
+    Truth,
+    open_forecast,
+)
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable, Variables
 
 _LOG = logging.getLogger(__name__)
 _BLOCK_BYTES = 64 * 2**20
-_AT_ONCE = 64  # blocks handed to dask together
+_AT_ONCE = 64  # blocks submitted to dask together
 MODEL, PERSISTENCE, CLIMATOLOGY = "model", "persistence", "climatology"
 
 
 @dataclass(frozen=True)
-class Block:
+class ScoreBlock:
     """One variable from one initial time at some leads."""
 
     init: int
@@ -53,7 +60,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Everything that a block is scored with."""
+    """The data and metrics with which a block is scored."""
 
     truth: Truth
     sources: Mapping[str, Scored]
@@ -63,7 +70,7 @@ class Scorer:
     thresholds: Mapping[str, tuple[Any, Any]]
     dry: Mapping[str, float]
 
-    def score(self, block: Block, inits: Sequence[int]) -> dict[tuple[str, str, str], NDArray[np.float64]]:
+    def score(self, block: ScoreBlock, inits: Sequence[int]) -> dict[tuple[str, str, str], NDArray[np.float64]]:
         """Return (source, metric, statistic) → (leads, levels, regions[, extra])."""
         store, init = self.truth.store, inits[block.init]
         valid = init + np.array(block.leads, np.int64)
@@ -102,13 +109,13 @@ def evaluate(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> xr.Dataset:
-    """Score forecasts against the truth, with persistence, climatology and the configured baselines beside them.
+    """Score forecasts against the truth, together with persistence, climatology and the configured baselines.
 
-    `training` is the store that the climatology is made from (`truth` may be another source). Returns one data set in
-    the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
-    `provenance` (source), the number of initial times, and, where the section asks for them, bounds of 95 % from
-    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises UserError for forecasts,
-    baselines or metrics that do not fit the truth.
+    `training` is the store from which the climatology is computed (`truth` may be another source). Returns one dataset
+    in the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
+    `provenance` (source), the number of initial times, and, if the section requests them, bounds of 95 % from
+    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises UserError for forecasts, baselines
+    or metrics that do not fit the truth.
     """
     section = experiment.evaluation
     with registry.searching(experiment.plugins):
@@ -136,7 +143,7 @@ def evaluate(
     climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(
         *fitting
     )
-    sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: Persistence(truths), **others}
+    sources: dict[str, Scored] = {MODEL: model, PERSISTENCE: PersistenceForecast(truths), **others}
     sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
     regions = Regions(truth.grid, section.regions)
     rainy = [variable for variable in scored if is_precipitation(variable, training)]
@@ -161,7 +168,7 @@ def evaluate(
 
 
 def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:
-    """Return a forecast data set, opened if it is a path, after checking that it is on the truth's grid."""
+    """Return a forecast dataset, opening it if it is a path, after checking that it is on the truth's grid."""
     if isinstance(forecasts, xr.Dataset):
         dataset, where = forecasts, what
     else:
@@ -171,9 +178,9 @@ def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> 
 
 
 def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:
-    """Return forecasts to score beside the model, and files of published results.
+    """Return the forecasts to score for comparison with the model, and the files of published results.
 
-    Raises UserError for what is neither, or is on another grid than the truth.
+    Raises UserError for a file that is neither, or whose grid is not the truth's.
     """
     forecasts, published = {}, {}
     for name, path in paths.items():
@@ -192,7 +199,7 @@ def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[st
 
 
 def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[int]:
-    """Return the initial times (seconds) that all sources have: scores over different times cannot be compared."""
+    """Return the initial times (seconds) common to all sources, since scores over different times cannot be compared."""
     common = sorted(set(model.init.tolist()).intersection(*(other.init.tolist() for other in others.values())))
     if not common:
         raise UserError(
@@ -206,20 +213,20 @@ def _common(model: ForecastFiles, others: Mapping[str, ForecastFiles]) -> list[i
 
 def _blocks(
     scored: Sequence[Variable], model: ForecastFiles, inits: Sequence[int], leads: Sequence[int], truth: FieldStore
-) -> Iterator[Block]:
+) -> Iterator[ScoreBlock]:
     for variable in scored:
         levels = tuple(model.levels_of(variable))
         lead_bytes = 8 * model.members * len(levels) * truth.grid.height * truth.grid.width
         at_once = max(1, _BLOCK_BYTES // lead_bytes)
         for init in range(len(inits)):
             for first in range(0, len(leads), at_once):
-                yield Block(init, variable, levels, first, tuple(leads[first : first + at_once]))
+                yield ScoreBlock(init, variable, levels, first, tuple(leads[first : first + at_once]))
 
 
 def _run(
-    scorer: Scorer, blocks: Sequence[Block], inits: Sequence[int]
-) -> Iterator[tuple[int, Block, dict[tuple[str, str, str], NDArray[np.float64]]]]:
-    """Yield (blocks done, block, its statistics), on the dask scheduler that is active."""
+    scorer: Scorer, blocks: Sequence[ScoreBlock], inits: Sequence[int]
+) -> Iterator[tuple[int, ScoreBlock, dict[tuple[str, str, str], NDArray[np.float64]]]]:
+    """Yield (blocks done, block, its statistics), computed on the active dask scheduler."""
     for start in range(0, len(blocks), _AT_ONCE):
         some = blocks[start : start + _AT_ONCE]
         parts = dask.compute(*(dask.delayed(scorer.score, pure=False)(block, inits) for block in some))

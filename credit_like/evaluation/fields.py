@@ -1,4 +1,4 @@
-"""What metrics see: forecast, truth and climatology of one variable, and weighted means over regions.
+"""Input of metrics: forecast, truth and climatology of one variable, and weighted means over regions.
 
 Axes: M members, L leads, K levels (1 at the surface), H latitude rows, W longitudes, R regions.
 """
@@ -18,7 +18,7 @@ from credit_like.schema.inference import Box
 
 Array = NDArray[np.float64]
 
-# The regions of WeatherBench2 that every global forecast has, ends included.
+# Those regions of WeatherBench2 that depend on latitude only, ends included.
 REGIONS: dict[str, tuple[float, float]] = {
     "global": (-90, 90),
     "tropics": (-20, 20),
@@ -28,10 +28,10 @@ REGIONS: dict[str, tuple[float, float]] = {
 
 
 class Regions:
-    """Area-weighted means over `global` (the whole grid), the belts of WeatherBench2 and the user's boxes.
+    """Area-weighted means over `global` (the whole grid), the latitude belts of WeatherBench2 and the user's boxes.
 
     Weights are the cell areas of `Grid.latitude_weights`; a point belongs to a region if its centre does. Regions
-    without a point of the grid are left out. `names` in order; `weights` (R, H, W).
+    without a grid point are omitted. `names` are in order; `weights` is (R, H, W).
     """
 
     def __init__(self, grid: Grid, boxes: Mapping[str, Box]) -> None:
@@ -54,7 +54,7 @@ class Regions:
         self._flat = self.weights.reshape(len(masks), -1).T
 
     def mean(self, x: Array) -> Array:
-        """Reduce (…, H, W) to (…, R): weighted means over the points that have data, NaN where a region has none."""
+        """Reduce (…, H, W) to (…, R): weighted means over the points with data, NaN if a region has none."""
         flat = x.reshape(*x.shape[:-2], -1)
         valid = np.isfinite(flat)
         if valid.all():
@@ -68,8 +68,8 @@ class Regions:
 class Fields:
     """One variable of one forecast at several leads.
 
-    `forecast` (M, L, K, H, W), `truth` and `climatology` (L, K, H, W). A point counts where all members and the truth
-    have data: everywhere else all of them are NaN, so that every part of a score is taken over the same points.
+    `forecast` (M, L, K, H, W), `truth` and `climatology` (L, K, H, W). A point counts if all members and the truth have
+    data; elsewhere all of them are NaN, so that every term of a score covers the same points.
     """
 
     forecast: Array
@@ -78,9 +78,9 @@ class Fields:
     regions: Regions
     grid: Grid
     thresholds: tuple[Array, Array] | None = None
-    """Of precipitation: (dry probability, threshold of heavy rain), each (H, W)."""
+    """For precipitation: (dry probability, threshold of heavy rain), each (H, W)."""
     dry_limit: float = np.nan
-    """Of precipitation: what is dry, in its units."""
+    """For precipitation: the amount below which a step is dry, in the variable's units."""
     valid: NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -91,7 +91,7 @@ class Fields:
 
     @cached_property
     def ensemble_mean(self) -> Array:
-        """Return (L, K, H, W), the forecast itself where there is one member."""
+        """Return (L, K, H, W): the mean over members, which is the forecast itself if there is one member."""
         return np.asarray(self.forecast.mean(0))
 
     @property

@@ -1,4 +1,4 @@
-"""Check what an evaluation needs beside the forecasts, before there are any."""
+"""Check the requirements of an evaluation before forecasts are computed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from credit_like.variables import Variables
 
 
 def check_metrics(metrics: Mapping[str, ModuleType], members: int, rainy: Sequence[str]) -> None:
-    """Raise UserError for a metric that needs an ensemble or precipitation where the forecasts have none."""
+    """Raise UserError for a metric that needs an ensemble or precipitation if the forecasts have none."""
     for name, module in metrics.items():
         if "members" in needs(module) and members < 2:
             raise UserError(
@@ -25,9 +25,9 @@ def check_metrics(metrics: Mapping[str, ModuleType], members: int, rainy: Sequen
 
 
 def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:
-    """Return the data to compare with: the experiment's own, or `evaluation.truth`, which needs only what is forecast.
+    """Return the data to compare with: the experiment's own, or `evaluation.truth` with the forecast variables.
 
-    Raises UserError where a forecast variable is absent.
+    Raises UserError if a forecast variable is absent.
     """
     if experiment.evaluation.truth is None:
         return store

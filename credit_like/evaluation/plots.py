@@ -22,7 +22,7 @@ _STYLE = {"model": ("C0", "-"), "persistence": ("0.4", "--"), "climatology": ("0
 
 
 def plot_scores(results: xr.Dataset, folder: Path, units: dict[str, str] | None = None) -> list[Path]:
-    """Plot every labelled metric against lead time, one panel per variable and level; shade the bounds where there are any."""
+    """Plot every labelled metric against lead time, one panel per variable and level, with any bounds shaded."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for metric, label in labels(results).items():
@@ -57,8 +57,8 @@ def plot_maps(
 ) -> list[Path]:
     """Plot forecast, truth and error of every variable (its middle level) from initial time number `init`.
 
-    `leads` are positions among the forecast's leads; the first and the last if not given. Land is outlined where the
-    store has a land-sea mask or orography among its static fields.
+    `leads` are positions among the forecast's leads, by default the first and the last. Land is outlined if the store
+    has a land-sea mask or orography among its static fields.
     """
     folder.mkdir(parents=True, exist_ok=True)
     dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts
@@ -90,7 +90,7 @@ def plot_maps(
 
 
 def land_mask(store: FieldStore) -> NDArray[np.float32] | None:
-    """Return the static land-sea mask (H, W), 1 on land; None where there is none."""
+    """Return the static land-sea mask (H, W), 1 on land, or None if there is none."""
     start = 0
     for variable in store.variables.role("static"):
         if "land" in variable.name.lower() or variable.name.lower() in ("lsm", "mask"):

@@ -1,4 +1,4 @@
-"""What precipitation scores need to know of the climate: how often a place is dry, and what counts as heavy there."""
+"""Climatological inputs of precipitation scores: how often a place is dry, and the local threshold of heavy rain."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from credit_like.data.store import FieldStore
 from credit_like.variables import Variable
 
 DRY_MM = 0.25
-"""Less than this in one step is dry (Rodwell et al. 2010; WeatherBench2 uses it for 6 h and 24 h alike)."""
+"""A step with less than this is dry (Rodwell et al. 2010; WeatherBench2 uses it for 6 h and 24 h alike)."""
 _BLOCK_BYTES = 128 * 2**20
 
 
@@ -25,7 +25,7 @@ def is_precipitation(variable: Variable, store: FieldStore) -> bool:
 
 
 def dry_limit(variable: Variable, store: FieldStore) -> float:
-    """Return the limit below which it is dry, in the variable's units (m, or kg m⁻² = mm)."""
+    """Return the limit below which a step is dry, in the variable's units (m, or kg m⁻² = mm)."""
     return DRY_MM / 1000 if store.attrs(variable).get("units") == "m" else DRY_MM
 
 
@@ -34,8 +34,8 @@ def seeps_thresholds(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return (dry probability, threshold between light and heavy), each (H, W), over the training period.
 
-    Light rain is two thirds of the wet cases. NaN where it never rained or there are no data. Taken over the whole
-    period at once, not by season: a training period of months has too few wet cases for more.
+    Light rain is two thirds of the wet cases. NaN if it never rained or there are no data. The whole period is used at
+    once, not by season: a training period of months has too few wet cases for that.
     """
     grid = store.grid
     limit_of_dry = dry_limit(variable, store)

@@ -1,7 +1,7 @@
-"""The report: scores and maps as one HTML page that needs neither a network nor anything beside it.
+"""The report: scores and maps as one self-contained HTML page that needs no network.
 
-The page carries its data as base64: scores as float32, fields as one byte per point, which is finer than a colour map
-can show. What a page cannot hold (0.25° fields at every level and lead) is thinned, and the page says so.
+The page contains its data as base64: scores as float32, fields as one byte per point, which is finer than a colour map
+can show. Data too large for a page (0.25° fields at every level and lead) are thinned, and the page states this.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from credit_like.variables import Variable, Variables
 MISSING = 255
 """Byte of a point without data; 0 … 254 run from the lower to the upper end of the colour scale."""
 _MAP_BYTES = 12 * 2**20
-_ROWS, _COLUMNS = 181, 360  # more points than this a map on a page does not show
+_ROWS, _COLUMNS = 181, 360  # a map on a page cannot show more points than this
 _FEW_LEADS, _FEW_LEVELS = 21, 3
 
 
@@ -48,9 +48,9 @@ def write_report(
     init: int = 0,
     map_bytes: int = _MAP_BYTES,
 ) -> Path:
-    """Write the page; `results` as `evaluate` gives them, maps from initial time number `init` of the forecasts.
+    """Write the page; `results` as returned by `evaluate`, maps from initial time number `init` of the forecasts.
 
-    `map_bytes` bounds the points of all maps together. The file appears whole or not at all.
+    `map_bytes` bounds the points of all maps together. The file is written atomically.
     """
     dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts
     files = ForecastFiles(dataset, truth.grid, "the forecasts")
@@ -72,15 +72,15 @@ def write_report(
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """Return the page that shows `data`, which `write_report` describes."""
+    """Return the HTML page that shows `data` (see `write_report`)."""
     folder = resources.files("credit_like.evaluation") / "page"
     text = (folder / "report.html").read_text(encoding="utf-8")
     parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("report.css", "coastlines.js", "report.js")}
-    # Names and units come from files of others. Without these characters no text can end or change the script element.
+    # Names and units come from external files. Without these characters no text can end or change the script element.
     text_of_data = json.dumps(data, separators=(",", ":"), allow_nan=False)
     parts["data"] = text_of_data.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
     parts["title"] = html.escape(f"Forecast scores of {data['experiment']}")
-    # In one pass: what is put in is not searched for places itself.
+    # Substitution takes one pass, so that placeholders in inserted text are not expanded.
     return re.sub(r"\{\{([\w.]+)\}\}", lambda place: parts[place[1]], text)
 
 
@@ -118,7 +118,7 @@ def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Thinning:
-    """What of the forecast a page shows: every `stride`-th point, some leads, some levels of each variable."""
+    """The part of the forecast shown on a page: every `stride`-th point, some leads, and some levels of each variable."""
 
     stride: int
     leads: tuple[int, ...]
@@ -130,9 +130,11 @@ class Thinning:
 
 
 def thin(height: int, width: int, leads: int, levels: Sequence[int], most: int) -> Thinning:
-    """Return the most detailed choice within `most` bytes (three per point): drop points first, then leads, then levels.
+    """Return the most detailed choice within `most` bytes (three per point).
 
-    `levels` counts those of every variable. At least one lead, one level and every eighth point always stay.
+    Points are dropped first, then leads, then levels. `levels` gives the number of levels of every variable. At least
+    one lead, one level and every eighth point always
+    remain.
     """
     stride = max(1, -(-height // _ROWS), -(-width // _COLUMNS))
     wanted = [(stride, leads, max(levels, default=1)), (stride, _FEW_LEADS, max(levels, default=1))]
@@ -149,7 +151,7 @@ def thin(height: int, width: int, leads: int, levels: Sequence[int], most: int) 
 def describe_maps(
     files: ForecastFiles, truth: FieldStore, variables: Variables, init: int, most: int
 ) -> dict[str, Any]:
-    """Return truth, forecast (of an ensemble its mean) and error from one initial time, a byte per point."""
+    """Return truth, forecast (the mean of an ensemble) and error from one initial time, one byte per point."""
     grid, second = truth.grid, int(files.init[init])
     leads = [int(lead) for lead in files.leads if lead > 0]
     shown = [variable for variable in variables.outputs if files.levels_of(variable)]
@@ -187,7 +189,7 @@ def _entries(
     leads: Sequence[int],
     points: tuple[slice, slice],
 ) -> list[dict[str, Any]]:
-    """Return one entry per level, read lead by lead, so that only the fields on the page are held."""
+    """Return one entry per level, reading lead by lead, so that only the fields on the page are in memory."""
     shown, analysed = [], []
     for lead in leads:
         forecast = files.fields(second, [lead], variable, levels)
@@ -217,13 +219,13 @@ def _entries(
 
 
 def coast(store: FieldStore) -> list[list[float]] | None:
-    """Return the coast of the data's own land-sea mask as lines (longitude, latitude, …), or None without one."""
+    """Return the coast of the data's own land-sea mask as lines (longitude, latitude, …), or None if there is no mask."""
     land = land_mask(store)
     if land is None or not land.min() < 0.5 < land.max():
         return None
     grid = store.grid
     step = float(np.diff(grid.longitude).mean())
-    # Closed at the seam, where the mask goes round the globe.
+    # If the mask goes round the globe, repeat its first column to close the lines at the seam.
     around = np.isclose(step * grid.width, 360, atol=step / 2)
     longitude = np.append(grid.longitude, grid.longitude[-1] + step) if around else grid.longitude
     mask = np.concatenate([land, land[:, :1]], 1) if around else land
@@ -238,7 +240,7 @@ def quantise(x: NDArray[np.float32], low: float, high: float) -> NDArray[np.uint
 
 
 def _scale(x: NDArray[np.float32]) -> tuple[float, float]:
-    """Return the ends of a colour scale: all but the outermost thousandth of the points; 0 and 1 where there are none."""
+    """Return the ends of a colour scale, without the outermost thousandth of the points; 0 and 1 if there are none."""
     finite = x[np.isfinite(x)]
     if not finite.size:
         return 0.0, 1.0
@@ -250,7 +252,7 @@ def _channel(results: xr.Dataset, name: str, suffix: str = "") -> tuple[xr.DataA
     """Return (scores, variable, level) of a channel name such as `u@500`."""
     variable, _, level = name.partition("@")
     array = results[variable + suffix]
-    # Names carry the level in the shortest form; the nearest is the one that was meant.
+    # Names contain the level in its shortest form, so the nearest level is the right one.
     return (
         (array.sel(level=float(level), method="nearest"), variable, float(level)) if level else (array, variable, None)
     )

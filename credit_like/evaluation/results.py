@@ -31,9 +31,9 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
 
 
 def load_results(folder: Path) -> xr.Dataset:
-    """Load what `save_results` wrote, as one data set with dimension `source`, the model first.
+    """Load the files of `save_results` as one dataset with dimension `source`, the model first.
 
-    Raises UserError where there is nothing.
+    Raises UserError if there are none.
     """
     paths = sorted(folder.glob("*.nc"), key=lambda path: (path.stem != "model", path.stem))
     if not paths:
@@ -71,7 +71,7 @@ def is_results(path: Path) -> bool:
 def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
     """Read published scores under our variable names, at the metrics, regions, leads and levels of `like`.
 
-    Raises UserError where they have no variable in common.
+    Raises UserError if they have no variable in common.
     """
     theirs = netcdf_files.load(path, decode_timedelta=True)
     theirs = theirs.rename({old: "lead_time" for old in ("prediction_timedelta",) if old in theirs.dims})

@@ -15,7 +15,7 @@ _REFERENCES = ("persistence", "climatology")
 
 
 def scorecard(results: xr.Dataset, source: str = "model", region: str = "global") -> Table:
-    """Return a table of the RMSE of `source` beside every other source, and its other labelled metrics, for a few leads.
+    """Return a table of the RMSE of `source` and all other sources, and of its other labelled metrics, for a few leads.
 
     A green number is better than both persistence and climatology, a red one worse than one of them.
     """
@@ -61,7 +61,7 @@ def channels(results: xr.Dataset, region: str = "global") -> Iterator[tuple[str,
 
 
 def labels(results: xr.Dataset) -> dict[str, str]:
-    """Return the label of every metric that has one: those with curves and a column."""
+    """Return the labels of the metrics that have one and are therefore plotted and tabulated."""
     found: dict[str, str] = json.loads(results.attrs.get("labels", '{"rmse": "RMSE", "acc": "ACC", "bias": "bias"}'))
     return found
 

@@ -1,4 +1,4 @@
-"""What can be scored: forecast files, persistence, climatology.
+"""Sources of forecasts to score: forecast files, persistence, climatology.
 
 Axes: M members, L leads, K levels (1 at the surface), H latitude rows, W longitudes.
 """
@@ -36,18 +36,18 @@ class Scored(Protocol):
 
     @property
     def provenance(self) -> str:
-        """Describe where the forecasts come from."""
+        """Return a description of the origin of the forecasts."""
 
     def fields(self, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]) -> Array | None:
-        """Return (M, L, K, H, W) from `init` at `leads` (seconds): NaN where there is no forecast, None without the variable.
+        """Return (M, L, K, H, W) from `init` at `leads` (seconds), or None if the source lacks the variable.
 
-        `levels` are positions among the variable's own.
+        Missing forecasts are NaN. `levels` are positions among the variable's own.
         """
 
 
 @dataclass
 class Truth:
-    """Analyses at valid times, read by one thread at a time: the libraries behind a store do not all allow more."""
+    """Analyses at valid times, read by one thread at a time, because not all libraries behind a store are thread-safe."""
 
     store: FieldStore
     _lock: SerializableLock = field(default_factory=SerializableLock, repr=False)
@@ -69,7 +69,7 @@ class Truth:
 
 
 @dataclass
-class Persistence:
+class PersistenceForecast:
     """The truth at the initial time, at every lead."""
 
     truth: Truth
@@ -97,9 +97,9 @@ class ClimatologyForecast:
 
 
 class ForecastFiles:
-    """A forecast data set in WeatherBench2 layout on the truth's grid; names are matched through the alias table.
+    """A forecast dataset in WeatherBench2 layout on the truth's grid; names are matched through the alias table.
 
-    Raises UserError where it is no forecast, or is on another grid.
+    Raises UserError if it is not a forecast, or is on another grid.
     """
 
     def __init__(self, dataset: xr.Dataset, grid: Grid, provenance: str) -> None:
@@ -116,7 +116,7 @@ class ForecastFiles:
         self._lock = SerializableLock()
 
     def name_of(self, variable: Variable) -> str | None:
-        """Return the data set's name of a variable, or None without it."""
+        """Return the dataset's name of a variable, or None if it lacks the variable."""
         return find(variable.name, map(str, self.dataset.data_vars))
 
     def levels_of(self, variable: Variable) -> list[int]:
@@ -163,7 +163,7 @@ class ForecastFiles:
 def open_forecast(path: Path | str) -> xr.Dataset:
     """Open a zarr store, a netCDF file or a folder of those lazily, under WeatherBench2's dimension names.
 
-    Raises UserError where there is nothing, or not a forecast.
+    Raises UserError if there is nothing, or it is not a forecast.
     """
     with reading("forecasts", path, "remove them and run `credit-like rollout` again"):
         return _open(path)
@@ -194,7 +194,7 @@ def _open(path: Path | str) -> xr.Dataset:
 
 
 def _open_netcdf(path: Path) -> xr.Dataset:
-    """Open a netCDF file as dask arrays in the chunks that it has."""
+    """Open a netCDF file as dask arrays with the file's own chunks."""
     dataset = xr.decode_cf(netcdf_files.open_lazily(path), decode_timedelta=True)
     chunked = {
         name: variable.chunk(variable.encoding.get("preferred_chunks", {}), name=f"{name}-{uuid.uuid4().hex}")

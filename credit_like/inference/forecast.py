@@ -1,4 +1,4 @@
-"""Forecasts to files, and forecasts as xarray data sets for a notebook."""
+"""Forecasts written to files, and forecasts as xarray datasets for a notebook."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from torch import Tensor
 
 import credit_like
 from credit_like import registry
+from credit_like.context import Context
 from credit_like.data import times as calendar
-from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
 from credit_like.host import HostCopy, to_host
-from credit_like.inference.layout import Layout, choose
+from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.perturb import perturbations
 from credit_like.inference.times import initial_times, kept_leads, times_at
-from credit_like.inference.writers._base import Background, Place, Writer, claim
+from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
 from credit_like.rollout import rollout
 from credit_like.schema.experiment import Experiment
 from credit_like.state import State
@@ -35,8 +35,8 @@ _WAITING = 4  # batches of fields that may wait for the disk
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a rollout did: where the files are, how many initial times it computed, and whether all are complete now."""
+class RolloutOutcome:
+    """Result of a rollout: the files, the number of initial times computed, and whether all are complete now."""
 
     path: Path
     computed: int
@@ -44,15 +44,16 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Everything about a set of forecasts that is known before the first step."""
+class ForecastPlan:
+    """The properties of a set of forecasts that are known before the first step."""
 
     init: tuple[int, ...]
     leads: int
-    layout: Layout
+    layout: ForecastLayout
     groups: tuple[tuple[int, ...], ...]
-    """Initial times (as positions in `init`) that are computed together. The same groups in every run and on any number
-    of ranks, because the rounding of a batched product may depend on the batch."""
+    """Initial times (as positions in `init`) that are computed together. The groups are the same in every run and for
+    any number of ranks, because the rounding of a batched product may depend on the batch.
+    """
 
 
 def forecast_folder(experiment: Experiment) -> Path:
@@ -69,7 +70,7 @@ def forecast_path(experiment: Experiment) -> Path:
 
 def plan(
     experiment: Experiment, store: FieldStore, variables: Variables, checkpoint: str, missing: Sequence[int] = ()
-) -> Plan:
+) -> ForecastPlan:
     """Plan initial times, leads and file layout of the experiment's forecasts.
 
     Raises UserError for times, leads, variables or levels that do not exist.
@@ -84,7 +85,7 @@ def plan(
         "experiment": experiment.name,
         "checkpoint": checkpoint,
     }
-    layout = Layout(
+    layout = ForecastLayout(
         init=times_at(store, init),
         leads=kept_leads(section, data.timestep),
         timestep=round(data.timestep.total_seconds()),
@@ -98,45 +99,43 @@ def plan(
     )
     together = max(1, section.batch_size // section.ensemble.members)
     groups = tuple(tuple(range(i, min(i + together, len(init)))) for i in range(0, len(init), together))
-    return Plan(tuple(init), max(layout.leads), layout, groups)
+    return ForecastPlan(tuple(init), max(layout.leads), layout, groups)
 
 
 def write_forecasts(
-    experiment: Experiment,
-    stepper: Stepper,
-    store: FieldStore,
-    variables: Variables,
-    statistics: Statistics,
+    context: Context,
     checkpoint: str,
     *,
     part: tuple[int, int] = (0, 1),
-    rows: slice = slice(None),
     gather: Callable[[Tensor], Tensor | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Outcome:
-    """Compute the experiment's forecasts and write them; only what is not there yet.
+) -> RolloutOutcome:
+    """Compute the experiment's forecasts that are not complete yet, and write them.
 
-    `part` = (this one, of how many): initial times are dealt out to data-parallel ranks or jobs of an array, none of
-    which waits for another; whoever completes the last one gives the files their final names. `checkpoint` names the
-    weights, and is recorded with the resolved experiment. Under domain sharding `rows` are this rank's, and `gather`
-    turns (B, C, rows, W) into the whole field on the rank that writes and None on the others. `progress(done, of)`
-    counts steps. Raises UserError, before anything is written, for what cannot be done, and RuntimeError where
-    writing fails.
+    `part` = (index, number): initial times are distributed over data-parallel ranks or jobs of an array, which do not
+    wait for each other; the one that completes the last initial time gives the files their final names. `checkpoint`
+    identifies the weights, and is recorded with the resolved experiment. Under domain sharding `context.rows` are this
+    rank's, and `gather` turns (B, C, rows, W) into the whole field on the rank that writes, None on the others.
+    `progress(done, of)` counts steps. Raises UserError before anything is written for an invalid request, and
+    RuntimeError if writing fails.
     """
-    forecast_plan = plan(experiment, store, variables, checkpoint, sorted(statistics.missing_times))
+    experiment, store, variables, stepper = context.experiment, context.store, context.variables, context.stepper
+    forecast_plan = plan(experiment, store, variables, checkpoint, sorted(context.statistics.missing_times))
     layout, section = forecast_plan.layout, experiment.inference
     members = section.ensemble.members
-    perturb = perturbations(section.ensemble, variables, statistics, store.grid, rows) if members > 1 else None
+    perturb = None
+    if members > 1:
+        perturb = perturbations(section.ensemble, variables, context.statistics, store.grid, context.rows)
     folder = forecast_folder(experiment)
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
     writer.open()
-    # Completeness is asked before anything is computed, so that ranks which share a sample decide alike.
+    # Completeness is determined before anything is computed, so that ranks that share a sample decide alike.
     todo = [group for group in forecast_plan.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]
     background = Background(_WAITING)
     steps, done = _steps(forecast_plan, todo, experiment), 0
 
-    def states(group: Sequence[int]) -> Iterator[tuple[Sequence[Place], int, State]]:
+    def states(group: Sequence[int]) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
         """Yield (initial times and members, lead, state) of every step of a group's forecasts."""
         for places in _batches(group, members, section.batch_size):
             perturb_batch = perturb([member for _, member in places]) if perturb else None
@@ -147,7 +146,7 @@ def write_forecasts(
                 [forecast_plan.init[i] for i, _ in places],
                 forecast_plan.leads,
                 history_len=experiment.data.history_len,
-                rows=rows,
+                rows=context.rows,
                 perturb=perturb_batch,
                 amp=computes_in_bfloat16(experiment),
             ):
@@ -172,11 +171,11 @@ def write_forecasts(
         writer.abandon()
         raise
     finished = writer.finish()
-    return Outcome(forecast_path(experiment), sum(map(len, todo)), finished)
+    return RolloutOutcome(forecast_path(experiment), sum(map(len, todo)), finished)
 
 
 def computes_in_bfloat16(experiment: Experiment) -> bool:
-    """Return whether forecasts are computed in bfloat16: as `inference.amp` says, else as training computes."""
+    """Return whether forecasts are computed in bfloat16: `inference.amp` if given, else as in training."""
     if experiment.inference.amp is not None:
         return experiment.inference.amp
     trainer = experiment.trainer
@@ -193,12 +192,12 @@ def forecast(
     *,
     history_len: int = 1,
 ) -> Iterator[xr.Dataset]:
-    """Yield one forecast data set per lead, with the initial times along `time`.
+    """Yield one forecast dataset per lead, with the initial times along `time`.
 
     `init` are ISO times in the data. Nothing is written, and only one lead is in memory unless the caller keeps more.
     """
     positions = [store.index(time) for time in init]
-    layout = Layout(
+    layout = ForecastLayout(
         init=times_at(store, positions),
         leads=(1,),
         timestep=store.step_seconds,
@@ -221,7 +220,7 @@ def forecast(
         yield dataset
 
 
-def _identity(experiment: Experiment, forecast_plan: Plan, checkpoint: str) -> dict[str, Any]:
+def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: str) -> dict[str, Any]:
     """Return everything that the numbers in the files depend on."""
     resolved = experiment.to_dict()
     kept = {key: resolved[key] for key in ("name", "seed", "data", "model", "physics", "inference") if key in resolved}
@@ -234,26 +233,26 @@ def _identity(experiment: Experiment, forecast_plan: Plan, checkpoint: str) -> d
     }
 
 
-def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[Place]]:
+def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[ForecastKey]]:
     """Return the (initial time, member) pairs of a group in batches of `batch_size`."""
     pairs = [(i, member) for i in group for member in range(members)]
     return [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
 
 
-def _steps(forecast_plan: Plan, todo: Sequence[Sequence[int]], experiment: Experiment) -> int:
+def _steps(forecast_plan: ForecastPlan, todo: Sequence[Sequence[int]], experiment: Experiment) -> int:
     members, size = experiment.inference.ensemble.members, experiment.inference.batch_size
     return forecast_plan.leads * sum(len(_batches(group, members, size)) for group in todo)
 
 
 def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None) -> HostCopy | None:
-    """Return (B, C, H, W) float32 with NaN where there is no data, or None on a rank that does not write."""
+    """Return (B, C, H, W) float32 with NaN at missing points, or None on a rank that does not write."""
     with torch.inference_mode():
         own = stepper.masked(stepper.outputs(state)).float()
         fields = own if gather is None else gather(own)
         return None if fields is None else to_host(fields)
 
 
-def _write(writer: Writer, places: Sequence[Place], lead: int, fields: HostCopy) -> None:
+def _write(writer: Writer, places: Sequence[ForecastKey], lead: int, fields: HostCopy) -> None:
     writer.write(places, lead, fields.wait().numpy())
 
 

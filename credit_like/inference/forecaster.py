@@ -32,7 +32,7 @@ from credit_like.variables import Variables
 def load_forecaster(path: str | Path, device: str | torch.device = "cpu") -> Forecaster:
     """Load an export of `credit-like export`, ready to forecast on `device`.
 
-    Raises UserError for another file, DamagedCheckpoint for one that is not whole.
+    Raises UserError for another kind of file, DamagedCheckpoint for an incomplete one.
     """
     export = load_export(path)
     experiment = Experiment.model_validate(export.metadata["experiment"])
@@ -41,9 +41,9 @@ def load_forecaster(path: str | Path, device: str | torch.device = "cpu") -> For
 
 
 class Forecaster:
-    """A trained model with everything that it needs besides data.
+    """A trained model with everything that it needs except data.
 
-    `normalisation`: role → channels, mean, std, change_std, as exports have them.
+    `normalisation`: role → channels, mean, std, change_std, as in exports.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Forecaster:
         self.variables = Variables(experiment.data)
 
     def __call__(self, dataset: xr.Dataset, init: str | Sequence[str], leads: int) -> Iterator[xr.Dataset]:
-        """Forecast from ISO times in `dataset`; yield one data set per lead with the initial times along `time`.
+        """Forecast from ISO times in `dataset`; yield one dataset per lead with the initial times along `time`.
 
         `dataset` holds the model's prognostic, forcing and static variables under their own names or known aliases,
-        over time, level, latitude, longitude, on the grid that the model was trained on; diagnostic ones need not be
-        there. Points without data at the first initial time count as having none. Raises UserError for a variable,
-        level, time or grid that is not there; only one lead is in memory unless the caller keeps more.
+        over time, level, latitude, longitude, on the grid on which the model was trained; diagnostic variables are
+        optional. Points missing at the first initial time are treated as points without data. Raises UserError for an
+        absent variable, level, time or grid. Only one lead is in memory unless the caller keeps more.
         """
         times = [init] if isinstance(init, str) else list(init)
         store = self._store(dataset)
@@ -84,7 +84,7 @@ class Forecaster:
         return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
 
     def _store(self, dataset: xr.Dataset) -> FieldStore:
-        """Return the data set as the model's store; absent diagnostic variables are filled with NaN."""
+        """Return the dataset as the model's store; absent diagnostic variables are filled with NaN."""
         like = next((v for v in self.variables.role("prognostic") if find(v.name, map(str, dataset.data_vars))), None)
         for variable in self.variables.role("diagnostic"):
             if like is None or find(variable.name, map(str, dataset.data_vars)) is not None:

@@ -1,4 +1,4 @@
-"""What a forecast looks like in a file: dimensions, coordinates and attributes, and how channels become variables."""
+"""Layout of forecast files: dimensions, coordinates and attributes, and the mapping of channels to variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from credit_like.inference.writers import WriterConfig
 from credit_like.registry import did_you_mean
 from credit_like.variables import Variable
 
-# CF standard names, by the name that WeatherBench2 uses; other names are found through the alias table.
+# CF standard names by WeatherBench2 name; other names are looked up in the alias table.
 _STANDARD_NAMES = {
     "temperature": "air_temperature",
     "u_component_of_wind": "eastward_wind",
@@ -37,11 +37,11 @@ _STANDARD_NAMES = {
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The shape of one forecast data set.
+class ForecastLayout:
+    """The shape of one forecast dataset.
 
     `init` are initial times (datetime64[s] or cftime) and `leads` lead steps, ascending, of `timestep` seconds;
-    `variables` all that the stepper puts out, in channel order; `attrs` per variable as the store has them.
+    `variables` are all outputs of the stepper, in channel order; `attrs` holds the store's attributes per variable.
     """
 
     init: NDArray[Any]
@@ -84,7 +84,7 @@ class Layout:
         return (*([len(levels)] if levels else []), self.grid.height, self.grid.width)
 
     def level_dim(self, name: str) -> str | None:
-        """Return `level`, or `level_<variable>` where a variable's levels are not those of the first; None at the surface."""
+        """Return `level`, `level_<variable>` if its levels differ from those of the first, or None at the surface."""
         levels = self.chosen[name]
         if not levels:
             return None
@@ -103,7 +103,7 @@ class Layout:
         return (*self.dims, *([level] if level else []), "latitude", "longitude")
 
     def coordinates(self, init: NDArray[Any] | None = None) -> xr.Dataset:
-        """Return all coordinates with CF attributes and encodings, and the attributes of the data set."""
+        """Return all coordinates with CF attributes and encodings, and the attributes of the dataset."""
         init = self.init if init is None else init
         reference, period = self.dims[0], self.dims[-1]
         seconds = np.array(self.leads, np.int64) * self.timestep
@@ -136,21 +136,22 @@ class Layout:
         result = xr.Dataset(coords=coords, attrs=dict(self.attrs))
         for coordinate in result.coords.values():
             if coordinate.dtype.kind == "f":
-                coordinate.encoding = {"_FillValue": None}  # coordinates have no gaps, and CF no fill value for them
+                # coordinates have no missing values, and CF allows no fill value for them
+                coordinate.encoding = {"_FillValue": None}
         unit = "hours" if (seconds % 3600 == 0).all() else "seconds"
         result[period].attrs.setdefault("long_name", "lead time")
         result[period].encoding = {"units": unit, "dtype": "int64"}
         result[reference].attrs.setdefault("long_name", "initial time")
         for name in {reference, "time"} & set(result.coords):
             whole = bool((calendar.seconds(init) % 3600 == 0).all()) and unit == "hours"
-            # CF's reference date is 1970 in every calendar; whole hours stay integers, so that times survive bit by
-            # bit.
+            # CF's reference date is 1970 in every calendar. Whole hours are stored as integers, so that times are
+            # exact.
             encoding = {"units": f"{'hours' if whole else 'seconds'} since 1970-01-01", "dtype": "int64"}
             result[name].encoding = {**encoding, "calendar": calendar.calendar_of(init)}
         return result
 
     def attrs_of(self, name: str) -> dict[str, Any]:
-        """Return units, long_name and, where it is known, standard_name."""
+        """Return units, long_name and, if known, standard_name."""
         attrs = {key: str(value) for key, value in self.variable_attrs.get(name, {}).items() if value}
         attrs = {key: attrs[key] for key in ("units", "long_name", "standard_name") if key in attrs}
         attrs.setdefault("long_name", name.replace("_", " "))
@@ -174,7 +175,7 @@ def _datetimes(times: NDArray[Any]) -> NDArray[Any]:
 def choose(config: WriterConfig, variables: Sequence[Variable]) -> dict[str, tuple[float, ...]]:
     """Return variable → levels that `output.variables` and `output.levels` select.
 
-    Raises UserError for a variable that the model does not predict, and for levels that none has.
+    Raises UserError for a variable that the model does not predict, and for levels that no variable has.
     """
     known = [variable.name for variable in variables]
     for name in config.variables:

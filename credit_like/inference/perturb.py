@@ -27,18 +27,18 @@ from credit_like.schema.inference import Ensemble
 from credit_like.variables import Variables
 
 EARTH_RADIUS_KM = 6371.22
-_SMALLEST = 1e-6  # degrees whose share of the variance is less are left out
+_SMALLEST = 1e-6  # degrees with a smaller share of the variance are omitted
 
 
 class SphericalRandomField:
-    """Draws fields (H, W) of zero mean and unit variance on a grid."""
+    """Sampler of fields (H, W) of zero mean and unit variance on a grid."""
 
     def __init__(self, grid: Grid, length_scale_km: float) -> None:
         degree = np.arange(grid.height + 1, dtype=np.float64)
         power = np.exp(-degree * (degree + 1) * (length_scale_km / EARTH_RADIUS_KM) ** 2 / 2)
         power[0] = 0
         share = (2 * degree + 1) * power
-        # Degrees beyond half the rows cannot be told apart on the grid.
+        # The grid cannot resolve degrees beyond half its number of rows.
         top = max(1, min(grid.height // 2, int(np.flatnonzero(share > _SMALLEST * share.max())[-1])))
         power = power[: top + 1]
         power *= 4 * np.pi / ((2 * degree[: top + 1] + 1) * power).sum()
@@ -80,11 +80,11 @@ def normalised_legendre(mu: NDArray[np.float64], top: int) -> NDArray[np.float64
 def perturbations(
     ensemble: Ensemble, variables: Variables, statistics: Statistics, grid: Grid, rows: slice = slice(None)
 ) -> Callable[[Sequence[int]], Callable[[Tensor, Sequence[int]], Tensor]]:
-    """Return a function from the members of a batch to what `rollout` takes as `perturb`.
+    """Return a function from the members of a batch to the `perturb` argument of `rollout`.
 
     The noise of (seed, member, initial position, channel) is the same in every batch, order and layout. Its standard
-    deviation is `amplitude[variable]` times the channel's own change per step. Member 0 stays unperturbed: the control.
-    Raises UserError for an amplitude of a variable that is not prognostic, and where members would be the same.
+    deviation is `amplitude[variable]` times the channel's own change per step. Member 0 is the unperturbed control.
+    Raises UserError for an amplitude of a variable that is not prognostic, and if all members would be the same.
     """
     prognostic = variables.role("prognostic")
     for _, message in ensemble_findings(ensemble, [variable.name for variable in prognostic]):

@@ -1,4 +1,4 @@
-"""Which initial times a forecast starts from, and how far it goes."""
+"""Initial times and leads of forecasts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST = dt.timedelta(days=1000 * 365)
 
 
 def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inference.lead") -> int:
-    """Convert a lead to steps. Raises UserError where it is not a whole, positive number of steps."""
+    """Convert a lead to steps. Raises UserError unless it is a whole, positive number of steps."""
     steps = lead if isinstance(lead, int) else lead / timestep
     if steps < 1 or steps != int(steps):
         shown = lead if isinstance(lead, int) else format_duration(lead)
@@ -35,7 +35,7 @@ def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inf
 
 
 def kept_leads(section: InferenceSection, timestep: dt.timedelta) -> tuple[int, ...]:
-    """The leads to write, in steps, ascending: those of `output.leads`, or all.
+    """Return the leads to write, in steps, ascending: those of `output.leads`, or all.
 
     Raises UserError for a lead between two steps or beyond the last.
     """
@@ -53,8 +53,8 @@ def initial_times(
 ) -> list[int]:
     """Return the positions of the initial times on the store's time axis, ascending.
 
-    Every fourth step of the test period from which the whole forecast lies inside the data, if `inference.init` is
-    not given. Times of a range whose initial fields are missing are left out and counted. Raises UserError for a
+    If `inference.init` is not given, these are every fourth step of the test period from which the whole forecast lies
+    inside the data. Times of a range whose initial fields are missing are omitted and counted. Raises UserError for a
     time that is not in the data, that lacks its history or a whole initial field, or from which a forecast needs
     forcing beyond the end of the data.
     """

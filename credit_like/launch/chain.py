@@ -1,9 +1,10 @@
-"""What a job of a chain asks at its beginning and records at its end.
+"""The job history, and the decision at the start of a job whether the chain continues.
 
-`python -m credit_like.launch.chain begin SAVE_LOC MODE JOB`. The record is `save_loc/jobs/history.jsonl`, one event per
-line: `submission` before jobs are queued (the first may begin at once), `submitted` (ids) after, `begin`, `extended`
-(next), `end`. Whether there is work left is told by the trainer's
-`status.json`, and whether jobs get anywhere by the newest checkpoint.
+Job scripts run `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB`. The history is
+`save_loc/jobs/history.jsonl` with one event per line: `submission` before jobs are queued (the first may begin at
+once), `submitted` (with ids) afterwards, then `begin`, `extended` (with the next job) and `end`. `credit-like cancel`
+adds a `cancellation`, which stops every training until the next submission, and `cancelled` for each job. The trainer's
+`status.json` shows whether work is left, and the newest checkpoint shows whether the previous job made progress.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ _CHECKPOINT = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether a job has work to do, and why not."""
+    """Whether a job has work to do and, if not, why."""
 
     verdict: Literal["run", "finished", "stop"]
     reason: str = ""
 
 
 def history_file(save_loc: Path) -> Path:
-    """Where the record is."""
+    """Return the path of the job history."""
     return save_loc / "jobs" / "history.jsonl"
 
 
 def history(save_loc: Path) -> list[Event]:
-    """All events of a run's jobs, oldest first; a line that is none, as one cut short by a full disk, is passed over."""
+    """Return all events of a run's jobs, oldest first; malformed lines, as a full disk leaves them, are skipped."""
     path = history_file(save_loc)
     if not path.is_file():
         return []
@@ -47,23 +48,22 @@ def history(save_loc: Path) -> list[Event]:
 
 
 def _is_event(value: Event) -> bool:
-    """Whether it has what `record` is given for its kind."""
+    """Return whether an event has the fields that `record` writes for its kind."""
     kind = value.get("event")
-    names = {"submission": ("mode",), "submitted": ("mode",), "extended": ("mode", "job", "next")}.get(
-        str(kind), ("mode", "job")
-    )
+    names = {
+        "submission": ("mode",), "submitted": ("mode",), "extended": ("mode", "job", "next"), "cancellation": (),
+    }.get(str(kind), ("mode", "job"))  # fmt: skip
     numbers = {"end": ("code",), "begin": ("checkpoint",) if value.get("mode") == "train" else ()}.get(str(kind), ())
-    ids = value.get("ids", [])
+    lists = [value.get(name, []) for name in ("ids", "after")]
     return (
         all(isinstance(value.get(name), str) for name in ("event", "time", *names))
         and all(isinstance(value.get(number), int) for number in numbers)
-        and isinstance(ids, list)
-        and all(isinstance(job, str) for job in ids)
+        and all(isinstance(jobs, list) and all(isinstance(job, str) for job in jobs) for jobs in lists)
     )
 
 
 def _parse(text: bytes) -> object:
-    """A JSON value; None for what is none."""
+    """Parse a JSON value; None where the text is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _parse(text: bytes) -> object:
 
 
 def record(save_loc: Path, event: str, **details: Any) -> None:
-    """Append an event, in one write, so that jobs of an array may do so at the same time."""
+    """Append an event to the history, in one write, so that the jobs of an array may do so concurrently."""
     now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     line = json.dumps({"event": event, "time": now, **details})
     path = history_file(save_loc)
@@ -80,8 +80,13 @@ def record(save_loc: Path, event: str, **details: Any) -> None:
         out.write(line + "\n")
 
 
+def queued_ids(events: Sequence[Event]) -> list[str]:
+    """Return the ids of all jobs that were submitted, in that order."""
+    return [job for event in events for job in (*event.get("ids", ()), event.get("next")) if job]
+
+
 def run_status(save_loc: Path) -> Event:
-    """The trainer's `status.json`; empty where there is none yet, `unknown` where it is not what a trainer writes."""
+    """Return the trainer's `status.json`: empty where there is none yet, `unknown` where it is malformed."""
     path = save_loc / "status.json"
     if not path.exists():
         return {}
@@ -92,38 +97,49 @@ def run_status(save_loc: Path) -> Event:
 
 
 def newest_checkpoint(save_loc: Path) -> int:
-    """The step of the newest checkpoint; −1 where there is none."""
+    """Return the step of the newest checkpoint, or −1 if there is none."""
     folder = save_loc / "checkpoints"
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return max((int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))), default=-1)
 
 
 def decide(status: Event, checkpoint: int, events: Sequence[Event], job: str) -> Decision:
-    """Whether `job`, a training, has work to do.
+    """Decide whether the training job `job` has work to do.
 
-    The first job after a submission runs unless all is done: whoever submits again has dealt with an earlier failure.
-    A later one stops where the one before failed, or ended without a new checkpoint: the next would do the same.
-    A job that the scheduler starts again goes on.
+    The first job of a submission runs unless the run is finished: a user who submits again has dealt with earlier
+    failures. A later job stops if the previous one failed or ended without a new checkpoint, because it would fail
+    likewise. A job that the scheduler restarts continues. No job continues after a cancellation.
     """
     if status.get("state") == "finished":
         return Decision("finished", f"finished at step {status.get('step')}")
-    last = max(
-        (i for i, event in enumerate(events) if event["event"] == "submission" and event["mode"] == "train"), default=0
-    )
-    begun = [event for event in events[last:] if event["event"] == "begin" and event["mode"] == "train"]
+    since = _since_submission(events)
+    if is_cancelled(events):
+        return Decision("stop", "the run's jobs were cancelled, submit again to go on")
+    begun = [event for event in since if event["event"] == "begin" and event["mode"] == "train"]
     if not begun or begun[-1]["job"] == job:
         return Decision("run")
     if status.get("state") == "failed":
         return Decision("stop", f"job {begun[-1]['job']} failed at step {status.get('step')}: {status.get('reason')}")
     if checkpoint <= begun[-1]["checkpoint"]:
-        ends = [event for event in events[last:] if event["event"] == "end" and event["job"] == begun[-1]["job"]]
+        ends = [event for event in since if event["event"] == "end" and event["job"] == begun[-1]["job"]]
         how = f"with exit status {ends[-1]['code']}" if ends else "without a word"
         return Decision("stop", f"job {begun[-1]['job']} ended {how} and no new checkpoint; its log says why")
     return Decision("run")
 
 
+def is_cancelled(events: Sequence[Event]) -> bool:
+    """Return whether the training was cancelled and not submitted again."""
+    return any(event["event"] == "cancellation" for event in _since_submission(events))
+
+
+def _since_submission(events: Sequence[Event]) -> Sequence[Event]:
+    """Return the last submission of a training, if there was one, and all that came after it."""
+    found = [i for i, event in enumerate(events) if event["event"] == "submission" and event["mode"] == "train"]
+    return events[max(found, default=0) :]
+
+
 def begin(save_loc: Path, mode: str, job: str) -> int:
-    """Record the beginning; 0 = run, FINISHED = nothing left, 1 = the chain stops here."""
+    """Record that a job begins; return 0 to run it, FINISHED if nothing is left to do, 1 to stop the chain."""
     if mode != "train":
         record(save_loc, "begin", mode=mode, job=job)
         return 0
@@ -146,8 +162,12 @@ def begin(save_loc: Path, mode: str, job: str) -> int:
 
 
 def extend(save_loc: Path, mode: str, job: str, command: Sequence[str]) -> int:
-    """Submit the next job of the chain, once for each job, also where the scheduler starts a job again."""
-    if any(event["event"] == "extended" and event["job"] == job for event in history(save_loc)):
+    """Submit the next job of the chain, once per job even if the scheduler restarts it; return the exit status.
+
+    No job is submitted if the chain was cancelled since this job began.
+    """
+    events = history(save_loc)
+    if is_cancelled(events) or any(event["event"] == "extended" and event["job"] == job for event in events):
         return 0
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout.strip():
@@ -158,7 +178,7 @@ def extend(save_loc: Path, mode: str, job: str, command: Sequence[str]) -> int:
 
 
 def end(save_loc: Path, mode: str, job: str, code: int) -> int:
-    """Record the end; the job's exit status: 0 where the run is finished or to be continued."""
+    """Record that a job ends; return its exit status, 0 if the run is finished or can be continued."""
     if mode != "train":
         record(save_loc, "end", mode=mode, job=job, code=code)
         return code
@@ -171,7 +191,10 @@ def end(save_loc: Path, mode: str, job: str, code: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`begin SAVE_LOC MODE JOB`, `extend SAVE_LOC MODE JOB -- COMMAND…`, `end SAVE_LOC MODE JOB CODE`."""
+    """Run one action of the command line and return its exit status.
+
+    The actions are `begin SAVE_LOC MODE JOB`, `extend SAVE_LOC MODE JOB -- COMMAND…` and `end SAVE_LOC MODE JOB CODE`.
+    """
     action, folder, mode, job, *rest = arguments
     if action == "begin":
         return begin(Path(folder), mode, job)

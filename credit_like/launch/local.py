@@ -1,4 +1,4 @@
-"""This machine in the place of a batch system: one job after the other, each with a walltime."""
+"""This machine as a batch system: it runs one job after the other, each with a walltime."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 GRACE = 10.0
-"""Seconds between SIGTERM at the walltime and SIGKILL, as PBS has it by default."""
+"""Seconds between SIGTERM at the walltime and SIGKILL (the default of PBS)."""
 _POLL = 0.2
 
 
 class Local:
+    """The `Scheduler` of this machine."""
+
     prefix = "#LOCAL"
     programs: tuple[str, ...] = ("bash", "pkill")
     job = "${CREDIT_LIKE_JOB:?}"
     hosts = "hosts=(127.0.0.1)"
     index = "${CREDIT_LIKE_INDEX:-0}"
     extend = ""
+    orphans = ""
 
     def array(self, count: int) -> list[str]:
         return []
@@ -50,9 +53,10 @@ def run_job(
     environ: Mapping[str, str] | None = None,
     grace: float = GRACE,
 ) -> int:
-    """Run a script as a job; its exit status. SIGTERM at the walltime, SIGKILL `grace` seconds later to what is left.
+    """Run a script as a job and return its exit status.
 
-    Ctrl-C ends the job the same way and is raised again.
+    Send SIGTERM at the walltime (seconds), and SIGKILL `grace` seconds later to the processes that remain.
+    Ctrl-C ends the job in the same way and is raised again.
     """
     env = {**(os.environ if environ is None else environ), "CREDIT_LIKE_JOB": job, "CREDIT_LIKE_INDEX": str(index)}
     with log.open("ab") as out:
@@ -76,7 +80,7 @@ def run_job(
 def run_all(
     count: int | None, run: Callable[[int], int], is_over: Callable[[], bool], report: Callable[[int, int], None]
 ) -> list[int]:
-    """Run jobs 0, 1, … until `count` of them have run or it is over, each whatever became of the one before."""
+    """Run jobs 0, 1, … until `count` of them have run or `is_over()`; a failed job does not stop the series."""
     codes: list[int] = []
     while (count is None or len(codes) < count) and not (codes and is_over()):
         code = run(len(codes))
@@ -86,7 +90,7 @@ def run_all(
 
 
 def _end(process: subprocess.Popen[bytes], grace: float) -> None:
-    """End a process and all it has started; workers of torchrun have sessions of their own, so each is named."""
+    """Terminate a process and its descendants, each by its id, because torchrun's workers have their own sessions."""
     if process.poll() is not None:
         return
     _signal([process.pid, *descendants(process.pid)], signal.SIGTERM)
@@ -99,7 +103,7 @@ def _end(process: subprocess.Popen[bytes], grace: float) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, from the table of processes."""
+    """Return the ids of all descendants of a process, from the process table."""
     table = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
     children: dict[int, list[int]] = {}
     for line in table.splitlines():

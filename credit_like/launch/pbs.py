@@ -1,4 +1,4 @@
-"""PBS Pro and OpenPBS."""
+"""The commands and directives of PBS Pro and OpenPBS."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ _STATES = {
 
 
 class Pbs:
+    """The `Scheduler` of PBS Pro and OpenPBS."""
+
     prefix = "#PBS"
     programs: tuple[str, ...] = ("qsub",)
     job = "${PBS_JOBID:?}"
     hosts = """mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")"""
     index = "${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}"
     extend = 'qsub -W "depend=afterany:$job" "$script"'
+    orphans = "PBS deletes the jobs that wait for one that is deleted before it has begun"
 
     def array(self, count: int) -> list[str]:
-        """PBS refuses an array of one."""
+        """Return the directive for an array; none for a single job, because PBS refuses arrays of one."""
         return [f"-J 0-{count - 1}"] if count > 1 else []
 
     def submit(self, script: Path, after: Sequence[str] = (), index: int | None = None) -> list[str]:
@@ -41,12 +44,12 @@ class Pbs:
         return ["qdel", *ids]
 
     def unknown(self, ids: Sequence[str]) -> list[str]:
-        """`qsub` takes a job that waits for an unknown one, and the server then drops it."""
+        """Return the unknown jobs: `qsub` accepts a dependency on an unknown job, and the server then drops the new one."""
         numbers = {job.split(".")[0] for job in self.states(ids)}
         return [job for job in ids if job.split(".")[0] not in numbers]
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """From `qstat -f`, and for jobs that it does not know from `qstat -x -f`.
+        """Return states from `qstat -f`, and for jobs that it does not list from `qstat -x -f`.
 
         The latter knows ended jobs for some days, but prints nothing at all where a server keeps no history.
         """
@@ -58,7 +61,7 @@ class Pbs:
 
 
 def _read(answer: str) -> dict[str, str]:
-    """The state of each job in what `qstat -f` prints, with the reason of one that waits."""
+    """Parse the state of each job from the output of `qstat -f`, with the reason of one that waits."""
     states = {}
     whole_lines = answer.replace("\n\t", "")
     for part in re.split(r"^Job Id: ", whole_lines, flags=re.MULTILINE)[1:]:

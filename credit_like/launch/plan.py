@@ -1,4 +1,4 @@
-"""From an experiment, a mode and a machine to the jobs that do the work. Nothing is written or submitted here."""
+"""Plan the jobs of an experiment and mode on a machine. Nothing is written or submitted here."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from credit_like.errors import UserError
 from credit_like.launch.resources import Options, Resources, clock, one_node, resources, seconds
+from credit_like.layout import Layout
 from credit_like.schema.base import format_duration
-from credit_like.schema.checks import Layout, layout
+from credit_like.schema.checks import layout
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.launch import Mode, PbsSection, SiteSection
 
@@ -23,7 +24,7 @@ _AWKWARD = re.compile(r"[\s,'\"\\]")
 
 @dataclass(frozen=True)
 class Plan:
-    """The jobs of one submission: all alike, one after the other (`chain`) or side by side (`array`)."""
+    """The jobs of one submission: identical, and run one after the other (`chain`) or concurrently (`array`)."""
 
     name: str
     mode: Mode
@@ -31,34 +32,34 @@ class Plan:
     resources: Resources
     save_loc: Path
     workdir: Path
-    """Where the jobs run, because paths in an experiment are relative to it."""
+    """Working directory of the jobs; paths in the experiment are relative to it."""
     python: str
     chain: Chain = 1
     array: int = 1
     shares: int = 1
-    """Parts of a rollout's initial times, one per group of processes of all jobs together."""
+    """Number of parts of a rollout's initial times: one per group of processes, over all jobs."""
     group: int = 1
-    """Processes that work on one initial time: tensor × domain of the model."""
+    """Number of processes per initial time: tensor × domain."""
     layout: Layout | None = None
     samples_per_step: int | None = None
     initial_times: int | None = None
     setup: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     after: tuple[str, ...] = ()
-    """Jobs to wait for."""
+    """Ids of the jobs to wait for."""
     notes: tuple[str, ...] = ()
     scripts: dict[str, str] = field(default_factory=dict)
     ids: tuple[str, ...] = ()
-    """What the scheduler called the jobs; nothing in a dry run."""
+    """Ids of the submitted jobs; empty after a dry run."""
 
     @property
     def job(self) -> str:
-        """The name the scheduler shows. It starts with a letter, as PBS wants it."""
+        """Job name that the scheduler shows; it starts with a letter, as PBS requires."""
         return f"{self.mode}-{self.name}"
 
     @property
     def folder(self) -> Path:
-        """Where scripts, the experiment as submitted, logs and the history lie."""
+        """Folder of scripts, submitted experiments, logs and the job history."""
         return self.save_loc / "jobs"
 
     @property
@@ -67,7 +68,7 @@ class Plan:
 
     @property
     def experiment(self) -> Path:
-        """The experiment as submitted, overrides included: editing the original does not change a job that waits."""
+        """Copy of the experiment with its overrides, so that later edits of the original do not affect queued jobs."""
         return self.folder / f"{self.mode}.yml"
 
     @property
@@ -80,7 +81,7 @@ class Plan:
 
     @property
     def jobs(self) -> str:
-        """How many jobs, in words."""
+        """Number of jobs, in words."""
         if self.chain == "auto":
             return "as many as it takes, each submits the next (afterany)"
         if self.chain > 1:
@@ -93,12 +94,12 @@ class Plan:
 
     @property
     def each(self) -> str:
-        """What a node contributes."""
+        """Processors per node, in words."""
         r = self.resources
         return count(r.gpus, "GPU") if r.gpus else count(r.processes, "CPU process")
 
     def describe(self) -> list[tuple[str, str]]:
-        """What will happen, as rows of a table."""
+        """Return a description of the submission as rows of a table."""
         r = self.resources
         rows = [
             ("experiment", f"{self.name}, {self.mode} on {self.site}"),
@@ -128,7 +129,7 @@ class Plan:
 
 
 def count(number: int, thing: str) -> str:
-    """`1 node`, `2 nodes`."""
+    """Return a number with its noun, such as `1 node` or `2 nodes`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
@@ -143,9 +144,9 @@ def plan_jobs(
     python: str = sys.executable,
     workdir: Path | None = None,
 ) -> Plan:
-    """The jobs of `mode`.
+    """Plan the jobs of a mode.
 
-    Raises UserError with one message where the request does not fit the layout or the site.
+    Raises UserError where the request does not fit the layout or the site.
     """
     site = site or experiment.site or SiteSection()
     pbs = experiment.pbs or PbsSection()
@@ -201,7 +202,7 @@ def plan_jobs(
 
 
 def initial_times(experiment: Experiment) -> int:
-    """How many initial times a rollout has; every fourth step of the test period if none are given."""
+    """Return the number of initial times of a rollout; by default, every fourth step of the test period."""
     init = experiment.inference.init
     if init is None:
         step = experiment.data.timestep
@@ -215,7 +216,10 @@ def initial_times(experiment: Experiment) -> int:
 
 
 def _between(start: str, end: str, step: dt.timedelta) -> int:
-    """Steps from start to end, both included; days that only other calendars have count as the month's last."""
+    """Return the number of steps from start to end, both included.
+
+    A day that exists only in another calendar (30 February) counts as the last day of its month.
+    """
     return max(1, seconds(_time(end) - _time(start)) // seconds(step) + 1)
 
 

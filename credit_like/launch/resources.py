@@ -1,4 +1,4 @@
-"""What a job asks of its machine: nodes, GPUs, CPUs, memory, queue and time, within the machine's rules."""
+"""The resources of a job (nodes, GPUs, CPUs, memory, queue, walltime) within the rules of its site."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from credit_like.schema.launch import Mode, NodeKind, PbsSection, Queue, Request
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asks for instead of the experiment; nothing = as the experiment says."""
+    """Resources given on the command line, which take precedence over the experiment's; None keeps the experiment's."""
 
     nodes: int | None = None
     ngpus: int | None = None
@@ -24,19 +24,19 @@ class Options:
 
 
 def options(walltime: str | None = None, **given: Any) -> Options:
-    """Options from the words of a command line.
+    """Return the options given on a command line.
 
-    Raises UserError for a walltime that is none.
+    Raises UserError for an invalid walltime.
     """
     return Options(walltime=None if walltime is None else parse_duration(walltime), **given)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """One job's request. `processes`, `gpus`, `cpus` and `memory_gb` are per node."""
+    """The resources of one job; `processes`, `gpus`, `cpus` and `memory_gb` are per node."""
 
     kind: str
-    """The kind of node, a key of the site's `nodes`."""
+    """Kind of node, a key of the site's `nodes`."""
     nodes: int
     processes: int
     gpus: int
@@ -44,18 +44,18 @@ class Resources:
     memory_gb: int | None
     walltime: dt.timedelta
     stop_before: dt.timedelta
-    """How long before the walltime a training is told to stop and save."""
+    """Time before the walltime at which training is asked to save and stop."""
     queue: str | None
     account: str | None
     fields: dict[str, str]
 
     @property
     def world(self) -> int:
-        """Processes of the job."""
+        """Number of processes of the job."""
         return self.nodes * self.processes
 
     def values(self) -> dict[str, str | None]:
-        """What the placeholders of a directive stand for; None where there is no value."""
+        """Return the value of every placeholder of a directive; None where no value was given."""
         total_memory = None if self.memory_gb is None else self.memory_gb * self.nodes
         values: dict[str, Any] = {
             "account": self.account,
@@ -76,9 +76,9 @@ class Resources:
 
 
 def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
-    """What a mode asks for: the command line before the mode's own keys before the `pbs` section.
+    """Return the request of a mode: command line first, then the mode's own keys, then the `pbs` section.
 
-    Preprocessing and scoring take one CPU node, a rollout one node as training has them, unless they ask otherwise.
+    By default, preprocessing and scoring request one CPU node, and a rollout requests one node like those of training.
     """
     common = Request.model_construct(**{name: getattr(pbs, name) for name in Request.model_fields})
     if mode == "train":
@@ -96,9 +96,10 @@ def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
 
 
 def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options | None = None) -> Resources:
-    """The request of one job within the site's rules.
+    """Return the resources of one job, checked against the site's rules.
 
-    Raises UserError for a missing account or field, a queue that is not there or too small, and nodes that have less.
+    Raises UserError for a missing account or field, a queue that does not exist or is too small, and nodes that are too
+    small.
     """
     options = options or Options()
     request = request_of(pbs, mode, options)
@@ -135,23 +136,23 @@ def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options |
 
 
 def one_node(request: Resources) -> Resources:
-    """The same request for a job of one node."""
+    """Return the same resources for a job of one node."""
     return replace(request, nodes=1)
 
 
 def clock(duration: dt.timedelta) -> str:
-    """HH:MM:SS, as schedulers take it."""
+    """Return a duration as HH:MM:SS, the format of schedulers."""
     total = seconds(duration)
     return f"{total // 3600:02d}:{total % 3600 // 60:02d}:{total % 60:02d}"
 
 
 def seconds(duration: dt.timedelta) -> int:
-    """Whole seconds."""
+    """Return a duration in whole seconds."""
     return int(duration.total_seconds())
 
 
 def _queue_and_kind(site: SiteSection, request: Request, is_asked: bool) -> tuple[str | None, str]:
-    """The queue asked for, or the first one with the right nodes, and the kind of node it gives."""
+    """Return the requested queue, or else the first one with suitable nodes, and the kind of those nodes."""
     ngpus = request.ngpus or 0
     fitting = [name for name, node in site.nodes.items() if node.gpus is None or bool(node.gpus) == bool(ngpus)]
     wanted = f"nodes {'with' if ngpus else 'without'} GPUs"
@@ -209,7 +210,7 @@ def _fits_node(site: SiteSection, node: NodeKind, kind: str, request: Request) -
 
 
 def _share(whole: int, node: NodeKind, gpus: int) -> int:
-    """What comes with some of a node's GPUs."""
+    """Return the share of a node's CPUs or memory that comes with some of its GPUs."""
     if node.whole or not node.gpus:
         return whole
     return max(1, whole * gpus // node.gpus)

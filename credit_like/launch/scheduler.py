@@ -1,4 +1,4 @@
-"""What a batch system must be able to do, whatever its dialect."""
+"""The protocol of batch systems."""
 
 from __future__ import annotations
 
@@ -11,53 +11,58 @@ from credit_like.schema.launch import SiteSection
 
 
 class Scheduler(Protocol):
-    """The dialect of one batch system: text only, but for `states`."""
+    """Protocol of a batch system; all methods but `states` only produce or parse text."""
 
     prefix: str
-    """What starts a directive."""
+    """Prefix of a directive, such as `#PBS`."""
     programs: tuple[str, ...]
-    """What must be on the PATH to submit."""
+    """Programs that must be on the PATH to submit."""
     job: str
-    """Bash for the job's id."""
+    """Bash expression of the job's id."""
     hosts: str
-    """Bash that sets the array `hosts`, one name per node."""
+    """Bash command that sets the array `hosts`, one name per node."""
     index: str
-    """Bash for the job's position in its array."""
+    """Bash expression of the job's position in its array."""
     extend: str
-    """Bash: the command that submits `$script` to run after `$job`, however that ends."""
+    """Bash command that submits `$script` to run after `$job` ends, successfully or not."""
+    orphans: str
+    """What happens to jobs that wait for a job that is cancelled before it has begun."""
 
     def array(self, count: int) -> list[str]:
-        """Directives for an array of jobs 0 … count − 1."""
+        """Return the directives for an array of jobs 0 … count − 1."""
         ...
 
     def submit(self, script: Path, after: Sequence[str] = (), index: int | None = None) -> list[str]:
-        """The command that submits a script to run after other jobs; `index` where the site has no arrays."""
+        """Return the command that submits a script to run after other jobs.
+
+        `index` is the position in an array, for sites that do not support arrays.
+        """
         ...
 
     def job_id(self, answer: str) -> str:
-        """The id in what the command printed."""
+        """Return the job's id from the output of the submit command."""
         ...
 
     def cancel(self, ids: Sequence[str]) -> list[str]:
-        """The command that takes jobs out of the queue."""
+        """Return the command that removes jobs from the queue."""
         ...
 
     def unknown(self, ids: Sequence[str]) -> list[str]:
-        """Those of the jobs to wait for that the scheduler would not refuse, although it does not know them."""
+        """Return those of the jobs to wait for that the scheduler does not know and would accept all the same."""
         ...
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """What the scheduler says of each job it still knows."""
+        """Return the state of each job that the scheduler still knows."""
         ...
 
 
 def of(site: SiteSection) -> Scheduler:
-    """The dialect of a site."""
+    """Return the batch system of a site."""
     return by_name(site.scheduler)
 
 
 def by_name(name: str) -> Scheduler:
-    """The dialect of `pbs`, `slurm` or `local`."""
+    """Return the dialect of `pbs`, `slurm` or `local`."""
     from credit_like.launch.local import Local
     from credit_like.launch.pbs import Pbs
     from credit_like.launch.slurm import Slurm
@@ -67,7 +72,7 @@ def by_name(name: str) -> Scheduler:
 
 
 def ask(command: Sequence[str]) -> str:
-    """What a query command prints; nothing where it is missing or refuses."""
+    """Return the output of a query command; empty if it is missing, fails to start or times out."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,9 +1,10 @@
-"""The text of a job script. Read one from `tests/launch/golden/` beside this file.
+"""The text of job scripts; `tests/launch/golden/` has examples to read beside this file.
 
-A script runs twice: once as the job, and on each node as `script node …`, started by the site's launcher. The node's
-part starts torchrun's agent with the stop signals ignored, so that neither the agent nor a launcher ends the workers in
-mid-step. It watches the clock and a stop file, which the job's part makes when the scheduler sends SIGTERM or SIGUSR1,
-and then sends SIGUSR1 to the workers themselves, on every node, whatever the launcher does with signals.
+A script runs once as the job, and again on each node as `script node …`, started by the site's launcher. The node's
+part starts torchrun's agent with the stop signals ignored, so that neither the agent nor the launcher ends the workers
+in the middle of a step. It waits for the deadline, or for a stop file that the job's part creates when the scheduler
+sends SIGTERM or SIGUSR1, and then sends SIGUSR1 to the workers of its node. This works however the launcher forwards
+signals.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from credit_like.schema.launch import SiteSection, placeholders
 _OPTIONAL = re.compile(r"\[([^][]*\{\w+\}[^][]*)\]")
 
 _PORT = ("digits=${job%%[!0-9]*}", "port=$((20000 + 10#${digits:-$$} % 20000))")
-"""Bash: a port that follows from the job's number, so that two jobs on a node do not meet."""
+"""Bash commands that derive a port from the job's number, so that two jobs on a node use different ports."""
 
 
 def render(plan: Plan, site: SiteSection) -> dict[str, str]:
-    """The script of a plan, by file name."""
+    """Return the scripts of a plan: file name → text."""
     body = {"train": _train, "rollout": _rollout}.get(plan.mode, _single)
     sections = [
         ["#!/bin/bash", *directives(plan, site)],
@@ -41,12 +42,13 @@ def render(plan: Plan, site: SiteSection) -> dict[str, str]:
 def directives(plan: Plan, site: SiteSection) -> list[str]:
     """Return the scheduler's lines, without a line, or a part of it in square brackets, whose value was not given.
 
-    Raises UserError for a value that is not one word: the command line gives some that no schema has seen.
+    Raises UserError for a value that is not one word; values from the command line have not been validated by the
+    schema.
     """
     dialect = scheduler.of(site)
     values = {**plan.resources.values(), "job": plan.job, "logs": str(plan.logs)}
     if plan.mode != "train":
-        values["stop_before"] = None  # only a training knows what to do with a signal
+        values["stop_before"] = None  # only training handles the stop signal
     lines = []
 
     def has_all(text: str) -> bool:
@@ -85,7 +87,10 @@ def _constants(plan: Plan) -> list[str]:
 
 
 def _surroundings(plan: Plan, site: SiteSection) -> list[str]:
-    """Modules, the user's lines and variables, then strictness (which modules do not survive) and the folder."""
+    """Return the lines that set up the environment: modules, the user's lines and variables, then the folder.
+
+    `set -u` comes after the modules, whose scripts often use unset variables.
+    """
     lines = [f"module {arguments}" for arguments in site.modules]
     lines += plan.setup
     lines += [f"export {name}={_quoted(value)}" for name, value in plan.environment.items()]
@@ -93,7 +98,10 @@ def _surroundings(plan: Plan, site: SiteSection) -> list[str]:
 
 
 def _quoted(text: str) -> str:
-    """One word of bash. Raises UserError for text that would go on in the next line."""
+    """Return the text quoted as one word of bash.
+
+    Raises UserError for text with a line break.
+    """
     return shlex.quote(one_line(text))
 
 
@@ -177,7 +185,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
 
 
 def _launch(site: SiteSection, nodes: int) -> list[str]:
-    """Start `script node` on every node and wait for all; `status` is that of the last one that failed."""
+    """Return bash that runs `script node` on every node and waits; `status` is that of the last one that failed."""
     ignore = "trap '' TERM USR1; exec"
     common = '"${hosts[0]}" "$port" "$deadline" "$stop"'
     if nodes == 1:
@@ -227,9 +235,10 @@ def _single(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
 
 
 def _rollout(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
-    """Per node as many groups of GPUs as fit, each with its own share of the initial times, counted over all jobs.
+    """Return the body of a rollout: each node runs as many groups of processes as fit, each on its own share.
 
-    A group is one process, or as many as the model is cut into.
+    A group is one process, or the tensor × domain processes of a split model. Shares of the initial times are numbered
+    over all jobs.
     """
     begin, end = _begin_and_end(plan, site)
     devices, command = [], '"$python" -m credit_like.cli rollout'

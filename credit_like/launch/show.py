@@ -1,4 +1,4 @@
-"""Plans and statuses on a terminal, or as plain lines elsewhere."""
+"""Print plans and run statuses, formatted for the terminal or as plain lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
+from credit_like.launch.cancel import cancel
 from credit_like.launch.plan import Plan
 from credit_like.launch.status import status
 
@@ -16,7 +17,7 @@ _WIDE = 1000  # columns
 
 
 def print_plan(plan: Plan, script: bool = True) -> None:
-    """The plan as a table, and the script it submits."""
+    """Print the plan as a table, followed by the job script."""
     console = Console(soft_wrap=True)
     console.print(_facts("", plan.describe()))
     for name, text in plan.scripts.items() if script else ():
@@ -27,14 +28,12 @@ def print_plan(plan: Plan, script: bool = True) -> None:
 
 
 def print_status(save_loc: Path) -> int:
-    """The run's facts and its jobs; 1 for a run that failed.
+    """Print the state of a run and its jobs; return 1 if the run failed, else 0.
 
     Raises UserError where there is no run.
     """
     run = status(save_loc)
-    console = Console(soft_wrap=True)
-    if not console.is_terminal:  # in a file or a pipe nothing is cut
-        console = Console(soft_wrap=True, width=_WIDE)
+    console = _console()
     console.print(_facts("", run.rows()))
     if run.jobs:
         table = Table("job", "mode", "state", "began", "ended", "step", box=None, pad_edge=False)
@@ -43,6 +42,25 @@ def print_status(save_loc: Path) -> int:
             table.add_row(*map(Text, cells))
         console.print(table)
     return 1 if run.state == "failed" else 0
+
+
+def print_cancelled(save_loc: Path, job: str | None = None) -> int:
+    """Cancel the jobs of a run, or one of them, and print what was done; 1 where the scheduler refused a part of it.
+
+    Raises UserError where there is nothing to cancel.
+    """
+    outcomes = cancel(save_loc, job)
+    table = Table("job", "mode", "was", "now", box=None, pad_edge=False)
+    for each in outcomes:
+        table.add_row(*map(Text, (each.job, each.mode, each.was, each.now)))
+    _console().print(table)
+    return 1 if any(each.refused for each in outcomes) else 0
+
+
+def _console() -> Console:
+    """Return a console that cuts nothing in a file or a pipe."""
+    console = Console(soft_wrap=True)
+    return console if console.is_terminal else Console(soft_wrap=True, width=_WIDE)
 
 
 def _facts(title: str, rows: list[tuple[str, str]]) -> Table:

@@ -1,4 +1,4 @@
-"""Slurm."""
+"""The commands and directives of Slurm."""
 
 from __future__ import annotations
 
@@ -9,20 +9,30 @@ from credit_like.launch.scheduler import ask
 
 _STATES = {
     "PENDING": "queued",
+    "CONFIGURING": "running",  # its nodes start
     "RUNNING": "running",
+    "RESIZING": "running",
+    "STAGE_OUT": "ending",
+    "SIGNALING": "ending",
     "COMPLETING": "ending",
     "REQUEUED": "queued",
+    "REQUEUE_HOLD": "queued",
+    "SPECIAL_EXIT": "queued",
     "SUSPENDED": "suspended",
+    "STOPPED": "suspended",
 }
 
 
 class Slurm:
+    """The `Scheduler` of Slurm."""
+
     prefix = "#SBATCH"
     programs: tuple[str, ...] = ("sbatch",)
     job = "${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
     hosts = """mapfile -t hosts < <(scontrol show hostnames "${SLURM_JOB_NODELIST:?}")"""
     index = "${SLURM_ARRAY_TASK_ID:-${CREDIT_LIKE_INDEX:-0}}"
     extend = 'sbatch --parsable "--dependency=afterany:$job" "$script"'
+    orphans = "Slurm lets the jobs that wait for a cancelled one begin at once, also beside the one that runs"
 
     def array(self, count: int) -> list[str]:
         return [f"--array=0-{count - 1}"] if count > 1 else []
@@ -36,7 +46,7 @@ class Slurm:
         return [*command, str(script)]
 
     def job_id(self, answer: str) -> str:
-        """`--parsable` prints `id` or `id;cluster`."""
+        """Return the job's id from `id` or `id;cluster`, which `--parsable` prints."""
         return answer.split()[-1].split(";")[0]
 
     def cancel(self, ids: Sequence[str]) -> list[str]:
@@ -46,9 +56,9 @@ class Slurm:
         return []
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        """From `squeue` for jobs that are not over, from the accounting, where there is one, for the others.
+        """Return the state of each job, from `squeue` for active jobs and `sacct` (where available) for ended ones.
 
-        An array's tasks are spoken of together: `running` if any of them is.
+        The tasks of an array have one state: `running` if any of them is running.
         """
         if not ids:
             return {}

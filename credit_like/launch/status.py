@@ -1,4 +1,4 @@
-"""Where a run stands: what the trainer wrote, and what the scheduler says of its jobs."""
+"""The status of a run, from the trainer's files and the scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
-from credit_like.launch.chain import Event, history, newest_checkpoint, run_status
+from credit_like.launch.chain import Event, history, newest_checkpoint, queued_ids, run_status
 from credit_like.schema import sites
 from credit_like.schema.launch import SiteSection
 
@@ -27,12 +27,12 @@ class JobRow:
     began: str = ""
     ended: str = ""
     step: int | None = None
-    """Where the training stood at its end."""
+    """Training step at the end of the job."""
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run at a glance; None = not known yet."""
+    """A summary of a run; None means not known yet."""
 
     save_loc: Path
     state: str
@@ -47,7 +47,7 @@ class RunStatus:
     jobs: tuple[JobRow, ...]
 
     def rows(self) -> list[tuple[str, str]]:
-        """The facts that are known, as rows of a table."""
+        """Return the known facts as rows of a table."""
         loss = None if self.loss is None else f"{self.loss:.6g}"
         valid = None if self.valid_loss is None else f"{self.valid_loss:.6g}"
         rate = None if self.samples_per_second is None else f"{self.samples_per_second:.4g} samples/s"
@@ -60,7 +60,7 @@ class RunStatus:
 
 
 def status(save_loc: Path) -> RunStatus:
-    """The status of the run in a folder.
+    """Return the status of the run in a folder.
 
     Raises UserError where there is no run.
     """
@@ -91,14 +91,17 @@ def status(save_loc: Path) -> RunStatus:
 
 
 def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
-    """A row for each job in the order of submission; the scheduler's word goes before what the job itself recorded."""
+    """Return a row for each job in the order of submission.
+
+    The scheduler's state takes precedence over what the job itself recorded.
+    """
     rows: dict[str, dict[str, Any]] = {}
     for event in events:
         kind, time = event["event"], event["time"]
-        if kind == "submission":
+        if kind in ("submission", "cancellation"):
             continue
         if kind == "submitted":
-            for job in event["ids"]:  # the first may have begun before it was known what it is called
+            for job in event["ids"]:  # the first may have begun before its id was recorded
                 rows.setdefault(job, {"mode": event["mode"], "state": "submitted"})
         elif kind == "extended":
             rows.setdefault(event["next"], {"mode": event["mode"], "state": "submitted"})
@@ -121,19 +124,22 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
 
 
 def _scheduler_states(events: list[Event]) -> dict[str, str]:
-    """What the scheduler of the last submission says."""
+    """Return the states of recent jobs, from the scheduler of the last submission."""
+    name = scheduler_name(events)
+    return {} if name is None else scheduler.by_name(name).states(queued_ids(events)[-50:])
+
+
+def scheduler_name(events: list[Event]) -> str | None:
+    """Return the scheduler of the last submission; None where there was none."""
     last: Event = next((event for event in reversed(events) if event["event"] == "submission"), {})
     name = last.get("scheduler")
     if name is None and last.get("site") in sites.profiles():  # a record that does not name it
         name = SiteSection.model_validate(last["site"]).scheduler
-    if name is None:
-        return {}
-    ids = [job for event in events for job in (*event.get("ids", ()), event.get("next")) if job]
-    return scheduler.by_name(name).states(ids[-50:])
+    return name
 
 
 def _log_tail(path: Path) -> list[dict[str, Any]]:
-    """The last lines of a log, without one that is being written."""
+    """Return the last records of a JSON-lines log, skipping a line that is still being written."""
     if not path.is_file():
         return []
     with path.open("rb") as log:
@@ -151,7 +157,7 @@ def _log_tail(path: Path) -> list[dict[str, Any]]:
 
 
 def _number(row: Event, *names: str) -> Any:
-    """The first of these that is a number; None where there is none."""
+    """Return the first of these that is a number; None where there is none."""
     return next((row[name] for name in names if isinstance(row.get(name), int | float)), None)
 
 

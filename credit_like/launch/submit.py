@@ -1,4 +1,4 @@
-"""From a login node to queued jobs: check, plan, write the script, submit it. An error changes nothing."""
+"""Submit jobs from a login node: check, plan, write the script, submit. After an error nothing is changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
-from credit_like.launch.chain import history, history_file, newest_checkpoint, record, run_status
+from credit_like.launch.chain import history, history_file, newest_checkpoint, queued_ids, record, run_status
 from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
 from credit_like.launch.resources import Options, resources, seconds
@@ -30,13 +30,13 @@ from credit_like.schema.load import load_experiment, load_located
 log = logging.getLogger(__name__)
 
 Check = Callable[[Path, Sequence[str], int | None], object]
-"""The experiment's own checks of a file, overrides and the world size (None = not a training)."""
+"""Checks of an experiment file with overrides, for a world size (None unless training)."""
 
 
 def mode_of(text: str) -> Mode:
-    """A mode by name.
+    """Return the mode of this name.
 
-    Raises UserError for any other.
+    Raises UserError for an unknown name.
     """
     for mode in MODES:
         if mode == text:
@@ -45,7 +45,7 @@ def mode_of(text: str) -> Mode:
 
 
 def chain_of(text: str) -> Chain:
-    """`auto` or a number of jobs.
+    """Return `auto` or the number of jobs of a chain.
 
     Raises UserError for anything else.
     """
@@ -57,9 +57,9 @@ def chain_of(text: str) -> Chain:
 
 
 def check_sections(file: Path, overrides: Sequence[str], world: int | None) -> None:
-    """The checks that need no data.
+    """Run the checks that need no data.
 
-    Raises ExperimentError with all that is wrong.
+    Raises ExperimentError with every problem.
     """
     experiment, locations = load_located(file, overrides)
     findings = section_findings(experiment, world or world_of(experiment))
@@ -81,11 +81,13 @@ def submit(
     check: Check = check_sections,
     python: str = sys.executable,
 ) -> Plan:
-    """Plan the jobs of a mode and, unless `dry_run`, write their files and submit them; at site `local`, run them here.
+    """Plan the jobs of a mode and submit them; at site `local`, run them here.
 
-    `after` are jobs to wait for. `force` submits although the outputs exist or jobs of the run are still queued.
-    The plan comes back with the script's text and the ids of the jobs.
-    Raises UserError with one message for what the user has to change; then no file and no job is left.
+    With `dry_run`, nothing is written or submitted.
+
+    `after` are ids of jobs to wait for. `force` submits even though outputs exist or jobs of the run are still queued.
+    Returns the plan with the script's text and the ids of the jobs.
+    Raises UserError for anything that the user has to correct; then no file and no job is left behind.
     """
     if site is not None:
         overrides = (*overrides, f"site={json.dumps(site)}")
@@ -110,32 +112,41 @@ def submit(
             return replace(plan, ids=_run_here(plan))
         ids = _queue(plan, dialect, profile)
         files.keep()
-    record(plan.save_loc, "submitted", mode=mode, ids=list(ids))
+    record(plan.save_loc, "submitted", mode=mode, ids=list(ids), after=list(plan.after))
     return replace(plan, ids=ids)
 
 
 def active_jobs(save_loc: Path, dialect: Scheduler) -> dict[str, str]:
-    """Jobs of this run that the scheduler still has, and how they are."""
-    ids = [job for event in history(save_loc) for job in (*event.get("ids", ()), event.get("next")) if job]
-    return {job: state for job, state in dialect.states(ids[-50:]).items() if not state.startswith("ended")}
+    """Return the jobs of this run that the scheduler still has, with their states."""
+    return {
+        job: state
+        for job, state in dialect.states(queued_ids(history(save_loc))[-50:]).items()
+        if not state.startswith("ended")
+    }
 
 
 def _frozen(experiment: Experiment, file: Path) -> str:
-    """The experiment as submitted. JSON is YAML, and leaves no doubt what is text and what is a number."""
+    """Return the submitted experiment as text.
+
+    It is written as JSON, which is YAML in which text and numbers cannot be confused.
+    """
     return f"# {file.name} as submitted, includes and overrides merged\n{json.dumps(experiment.to_dict(), indent=2)}\n"
 
 
 def _state_of_run(plan: Plan, dialect: Scheduler, force: bool) -> tuple[str, ...]:
-    """Notes on what is there already.
+    """Return notes on what the run's folder already contains.
 
-    Raises UserError where submitting would do nothing, or twice the same.
+    Raises UserError where the submission would do nothing, or repeat queued work.
     """
     status, notes = run_status(plan.save_loc), []
     again = "change save_loc, or add --force"
     if active := active_jobs(plan.save_loc, dialect):
         found = ", ".join(f"{job} ({state})" for job, state in active.items())
         if not (force or plan.after):
-            raise UserError(f"expected no job of this run in the queue, got {found}, wait, cancel them, or add --force")
+            raise UserError(
+                f"expected no job of this run in the queue, got {found}, wait, end them with credit-like cancel, "
+                "or add --force"
+            )
         notes.append(f"jobs of this run are in the queue: {found}")
     checkpoint = newest_checkpoint(plan.save_loc)
     if plan.mode == "train":
@@ -165,7 +176,7 @@ def _filled(folder: Path) -> bool:
 
 
 def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:
-    """What submitting needs of this machine."""
+    """Raise UserError unless this machine has the programs and packages that the jobs need."""
     for program in dialect.programs:
         if shutil.which(program) is None:
             raise UserError(
@@ -182,7 +193,7 @@ def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:
 
 
 def _queue(plan: Plan, dialect: Scheduler, site: SiteSection) -> tuple[str, ...]:
-    """Submit the jobs; if one is refused, those before it are taken back."""
+    """Submit the jobs; if one is refused, cancel those already submitted."""
     ids: list[str] = []
     chain = 1 if plan.chain == "auto" else plan.chain
     indices: Sequence[int | None] = [None] if site.arrays or plan.array == 1 else range(plan.array)
@@ -214,7 +225,7 @@ def _submit_one(command: list[str], dialect: Scheduler) -> str:
 def _run_here(plan: Plan) -> tuple[str, ...]:
     """Run the jobs of a plan on this machine, one after the other.
 
-    Raises UserError where the last one failed.
+    Raises UserError if a job failed; of training jobs, only the last one counts.
     """
     first = sum(event["event"] == "begin" for event in history(plan.save_loc)) + 1
     count = plan.array if plan.mode == "rollout" else None if plan.chain == "auto" else plan.chain
@@ -238,7 +249,7 @@ def _run_here(plan: Plan) -> tuple[str, ...]:
 
 
 class _Files:
-    """Files and folders written together: unless kept, all is as before."""
+    """Files and folders that are written together; unless `keep` is called, everything is restored on exit."""
 
     def __init__(self) -> None:
         self._before: dict[Path, bytes | None] = {}
@@ -255,7 +266,7 @@ class _Files:
             self._folders.append(folder)
 
     def remember(self, path: Path) -> None:
-        """What stands there now is to be put back."""
+        """Save the present content of a file, to be restored on exit."""
         self.folder(path.parent)
         self._before[path] = path.read_bytes() if path.exists() else None
 

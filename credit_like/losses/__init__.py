@@ -1,7 +1,7 @@
-"""Losses: one file each, with a `Config` and `pointwise`. A plug-in has the attributes of `LossPlugin`.
+"""Losses, one module each with a `Config` and `pointwise`. A plug-in has the attributes of `LossPlugin`.
 
-Errors arrive divided by the channel's scale, so they are of order one; area, variable and batch means are the same for
-all losses (`credit_like.losses._mean`).
+Errors are divided by the channel's scale before they reach the loss, so they are of order one. The means over area,
+variables and batch are the same for all losses (`credit_like.losses._mean`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 
 class LossConfig(Section):
-    """What every loss has."""
+    """Options that all losses share."""
 
     latitude_weights: bool = True
-    """Weigh rows by their area; otherwise every grid point counts the same."""
+    """Weight rows by their area; otherwise every grid point has the same weight."""
     variable_weights: dict[str, float] = Field(default={})
-    """Weight per predicted variable, 1 if not named."""
+    """Weight per predicted variable, 1 by default."""
     scale: Literal["change", "state"] = "change"
-    """Divide prognostic errors by the standard deviation of the change over a step, or of the state."""
+    """Divide prognostic errors by the standard deviation of the change over a step, or by that of the state."""
 
 
 class LossPlugin(Protocol):
-    """The module of a loss; `Config` is a `LossConfig` with its `type`."""
+    """Interface of the module of a loss; `Config` is a `LossConfig` with its `type`."""
 
     Config: type[Any]
 
     def pointwise(self, config: Any, error: Tensor) -> Tensor:
-        """(B, C, h, W) to the same shape: what each point's error costs.
+        """Return the loss at each point, of the same shape (B, C, h, W).
 
-        h may be a band of rows: a row's cost depends on that row alone, and nothing is divided by a number of rows or
-        samples.
+        h may be a band of rows: the loss of a row must depend on that row alone, and must not be divided by a number of
+        rows or samples.
         """

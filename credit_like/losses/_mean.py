@@ -1,4 +1,4 @@
-"""The mean that every loss takes over area, variables and batch."""
+"""The mean over area, variables and batch that all losses share."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class AreaLoss(nn.Module):
     """Scalar loss of a predicted step.
 
     loss = Σ_c v_c · mean_area(pointwise(e_c / s_c)) / Σ_c v_c, averaged over the batch, with v the variable weights, s
-    the channel's scale. Points without data (`valid` False) leave the mean. Each domain rank gets its part of it.
+    the channel's scale. Points without data (`valid` False) are excluded from the mean. Each domain rank computes its
+    part.
     """
 
     scale: Tensor
@@ -60,7 +61,8 @@ class AreaLoss(nn.Module):
 
     def per_channel(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return (B, C): this rank's part of the area mean of each channel."""
-        # Masked before anything non-linear: the gradient of a NaN stays NaN even under a zero weight.
+        # Missing points are masked before any non-linear operation, because the gradient of a NaN is NaN even under a
+        # zero weight.
         error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
         return self.area.part(self.pointwise(self.config, error))
 

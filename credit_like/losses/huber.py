@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Config(LossConfig):
     type: Literal["huber"] = "huber"
     delta: float = Field(default=1.0, gt=0)
-    """Where it turns linear, in units of the scaled error."""
+    """Size of the scaled error at which the loss becomes linear."""
 
 
 def pointwise(config: Config, error: Tensor) -> Tensor:

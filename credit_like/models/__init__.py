@@ -16,10 +16,10 @@ __all__ = ["Model", "ModelConfig", "ModelPlugin"]
 
 
 class Model(Protocol):
-    """A torch module that maps normalised fields of one time to those of the next.
+    """A torch module that maps the normalised fields of one time to those of the next.
 
     Tensor parallelism splits the blocks that declare `_tp_col` and `_tp_row`. Domain parallelism reads the attributes
-    below, and needs layers that have a twin there (those of `credit_like.nn`) wherever rows are mixed.
+    below. Every layer that mixes rows must have a domain-parallel version, as those of `credit_like.nn` do.
     """
 
     in_channels: int
@@ -29,18 +29,18 @@ class Model(Protocol):
     width: int
 
     def __call__(self, x_BCTHW: Tensor) -> Tensor:
-        """(B, in_channels, frames, height, width) to (B, out_channels, 1, height, width)."""
+        """Map (B, in_channels, frames, height, width) to (B, out_channels, 1, height, width)."""
 
 
 class ModelPlugin(Protocol):
-    """The module of a model."""
+    """The attributes that the module of a model must define."""
 
     Config: type[ModelConfig]
 
     def build(
         self, config: ModelConfig, *, in_channels: int, out_channels: int, frames: int, height: int, width: int
     ) -> Model:
-        """Return the model for a grid, on whatever device is current (meta: without values).
+        """Return the model for a grid, created on the current default device (on meta it has no values).
 
-        Raises UserError where it does not fit the grid.
+        Raises UserError if the model does not fit the grid.
         """

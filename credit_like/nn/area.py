@@ -1,4 +1,4 @@
-"""Means over the area of the grid: the only place where fields are reduced to numbers."""
+"""Area-weighted means, the only reduction of fields to numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from credit_like.errors import UserError
 
 
 def identity(x: Tensor) -> Tensor:
-    """What a sum over ranks is in one process."""
+    """Return x: the sum over ranks in a run of one process."""
     return x
 
 
 def _without_copies(weights: Tensor) -> Tensor:
-    """Return the weights with one row, column or channel for what is the same in all: a mask that is true everywhere
-    leaves one number for each latitude."""
+    """Return the weights with every dimension along which they are constant reduced to size 1.
+
+    A mask that is true everywhere leaves one number for each latitude.
+    """
     for dim in range(weights.ndim):
         first = weights.narrow(dim, 0, 1)
         if dim != weights.ndim - 2 and bool((weights == first).all()):
@@ -26,17 +28,18 @@ def _without_copies(weights: Tensor) -> Tensor:
 
 
 class AreaMean(nn.Module):
-    """Weighted mean over latitude, longitude of the points that have data.
+    """Weighted mean over latitude and longitude of the points that have data.
 
-    `weights` (H, W) or (C, H, W): area weight × validity, of the whole grid; `rows` are this rank's. Each rank gets
-    its part of the mean (local sum over the global denominator); `reduce` adds the parts up where the whole is wanted.
+    `weights` (H, W) or (C, H, W): area weight × validity, for the whole grid; `rows` selects this rank's rows. Each
+    rank computes its part of the mean (local sum over the global denominator); `reduce` adds the parts where the global
+    mean is needed.
 
-    NaN policy of WeatherBench2: a point without data leaves the weights and never counts as a zero error.
+    Missing values follow WeatherBench2: a point without data has weight zero and never counts as a zero error.
     """
 
     weights: Tensor
     precise: Tensor
-    """The weights in float64, for what is summed in float64; where the fields are."""
+    """The weights in float64, on the device of the fields, for sums in float64."""
 
     def __init__(
         self, weights: Tensor, rows: slice = slice(None), reduce: Callable[[Tensor], Tensor] = identity
@@ -52,10 +55,10 @@ class AreaMean(nn.Module):
         self.reduce = reduce
 
     def part(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C): this rank's part of the mean; differentiable, without communication."""
+        """Return this rank's part of the mean, (B, C); differentiable and without communication."""
         weights = self.weights if x_BCHW.dtype != torch.float64 else self.precise
         return (torch.where(weights > 0, x_BCHW, 0) * weights).sum((-2, -1))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C): the mean over the whole grid, on every rank."""
+        """Return the mean over the whole grid, (B, C), on every rank."""
         return self.reduce(self.part(x_BCHW))

@@ -45,7 +45,7 @@ class PositionBias(Layer):
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        """Fill in the offsets that the table holds, and the entry of each (query, key)."""
+        """Compute the offsets that the table holds and the table entry of each (query, key) pair."""
         w = self.window
         reach = w - 1 if self.position_index == "exact" else w
         axis = torch.arange(-reach, reach + 1)
@@ -56,7 +56,7 @@ class PositionBias(Layer):
         self.index.copy_((delta[:, None, :, None] * (2 * w - 1) + delta[None, :, None, :]).reshape(-1))
 
     def forward(self) -> Tensor:
-        """Return (w^2, w^2): rows are queries."""
+        """Return the biases as (w^2, w^2); rows are queries."""
         return ops.of_weights(self, self._table)
 
     def _table(self) -> Tensor:
@@ -69,16 +69,16 @@ class PositionBias(Layer):
 
 
 class WindowAttention(Layer):
-    """x + out(attend(qkv(norm(x)))) within windows of w x w tokens; the subclass says which tokens share a window.
+    """x + out(attend(qkv(norm(x)))) within windows of w x w tokens; the subclass defines which tokens share a window.
 
-    The rows of `qkv.weight` are ordered (head, q | k | v, channel of the head), so that a range of rows is a range of heads.
-    In a window of one token softmax is 1 whatever q and k: only v and the output projection are computed.
+    The rows of `qkv.weight` are ordered (head, q | k | v, channel of the head), so that a range of rows is a range of
+    heads. In a window of one token the softmax is 1 for any q and k, so only v and the output projection are computed.
     """
 
     dilated: bool
     tensor_columns = ("qkv",)
     tensor_rows = ("out",)
-    tensor_copies = ("bias",)  # the same table for all heads
+    tensor_copies = ("bias",)  # the table is the same for all heads
 
     def __init__(
         self, dim: int, window: int, *, dim_head: int, position_index: str = "exact", spectral_norm: bool = False
@@ -96,7 +96,7 @@ class WindowAttention(Layer):
         )
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, H, W, C)."""
+        """Apply the block to (B, H, W, C); the shape stays the same."""
         if self.bias is None:
             return x_BHWC + self.out(self._values(self.norm(x_BHWC)))
         return ops.attention_block(
@@ -104,7 +104,7 @@ class WindowAttention(Layer):
         )
 
     def _values(self, normed_BHWC: Tensor) -> Tensor:
-        """v alone: (B, H, W, C) to (B, H, W, h d)."""
+        """Return v alone: (B, H, W, C) to (B, H, W, h d)."""
         if type(self.qkv) is Linear:
             weight = self.qkv.effective_weight().unflatten(0, (-1, 3, self.dim_head))[:, 2].flatten(0, 1)
             return nn.functional.linear(normed_BHWC, weight)

@@ -15,7 +15,7 @@ from credit_like.nn.spectral_norm import SpectralNorm
 class Conv2d(Layer):
     """A 3 x 3 convolution with stride 1 and one row and column of zeros around the image; weight (out, in, 3, 3).
 
-    subpixel > 1: the output feeds a pixel shuffle of that factor; it starts without a checkerboard (ICNR, zero bias).
+    subpixel > 1: a pixel shuffle of that factor follows, and the initial values (ICNR, zero bias) avoid a checkerboard.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, subpixel: int = 1, spectral_norm: bool = False) -> None:
@@ -26,15 +26,15 @@ class Conv2d(Layer):
         self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
 
     def effective_weight(self) -> Tensor:
-        """The weight that multiplies: W, or W/sigma."""
+        """Return the weight that is applied: W, or W/sigma."""
         return self.weight if self.spectral is None else self.spectral(self.weight)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, in) to (B, H, W, out)."""
+        """Map (B, H, W, in) to (B, H, W, out)."""
         return ops.conv3x3(x_BHWC, self.effective_weight(), self.bias, layer=self)
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Uniform within 1/sqrt(fan in); before a pixel shuffle ICNR and a zero bias."""
+        """Draw uniformly within 1/sqrt(fan in); before a pixel shuffle use ICNR and a zero bias."""
         fan_in = self.weight.shape[1:].numel()
         if self.subpixel == 1:
             return initial_values.uniform(shape, fan_in, generator)
@@ -42,9 +42,10 @@ class Conv2d(Layer):
 
 
 class ConvTranspose2d(Layer):
-    """A transposed convolution: output row r gets input row i by kernel row r + padding - i stride; weight (in, out, k, k).
+    """A transposed convolution; weight (in, out, k, k).
 
-    The output has (H - 1) stride - 2 padding + k rows.
+    Input row i contributes to output row r through kernel row r + padding - i stride. The output has (H - 1) stride - 2
+    padding + k rows.
     """
 
     def __init__(
@@ -64,16 +65,16 @@ class ConvTranspose2d(Layer):
         self.spectral = SpectralNorm(tuple(self.weight.shape), output_dim=1) if spectral_norm else None
 
     def effective_weight(self) -> Tensor:
-        """The weight that multiplies: W, or W/sigma."""
+        """Return the weight that is applied: W, or W/sigma."""
         return self.weight if self.spectral is None else self.spectral(self.weight)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, in) to (B, stride H + k - stride - 2 padding, …, out)."""
+        """Map (B, H, W, in) to (B, stride H + k - stride - 2 padding, …, out)."""
         crop = (self.padding, self.padding)
         return ops.conv_transpose(
             x_BHWC, self.effective_weight(), self.bias, self.stride, crop_rows=crop, crop_cols=crop
         )
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Uniform within 1/sqrt(out k^2)."""
+        """Draw uniformly within 1/sqrt(out k^2)."""
         return initial_values.uniform(shape, self.weight.shape[1:].numel(), generator)

@@ -1,4 +1,4 @@
-"""The cross-embedding layer: parallel strided convolutions of several reaches. Tensors are (B, H, W, C)."""
+"""The cross-embedding layer: parallel strided convolutions with several kernel sizes. Tensors are (B, H, W, C)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from credit_like.nn.spectral_norm import SpectralNorm
 
 
 def branch_widths(dim: int, branches: int) -> list[int]:
-    """Channels of each branch: dim/2, dim/4, …, the last takes the remainder."""
+    """Return the channels of each branch: dim/2, dim/4, …; the last branch takes the remainder."""
     widths = [dim // 2**i for i in range(1, branches)]
     return [*widths, dim - sum(widths)]
 
 
 def zero_padding(kernel: int, stride: int) -> tuple[int, int]:
-    """Zero rows (columns) before and after, kernel - stride in all, so that every branch gives floor(size / stride)."""
+    """Return the zero rows (columns) before and after, such that every branch gives floor(size / stride) outputs.
+
+    They are kernel - stride in total.
+    """
     before = (kernel - stride) // 2
     return before, kernel - stride - before
 
 
 class Branch(Layer):
-    """The weights of one convolution of the layer: weight (out, in, k, k), bias (out,)."""
+    """The weights of one branch's convolution: weight (out, in, k, k), bias (out,)."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, *, spectral_norm: bool = False) -> None:
         super().__init__()
@@ -33,7 +36,7 @@ class Branch(Layer):
         self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
 
     def effective_weight(self) -> Tensor:
-        """The weight that multiplies: W, or W/sigma."""
+        """Return the weight that is applied: W, or W/sigma."""
         return self.weight if self.spectral is None else self.spectral(self.weight)
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -48,7 +51,7 @@ class CrossEmbed(Layer):
     """
 
     shard_unit = True
-    recompute = "never"  # backward needs its input and nothing else
+    recompute = "never"  # backward needs nothing but the input
 
     def __init__(
         self, in_channels: int, dim: int, kernel_sizes: tuple[int, ...], stride: int, *, spectral_norm: bool = False
@@ -62,11 +65,11 @@ class CrossEmbed(Layer):
         )
 
     def weights(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The effective weights and the biases of all branches, narrowest kernel first."""
+        """Return the effective weights and the biases of all branches, narrowest kernel first."""
         return [c.effective_weight() for c in self.convs], [c.bias for c in self.convs]  # type: ignore[operator, misc]
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, floor(H/s), floor(W/s), dim)."""
+        """Map (B, H, W, C) to (B, floor(H/s), floor(W/s), dim)."""
         padding = zero_padding(self.kernel_sizes[-1], self.stride)
         weights, biases = self.weights()
         return ops.cross_embed(x_BHWC, weights, biases, self.stride, pad_rows=padding, pad_cols=padding, layer=self)

@@ -23,5 +23,5 @@ class FeedForward(Layer):
         self.contract = Linear(4 * dim, dim, spectral_norm=spectral_norm)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, H, W, C)."""
+        """Apply the block to (B, H, W, C); the shape stays the same."""
         return ops.feed_forward_block(x_BHWC, self.norm, self.expand, self.contract)

@@ -1,7 +1,7 @@
 """Initial weights that do not depend on the layout: one generator per parameter, seeded by (seed, parameter name).
 
-A layer draws each of its parameters on the CPU in its full shape (`Layer.initial`), so a rank that holds a slice fills it with the
-same numbers as one process would.
+A layer draws each of its parameters on the CPU in its full shape (`Layer.initial`), so a rank that holds a slice gets
+the same numbers as a single process would.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def generator_for(seed: int, name: str) -> torch.Generator:
 def initial_value(module: nn.Module, leaf: str, name: str, shape: tuple[int, ...], seed: int) -> Tensor:
     """Return the full initial value (CPU, fp32) of the parameter `name`, which is `leaf` of `module`.
 
-    Drawn by the module's `initial` where it has one, else from torch's own distribution for the layer. Raises UserError
-    that names the parameter where neither is known, or where `initial` returns another shape.
+    The value comes from the module's `initial` if it has one, else from torch's own distribution for the layer. Raises
+    UserError with the name of the parameter if neither exists or if `initial` returns another shape.
     """
     draw = getattr(module, "initial", None) or partial(torch_default, module)
     try:
@@ -43,14 +43,14 @@ def initial_value(module: nn.Module, leaf: str, name: str, shape: tuple[int, ...
 
 
 def own_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
-    """(module, leaf, full name, parameter) of every parameter, each at the module that owns it."""
+    """Yield (module, leaf, full name, parameter) for every parameter, each with the module that owns it."""
     for prefix, module in model.named_modules():
         for leaf, parameter in module.named_parameters(recurse=False):
             yield module, leaf, f"{prefix}.{leaf}" if prefix else leaf, parameter
 
 
 def reset_buffers(model: nn.Module) -> None:
-    """Fill the buffers that are derived rather than saved, and torch's running statistics; needed after `to_empty`."""
+    """Fill derived (unsaved) buffers and torch's running statistics; required after `to_empty`."""
     for module in model.modules():
         reset = getattr(module, "reset_buffers", None) or getattr(module, "reset_running_stats", None)
         if reset is not None:
@@ -59,7 +59,7 @@ def reset_buffers(model: nn.Module) -> None:
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> nn.Module:
-    """Fill parameters and buffers of a model that holds whole tensors; the values depend on (seed, name) alone."""
+    """Initialise a model that holds whole tensors; all values depend on (seed, parameter name) alone."""
     for module, leaf, name, parameter in own_parameters(model):
         parameter.copy_(initial_value(module, leaf, name, tuple(parameter.shape), seed))
     reset_buffers(model)

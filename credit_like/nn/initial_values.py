@@ -1,4 +1,4 @@
-"""Distributions that parameters start with, each drawn from a generator of its own and of the full shape."""
+"""Initial distributions of parameters, drawn in the full shape from the parameter's own generator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from credit_like.errors import UserError
 
 
 def uniform(shape: tuple[int, ...], fan_in: int, generator: torch.Generator) -> Tensor:
-    """Draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)): variance 1/(3 fan_in), the usual start of convolutions and linear maps."""
+    """Draw from U(-1/sqrt(fan_in), 1/sqrt(fan_in)), the usual initialisation of linear maps and convolutions.
+
+    Its variance is 1/(3 fan_in).
+    """
     return within(shape, fan_in**-0.5, generator)
 
 
@@ -32,10 +35,10 @@ def icnr(shape: tuple[int, ...], factor: int, fan_in: int, generator: torch.Gene
 
 
 def torch_default(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw the parameter `leaf` of one of torch's layers from the distribution that torch itself draws it from.
+    """Draw the parameter `leaf` of a torch layer from the distribution that torch itself uses.
 
-    Linear maps, convolutions and transposed ones, norms, embeddings and multi-head attention, and subclasses of these that
-    keep their `reset_parameters`. Raises UserError for any other module.
+    Supports linear maps, (transposed) convolutions, norms, embeddings and multi-head attention, and their subclasses
+    that do not override `reset_parameters`. Raises UserError for any other module.
     """
     for kind, (reset, draw) in _DEFAULTS.items():
         if isinstance(module, kind) and getattr(type(module), reset) is getattr(kind, reset):
@@ -47,13 +50,16 @@ def torch_default(module: nn.Module, leaf: str, shape: tuple[int, ...], generato
 
 
 def _by_fan_in(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Weight and bias of a linear map or a convolution; torch counts dimension 1 of a transposed one as its inputs, too."""
+    """Draw the weight or bias of a linear map or a convolution.
+
+    As in torch, the fan-in of a transposed convolution is taken from dimension 1 as well.
+    """
     assert isinstance(module.weight, Tensor)
     return uniform(shape, module.weight.shape[1:].numel(), generator)
 
 
 def _projection(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """The output projection of multi-head attention."""
+    """Draw the output projection of multi-head attention."""
     return torch.zeros(shape) if leaf == "bias" else _by_fan_in(module, leaf, shape, generator)
 
 
@@ -70,7 +76,10 @@ def _embedding(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: 
 
 
 def _attention(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Glorot & Bengio (2010): of variance 2/(fan in + fan out); projections uniform, the extra key and value normal."""
+    """Draw the input projections of multi-head attention with variance 2/(fan in + fan out).
+
+    This is the initialisation of Glorot & Bengio (2010): uniform for projections, normal for the extra key and value.
+    """
     if leaf == "in_proj_bias":
         return torch.zeros(shape)
     if leaf in ("bias_k", "bias_v"):
@@ -79,7 +88,8 @@ def _attention(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: 
 
 
 Draw = Callable[[nn.Module, str, tuple[int, ...], torch.Generator], Tensor]
-# Each class with the method that makes torch's own values; a subclass that replaces it means others.
+# Each class is paired with the method that draws torch's values. A subclass that overrides the method uses another
+# distribution.
 _DEFAULTS: dict[type[nn.Module], tuple[str, Draw]] = {
     NonDynamicallyQuantizableLinear: ("reset_parameters", _projection),
     nn.Linear: ("reset_parameters", _by_fan_in),

@@ -1,7 +1,7 @@
-"""What a layer declares about itself: what to shard, what to recompute, and what it starts with.
+"""Declarations of a layer: what to shard, what to recompute, and how to initialise its parameters.
 
-A layer or block that has something to declare derives from `Layer` and sets class attributes; `credit_like.parallel` reads
-them. Everything has a default, and any `nn.Module` may set the same attributes without deriving from `Layer`:
+A layer or block with declarations derives from `Layer` and sets class attributes, which `credit_like.parallel` reads.
+Everything has a default, and any `nn.Module` may set the same attributes without deriving from `Layer`:
 
     class Mixer(Layer):
         shard_unit = True                 # gathered as one unit by FSDP2, and recomputed as one in backward
@@ -40,39 +40,44 @@ class Layer(nn.Module):
     """A module with declarations for parallelism and initialisation."""
 
     shard_unit: ClassVar[bool] = False
-    """Whether FSDP2 gathers the parameters of this block, with everything inside, as one unit."""
+    """Whether FSDP2 gathers the parameters of this block and of everything inside it as one unit."""
 
     recompute: ClassVar[Recompute] = "forward"
-    """What activation checkpointing does with a shard unit: "forward" runs its forward again in backward; "kernels" leaves it
-    to the layers inside where all of these have fused kernels, which recompute what they need, and is "forward" elsewhere;
-    "never" saves everything, for a block whose backward needs its input alone or follows at once."""
+    """How activation checkpointing treats a shard unit.
+
+    "forward" reruns its forward in backward. "kernels" leaves recomputation to the layers inside if all of them have
+    fused kernels, which recompute only what they need, and equals "forward" otherwise. "never" saves everything; it
+    suits a block whose backward needs only its input or follows immediately.
+    """
 
     full_precision: bool = False
-    """Whether the block computes in the precision of its master weights where the rest computes in bfloat16: for the
-    layers at which fields enter and leave the model (see `credit_like.nn.precision`)."""
+    """Whether the block computes in the precision of its master weights while the rest computes in bfloat16.
+
+    It is meant for the layers where fields enter and leave the model (see `credit_like.nn.precision`).
+    """
 
     tensor_columns: ClassVar[tuple[str, ...]] = ()
-    """Paths inside the block to linear layers (or 1 x 1 convolutions) of which each tensor rank has some output features."""
+    """Paths in the block to linear layers (or 1 x 1 convolutions) whose output features are split over tensor ranks."""
 
     tensor_rows: ClassVar[tuple[str, ...]] = ()
-    """Paths to layers of which each tensor rank has some input features; their results are summed over the ranks."""
+    """Paths to layers whose input features are split; their results are summed over the ranks."""
 
     tensor_copies: ClassVar[tuple[str, ...]] = ()
-    """Paths to submodules without input from outside whose output all tensor ranks use, such as a position bias."""
+    """Paths to submodules without external input whose output all tensor ranks use, such as a position bias."""
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return the initial value of the layer's own parameter `leaf`, on the CPU, drawn from `generator` alone.
 
-        The shape is that of the whole parameter whatever this rank holds of it. Raises UserError where a layer with
-        parameters of its own neither defines this nor is one of torch's layers (`initial_values.torch_default`).
+        The shape is that of the whole parameter, whichever slice this rank holds. Raises UserError if a layer with
+        parameters of its own neither defines this method nor is a torch layer (`initial_values.torch_default`).
         """
         return torch_default(self, leaf, shape, generator)
 
     def reset_buffers(self) -> None:
-        """Fill the buffers that are not saved; called once the layer has memory."""
+        """Fill the buffers that are not saved; called after the layer's memory was allocated."""
 
 
-# The names by which CREDIT's models declare the same.
+# CREDIT's models use these names for the same declarations.
 _ALIASES = {
     "shard_unit": "_fsdp2_shard",
     "recompute": "_recompute",
@@ -83,20 +88,20 @@ _ALIASES = {
 
 
 def _declared(module: nn.Module, name: str) -> Any:
-    """Return what a module, its class or its instance, declares under this name or its alias; else the default."""
+    """Return what a module (its class or instance) declares under this name or its alias, else the default."""
     alias = getattr(module, _ALIASES[name], None)
     return getattr(module, name, getattr(Layer, name)) if alias is None else alias
 
 
 def is_shard_unit(module: nn.Module) -> bool:
-    """Return whether the module declares that it is gathered as a unit."""
+    """Return whether the module declares that it is gathered as one unit."""
     return _declared(module, "shard_unit") is True
 
 
 def recomputation(module: nn.Module) -> Recompute:
-    """Return what activation checkpointing does with the module. Raises UserError for a value that is none of these."""
+    """Return how activation checkpointing treats the module. Raises UserError for an unknown value."""
     value = _declared(module, "recompute")
-    if isinstance(value, bool):  # as `_recompute` is
+    if isinstance(value, bool):  # `_recompute` is a boolean
         return "forward" if value else "never"
     if value not in _RECOMPUTE:
         raise UserError(f"{type(module).__name__}.recompute: expected one of {', '.join(_RECOMPUTE)}, got {value!r}")
@@ -117,7 +122,7 @@ class TensorSplit:
 
 
 def tensor_split(module: nn.Module) -> TensorSplit:
-    """Return what the module declares for tensor parallelism; a single path may be given as a string."""
+    """Return the module's declarations for tensor parallelism; a single path may be given as a string."""
 
     def paths(name: str) -> tuple[str, ...]:
         value = _declared(module, name)

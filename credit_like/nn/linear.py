@@ -18,9 +18,9 @@ class Linear(Layer, nn.Linear):
         self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
 
     def effective_weight(self) -> Tensor:
-        """Return the weight that multiplies: W, or W/sigma."""
+        """Return the weight that is applied: W, or W/sigma."""
         return self.weight if self.spectral is None else self.spectral(self.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in) to (..., out)."""
+        """Map (..., in) to (..., out)."""
         return nn.functional.linear(x, self.effective_weight(), self.bias)

@@ -20,19 +20,19 @@ class ChannelNorm(Layer):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., C) to (..., C)."""
+        """Normalise each point of (..., C); the shape stays the same."""
         return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """The identity: weight 1, bias 0."""
+        """Return the values of the identity: weight 1, bias 0."""
         return torch.ones(shape) if leaf == "weight" else torch.zeros(shape)
 
 
 @ops.fusible
 class GroupNorm(Layer):
-    """Mean and variance over the image and over each of `groups` groups of channels: eps 1e-5, biased variance.
+    """GroupNorm: mean and variance over the image and each of `groups` groups of channels; eps 1e-5, biased variance.
 
-    The only layer besides the loss that reduces over the whole image.
+    Besides the loss, this is the only layer that reduces over the whole image.
     """
 
     eps = 1e-5
@@ -45,11 +45,11 @@ class GroupNorm(Layer):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, H, W, C)."""
+        """Normalise (B, H, W, C); the shape stays the same."""
         x_BCHW = x_BHWC.permute(0, 3, 1, 2)
         y_BCHW = nn.functional.group_norm(x_BCHW, self.groups, self.weight, self.bias, self.eps)
         return y_BCHW.permute(0, 2, 3, 1)
 
     def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """The identity: weight 1, bias 0."""
+        """Return the values of the identity: weight 1, bias 0."""
         return torch.ones(shape) if leaf == "weight" else torch.zeros(shape)

@@ -1,7 +1,7 @@
-"""Padding an image of the globe (or of a region) and taking the padding off again. Tensors are (B, C, H, W).
+"""Padding of an image of the globe (or of a region) and its removal. Tensors are (B, C, H, W).
 
-Every mode is a list of source rows and a list of source columns, worked out here without tensors, so that a band of
-latitude rows can be padded from the rows that it needs.
+Every mode is a list of source rows and a list of source columns, computed here without tensors, so that a band of
+latitude rows can be padded from just the rows that it needs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ MODES = ("earth", "mirror", "replicate")
 
 
 def source_rows(mode: str, height: int, north: int, south: int) -> list[tuple[int, bool]]:
-    """For each padded row, the row it copies and whether that row is turned by half the globe.
+    """Return, for each padded row, the source row and whether it is shifted by half the globe.
 
-    earth: beyond a pole come the rows nearest to it, mirrored, on the other side of the globe. mirror: reflection without
-    repeating the edge row. replicate: the edge row.
+    earth: the rows beyond a pole are the rows nearest to it, mirrored and shifted by 180° of longitude. mirror:
+    reflection without repeating the edge row. replicate: the edge row.
     """
     rows: list[tuple[int, bool]] = []
     for row in range(-north, height + south):
@@ -31,13 +31,13 @@ def source_rows(mode: str, height: int, north: int, south: int) -> list[tuple[in
 
 
 def source_columns(mode: str, width: int, west: int, east: int) -> list[int]:
-    """For each padded column, the column it copies: circular, or for `replicate` the edge column."""
+    """Return, for each padded column, the source column: circular, or the edge column for `replicate`."""
     columns = range(-west, width + east)
     return [min(max(c, 0), width - 1) if mode == "replicate" else c % width for c in columns]
 
 
 class Pad(nn.Module):
-    """Pad latitude by (north, south) rows and longitude by (west, east) columns."""
+    """Padding of latitude by (north, south) rows and of longitude by (west, east) columns."""
 
     def __init__(self, mode: str, pad_lat: tuple[int, int], pad_lon: tuple[int, int]) -> None:
         super().__init__()
@@ -45,27 +45,30 @@ class Pad(nn.Module):
         self.mode, self.pad_lat, self.pad_lon = mode, tuple(pad_lat), tuple(pad_lon)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C, H + north + south, W + west + east)."""
+        """Map (B, C, H, W) to (B, C, H + north + south, W + west + east)."""
         return self.pad_columns(self.pad_rows(x_BCHW))
 
     def pad_rows(self, x_BCHW: Tensor) -> Tensor:
-        """Latitude alone."""
+        """Pad latitude only."""
         north, south = self.pad_lat
         if north == south == 0:
             return x_BCHW
         return torch.cat([self._beyond(x_BCHW, north, True), x_BCHW, self._beyond(x_BCHW, south, False)], dim=-2)
 
     def _beyond(self, x_BCHW: Tensor, count: int, northern: bool) -> Tensor:
-        """The rows beyond one edge, by slices alone: an index made of numbers would be a copy that the device waits for."""
+        """Return the padding rows beyond one edge, using slices only.
+
+        An index list would be copied to the device, which synchronises.
+        """
         height, width = x_BCHW.shape[-2:]
         if self.mode == "replicate":
             return x_BCHW.narrow(-2, 0 if northern else height - 1, 1).expand(*x_BCHW.shape[:-2], count, width)
-        edge = int(self.mode == "mirror")  # rows between the image's edge and the nearest row that is mirrored
+        edge = int(self.mode == "mirror")  # offset from the image's edge to the nearest mirrored row
         beyond = x_BCHW.narrow(-2, edge if northern else height - edge - count, count).flip(-2)
         return beyond.roll(width // 2, dims=-1) if self.mode == "earth" else beyond
 
     def pad_columns(self, x_BCHW: Tensor) -> Tensor:
-        """Longitude alone; what every band of rows can do by itself."""
+        """Pad longitude only, which needs no rows of other ranks."""
         (west, east), width = self.pad_lon, x_BCHW.shape[-1]
         if west == east == 0:
             return x_BCHW
@@ -75,15 +78,15 @@ class Pad(nn.Module):
 
 
 class Unpad(nn.Module):
-    """Take (north, south) rows and (west, east) columns off."""
+    """Removal of (north, south) rows and (west, east) columns."""
 
     def __init__(self, pad_lat: tuple[int, int], pad_lon: tuple[int, int]) -> None:
         super().__init__()
         self.pad_lat, self.pad_lon = tuple(pad_lat), tuple(pad_lon)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, H, W) to (B, C, H - north - south, W - west - east)."""
+        """Map (B, C, H, W) to (B, C, H - north - south, W - west - east)."""
         (north, south), (west, east) = self.pad_lat, self.pad_lon
         height, width = x_BCHW.shape[-2:]
-        x_BHWC = x_BCHW.permute(0, 2, 3, 1)  # so that the gradient is laid out as the decoder's images are
+        x_BHWC = x_BCHW.permute(0, 2, 3, 1)  # the gradient then has the memory layout of the decoder's images
         return x_BHWC[:, north : height - south, west : width - east].permute(0, 3, 1, 2)

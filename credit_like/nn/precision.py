@@ -1,8 +1,9 @@
-"""Layers that keep full precision in a model that computes in bfloat16: where its input enters and its output leaves.
+"""Layers that keep full precision in a bfloat16 model: where its input enters and its output leaves.
 
-bfloat16 has 8 bits. Rounding a field of geopotential to them costs several m² s⁻² at every step of a forecast; inside the
-model the same rounding is of features, of which there are many. Such a layer declares `full_precision = True`: FSDP2 gathers
-its weights as they are, and `in_own_precision` calls it outside autocast.
+bfloat16 has 8 significant bits. Rounding a geopotential field to 8 bits introduces errors of several m² s⁻² at every
+forecast step. Inside the model the rounding affects features, whose errors average out. Such a layer declares
+`full_precision = True`: FSDP2 gathers its weights in their own precision, and `in_own_precision` calls it outside
+autocast.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def keeps_full_precision(layer: nn.Module) -> bool:
 
 
 def in_own_precision(layer: nn.Module, x: Tensor) -> Tensor:
-    """Return layer(x), computed outside autocast in the dtype of its weights where the layer keeps full precision."""
+    """Return layer(x); a layer that keeps full precision runs outside autocast in the dtype of its weights."""
     if not keeps_full_precision(layer):
         result: Tensor = layer(x)
         return result

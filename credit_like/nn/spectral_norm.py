@@ -1,17 +1,17 @@
 """Spectral normalisation as state: W / sigma, sigma = u^T W v (Miyato et al., arXiv:1802.05957).
 
-A layer that is normalised owns a `SpectralNorm` child with the whole matrix's singular vectors u, v (fp32, saved in
-checkpoints) and 1/sigma (derived, not saved). `before_step` moves u and v by one power iteration, once per optimiser
+A normalised layer owns a `SpectralNorm` child with the singular vectors u, v of the whole matrix (fp32, saved in
+checkpoints) and 1/sigma (derived, not saved). `before_step` updates u and v by one power iteration, once per optimiser
 step and outside forward, so that forward is a pure function: a recomputed forward (activation checkpointing), a
-compiled one and one in bfloat16 see the same sigma.
+compiled one and one in bfloat16 use the same sigma.
 
 The gradient is exact. With G = dL/d(W/sigma),
 
     dL/dW = G/sigma - <G, W>/sigma^2 u v^T,
 
-which the backward of the normalised weight applies where it holds the whole matrix (`in_backward`, the default). Where
-a rank holds only rows or columns of W, <G, W> needs a sum over ranks: such a layer sets `in_backward` to False,
-sigma is then a constant in backward, and the correction is made once after backward (`correct_gradients`).
+which the backward of the normalised weight applies if this rank holds the whole matrix (`in_backward`, the default). If
+it holds only rows or columns of W, <G, W> needs a sum over ranks: such a layer sets `in_backward` to False, backward
+treats sigma as a constant, and the correction is made once after backward (`correct_gradients`).
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ from torch import Tensor, nn
 from credit_like import ops
 from credit_like.nn.layer import Layer
 
-WARM_UP = 15  # power iterations that a new matrix starts with
+WARM_UP = 15  # power iterations for a new matrix
 
 
 def _along_u(grad: Tensor, weight: Tensor, u: Tensor, factor: Tensor) -> Tensor:
-    """-factor <g, W> u, the derivative of sigma = u^T W v but for v."""
+    """Return -factor <g, W> u, from the derivative of sigma = u^T W v (v is applied by the caller)."""
     product = torch.dot(grad.reshape(-1).to(u.dtype), weight.reshape(-1).to(u.dtype))
     return (product * -factor * u).to(grad.dtype)
 
 
 def _scaled(weight: Tensor, inv_sigma: Tensor) -> Tensor:
-    """W/sigma, rounded once: 1/sigma in bfloat16 would be a common error of up to 0.4 % of all weights."""
+    """Return W/sigma, rounded once.
+
+    A 1/sigma in bfloat16 would change all weights by the same relative error of up to 0.4 %.
+    """
     wide = torch.promote_types(weight.dtype, inv_sigma.dtype)
     return (weight.to(wide) * inv_sigma).to(weight.dtype)
 
 
 class _Normalised(torch.autograd.Function):
-    """W/sigma with the derivative of sigma = u^T W v in backward."""
+    """W/sigma; backward includes the derivative of sigma = u^T W v."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
@@ -59,7 +62,10 @@ class _Normalised(torch.autograd.Function):
 
 
 class _GradientOfNormalised(torch.autograd.Function):
-    """W itself; backward corrects the gradient g at constant sigma to that with sigma = u^T W v: g - <g, W>/sigma u v^T."""
+    """The identity on W; backward corrects the gradient g for the dependence of sigma on W.
+
+    g was computed at constant sigma; with sigma = u^T W v it becomes g - <g, W>/sigma u v^T.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor, output_dim: int) -> Tensor:
@@ -96,7 +102,7 @@ class SpectralNorm(Layer):
         self.register_buffer("inv_sigma", torch.ones(()), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """W/sigma, shaped as W."""
+        """Return W/sigma in the shape of W."""
         if self.in_backward:
             normalised: Tensor = _Normalised.apply(weight, self.u, self.v, self.inv_sigma, self.output_dim)
             return normalised
@@ -112,26 +118,26 @@ class SpectralNorm(Layer):
         return weight, float(self.inv_sigma)
 
     def reset_buffers(self) -> None:
-        """1/sigma is not saved: 1 until `refresh` or `before_step` has seen the weight."""
+        """Set 1/sigma, which is not saved, to 1 until `refresh` or `before_step` computes it."""
         self.inv_sigma.fill_(1.0)
 
     @torch.no_grad()
     def refresh(self, weight: Tensor) -> None:
-        """1/sigma of the present weight, u and v as they are."""
+        """Compute 1/sigma of the current weight without changing u and v."""
         self.refresh_all([(self, weight)])
 
     @torch.no_grad()
     def iterate(self, weight: Tensor, count: int = 1) -> None:
-        """`count` power iterations v <- norm(W^T u), u <- norm(W v), then 1/sigma."""
+        """Run `count` power iterations v <- norm(W^T u), u <- norm(W v), then compute 1/sigma."""
         self.iterate_all([(self, weight)], count)
 
-    # Kernels of single layers are too small for a GPU, which would wait for the host to launch them: layers with weights
-    # of one shape are worked on together, and what is left is written to all layers at once.
+    # Kernels for single layers are too small for a GPU, which would wait for the host to launch them. Layers with weights
+    # of one shape are therefore processed together, and the results are written to all layers at once.
 
     @classmethod
     @torch.no_grad()
     def iterate_all(cls, members: Sequence[Member], count: int = 1) -> None:
-        """`iterate` for many layers."""
+        """Run `iterate` for many layers."""
         stacks = cls._stacks(members)
         with _without_tf32():
             matrices = [stack.matrices() for stack in stacks]
@@ -150,7 +156,7 @@ class SpectralNorm(Layer):
     @classmethod
     @torch.no_grad()
     def refresh_all(cls, members: Sequence[Member]) -> None:
-        """`refresh` for many layers."""
+        """Run `refresh` for many layers."""
         stacks = cls._stacks(members)
         sigma = []
         with _without_tf32():
@@ -173,7 +179,7 @@ class SpectralNorm(Layer):
 
     @classmethod
     def _stacks(cls, members: Sequence[Member]) -> list[_Stack]:
-        """The layers, those with weights of one shape together; in the same order on all ranks."""
+        """Return the layers grouped by the shape of their weights, in the same order on all ranks."""
         groups: dict[object, list[Member]] = {}
         for spectral, weight in members:
             key = (weight.shape, spectral.output_dim, weight.dtype, spectral.u.dtype)
@@ -182,7 +188,7 @@ class SpectralNorm(Layer):
 
     @classmethod
     def _totals(cls, stacks: Sequence[_Stack], parts: list[Tensor], side: str) -> list[Tensor]:
-        """What the `parts` of the matrices, (layers, rows or columns held), add up to: themselves, where they are whole."""
+        """Return the sums over ranks of `parts`, (layers, rows or columns held); here each part is whole already."""
         return parts
 
 
@@ -190,9 +196,10 @@ Member = tuple[SpectralNorm, Tensor]  # the state and its weight
 
 
 class _Stack:
-    """Layers with weights of one shape: the arithmetic on their matrices, (layers, rows, columns), this rank's part each.
+    """Layers with weights of one shape, and products with their matrices (layers, rows, columns).
 
-    rows, columns: where the part lies in the whole matrix; share: its weight in sums over ranks.
+    Each matrix is this rank's part. rows, columns: position of the part in the whole matrix; share: the factor of the
+    part in sums over ranks; local: returns this rank's part of a tensor.
     """
 
     def __init__(
@@ -209,11 +216,11 @@ class _Stack:
         self.output_dim = self.spectrals[0].output_dim
 
     def matrices(self) -> Tensor:
-        """The weights, in the precision of the state."""
+        """Return the weights in the precision of u and v."""
         return self._stacked([self.local(weight) for weight in self.weights])
 
     def gradients(self) -> Tensor:
-        """The gradients of the weights."""
+        """Return the gradients of the weights."""
         return self._stacked([self.local(w.grad) for w in self.weights if w.grad is not None])
 
     def _stacked(self, tensors: list[Tensor]) -> Tensor:
@@ -221,11 +228,11 @@ class _Stack:
         return stacked.to(self.spectrals[0].u.dtype)
 
     def times_rows(self, u: Tensor, matrices: Tensor) -> Tensor:
-        """u^T W, (layers, columns held)."""
+        """Return u^T W, (layers, columns held)."""
         return torch.bmm(u[:, None, self.rows], matrices)[:, 0]
 
     def times_columns(self, matrices: Tensor, v: Tensor) -> Tensor:
-        """W v, (layers, rows held)."""
+        """Return W v, (layers, rows held)."""
         return torch.bmm(matrices, v[:, self.columns, None])[..., 0]
 
     def subtract(self, u: Tensor, v: Tensor) -> None:
@@ -237,7 +244,7 @@ class _Stack:
 
 
 def _joined(stacks: Sequence[_Stack], name: str) -> list[Tensor]:
-    """A buffer of all layers, (layers, length) for each stack; read with one kernel."""
+    """Return one buffer of all layers, as (layers, length) for each stack."""
     states = [[spectral.get_buffer(name) for spectral in stack.spectrals] for stack in stacks]
     if not states:
         return []
@@ -247,7 +254,7 @@ def _joined(stacks: Sequence[_Stack], name: str) -> list[Tensor]:
 
 
 def _write(stacks: Sequence[_Stack], name: str, values: Sequence[Tensor]) -> None:
-    """Set a buffer of all layers, from (layers, length) for each stack; one kernel."""
+    """Set one buffer of all layers from (layers, length) for each stack."""
     states = [spectral.get_buffer(name) for stack in stacks for spectral in stack.spectrals]
     rows = [row.view(state.shape) for row, state in zip((r for x in values for r in x.unbind()), states, strict=True)]
     if states:
@@ -255,7 +262,7 @@ def _write(stacks: Sequence[_Stack], name: str, values: Sequence[Tensor]) -> Non
 
 
 def _normalised(vectors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Rows divided by their lengths, and the lengths, (layers, 1), at least 1e-12."""
+    """Return the rows divided by their norms, and the norms, (layers, 1), at least 1e-12."""
     lengths = [torch.linalg.vector_norm(x, dim=1, keepdim=True) for x in vectors]
     if lengths:
         torch._foreach_clamp_min_(lengths, 1e-12)
@@ -263,13 +270,13 @@ def _normalised(vectors: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
 
 
 def _dots(x: Tensor, y: Tensor) -> Tensor:
-    """The products of rows, (layers, 1)."""
+    """Return the dot products of the rows, (layers, 1)."""
     return torch.bmm(x[:, None], y[:, :, None])[..., 0]
 
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Products of matrices in full precision: an error of 0.1 % in sigma would be one of all outputs of a layer."""
+    """Compute matrix products in full precision: an error of 0.1 % in sigma would affect all outputs of a layer."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -279,25 +286,28 @@ def _without_tf32() -> Iterator[None]:
 
 
 def as_matrix(weight: Tensor, output_dim: int) -> Tensor:
-    """The weight as (output, everything else); transposed convolutions have their output in dimension 1."""
+    """Return the weight as a matrix (output, everything else).
+
+    Transposed convolutions have their output in dimension 1.
+    """
     return weight.movedim(output_dim, 0).flatten(1)
 
 
 def from_matrix(matrix: Tensor, shape: torch.Size, output_dim: int) -> Tensor:
-    """The inverse of `as_matrix`."""
+    """Reshape a matrix to the weight's shape, the inverse of `as_matrix`."""
     moved = [shape[output_dim], *shape[:output_dim], *shape[output_dim + 1 :]]
     return matrix.reshape(moved).movedim(0, output_dim)
 
 
 def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every layer that normalises its `weight`, with its name."""
+    """Yield the name and module of every layer that normalises its `weight`."""
     for name, module in model.named_modules():
         if isinstance(getattr(module, "spectral", None), SpectralNorm):
             yield name, module
 
 
 def _by_class(model: nn.Module) -> Iterator[tuple[type[SpectralNorm], list[Member]]]:
-    """The normalised layers, those of one class together: a class may work on all of its layers at once."""
+    """Yield the normalised layers grouped by class, because a class may process all of its layers at once."""
     members: dict[type[SpectralNorm], list[Member]] = {}
     for _, layer in layers(model):
         assert isinstance(layer.spectral, SpectralNorm)
@@ -307,13 +317,13 @@ def _by_class(model: nn.Module) -> Iterator[tuple[type[SpectralNorm], list[Membe
 
 
 def before_step(model: nn.Module) -> None:
-    """One power iteration of every normalised weight; call it once per optimiser step, before the forwards."""
+    """Run one power iteration of every normalised weight; call it once per optimiser step, before the forwards."""
     for kind, members in _by_class(model):
         kind.iterate_all(members)
 
 
 def refresh(model: nn.Module) -> None:
-    """1/sigma of the present weights, with u and v as they are: what evaluation uses."""
+    """Compute 1/sigma of the current weights, as used in evaluation, without changing u and v."""
     for kind, members in _by_class(model):
         kind.refresh_all(members)
 
@@ -325,5 +335,5 @@ def correct_gradients(model: nn.Module) -> None:
 
 
 def after_backward(model: nn.Module) -> None:
-    """What is left to do after backward and before clipping; nothing where every backward was exact already."""
+    """Complete the gradients after backward and before clipping; does nothing if every backward was exact."""
     correct_gradients(model)

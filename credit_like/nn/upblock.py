@@ -1,4 +1,4 @@
-"""The decoder's blocks: twice the height and width. Tensors are (B, H, W, C)."""
+"""The decoder's blocks, each of which doubles height and width. Tensors are (B, H, W, C)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Refine(nn.Module):
         self.norms = nn.ModuleList(GroupNorm(groups, channels) for _ in range(2))
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, H, W, C)."""
+        """Apply the block to (B, H, W, C); the shape stays the same."""
         for conv, norm in zip(self.convs, self.norms, strict=True):
             assert isinstance(norm, GroupNorm)
             x_BHWC = ops.norm_silu(conv(x_BHWC), norm)
@@ -29,13 +29,14 @@ class Refine(nn.Module):
 
 
 class UpBlock(Layer):
-    """(B, H, W, in) to (B, 2H, 2W, out).
+    """A block of the decoder: (B, H, W, in) to (B, 2H, 2W, out).
 
-    pixel_shuffle: y = shuffle(conv(x)), y <- y + sharp(y), y + refine(y). transpose: y = transposed conv(x), y + refine(y).
+    pixel_shuffle: y = shuffle(conv(x)), y <- y + sharp(y), y + refine(y). transpose: y = transposed conv(x), y +
+    refine(y).
     """
 
     shard_unit = True
-    recompute = "kernels"  # only the images between its convolutions stay, the most expensive ones to recompute
+    recompute = "kernels"  # save only the images between the convolutions, which are the most expensive to recompute
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class UpBlock(Layer):
         self.refine = Refine(out_channels, groups, spectral_norm=spectral_norm)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, in) to (B, 2H, 2W, out)."""
+        """Map (B, H, W, in) to (B, 2H, 2W, out)."""
         y_BHWC = self.up(x_BHWC)
         if self.upsample == "pixel_shuffle":
             y_BHWC = ops.pixel_shuffle(y_BHWC, 2)
@@ -72,8 +73,8 @@ class UpHead(Layer):
     """
 
     shard_unit = True
-    recompute = "never"  # backward begins here: what was dropped would come back at once
-    full_precision = True  # its output is the field itself
+    recompute = "never"  # backward starts here and would recompute at once whatever was not saved
+    full_precision = True  # its output is the predicted field
 
     def __init__(
         self, in_channels: int, out_channels: int, *, upsample: str = "pixel_shuffle", spectral_norm: bool = False
@@ -88,6 +89,6 @@ class UpHead(Layer):
             self.up = ConvTranspose2d(in_channels, out_channels, 4, padding=1, spectral_norm=spectral_norm)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, in) to (B, 2H, 2W, out)."""
+        """Map (B, H, W, in) to (B, 2H, 2W, out)."""
         y_BHWC = self.up(x_BHWC)
         return self.last(ops.pixel_shuffle(y_BHWC, 2)) if self.upsample == "pixel_shuffle" else y_BHWC

@@ -1,8 +1,9 @@
-"""One function per operation on images: the plain form in torch, and for a CPU the same by other means (`ops.cpu`).
+"""Operations on images: one function each, in a plain form in torch and in a faster one for CPUs (`ops.cpu`).
 
-A layer on the whole image and its parallel version on a band of rows call the same function: padding is always explicit, and the
-parallel version brings its halo rows and asks for no zero rows there. Tensors are (B, H, W, C) unless a name says otherwise;
-their strides in memory are free. The CPU form equals the plain form to rounding; `cpu.policy` says where it is taken.
+A layer on the whole image and its parallel version on a band of rows call the same function. Padding is always
+explicit: the parallel version supplies halo rows and therefore requests no zero rows there. Tensors are (B, H, W, C)
+unless a name says otherwise; their strides in memory are arbitrary. The CPU form equals the plain form up to rounding;
+`cpu.policy` decides when it is used.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ __all__ = [
 
 
 def uses_fused_kernel(x: Tensor, *layers: object) -> bool:
-    """Return whether an operation on x with these layers is one kernel, which chooses what to save for backward."""
+    """Return whether an operation on x with these layers is one kernel, which selects what to save for backward."""
     return policy.applies(x) and all(is_fusible(layer) for layer in layers)
 
 
 def recomputes_itself(block: nn.Module, x: Tensor) -> bool:
-    """Return whether all layers of the block that have a fused kernel use it, and so heed `recompute_in_block`."""
+    """Return whether all fusible layers of the block use their fused kernels and so honour `recompute_in_block`."""
     return policy.applies(x) and all(is_fusible(layer) for layer in block.modules() if may_be_fusible(layer))
 
 
@@ -64,7 +65,8 @@ def attention_block(
 ) -> Tensor:
     """Return x + out(window_attention(qkv(norm(x)))), (B, H, W, C) to (B, H, W, C).
 
-    bias_LL: added to the scores of query and key, (w^2, w^2). Rows of the weight of `qkv` are ordered (head, q | k | v, d).
+    bias_LL: added to the scores of each query and key, (w^2, w^2). Rows of the weight of `qkv` are ordered (head, q | k
+    | v, d).
     """
     if uses_fused_kernel(x_BHWC, qkv, out):
         return blocks.attention_block(x_BHWC, norm, qkv, out, bias_LL, window, dim_head, dilated)
@@ -116,7 +118,7 @@ def conv3x3(
 ) -> Tensor:
     """Return a 3 x 3 convolution, stride 1, after adding zero rows (before, after) and columns.
 
-    weight: (out, in, 3, 3). layer: the owner of the weights, for which what is made of them may be cached.
+    weight: (out, in, 3, 3). layer: the owner of the weights, with which tensors derived from them may be cached.
     """
     if policy.applies(x_BHWC):
         return convolution.conv3x3(x_BHWC, weight, bias, pad_rows, pad_cols, layer)
@@ -135,9 +137,9 @@ def conv_transpose(
     crop_rows: Pair = (0, 0),
     crop_cols: Pair = (0, 0),
 ) -> Tensor:
-    """Return a transposed convolution whose full output, (H - 1) stride + k rows, loses rows (before, after) and columns.
+    """Return a transposed convolution, cropped by `crop_rows` (before, after) and `crop_cols`.
 
-    weight: (in, out, k, k).
+    The full output has (H - 1) stride + k rows. weight: (in, out, k, k).
     """
     y_BCHW = functional.conv_transpose2d(channels_first(x_BHWC), weight, bias, stride=stride)
     height, width = y_BCHW.shape[-2:]
@@ -184,7 +186,7 @@ def cross_embed(
 
 
 def _strided_conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
-    """Return the library's convolution; backward saves x itself unless zeros must be laid around it first."""
+    """Return torch's convolution; backward saves x itself unless zeros must be padded explicitly first."""
     x_BCHW = channels_first(x_BHWC)
     padding = (pad_rows[0], pad_cols[0])
     if min(padding) < 0 or padding != (pad_rows[1], pad_cols[1]):
@@ -206,5 +208,5 @@ def add_outer(matrix: Tensor, scale: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def of_weights(layer: nn.Module, make: Callable[[], Tensor]) -> Tensor:
-    """Return `make()`, a tensor that depends on the parameters and buffers of `layer` alone, and so may be cached."""
+    """Return `make()`, possibly cached; it must depend only on the parameters and buffers of `layer`."""
     return weight_cache.cached(layer, make, chain(layer.parameters(), layer.buffers()))

@@ -1,6 +1,6 @@
-"""The layers that an operation takes as arguments, as far as it looks into them.
+"""Protocols of the layers that operations take as arguments.
 
-A plain operation calls them; a fused kernel reads their parameters, but only of classes that are `fusible`.
+A plain operation calls these layers; a fused kernel reads their parameters, but only of classes marked `fusible`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ _FUSIBLE: list[type[nn.Module]] = []
 def fusible(layer: Class) -> Class:
     """Mark a layer class whose parameters a fused kernel may read instead of calling the layer.
 
-    A subclass is not fusible by inheritance: the parallel versions of a layer do more than their serial class.
+    The mark is not inherited, because the parallel versions of a layer do more than their serial class.
     """
     _FUSIBLE.append(layer)
     return layer
 
 
 def is_fusible(layer: object) -> bool:
-    """Return whether the layer is exactly of a class that is marked `fusible`."""
+    """Return whether the layer's exact class is marked `fusible`."""
     return type(layer) in _FUSIBLE
 
 
 def may_be_fusible(layer: nn.Module) -> bool:
-    """Return whether the layer is of a `fusible` class or of a subclass, such as its parallel version."""
+    """Return whether the layer's class or one of its bases is `fusible`, as for a parallel version."""
     return isinstance(layer, tuple(_FUSIBLE))
 
 

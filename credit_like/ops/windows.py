@@ -1,4 +1,4 @@
-"""Two views of an image: channels first or last, and cut into the windows of an attention.
+"""Views of an image: channels first or last, and split into attention windows.
 
 Legend: B batch, N windows, h heads, L tokens of a window (w^2), d channels of a head.
 """
@@ -12,12 +12,12 @@ Pair = tuple[int, int]  # rows or columns (before, after)
 
 
 def channels_first(x_BHWC: Tensor) -> Tensor:
-    """(B, H, W, C) seen as (B, C, H, W)."""
+    """Return a view of (B, H, W, C) as (B, C, H, W)."""
     return x_BHWC.permute(0, 3, 1, 2)
 
 
 def channels_last(x_BCHW: Tensor) -> Tensor:
-    """(B, C, H, W) seen as (B, H, W, C)."""
+    """Return a view of (B, C, H, W) as (B, H, W, C)."""
     return x_BCHW.permute(0, 2, 3, 1)
 
 
@@ -25,7 +25,10 @@ Shape = tuple[int, int, int, int, int, int, int]  # B, four sizes of rows and co
 
 
 def window_shape(shape: torch.Size, window: int, dim_head: int, dilated: bool) -> Shape:
-    """(B, H, W, h 3 d) seen as (B, rows, rows, columns, columns, h, d): windows x tokens, or `dilated` tokens x windows."""
+    """Return the shape (B, rows, rows, columns, columns, h, d) as which (B, H, W, h 3 d) is viewed.
+
+    Each pair of rows or columns is windows x tokens, or tokens x windows if `dilated`.
+    """
     batch, height, width, channels = shape
     down, right = height // window, width // window
     rows, columns = ((window, down), (window, right)) if dilated else ((down, window), (right, window))
@@ -33,7 +36,7 @@ def window_shape(shape: torch.Size, window: int, dim_head: int, dilated: bool) -
 
 
 def split_windows(qkv_BHWC: Tensor, shape: Shape, dilated: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v, each (windows, heads, tokens, d)."""
+    """Return q, k, v, each (windows, heads, tokens, d)."""
     *image, heads, dim_head = shape
     qkv = qkv_BHWC.reshape(*image, heads, 3, dim_head)
     order = (6, 0, 2, 4, 5, 1, 3, 7) if dilated else (6, 0, 1, 3, 5, 2, 4, 7)
@@ -44,7 +47,7 @@ def split_windows(qkv_BHWC: Tensor, shape: Shape, dilated: bool) -> tuple[Tensor
 
 
 def join_windows(y_NhLd: Tensor, shape: Shape, dilated: bool) -> Tensor:
-    """The inverse for one of them: (windows, heads, tokens, d) to (B, H, W, h d)."""
+    """Return (windows, heads, tokens, d) as (B, H, W, h d), the inverse of `split_windows` for one of q, k, v."""
     batch, r0, r1, c0, c1, heads, dim_head = shape
     order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
     sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)

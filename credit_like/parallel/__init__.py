@@ -1,6 +1,6 @@
-"""Any mix of data, tensor and domain parallelism, with the numbers of one process.
+"""Data, tensor and domain parallelism in any combination, with the same numbers as a single process.
 
-The names below are loaded when they are first used, so that importing the package needs no torch.
+The names below are imported on first use, so that importing the package does not require torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one order in which a model is made parallel."""
+"""Make a model parallel: all transformations in the only order that works."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _RECOMPILE_LIMIT = 256
 
 
 def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, train: bool = True) -> nn.Module:
-    """Tensor parallel → domain → activation checkpointing → compile → FSDP2 or DDP.
+    """Apply tensor and domain parallelism, activation checkpointing, compilation, and FSDP2 or DDP, in this order.
 
-    Without `train` the last is left out: replicas then hold whole models and need not take equally many steps.
+    Without `train` the last is omitted: replicas then hold whole models and need not take the same number of steps.
 
-    The model may be on the meta device; then `materialise` gives it memory and values. Multiply the local loss by
-    `runtime.gradient_scale` before backward: every gradient then is the one of the whole batch. Raises UserError, on all
-    ranks, where a degree does not fit the model.
+    The model may be on the meta device; `materialise` then allocates and initialises it. Multiply the local loss by
+    `runtime.gradient_scale` before backward, so that every gradient is the one of the whole batch. Raises UserError, on
+    all ranks, if a degree does not fit the model.
     """
     if "tp" in runtime.submeshes:
         apply_tensor_parallel(model, runtime.submeshes["tp"])
@@ -39,8 +39,9 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
     if section.activation_checkpoint:
         _apply_activation_checkpointing(model)
     if section.compile if section.compile is not None else runtime.device.type == "cuda":
-        # Units of one class share the cache of their code, and each has graphs with and without gradients, for every batch
-        # size and for inputs with and without gradients; beyond the limit torch would go on uncompiled, without an error.
+        # Units of one class share one compilation cache, which holds graphs with and without gradients, for every batch
+        # size and for inputs with and without gradients. Beyond the limit torch would silently continue without
+        # compilation.
         torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
         torch._dynamo.config.accumulated_recompile_limit = 4 * _RECOMPILE_LIMIT
         for unit in _units(model):
@@ -51,7 +52,7 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
             apply_fsdp2(model, mesh, {"trainer": section})
     shard_spectral_norms(model)
     if section.parallelism.data != "fsdp2" and train:
-        # `none` has one data rank; its domain ranks still add up their gradients.
+        # `none` has one data rank, but its domain ranks still sum their gradients.
         mesh = flat_gradient_mesh(runtime.mesh)
         if mesh is not None:
             return _replicated(model, mesh)
@@ -59,7 +60,7 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
 
 
 def _replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Average gradients over the mesh; a model on the meta device waits for `materialise`."""
+    """Average gradients over the mesh; a model on the meta device is wrapped later by `materialise`."""
     if any(p.is_meta for p in model.parameters()):
         model._replicate_over = mesh  # type: ignore[assignment]
         return model
@@ -67,17 +68,21 @@ def _replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
-    """Beside tensor parallelism the replicated weights become distributed tensors too, which changes how they are normalised."""
+    """Wrap the model in DDP and shard its spectral norms.
+
+    With tensor parallelism DDP turns replicated weights into DTensors, so their spectral norms must be converted as
+    well.
+    """
     wrapped = apply_ddp(model, mesh)
     shard_spectral_norms(wrapped)
     return wrapped
 
 
 def materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:
-    """Memory on this rank's device, initial weights, and what had to wait for them. Returns the model to use.
+    """Allocate the model on this rank's device, initialise it, apply postponed wrappers, and return the model to use.
 
-    The weights depend on (seed, parameter name) alone: each rank draws the whole parameter from its own generator, on the
-    CPU, and keeps its part. No communication.
+    The weights depend on (seed, parameter name) alone: each rank draws the whole parameter from the parameter's own
+    generator, on the CPU, and stores its part. No communication.
     """
     offloaded = any(p.device.type == "cpu" for p in model.parameters()) and runtime.device.type == "cuda"
     if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
@@ -89,7 +94,7 @@ def materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def initialise(model: nn.Module, seed: int) -> None:
-    """The values of `credit_like.nn.init.initialise` in a model of any layout."""
+    """Initialise a model of any layout with the values of `credit_like.nn.init.initialise`."""
     init.reset_buffers(model)
     for module, leaf, name, parameter in init.own_parameters(model):
         name = canonical_name(name)
@@ -103,13 +108,13 @@ def initialise(model: nn.Module, seed: int) -> None:
 
 
 def _start_power_iteration(spectral: SpectralNorm, full: Tensor, name: str, seed: int) -> None:
-    """u and v from the whole matrix, which every rank has at hand once: the same bits in every layout."""
+    """Compute the first u and v from the whole matrix, which gives the same bits in every layout."""
     start = torch.randn(spectral.u.shape, generator=init.generator_for(seed, name))
     spectral.u.copy_(start / start.norm())
     SpectralNorm.iterate_all([(spectral, full)], spectral_norm.WARM_UP)
 
 
 def get_domain_rows(model: nn.Module, height: int) -> slice:
-    """This rank's rows of an image of `height` rows: all of them without domain parallelism."""
+    """Return this rank's rows of an image of `height` rows: all of them without domain parallelism."""
     manager = get_domain_manager(model)
     return slice(0, height) if manager is None else slice(*manager.own(height))

@@ -1,8 +1,8 @@
-"""One cause for the end of a run of several ranks: the error that came first, reported once, by the rank that had it.
+"""Report one cause when a run of several ranks fails: the first error, reported once, by the rank that raised it.
 
-A rank that fails puts its error into the rendezvous store, unless another rank was faster: then its own error is a
-consequence, such as a connection that the other one closed, and it ends without a message. A thread in every rank looks
-for such an error too, and ends a rank that waits for the others in vain, whatever its backend and launcher do.
+A rank that fails writes its error to the rendezvous store, unless another rank has done so before. In that case its own
+error is a consequence, such as a connection closed by the other rank, and it exits without a message. A thread in every
+rank polls for such an error too and ends a rank that waits for the others in vain, independent of backend and launcher.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _POLL = 1.0
 _PATIENCE = 5.0
 """Seconds to reach the store, and to let the rank with the first error report it."""
 _GRACE = 6.0
-"""Seconds that a rank has to end by itself once another one has failed."""
+"""Seconds that a rank has to exit by itself after another one has failed."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a run ended: the error, in one message, of the rank that had it first, and its exit status."""
+    """The reason why a run ended: rank, one-line message and exit status of the first error."""
 
     rank: int
     message: str
@@ -40,28 +40,29 @@ class Cause:
 
 
 class Causes:
-    """Where the first cause of this start of the run is kept: the rendezvous store."""
+    """Access to the first cause of failure of this start of the run, which is saved in the rendezvous store."""
 
     def __init__(self, place: Environment, store: dist.Store) -> None:
         self._place, self._store = place, store
         self._first: Cause | None = None
         self._over = threading.Event()
-        # Until all ranks are there, a start is known by torchrun's count: the agent's store outlives the starts.
+        # Until all ranks are present, the start is identified by torchrun's restart count, because the agent's store
+        # outlives the start.
         self._keys = [f"failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"]
 
     def name_start(self, name: str) -> None:
-        """From now on, keep errors under the name that all ranks of this start have in common."""
+        """Save errors under the name shared by all ranks of this start from now on."""
         self._keys.append(f"failed/{name}")
 
     def first(self) -> Cause | None:
-        """The first cause, if there is one. Raises torch's DistError where the store is gone."""
+        """Return the first cause, or None. Raises torch's DistError if the store is gone."""
         for key in list(self._keys):
             if self._first is None and self._store.check([key]):
                 self._first = Cause(**json.loads(self._store.get(key)))
         return self._first
 
     def claim(self, cause: Cause) -> Cause:
-        """Make `cause` the first one, unless there is one; returns the first."""
+        """Record `cause` as the first one unless there is one already; return the first."""
         try:
             if (first := self.first()) is not None:
                 return first
@@ -72,7 +73,7 @@ class Causes:
         return self._first
 
     def reported(self) -> None:
-        """Let the other ranks end: this rank has reported the first cause."""
+        """Announce that this rank has reported the first cause, so that the other ranks may exit."""
         try:
             self._store.set(f"{self._keys[0]}/reported", "yes")
             if self._place.rank == 0 and not of_agent():  # the store ends with this process
@@ -81,7 +82,7 @@ class Causes:
             return
 
     def wait_for_report(self) -> None:
-        """Return when the rank of the first cause has reported it, or after a while."""
+        """Wait until the rank of the first cause has reported it, at most `_PATIENCE` seconds."""
         try:
             self._store.add(f"{self._keys[0]}/seen", 1)
             self._wait_for(lambda: self._store.check([f"{self._keys[0]}/reported"]))
@@ -94,12 +95,12 @@ class Causes:
             time.sleep(0.05)
 
     def watch(self) -> Causes:
-        """From a thread, end this process soon after another rank has failed."""
+        """Start a thread that ends this process soon after another rank has failed."""
         threading.Thread(target=self._watch, name="blame", daemon=True).start()
         return self
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._over.set()
 
     def _watch(self) -> None:
@@ -107,7 +108,7 @@ class Causes:
             while (cause := self.first()) is None:
                 if self._over.wait(_POLL):
                     return
-        except dist.DistError:  # the process that held the store has ended, and its connections with it
+        except dist.DistError:  # the process that owned the store has ended, and the store's connections with it
             return
         if cause.rank != self._place.rank and not self._over.wait(_GRACE):
             self.wait_for_report()
@@ -115,7 +116,7 @@ class Causes:
 
 
 def cause_of(error: BaseException, rank: int, status: int = 1) -> Cause:
-    """An error as a cause: known ones by their message, others with their type."""
+    """Return an error as a cause: known errors by their message, others with their type."""
     known = isinstance(error, (UserError, RunError))
     return Cause(rank, str(error) if known else f"{type(error).__name__}: {error}", status)
 
@@ -124,7 +125,7 @@ _causes: Causes | None = None
 
 
 def watch(place: Environment, timeout: dt.timedelta) -> Causes:
-    """Watch for the errors of other ranks from now on. `timeout` bounds the wait for the store."""
+    """Watch for the errors of other ranks from now on; `timeout` limits the wait for the store."""
     global _causes
     close()
     _causes = Causes(place, _client(place, timeout)).watch()
@@ -132,7 +133,7 @@ def watch(place: Environment, timeout: dt.timedelta) -> Causes:
 
 
 def close() -> None:
-    """Watch no longer: the run of these ranks is over."""
+    """Stop watching: the run of these ranks is over."""
     global _causes
     if _causes is not None:
         _causes.close()
@@ -140,9 +141,9 @@ def close() -> None:
 
 
 def claim(cause: Cause, place: Environment) -> tuple[Cause, Causes | None]:
-    """The first cause of this start, which is `cause` unless another rank was faster; and where it is kept.
+    """Record `cause` unless another rank was faster; return the first cause and the `Causes` in which it is saved.
 
-    None where there is no such place: the store cannot be reached.
+    The second is None if the store cannot be reached.
     """
     global _causes
     if _causes is None:
@@ -154,12 +155,12 @@ def claim(cause: Cause, place: Environment) -> tuple[Cause, Causes | None]:
 
 
 def of_agent() -> bool:
-    """Whether the agent that started this process has the store; otherwise rank 0 has it."""
+    """Return whether the store belongs to the agent that started this process; otherwise rank 0 owns it."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def _client(place: Environment, timeout: dt.timedelta, owner: bool = False) -> dist.TCPStore:
-    """A connection of its own: what waits on another one does not hold it up."""
+    """Return a separate connection to the store, so that a blocking call on another connection does not delay it."""
     ours = owner and not of_agent()
     return dist.TCPStore(
         place.address, place.port, place.world, is_master=ours, timeout=timeout, wait_for_workers=False,

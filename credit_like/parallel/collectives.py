@@ -1,4 +1,4 @@
-"""Collectives on tensors: differentiable sums, averages of gradients, norms over any mix of meshes."""
+"""Collectives on tensors: differentiable sums, averages of gradients, and norms over any combination of meshes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torch.distributed.tensor import DTensor
 from credit_like.nn.constants import on_device
 from credit_like.parallel.shards import copies, local
 
-# Functional operators: they can be compiled, counted and recomputed. Their results are waited for at once.
+# Functional operators can be compiled, counted and recomputed. Their results are waited for immediately.
 _ops = torch.ops._c10d_functional
 
 
 def sum_over(x: Tensor, group: ProcessGroup) -> Tensor:
-    """A new tensor: the sum over the group. On the meta device, where only shapes are worked out, nothing is sent."""
+    """Return the sum over the group as a new tensor; on the meta device only its shape, without communication."""
     if x.is_meta:
         return x.clone()
     result: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), "sum", group.group_name))
@@ -28,19 +28,19 @@ def sum_over(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gather_over(x: Tensor, group: ProcessGroup) -> Tensor:
-    """(ranks, …): every rank's x."""
+    """Return every rank's x, (ranks, …)."""
     result: Tensor = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous()[None], group.size(), group.group_name))
     return result
 
 
 def all_to_all(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
-    """The received pieces of a flat tensor of which `sent[r]` elements go to rank r."""
+    """Send `sent[r]` elements of a flat tensor to each rank r and return the received pieces, concatenated."""
     result: Tensor = _ops.wait_tensor(_ops.all_to_all_single(x, received, sent, group.group_name))
     return result
 
 
 class _AllReduceSum(torch.autograd.Function):
-    """Forward sums over the group; so does backward, as every rank's loss depends on the sum."""
+    """Sum over the group, forward and backward: every rank's loss depends on the sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
@@ -53,7 +53,7 @@ class _AllReduceSum(torch.autograd.Function):
 
 
 class _CopyToRegion(torch.autograd.Function):
-    """Identity forward; backward sums the partial gradients of the ranks that each used the copy for their part."""
+    """Identity forward; backward sums the partial gradients of ranks that used the copy for different parts."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
@@ -66,7 +66,7 @@ class _CopyToRegion(torch.autograd.Function):
 
 
 class _ReduceFromRegion(torch.autograd.Function):
-    """Forward sums the partial results; backward is the identity, as every rank holds the same loss."""
+    """Sum of partial results forward; backward is the identity because every rank has the same loss."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
@@ -78,19 +78,22 @@ class _ReduceFromRegion(torch.autograd.Function):
 
 
 def all_reduce_sum(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Differentiable sum over ranks whose losses are parts of one loss (domain)."""
+    """Return the differentiable sum over ranks whose losses are parts of one loss (domain)."""
     result: Tensor = _AllReduceSum.apply(x, group)
     return result
 
 
 def copy_to_region(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Where a tensor that all ranks share enters computations that are split over them (tensor parallel)."""
+    """Mark where a tensor shared by all ranks enters a computation that is split over them (tensor parallel).
+
+    Forward is the identity; backward sums the gradients.
+    """
     result: Tensor = _CopyToRegion.apply(x, group)
     return result
 
 
 def reduce_from_region(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Where the split computations end: the sum of the ranks' parts (tensor parallel)."""
+    """Return the sum of the ranks' parts, where a split computation ends (tensor parallel)."""
     result: Tensor = _ReduceFromRegion.apply(x, group)
     return result
 
@@ -99,8 +102,9 @@ def reduce_from_region(x: Tensor, group: ProcessGroup) -> Tensor:
 def allreduce_grads_avg(grads: Iterable[Tensor], group: ProcessGroup) -> None:
     """Replace gradients by their averages over the group, in place.
 
-    Plain gradients travel in one flat bucket per (dtype, device); sharded ones are reduced on their local shards. All are
-    issued before the first is waited for; empty shards are skipped. NCCL averages, gloo sums and we divide.
+    Plain gradients are sent in one flat bucket per (dtype, device); sharded ones are reduced on their local shards. All
+    reductions are issued before the first is waited for; empty shards are skipped. NCCL averages; with gloo the sum is
+    divided here.
     """
     plain: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     sharded: list[Tensor] = []
@@ -127,10 +131,10 @@ def allreduce_grads_avg(grads: Iterable[Tensor], group: ProcessGroup) -> None:
 
 @torch.no_grad()
 def total_grad_norm(parameters: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
-    """The norm of all gradients together, the same on all ranks, in one all-reduce.
+    """Return the norm of all gradients together, the same on all ranks, with one all-reduce.
 
-    Each rank adds |g|^p of its local shards, divided by the number of ranks that hold the same shard: so parameters may
-    live on different meshes (plain, data, data × tensor). Plain gradients count as equal on all ranks.
+    Each rank adds |g|^p of its local shards, divided by the number of ranks that hold the same shard, so parameters may
+    live on different meshes (plain, data, data × tensor). Plain gradients are assumed equal on all ranks.
     """
     grads = [p.grad for p in parameters if p.grad is not None]
     if not grads:
@@ -161,7 +165,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 @torch.no_grad()
 def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
-    """Scale gradients so that their common norm is at most `max_norm`; returns the norm before (fp64 scalar).
+    """Scale gradients so that their total norm is at most `max_norm`; return the norm before scaling (fp64 scalar).
 
     As `torch.nn.utils.clip_grad_norm_`, the factor is max_norm / (norm + 1e-6), at most 1.
     """

@@ -1,4 +1,4 @@
-"""Replicated parameters, averaged gradients: the simple alternative to FSDP2."""
+"""DDP: replicated parameters and averaged gradients, the simple alternative to FSDP2."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from credit_like.parallel.mesh import default_mesh
 
 
 def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None) -> nn.Module:
-    """Average gradients over the ranks of a 1-D mesh during backward; the model wrapped, or itself where tensor-parallel.
+    """Average gradients over the ranks of a 1-D mesh during backward.
 
-    DistributedDataParallel cannot hold parameters that are split over tensor ranks; those models are replicated by hooks
-    that keep the same contract. A model on one rank or without parameters comes back as it is.
-    Without a mesh (None) all ranks are one.
+    Returns the model wrapped in DistributedDataParallel. DistributedDataParallel cannot hold parameters that are split
+    over tensor ranks; such a model is replicated by hooks of the same effect and returned itself. A model on one rank
+    or without parameters is returned unchanged. Without a mesh (None) all ranks form one data-parallel group.
     """
     dp_mesh = dp_mesh or default_mesh()
     if dp_mesh is None or dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
@@ -29,6 +29,6 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None) -> nn.Module:
     return DistributedDataParallel(
         model,
         process_group=dp_mesh.get_group(),
-        forward_sync_buffers=False,  # buffers follow from the weights, which are equal
+        forward_sync_buffers=False,  # buffers are derived from the weights, which are equal on all ranks
         gradient_as_bucket_view=True,
     )

@@ -1,4 +1,4 @@
-"""The device that a process computes on."""
+"""Selection of the device that a process computes on."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from credit_like.errors import UserError
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` is the GPU of this process if there is one.
+    """Return the device of this name; `auto` is a GPU if there is one.
 
-    Raises UserError where CUDA is asked for and absent.
+    Raises UserError if CUDA is requested but not available.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""Which process of how many this is, as launchers tell it: torchrun, Cray PALS (PMI), Open MPI, Slurm."""
+"""Rank and world size of this process as set by launchers: torchrun, Cray PALS (PMI), Open MPI, Slurm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PORT = 29500
 
 @dataclass(frozen=True)
 class Environment:
-    """This process's place: `rank` of `world`, `local_rank` on its node, and where rank 0 listens."""
+    """The position of this process: `rank` of `world`, `local_rank` on its node, and the address of rank 0."""
 
     rank: int = 0
     world: int = 1
@@ -37,7 +37,7 @@ class Environment:
 
 
 def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
-    """The first launcher whose rank and size are both set; one process where there is none.
+    """Return the environment of the first launcher whose rank and size are both set; one process if there is none.
 
     Raises UserError for a rank outside its world, and for several nodes without an address of rank 0.
     """
@@ -55,14 +55,14 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
 
 
 def _address(environ: Mapping[str, str], world: int) -> str:
-    """Where rank 0 listens: MASTER_ADDR, else the first host of a Slurm step, else this node where it is the only one."""
+    """Return the host of rank 0: MASTER_ADDR, the first host of a Slurm step, or this node if it is the only one."""
     if "MASTER_ADDR" in environ:
         return environ["MASTER_ADDR"]
     if "SLURM_STEP_NODELIST" in environ:
         return first_host(environ["SLURM_STEP_NODELIST"])
     nodefile = environ.get("PBS_NODEFILE")
     if nodefile and Path(nodefile).exists():
-        # It is there on the job's first node only: ranks of the others could not find what those of the first take from it.
+        # It is set on the job's first node only, so ranks on other nodes could not derive the same address from it.
         hosts = set(Path(nodefile).read_text().split())
         if len(hosts) == 1:
             return hosts.pop()
@@ -75,7 +75,7 @@ def _address(environ: Mapping[str, str], world: int) -> str:
 
 
 def device_index(local_rank: int, devices: int) -> int:
-    """Return the index of this rank's GPU among those that it sees: the only one, where the launcher gave it one to itself.
+    """Return the index of this rank's GPU among the visible ones: 0 if the launcher made only one visible to it.
 
     Raises UserError for more ranks on the node than there are GPUs.
     """
@@ -88,7 +88,7 @@ def device_index(local_rank: int, devices: int) -> int:
 
 
 def _port(environ: Mapping[str, str]) -> int:
-    """MASTER_PORT, else one that follows from the job's number, so that two jobs on a node do not meet."""
+    """Return MASTER_PORT, else a port derived from the job id, so that two jobs on a node do not collide."""
     if "MASTER_PORT" in environ:
         return int(environ["MASTER_PORT"])
     job = re.match(r"\d+", environ.get("PBS_JOBID", environ.get("SLURM_JOB_ID", "")))
@@ -96,7 +96,7 @@ def _port(environ: Mapping[str, str]) -> int:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of Slurm's notation: `nid[0012-0015,0020],x1` → `nid0012`."""
+    """Return the first host in Slurm's notation: `nid[0012-0015,0020],x1` → `nid0012`."""
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodelist)
     if match is None:
         raise UserError(f"expected a list of hosts, got {nodelist!r}")

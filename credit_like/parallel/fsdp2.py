@@ -1,4 +1,4 @@
-"""FSDP2: parameters, gradients and optimiser state sharded over data ranks (and over domain ranks where there are any)."""
+"""FSDP2: parameters, gradients and optimiser state sharded over data ranks (and over domain ranks, if any)."""
 
 from __future__ import annotations
 
@@ -35,11 +35,14 @@ from credit_like.parallel.unwrap import canonical_name
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-_has_fsdp2_shard = is_shard_unit  # the name of the public contract
+_has_fsdp2_shard = is_shard_unit  # the name in the public contract
 
 
 def _is_shardable(module: nn.Module, ac_enabled: bool) -> bool:
-    """Whether a module becomes a unit: with activation checkpointing the wrapper does, never the module inside as well."""
+    """Return whether a module becomes a unit.
+
+    With activation checkpointing the wrapper is the unit, and the module inside it is not one as well.
+    """
     if isinstance(module, CheckpointWrapper):
         return ac_enabled and _has_fsdp2_shard(module._checkpoint_wrapped_module)
     return _has_fsdp2_shard(module) and not (ac_enabled and _recomputes(module))
@@ -53,7 +56,7 @@ def _recomputes(module: nn.Module) -> bool:
 class _Recomputed(CheckpointWrapper):
     """Activation checkpointing for one block.
 
-    Blocks whose fused kernels recompute only what their own backward needs do so; all others rerun the whole forward.
+    Blocks with fused kernels recompute only what their own backward needs; all others rerun the whole forward.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -69,7 +72,7 @@ class _Recomputed(CheckpointWrapper):
 
 
 def _apply_activation_checkpointing(model: nn.Module) -> None:
-    """Recompute the shard units in backward (non-reentrant); before sharding."""
+    """Recompute the shard units in backward (non-reentrant); apply it before sharding."""
     for parent in list(model.modules()):
         if isinstance(parent, CheckpointWrapper):
             continue
@@ -79,7 +82,7 @@ def _apply_activation_checkpointing(model: nn.Module) -> None:
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that are gathered one at a time, in the order of their registration, which is that of forward."""
+    """Yield the modules that are gathered one at a time, in order of registration, which is that of forward."""
     ac_enabled = any(isinstance(m, CheckpointWrapper) for m in model.modules())
     for module in model.modules():
         if module is not model and _is_shardable(module, ac_enabled):
@@ -91,23 +94,23 @@ def _keeps_full_precision(unit: nn.Module) -> bool:
 
 
 def _has_own_parameters(model: nn.Module, units: list[nn.Module]) -> bool:
-    """Whether there are parameters outside the units."""
+    """Return whether there are parameters outside the units."""
     of_units = {p for unit in units for p in unit.parameters()}
     return any(p not in of_units for p in model.parameters())
 
 
 def _trainer(conf: Any) -> dict[str, Any]:
-    """The trainer block of an experiment, given as a mapping or as the schema's sections."""
+    """Return the trainer block of an experiment, given as a mapping or as the schema's sections."""
     conf = conf.model_dump() if hasattr(conf, "model_dump") else conf
     trainer = conf.get("trainer", conf)
     return dict(trainer.model_dump() if hasattr(trainer, "model_dump") else trainer)
 
 
 def _build_mp_policy(conf: Any) -> MixedPrecisionPolicy | None:
-    """What FSDP2 computes and reduces in; None is fp32 throughout.
+    """Return FSDP2's precision policy for computation and reduction; None for fp32 throughout.
 
-    None unless `trainer.amp`; then `trainer.fsdp2_mp_policy`, by default bf16 parameters and fp32 reduction. `output_dtype`
-    is for the outermost module (`apply_fsdp2` sees to it).
+    It is None unless `trainer.amp`; then it is `trainer.fsdp2_mp_policy`, by default bf16 parameters and fp32
+    reduction. `output_dtype` applies to the outermost module only (see `apply_fsdp2`).
     """
     trainer = _trainer(conf)
     if not trainer.get("amp", False):
@@ -121,9 +124,9 @@ def _build_mp_policy(conf: Any) -> MixedPrecisionPolicy | None:
 
 
 def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype | None) -> None:
-    """Keep u, v and 1/σ in fp32, or fp64 beside fp64 weights, whatever precision the layers compute in.
+    """Store u, v and 1/σ in fp32, or in fp64 for fp64 weights, whatever precision the layers compute in.
 
-    The state is moved outside forward, on the sharded master weights; forward casts 1/σ to the weight it finds.
+    The state is updated outside forward, from the sharded master weights; forward casts 1/σ to the dtype of the weight.
     """
     for _, layer in spectral_norm.layers(model):
         weight = layer.weight
@@ -135,7 +138,7 @@ def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype | None) 
 
 
 class _OwnTensor(torch.autograd.Function):
-    """The identity, without being a view of its input for autograd; nothing is copied."""
+    """The identity, whose output is not a view of its input for autograd; nothing is copied."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -146,23 +149,26 @@ class _OwnTensor(torch.autograd.Function):
         return grad
 
 
-@torch.compiler.disable  # it runs outside the compiled unit, and is not worth a graph of its own
+@torch.compiler.disable  # it runs outside the compiled unit and is not worth a separate graph
 def _no_view(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-    """A forward hook: FSDP2 hangs its backward on a unit's output, which must therefore not be a view (a permutation)."""
+    """Replace an output that is a view; a forward hook.
+
+    FSDP2 registers its backward hook on the unit's output, which therefore must not be a view (a permutation).
+    """
     return _OwnTensor.apply(output) if isinstance(output, Tensor) and output._base is not None else output
 
 
 def apply_fsdp2(
     model: nn.Module, dp_mesh: DeviceMesh | None, conf: Any, ignored_params: set[nn.Parameter] | None = None
 ) -> nn.Module:
-    """Shard the model, in place, over a 1-D mesh, or over the second dimension of a 2-D one and replicate over the first.
+    """Shard the model, in place, over a 1-D mesh, or over dimension 1 of a 2-D mesh and replicate it over dimension 0.
 
-    Units: every block that is a `shard_unit`, then the rest. Each unit gathers the next one while it computes. Gradients
-    are averaged over the mesh. Units that declare `full_precision` are excluded from the precision policy. `conf`: the
-    experiment, or its trainer block: `amp`, `fsdp2_mp_policy`,
-    `fsdp2_reshard_after_forward` (False keeps parameters gathered between forward and backward: shards gradients and
-    optimiser state only), `fsdp2_cpu_offload`. `ignored_params` stay whole. Nothing happens on a mesh of one rank.
-    Without a mesh (None) all ranks are one; with one process nothing happens.
+    Units: every block that is a `shard_unit`, then the remaining parameters. Each unit prefetches the next one while it
+    computes. Gradients are averaged over the mesh. Units that declare `full_precision` are excluded from the precision
+    policy. `conf`: the experiment, or its trainer block with `amp`, `fsdp2_mp_policy`, `fsdp2_reshard_after_forward`
+    (False keeps parameters gathered between forward and backward, so that only gradients and optimiser state are
+    sharded) and `fsdp2_cpu_offload`. `ignored_params` are not sharded. The model is unchanged on a mesh of one rank.
+    Without a mesh (None) all ranks form one data-parallel mesh; with one process nothing happens.
     """
     dp_mesh = dp_mesh or default_mesh()
     if dp_mesh is None or dp_mesh.size() == 1 or not any(True for _ in model.parameters()):
@@ -182,7 +188,7 @@ def apply_fsdp2(
     if policy is not None:
         inner = MixedPrecisionPolicy(param_dtype=policy.param_dtype, reduce_dtype=policy.reduce_dtype)
         full = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype)
-        # The model's input goes to its first unit as it is, which may keep full precision.
+        # The model's input is passed to its first unit without a cast, because that unit may keep full precision.
         outer = dataclasses.replace(policy, cast_forward_inputs=_has_own_parameters(model, units))
         _fix_spectral_norm_dtype(model, policy.param_dtype)
     for unit in (*units, model):
@@ -200,10 +206,10 @@ def apply_fsdp2(
 
 @contextmanager
 def full_parameters(model: nn.Module, writeback: bool = False) -> Iterator[dict[str, Tensor]]:
-    """Every parameter whole, by its name in the plain model, until the block ends; in any layout. Collective.
+    """Yield every parameter whole, by its name in the plain model, until the block ends; in any layout. Collective.
 
-    Each rank holds the whole model meanwhile, as copies. With `writeback`, what they are at the end goes into this rank's
-    shards, so all ranks must change them alike.
+    Each rank holds a copy of the whole model meanwhile. With `writeback`, the final values are copied into this rank's
+    shards, so all ranks must change them identically.
     """
     full = {canonical_name(name): whole(p.detach()).clone() for name, p in model.named_parameters()}
     yield full
@@ -217,7 +223,7 @@ Reduce = Callable[[Tensor, Tensor, ProcessGroup, dist.ReduceOp], None]
 
 
 class _Communication(ReduceScatter):
-    """FSDP2's reduce-scatter, done by a function."""
+    """FSDP2's reduce-scatter, replaced by a function."""
 
     def __init__(self, reduce: Reduce) -> None:
         self.reduce = reduce
@@ -232,10 +238,10 @@ class _Communication(ReduceScatter):
 
 
 def set_gradient_communication(model: nn.Module, reduce: Reduce) -> None:
-    """Let `reduce(shard, gradients, group, op)` take the place of the reduce-scatter of every unit's gradients.
+    """Replace the reduce-scatter of every unit's gradients by `reduce(shard, gradients, group, op)`.
 
-    It fills `shard`, flat, with this rank's part of `gradients`, flat, combined over the group's ranks by `op` (a sum or an
-    average): for compression, or to look at what is sent.
+    It fills `shard`, flat, with this rank's part of `gradients`, flat, combined over the group's ranks by `op` (a sum
+    or an average). It can be used for compression, or to inspect what is sent.
     """
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -243,12 +249,12 @@ def set_gradient_communication(model: nn.Module, reduce: Reduce) -> None:
 
 
 def fsdp2_is_applied(model: nn.Module) -> bool:
-    """Whether the model is sharded by FSDP2; what the configuration says does not matter."""
+    """Return whether the model itself is sharded by FSDP2, whatever the configuration says."""
     return any(isinstance(module, FSDPModule) for module in model.modules())
 
 
 def fsdp2_dtype(model: nn.Module) -> torch.dtype | None:
-    """Return the narrowest type that units compute in by a precision policy; None where no policy was applied."""
+    """Return the narrowest dtype in which units compute under a precision policy; None if no policy was applied."""
     policies = [m._get_fsdp_state()._mp_policy for m in model.modules() if isinstance(m, FSDPModule)]
     found = {policy.param_dtype for policy in policies if policy.param_dtype is not None}
     return min(found, key=lambda dtype: dtype.itemsize) if found else None
@@ -263,7 +269,7 @@ def _main() -> bool:
 
 
 def fsdp2_state_dict(model: nn.Module) -> dict[str, Any]:
-    """The whole state on the CPU of rank 0, under names that do not depend on the layout; {} elsewhere. Collective."""
+    """Return the whole state on the CPU of rank 0, under names independent of the layout; {} elsewhere. Collective."""
     state: dict[str, Any] = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
     )
@@ -271,15 +277,15 @@ def fsdp2_state_dict(model: nn.Module) -> dict[str, Any]:
 
 
 def fsdp2_load_state_dict(model: nn.Module, state_dict: dict[str, Any]) -> None:
-    """Load what rank 0 holds into all ranks. Collective. Raises RuntimeError for missing or unexpected names.
+    """Load the state of rank 0 into all ranks. Collective. Raises RuntimeError for missing or unexpected names.
 
-    `state_dict` stays as it is: torch would put this rank's shards into it.
+    `state_dict` is copied first, because torch would replace its values by this rank's shards.
     """
     set_model_state_dict(model, dict(state_dict), options=_full())
 
 
 def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The whole optimiser state, keyed by parameter names, on the CPU of rank 0; {} elsewhere. Collective."""
+    """Return the whole optimiser state by parameter name, on the CPU of rank 0; {} elsewhere. Collective."""
     _initialise_state(optimizer)
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
     state = get_optimizer_state_dict(model, optimizer, options=options)
@@ -289,7 +295,7 @@ def fsdp2_optimizer_state_dict(model: nn.Module, optimizer: torch.optim.Optimize
 def fsdp2_load_optimizer_state_dict(
     model: nn.Module, optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
 ) -> None:
-    """Load what rank 0 holds into all ranks. Collective.
+    """Load the optimiser state of rank 0 into all ranks. Collective.
 
     Parameters that never received a gradient have no state in a plain optimiser; they get zeros.
     """
@@ -300,7 +306,7 @@ def fsdp2_load_optimizer_state_dict(
 
 
 def _initialise_state(optimizer: torch.optim.Optimizer) -> None:
-    """Zero state for every parameter that has none, as if by a step of learning rate zero that decays nothing."""
+    """Create zero state for every parameter that has none, as a step of learning rate zero without decay would."""
     bare = [
         p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and not optimizer.state[p]
     ]
@@ -327,7 +333,7 @@ def _initialise_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _with_zeros(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """The saved state, and zeros of the right shape for parameters that it lacks."""
+    """Return the saved state, with zeros of the right shape for parameters that it lacks."""
     complete = dict(state)
     for name, parameter in model.named_parameters():
         own = optimizer.state.get(parameter)
@@ -340,13 +346,16 @@ def _with_zeros(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[
 
 
 def optimizer_state_to_ids(state_dict: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """An optimiser state keyed by parameter names as plain `torch.optim` has it, keyed by the parameters' numbers."""
+    """Return an optimiser state keyed by parameter names in the form of plain `torch.optim`, keyed by numbers."""
     number = {name: index for index, name in enumerate(names)}
     groups = [{**g, "params": [number[name] for name in g["params"]]} for g in state_dict["param_groups"]]
     return {"state": {number[name]: value for name, value in state_dict["state"].items()}, "param_groups": groups}
 
 
 def optimizer_state_to_names(state_dict: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """The inverse: keyed by names, from the numbers of a plain `torch.optim` state; `names` in the order of the parameters."""
+    """Return the state of a plain `torch.optim` optimiser keyed by names, the inverse of `optimizer_state_to_ids`.
+
+    `names` are in the order of the parameters.
+    """
     groups = [{**g, "params": [names[number] for number in g["params"]]} for g in state_dict["param_groups"]]
     return {"state": {names[number]: value for number, value in state_dict["state"].items()}, "param_groups": groups}

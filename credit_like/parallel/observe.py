@@ -1,4 +1,4 @@
-"""What an operation sends: its kind, its group and its bytes, for those who count."""
+"""Description of the communication of a dispatched collective: kind, group and bytes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _KINDS = {
 
 
 class Message(NamedTuple):
-    """A collective: `bytes` are those of the whole tensor that is gathered, reduced or sent away by this rank.
+    """One collective; `bytes` is the size of the whole tensor that this rank gathers, reduces or sends.
 
     all-gather: the gathered tensor; reduce-scatter and all-reduce: the tensor that is reduced; all-to-all: what this
-    rank gives away; broadcast: the tensor. `waits` says that the next operation needs the result at once.
+    rank sends; broadcast: the tensor. `waits`: whether the next operation needs the result immediately.
     """
 
     kind: str
@@ -50,14 +50,14 @@ class Message(NamedTuple):
 
 
 def kind_of(func: Any) -> str | None:
-    """The kind of collective that a dispatched operation is, None where it is none."""
+    """Return the kind of collective of a dispatched operation; None if it is not a collective."""
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
     return _KINDS.get(func.name().partition("::")[2].partition(".")[0])
 
 
 def wraps_others(types: Iterable[type]) -> bool:
-    """Whether an operation is on sharded or awaited tensors, and comes again as operations on what this rank holds."""
+    """Return whether an operation on these (sharded or awaited) types is dispatched again on local tensors."""
     return any(map(_wraps_others, types))
 
 
@@ -67,7 +67,7 @@ def _wraps_others(kind: type) -> bool:
 
 
 def message(kind: str, func: Any, args: tuple[Any, ...], kwargs: Any, out: Any) -> Message:
-    """What a dispatched collective sends."""
+    """Return the message of a dispatched collective."""
     group = _group(args, kwargs)
     sizes = [
         leaf.numel() * leaf.element_size() for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)
@@ -95,9 +95,9 @@ def _group(args: tuple[Any, ...], kwargs: Any) -> dist.ProcessGroup:
 
 @contextmanager
 def simulated_ddp() -> Iterator[None]:
-    """DistributedDataParallel without peers: nothing is compared with them, and buckets go through the same all-reduce.
+    """Simulate DistributedDataParallel without peers: skip comparisons and send buckets through the same all-reduce.
 
-    A group that answers at once gives its reducer no result to wait for, so a hook hands the bucket back.
+    The fake group returns immediately and gives DDP's reducer no result to wait for, so a hook returns the bucket.
     """
     from torch.nn.parallel import distributed
 
@@ -108,7 +108,7 @@ def simulated_ddp() -> Iterator[None]:
         future.set_result(buffer)
         return future
 
-    # It looks at the types of a hook, which have to be types and not their names.
+    # The hook's annotations are checked and must be types rather than their names.
     reduced.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
 
     def build(wrapper: Any, *arguments: Any, **options: Any) -> None:
@@ -133,7 +133,7 @@ def simulated_ddp() -> Iterator[None]:
 
 @contextmanager
 def fake_group(rank: int, world: int) -> Iterator[None]:
-    """A process group of `world` ranks without peers: every collective returns at once, with any values."""
+    """Create a process group of `world` ranks without peers, whose collectives return arbitrary values at once."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if world > 1:

@@ -1,4 +1,4 @@
-"""Ranks of this machine, forked from this process for a moment and without a launcher."""
+"""Short-lived ranks on this machine, forked from this process without a launcher."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ GRACE = 5.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What a rank gave back: its value, the message of its UserError, or the traceback of another error."""
+    """The outcome of a rank: its value, the message of its UserError, or the traceback of another error."""
 
     state: Literal["done", "refused", "failed"]
     value: Any
 
 
 def run_ranks(world: int, function: Callable[[], Any], timeout: float) -> list[Answer]:
-    """Return the answers of `world` forked processes with a launcher's environment that each call `function`.
+    """Fork `world` processes with a launcher's environment, call `function` in each, and return their answers.
 
-    `function` joins the process group itself (`Runtime.start`), and sees what this process has in memory. This process
-    must not have computed with torch before: threads do not survive a fork. Ranks that are not done after `timeout`
-    seconds, or `GRACE` seconds after another one has failed, are ended.
+    `function` joins the process group itself (`Runtime.start`) and sees the memory of this process. This process must
+    not have computed with torch before, because threads do not survive a fork. Ranks that are not done after `timeout`
+    seconds, or `GRACE` seconds after another one has failed, are killed.
     """
     context = multiprocessing.get_context("fork")
     threads = max(1, len(os.sched_getaffinity(0)) // world)
@@ -51,7 +51,7 @@ def run_ranks(world: int, function: Callable[[], Any], timeout: float) -> list[A
         send.close()
         pipes[rank] = receive
         ports.append(tell)
-    # After the forks: a lock that the store's thread held at the moment of one would never be released in that rank.
+    # The store starts after the forks: a lock that its thread holds during a fork would never be released in that rank.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for tell in ports:
         tell.send(store.port)
@@ -65,7 +65,7 @@ def run_ranks(world: int, function: Callable[[], Any], timeout: float) -> list[A
 
 
 def _rank(rank: int, world: int, threads: int, port: Connection, function: Callable[[], Any], pipe: Connection) -> None:
-    gc.freeze()  # the garbage of the parent is not for this process to finalise
+    gc.freeze()  # the child must not finalise the garbage of its parent
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(world),
@@ -82,9 +82,10 @@ def _rank(rank: int, world: int, threads: int, port: Connection, function: Calla
         answer = Answer("refused", str(error))
     except Exception:  # noqa: BLE001 - whatever a rank raises is for the caller to show
         answer = Answer("failed", traceback.format_exc())
-    pipe.send_bytes(pickle.dumps(answer))  # bytes: `send` would share tensors with a process that is about to end
+    # bytes, because `send` would share tensors with a process that is about to end
+    pipe.send_bytes(pickle.dumps(answer))
     pipe.close()
-    os._exit(0)  # without the finalisers of the process it was forked from
+    os._exit(0)  # skip the finalisers of the parent process
 
 
 def _collect(pipes: dict[int, Connection], timeout: float) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""Entering the process group, also after a restart: ranks meet those of their own start and of none before it."""
+"""Rendezvous of the process group, also after a restart: ranks connect only to ranks of the same start."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _POLL = 0.01  # seconds
 
 
 def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
-    """Enter the default process group: gloo on CPU; NCCL on GPUs, and gloo for what lives on the CPU.
+    """Join the default process group: gloo on CPU; NCCL on GPUs, and gloo for CPU tensors.
 
-    Raises TimeoutError on rank 0, torch's DistStoreError on others, if not all ranks come within `timeout`.
+    Raises TimeoutError on rank 0 and torch's DistStoreError on others if not all ranks join within `timeout`.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    # As torch tells it too: the agent that started this process has a store, otherwise rank 0 makes one.
+    # As in torch, the agent that started this process owns the store if there is an agent; otherwise rank 0 creates it.
     of_agent = blame.of_agent()
     ours = place.rank == 0 and not of_agent
     store: dist.Store = dist.TCPStore(
@@ -36,11 +36,12 @@ def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> Non
 
 
 def name_of_start(store: dist.Store, rank: int, world: int, timeout: dt.timedelta) -> str:
-    """A name that all ranks of this start have in common and no other start has.
+    """Return a name that all ranks of this start share and that no other start has.
 
-    torchrun's agent keeps its store when it starts the workers again, and in it the addresses of those that died: a rank
-    could connect to one of them. The number of restarts, which the agent tells, differs between nodes. So every rank greets
-    with a word of its own, and rank 0 answers each, also those of former starts, until all ranks of this one have heard it.
+    torchrun's agent reuses its store when it restarts the workers, with the addresses of the ones that died, to which a
+    rank could connect. The number of restarts reported by the agent can differ between nodes. Therefore every rank
+    publishes a random token, and rank 0 replies to each token (stale ones included) with the name of this start, until
+    all current ranks have read it.
     """
     mine = uuid.uuid4().hex
     if rank:

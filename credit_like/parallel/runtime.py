@@ -1,4 +1,4 @@
-"""This process among the others: ranks, device, mesh, and the few collectives that decisions need."""
+"""Ranks, device and mesh of this process, and the few collectives on which control decisions depend."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from credit_like import ops
 from credit_like.errors import UserError
+from credit_like.layout import divide
 from credit_like.parallel import blame, collectives
 from credit_like.parallel.environment import Environment, device_index, read_environment
-from credit_like.parallel.mesh import build_device_mesh, degrees, gradient_mesh
+from credit_like.parallel.mesh import build_device_mesh, gradient_mesh
 from credit_like.parallel.rendezvous import join
 from credit_like.schema.trainer import Parallelism
 
 
 @dataclass
 class Runtime:
-    """Ranks and mesh of this process; the defaults are a run of one process.
+    """Ranks and mesh of this process; the defaults describe a run of one process.
 
-    Samples are split over `dp`; `tensor` ranks hold the same loss; `domain` ranks hold bands of rows and parts of the loss.
+    Samples are split over `dp`; `tensor` ranks have the same loss; `domain` ranks hold bands of rows and parts of the
+    loss.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -51,11 +53,10 @@ class Runtime:
         timeout: dt.timedelta = dt.timedelta(minutes=10),
         environment: Environment | None = None,
     ) -> Runtime:
-        """Join the other processes, if there are any, and lay out the mesh.
+        """Join the other processes, if any, and create the mesh.
 
-        `device`: a CUDA device without index becomes the `local_rank`-th that is seen, or the only one. Every
-        collective fails after `timeout`.
-        Raises UserError, on every rank, where the degrees do not fit the number of processes.
+        `device`: a CUDA device without index becomes the `local_rank`-th visible one, or the only one. Every collective
+        fails after `timeout`. Raises UserError, on every rank, if the degrees do not fit the number of processes.
         """
         place = environment or read_environment()
         device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -63,42 +64,43 @@ class Runtime:
             if device.index is None:
                 device = torch.device("cuda", device_index(place.local_rank, torch.cuda.device_count()))
             torch.cuda.set_device(device)
-        degrees(parallelism.model_dump(), place.world)
+        layout = divide(parallelism.degrees, place.world)
         if place.world == 1:
             return cls(device)
         if not dist.is_initialized():
             join(place, device, timeout)
         mesh, submeshes = build_device_mesh(parallelism.model_dump(), device.type)
-        inner = parallelism.model_ranks
+        dp_rank, tensor_rank, domain_rank = layout.coordinates(place.rank)
         return cls(
             device=device,
             rank=place.rank,
             world=place.world,
             mesh=mesh,
             submeshes=submeshes,
-            dp_rank=place.rank // inner,
-            dp_size=place.world // inner,
-            tensor_rank=place.rank % inner // parallelism.domain,
-            tensor_size=parallelism.tensor,
-            domain_rank=place.rank % parallelism.domain,
-            domain_size=parallelism.domain,
+            dp_rank=dp_rank,
+            dp_size=layout.data,
+            tensor_rank=tensor_rank,
+            tensor_size=layout.tensor,
+            domain_rank=domain_rank,
+            domain_size=layout.domain,
         )
 
     @property
     def is_main(self) -> bool:
-        """Whether this process logs and writes what is written once."""
+        """Return whether this process logs and writes whatever is written once."""
         return self.rank == 0
 
     @property
     def gradient_scale(self) -> float:
-        """What the local loss is multiplied by before backward.
+        """Return the factor by which the local loss is multiplied before backward.
 
-        The wrappers average gradients over data × domain ranks, where the rule is: mean over data, sum over domain.
+        The wrappers average gradients over data × domain ranks, but the gradient is the mean over data and the sum over
+        domain.
         """
         return float(self.domain_size)
 
     def sum_over_data(self, x: Tensor) -> Tensor:
-        """Sum over domain parts and mean over data-parallel replicas: a partial loss or score → the global one."""
+        """Return a partial loss or score summed over domain parts and averaged over data-parallel replicas."""
         mesh = gradient_mesh(self.mesh)
         if mesh is None:
             return x
@@ -108,12 +110,12 @@ class Runtime:
         return total / self.dp_size
 
     def sum_over_domain(self, x: Tensor) -> Tensor:
-        """Differentiable sum of this sample's parts over the domain ranks."""
+        """Return the differentiable sum of this sample's parts over the domain ranks."""
         domain = self.submeshes.get("domain")
         return x if domain is None else collectives.all_reduce_sum(x, domain.get_group())
 
     def gather_over_data(self, value: Any) -> list[Any]:
-        """The values of all data-parallel ranks, on every rank."""
+        """Return the values of all data-parallel ranks, on every rank."""
         dp = self.submeshes.get("dp")
         if dp is None:
             return [value]
@@ -122,16 +124,17 @@ class Runtime:
         return values
 
     def agree(self, value: int) -> int:
-        """The largest value of any rank, on all ranks."""
+        """Return the largest value of any rank, on all ranks."""
         if self.world == 1:
             return value
-        # On the host, over gloo: asked at every step boundary, it must not wait for the device.
+        # The reduction runs on the host over gloo: it happens at every step boundary and must not synchronise the
+        # device.
         x = torch.tensor(value, dtype=torch.int64)
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
 
     def broadcast(self, value: Any) -> Any:
-        """The main process's value, on all ranks."""
+        """Return the main process's value, on all ranks."""
         if self.world == 1:
             return value
         box = [value]
@@ -141,8 +144,8 @@ class Runtime:
     def check_same(self, value: int, what: str = "samples") -> None:
         """Raise UserError on all ranks unless the ranks that share a sample (tensor × domain) hold the same number.
 
-        Called with a digest of the sample order before training starts: tensor peers that read different samples would
-        train on nonsense without any other sign.
+        The caller passes a digest of the sample order. Tensor ranks that read different samples would otherwise train
+        wrongly without any error.
         """
         if self.world == 1:
             return
@@ -160,18 +163,18 @@ class Runtime:
                 )
 
     def barrier(self) -> None:
-        """Return when all ranks are here."""
+        """Wait until all ranks arrive here."""
         if self.world > 1:
             dist.barrier()
 
     def close(self) -> None:
-        """Leave the process group, if there is one."""
+        """Leave the process group if there is one."""
         blame.close()
         if self.world > 1 and dist.is_initialized():
             dist.destroy_process_group()
 
     def first_cause(self, error: BaseException) -> blame.Cause:
-        """The first cause of the end of this run: `error`, unless another rank failed before."""
+        """Return the first cause of failure of this run: `error`, unless another rank failed before."""
         cause = blame.cause_of(error, self.rank, 2 if isinstance(error, UserError) else 1)
         if self.world == 1:
             return cause
@@ -183,6 +186,6 @@ class Runtime:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the process group, but not on an error: with NCCL, that may wait for ranks that do not come."""
+        """Leave the process group, except after an error: with NCCL, that may block on ranks that do not arrive."""
         if error is None:
             self.close()

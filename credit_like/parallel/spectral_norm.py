@@ -1,4 +1,4 @@
-"""Spectral normalisation of weights that are sharded: the same iteration, each rank with the piece of W that it holds."""
+"""Spectral normalisation of sharded weights: the same iteration, with each rank using its piece of W."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from credit_like.parallel.shards import box, copies, local
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows and columns of one matrix that this rank holds, and one over the number of ranks that hold the same."""
+    """Rows and columns of one matrix that this rank holds; share: 1 / the number of ranks that hold the same part."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
     share: float
-    placement: str = ""  # what is alike on all ranks: layers are put together by it
+    placement: str = ""  # equal on all ranks, unlike rows and columns; layers are grouped by it
 
 
 class ShardedSpectralNorm(SpectralNorm):
-    """u, v and 1/σ are whole on every rank; products with W are sums of the ranks' parts.
+    """SpectralNorm of a sharded weight: u, v and 1/σ are whole on every rank; products with W are sums over ranks.
 
-    The partial products of all layers travel together: two all-reduces per iteration, one per refresh or correction.
-    Each is divided by the number of ranks that hold the same part.
+    The partial products of all layers are sent together: two all-reduces per iteration, one per refresh or correction.
+    Each product is divided by the number of ranks that hold the same part.
     """
 
     part: _Part
@@ -58,7 +58,7 @@ class ShardedSpectralNorm(SpectralNorm):
 
     @classmethod
     def _totals(cls, stacks: Sequence[_Stack], parts: list[Tensor], side: str) -> list[Tensor]:
-        """Sums over all ranks, in one message; (layers, length of the buffer `side`) for each stack."""
+        """Return sums over all ranks, with one message: (layers, length of the buffer `side`) for each stack."""
         if not parts:
             return parts
         shapes = [(len(stack.spectrals), stack.spectrals[0].get_buffer(side).numel()) for stack in stacks]
@@ -72,12 +72,12 @@ class ShardedSpectralNorm(SpectralNorm):
         return totals
 
     def _part_of(self, weight: Tensor) -> _Part:
-        """What this rank holds; the whole matrix between forward and backward where FSDP2 keeps it gathered."""
+        """Return what this rank holds: the whole matrix while FSDP2 keeps the weight gathered."""
         return self.part if isinstance(weight, DTensor) else _part(weight, self.output_dim)
 
 
 def _part(weight: Tensor, output_dim: int) -> _Part:
-    """Where the local shard of a weight lies in its matrix. Expensive for distributed tensors: to be kept."""
+    """Return the position of the local shard in its matrix. Expensive for distributed tensors, hence cached."""
     held = list(box(weight))
     rows = held.pop(output_dim)
     inner = math.prod(weight.shape) // weight.shape[output_dim] // weight.shape[0 if output_dim else 1]

@@ -1,9 +1,9 @@
 """Tensor parallelism: pairs of layers whose hidden features are split over ranks.
 
-x ── copy ──► column layer (some outputs) ── local work ──► row layer (some inputs) ── sum ──► + bias
+    x ── copy ──► column layer (some outputs) ── local work ──► row layer (some inputs) ── sum ──► + bias
 
-Forward sums once, after the row layer; backward sums once, where the copies were made. Tensor ranks hold the same samples
-and the same loss.
+Forward communicates once, in the sum after the row layer; backward communicates once, in the sum of gradients at the
+copy. Tensor ranks have the same samples and the same loss.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from credit_like.parallel.collectives import copy_to_region, reduce_from_region
 
 
 def to_local(x: Tensor) -> Tensor:
-    """This rank's part of a sharded parameter, differentiable."""
+    """Return this rank's part of a sharded parameter, differentiable."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
@@ -34,7 +34,7 @@ class _Split(nn.Module):
     bias: Tensor | None
 
     def effective_weight(self) -> Tensor:
-        """The local part of W, or of W/σ with the σ of the whole matrix."""
+        """Return the local part of W, or of W/σ with the σ of the whole matrix."""
         weight, spectral = to_local(self.weight), getattr(self, "spectral", None)
         return weight if spectral is None else spectral(weight)
 
@@ -44,20 +44,20 @@ class _Split(nn.Module):
         return nn.functional.linear(x, self.effective_weight(), bias)
 
 
-class Column(_Split):
-    """Each rank computes some of the output features, with their bias."""
+class ColumnParallel(_Split):
+    """A layer of which each rank computes some of the output features, with their bias."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """All input features to this rank's output features."""
+        """Map all input features to this rank's output features."""
         bias = None if self.bias is None else to_local(self.bias)
         return self._map(copy_to_region(x, self._tp_group), bias)
 
 
-class Row(_Split):
-    """Each rank uses some of the input features; the results are summed, and the bias is added once, after the sum."""
+class RowParallel(_Split):
+    """A layer of which each rank uses some of the input features; results are summed, then the bias is added once."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's input features to all output features."""
+        """Map this rank's input features to all output features."""
         y = reduce_from_region(self._map(x, None), self._tp_group)
         if self.bias is None:
             return y
@@ -66,12 +66,12 @@ class Row(_Split):
 
 @cache
 def _twin(role: type[_Split], serial: type[nn.Module]) -> type[nn.Module]:
-    """The split version of a layer's class: its parameters, names and initial values stay its own."""
+    """Return the split version of a layer's class, which keeps the parameters, names and initial values."""
     return type(f"{role.__name__}{serial.__name__}", (role, serial), {})
 
 
 class _CopyOutput:
-    """A forward hook: what this submodule gives, shared by all ranks, enters work that is split over them."""
+    """A forward hook: the output of this submodule, shared by all ranks, enters computations split over them."""
 
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
@@ -86,9 +86,9 @@ class _CopyOutput:
 def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> nn.Module:
     """Split, in place, every block that declares `tensor_columns` and `tensor_rows` (see `credit_like.nn.layer`).
 
-    Both are dotted paths (one or several) inside the block, to layers of type nn.Linear or 1 × 1 nn.Conv2d. Rows of a fused
-    qkv weight must be ordered by head first. Raises UserError that names the block for other layers and for heads or
-    features that the degree does not divide, with the degrees that work. Apply it before `apply_fsdp2`.
+    Both are one or several dotted paths inside the block, to layers of type nn.Linear or 1 × 1 nn.Conv2d. Rows of a
+    fused qkv weight must be ordered by head first. Raises UserError with the name of the block for other layers, and
+    for heads or features that the degree does not divide, with the degrees that work. Apply it before `apply_fsdp2`.
     """
     degree = tp_mesh.size()
     blocks = [(name, block, split) for name, block in model.named_modules() if (split := tensor_split(block))]
@@ -96,9 +96,9 @@ def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> nn.Module:
         _check(name, block, split, degree)
     for _, block, split in blocks:
         for path in split.columns:
-            _split(block.get_submodule(path), Column, tp_mesh, 0)
+            _split(block.get_submodule(path), ColumnParallel, tp_mesh, 0)
         for path in split.rows:
-            _split(block.get_submodule(path), Row, tp_mesh, 1)
+            _split(block.get_submodule(path), RowParallel, tp_mesh, 1)
         for path in split.copies:
             if getattr(block, path, None) is not None:
                 block.get_submodule(path).register_forward_hook(_CopyOutput(tp_mesh.get_group()))
@@ -106,7 +106,7 @@ def apply_tensor_parallel(model: nn.Module, tp_mesh: DeviceMesh) -> nn.Module:
 
 
 def _check(name: str, block: nn.Module, split: TensorSplit, degree: int) -> None:
-    """Raise UserError where this block cannot be split."""
+    """Raise UserError if this block cannot be split."""
     where = f"trainer.parallelism.tensor {degree}: {name or 'the model'} ({type(block).__name__})"
     counts = {}
     for path in (*split.columns, *split.rows):
@@ -127,7 +127,7 @@ def _check(name: str, block: nn.Module, split: TensorSplit, degree: int) -> None
 
 
 def _heads(block: nn.Module, split: TensorSplit, counts: dict[str, int]) -> int:
-    """The number of heads of an attention block, 0 for any other."""
+    """Return the number of heads of an attention block, 0 for any other block."""
     for key in ("heads", "num_heads"):
         if isinstance(getattr(block, key, None), int):
             return int(getattr(block, key))
@@ -136,10 +136,10 @@ def _heads(block: nn.Module, split: TensorSplit, counts: dict[str, int]) -> int:
 
 
 def _split(layer: nn.Module, role: type[_Split], mesh: DeviceMesh, dim: int) -> None:
-    """Keep this rank's part of the weight (and of a column layer's bias)."""
+    """Replace the weight (and a column layer's bias) by this rank's part of it."""
     layer.__class__ = _twin(role, type(layer))  # type: ignore[arg-type]
     layer.__dict__["_tp_group"] = mesh.get_group()
-    names = ["weight"] if role is Row or layer.bias is None else ["weight", "bias"]
+    names = ["weight"] if role is RowParallel or layer.bias is None else ["weight", "bias"]
     for name in names:
         parameter = getattr(layer, name)
         sharded = distribute_tensor(parameter.detach(), mesh, [Shard(dim)], src_data_rank=None)

@@ -1,4 +1,4 @@
-"""The model without its wrappers, and the names that do not depend on them."""
+"""Access to the model without its wrappers, and parameter names that do not depend on them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
 
 
 def get_raw_model(model: nn.Module) -> nn.Module:
-    """The model inside DistributedDataParallel and torch.compile, however they are nested."""
+    """Return the model inside DistributedDataParallel and torch.compile, however they are nested."""
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
@@ -21,7 +21,7 @@ def get_raw_model(model: nn.Module) -> nn.Module:
 
 
 def canonical_name(name: str) -> str:
-    """A parameter's name in the plain model."""
+    """Return a parameter's name in the plain model."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name.removeprefix("module.")

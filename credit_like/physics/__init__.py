@@ -1,12 +1,12 @@
-"""Corrections of each predicted step: one file each, with formula and source.
+"""Corrections of each predicted step, one module each, with formula and source.
 
 A plug-in has the attributes of `PhysicsPlugin`. It builds a module whose forward(after_BCHW, before_BCHW) takes the
-prognostic and diagnostic channels that the model predicted, in physical units, and the prognostic channels of the state
-before, and returns the corrected prediction. The stepper applies them in the order of the experiment's `physics`, in
-training and in forecasts, so they are differentiable. `rows` are this rank's, and `reduce` sums a partial mean over the
-ranks that share a sample. A plug-in may also have `find(config, variables)`, which needs no torch: it returns where the
-quantities that it corrects are among the channels, and raises UserError for variables that the model does not have, so
-that `credit-like check` can say so.
+prognostic and diagnostic channels that the model predicted, in physical units, and the prognostic channels of the
+previous state, and returns the corrected prediction. The stepper applies the modules in the order of the experiment's
+`physics`, in training and in forecasts, so they must be differentiable. `rows` are this rank's, and `reduce` sums a
+partial mean over the ranks that share a sample. A plug-in may also have `find(config, variables)`, which needs no
+torch: it returns the positions of the corrected quantities among the channels, and raises UserError for variables that
+the model does not have, so that `credit-like check` can report them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class PhysicsPlugin(Protocol):
-    """The module of a correction; `Config` is a `Section` with its `type`."""
+    """Interface of the module of a correction; `Config` is a `Section` with its `type`."""
 
     Config: type[Any]
 

@@ -1,4 +1,4 @@
-"""Channels by what they mean, and the water in a column of air."""
+"""Channels of physical quantities, and the water in a column of air."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GRAVITY = 9.80665
 
 
 def channels_of(name: str, variables: Sequence[Variable], key: str) -> slice:
-    """Return the channels of a variable, given by its own name or an alias. Raises UserError where it is absent."""
+    """Return the channels of a variable, given by its own name or an alias. Raises UserError if it is absent."""
     slices = Variables.slices(variables)
     found = find(name, slices)
     if found is None:
@@ -36,9 +36,9 @@ def channels_of(name: str, variables: Sequence[Variable], key: str) -> slice:
 
 @dataclass(frozen=True)
 class Column:
-    """Column water W in kg m⁻² (times g in Pa), from humidity on levels or from a variable that is it already.
+    """Column water W in kg m⁻² (times g in Pa), from humidity on levels or from a variable that holds W itself.
 
-    On hybrid levels the thickness of a layer is Δp = Δa + Δb · p_s with interface coefficients a (Pa) and b; on
+    On hybrid levels the thickness of a layer is Δp = Δa + Δb · p_s with interface coefficients a (Pa) and b. On
     pressure levels it is fixed (b = 0), from half-way to the level above to half-way to the level below.
     """
 
@@ -60,7 +60,7 @@ class Column:
 
 
 class ColumnConfig(Section):
-    """Where the water of a column is found."""
+    """Variables and levels from which column water is computed."""
 
     surface_pressure: str = "surface_pressure"
     """In Pa."""
@@ -68,7 +68,7 @@ class ColumnConfig(Section):
     humidity_scale: float = Field(default=1.0, gt=0)
     """Units of `humidity` per kg/kg: 1000 for g/kg."""
     column_water: str | None = None
-    """A variable in kg m⁻² to take instead of integrating humidity."""
+    """A variable in kg m⁻² to use instead of integrating humidity."""
     a: tuple[float, ...] = ()
     """Hybrid levels: coefficients of the interfaces in Pa, from the first level's outer one to the last level's."""
     b: tuple[float, ...] = ()
@@ -77,7 +77,7 @@ class ColumnConfig(Section):
 
 
 def make_column(config: ColumnConfig, variables: Variables) -> Column:
-    """Build the column of a correction. Raises UserError where coefficients and levels do not fit."""
+    """Build the column of a correction. Raises UserError if coefficients and levels do not fit."""
     prognostic = variables.role("prognostic")
     if config.column_water is not None:
         where = channels_of(config.column_water, prognostic, "physics.column_water")

@@ -1,4 +1,4 @@
-"""The module that holds what every correction needs: the global mean, in double precision."""
+"""The module that supplies a correction with the global mean, in double precision."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Correct = Callable[[Tensor, Tensor, Mean], Tensor]
 
 
 class Fix(nn.Module):
-    """Calls `correct` with the area mean over the points that have data in every predicted channel."""
+    """Module that calls `correct` with the area mean over the points that have data in every predicted channel."""
 
     def __init__(
         self,
@@ -39,6 +39,6 @@ class Fix(nn.Module):
         return self.correct(after_BCHW, before_BCHW, self._mean)
 
     def _mean(self, x_BHW: Tensor) -> Tensor:
-        # Pressures of 1e5 Pa whose mean must hold to 1e-3 Pa need more than the seven digits of float32.
+        # The mean of pressures of 1e5 Pa must hold to 1e-3 Pa, which exceeds the seven digits of float32.
         mean: Tensor = self.area(x_BHW.double()[:, None])
         return mean[:, 0, None, None]

@@ -1,6 +1,6 @@
 """Clipping: a quantity that cannot be negative is set to zero where the model predicts less.
 
-x ← max(x, minimum). It adds a little of the quantity, so put it before the corrections that conserve it.
+x ← max(x, minimum). Clipping adds a little of the quantity, so list it before the corrections that conserve it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Config(Section):
-    """Which predicted variables, and the least value they may take in their own units."""
+    """The predicted variables to clip, and their minimum in their own units."""
 
     type: Literal["clip"] = "clip"
     variables: tuple[str, ...] = ()

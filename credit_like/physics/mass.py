@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class Config(ColumnConfig):
-    """Names of variables, and where the layers lie."""
+    """Names of variables, and the positions of the layers."""
 
     type: Literal["mass"] = "mass"
 
 
 def find(config: Config, variables: Variables) -> tuple[int, Column]:
-    """See `credit_like.physics`: surface pressure, and the water above it."""
+    """Return the channels of surface pressure and the column of water; see `credit_like.physics`."""
     pressure = channels_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure").start
     return pressure, make_column(config, variables)
 

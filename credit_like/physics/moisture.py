@@ -1,6 +1,6 @@
 """Conservation of the global budget of water.
 
-What the air loses falls as rain: ⟨P⟩ = ⟨E⟩ − ⟨W_after − W_before⟩ over one step, with evaporation E, precipitation P
+Water that the air loses falls as rain: ⟨P⟩ = ⟨E⟩ − ⟨W_after − W_before⟩ over one step, with evaporation E, precipitation P
 (both in kg m⁻² over the step) and column water W. Precipitation is multiplied by one number everywhere, so that dry
 places stay dry:
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Config(ColumnConfig):
-    """Names of variables, and what their numbers mean."""
+    """Names of variables, and the units and sign of their values."""
 
     type: Literal["moisture"] = "moisture"
     precipitation: str = "total_precipitation"
@@ -63,7 +63,8 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         gained = upward * to_water * mean(after_BCHW[:, evaporation])
         falls = (gained - (water_after - water_before)).clamp(min=0)
         predicted = to_water * mean(after_BCHW[:, rain])
-        # Where nothing falls there is nothing to scale: the budget stays open rather than dividing by zero.
+        # Where no precipitation is predicted there is nothing to scale; the budget then stays open, and nothing is
+        # divided by zero.
         factor = (falls / predicted.clamp(min=1e-12)).where(predicted > 1e-12, 1.0)
         result = after_BCHW.clone()
         result[:, rain] = (after_BCHW[:, rain] * factor).to(after_BCHW.dtype)

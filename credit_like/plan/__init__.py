@@ -1,1 +1,1 @@
-"""What a training would need, from a simulation of its own step: memory, operations, bytes, and the layout that suits."""
+"""Plan the layout of a training run: simulate its step on every rank for memory, operations, messages and time."""

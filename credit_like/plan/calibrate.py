@@ -1,7 +1,7 @@
-"""`credit-like bench`: what the machine at hand can do, measured, for `credit-like plan --gpu FILE`.
+"""`credit-like bench`: measure this machine for `credit-like plan --gpu FILE`.
 
-Peaks are those of large matrix products, bandwidths those of a copy and of an all-reduce. `reached` is what of them a
-training step of a small WXFormer gets: its operations' time by the roofline, over the time that it takes.
+Peaks are measured with large matrix products, bandwidths with a copy and an all-reduce. `reached` is the fraction of
+them that a training step of a small WXFormer achieves: its roofline time divided by its measured time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
 
 _TURNS = 5
-_GRID, _CHANNELS = (64, 128), 16  # of the step that is timed
+_GRID, _CHANNELS = (64, 128), 16  # of the timed training step
 
 
 def bench(path: Path | None) -> Machine | None:
-    """Measure, and write `path` (YAML); under a launcher all ranks take part, and the main one alone has the figures.
+    """Measure this machine and write the figures to `path` as YAML.
 
-    Without several ranks the network is unknown, and without several nodes that between nodes: their figures stay those
-    of the memory and of the node.
+    Under a launcher all ranks take part; only rank 0 writes and returns the figures, the others return None.
+
+    On a single rank the network cannot be measured, and its figures are those of the memory; on a single node, the
+    figure between nodes is that within the node.
     """
     runtime = Runtime.start(Parallelism(data="ddp"))
     machine = measure(runtime)
@@ -45,7 +47,7 @@ def bench(path: Path | None) -> Machine | None:
 
 
 def measure(runtime: Runtime) -> Machine:
-    """The figures of this rank's device and of the network between the ranks."""
+    """Measure this rank's device and the network between the ranks."""
     device = runtime.device
     node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     bandwidth = _copies(device)
@@ -71,14 +73,14 @@ def _name(device: torch.device) -> str:
 
 
 def _memory(device: torch.device, node: int) -> float:
-    """GB of a rank."""
+    """Return the memory per rank in GB."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory / 1e9
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / node
 
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """The median of some turns after one to warm up."""
+    """Return the median time of some repeats of `work` in seconds, after one warm-up."""
     times = []
     for _ in range(_TURNS + 1):
         began = time.perf_counter()
@@ -90,21 +92,25 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def _products(device: torch.device, dtype: torch.dtype) -> float:
-    """TFLOP/s."""
+    """Return the arithmetic throughput of a large matrix product in TFLOP/s."""
     n = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     return 2 * n**3 / _seconds(lambda: a @ b, device) / 1e12
 
 
 def _copies(device: torch.device) -> float:
-    """GB/s read and written."""
+    """Return the memory bandwidth of a copy, read and written bytes together, in GB/s."""
     source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _seconds(lambda: target.copy_(source), device) / 1e9
 
 
 def _network(runtime: Runtime) -> tuple[float | None, float]:
-    """GB/s of a rank in an all-reduce, by the ring's count, and µs of a small one per doubling of the ranks."""
+    """Return the bandwidth and the latency of an all-reduce.
+
+    The bandwidth is that of one rank in a ring all-reduce, in GB/s (None for one rank); the latency is that of a small
+    all-reduce, in µs per doubling of the ranks.
+    """
     if runtime.world == 1:
         return None, Machine.latency
     large, small = torch.ones(2**24, device=runtime.device), torch.ones(1, device=runtime.device)
@@ -115,7 +121,7 @@ def _network(runtime: Runtime) -> tuple[float | None, float]:
 
 
 def _reached(machine: Machine, device: torch.device) -> float:
-    """Roofline time over measured time of forward and backward, without autocast."""
+    """Return the roofline time divided by the measured time of forward and backward, without autocast."""
     config = wxformer.Config(dim=(32, 64, 128, 256), depth=(1, 1, 2, 1), dim_head=32)
     model = wxformer.build(
         config, in_channels=_CHANNELS, out_channels=_CHANNELS, frames=1, height=_GRID[0], width=_GRID[1]

@@ -1,4 +1,4 @@
-"""`credit-like plan`: from arguments to a table, JSON or a figure."""
+"""The command `credit-like plan`: plan layouts and print a table or JSON, or draw a figure."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def run(
     json: bool = False,
     plot: Path | None = None,
 ) -> int:
-    """Plan for each number of GPUs in `gpus` (64, or 4,16,64); 1 where no layout fits, else 0.
+    """Plan for each number of GPUs in `gpus` (64, or 4,16,64); return 1 if for some of them no layout fits, else 0.
 
-    Raises UserError with one message for what the user has to change, before anything is simulated.
+    Raises UserError for anything that the user has to correct, before anything is simulated.
     """
     worlds = _worlds(gpus)
     machine = machine_of(gpu, figures)
@@ -54,19 +54,19 @@ def run(
 
 
 def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, force: bool) -> str:
-    """The plan of the experiment's own layout in one line.
+    """Return the plan of the experiment's own layout in one line.
 
     Raises UserError where it cannot fit, unless `force`.
     """
     machine = machine_of(gpu, {})
     experiment, grid = _experiment(file, overrides, None)
-    from credit_like.plan.layouts import Layout
+    from credit_like.plan.layouts import Candidate
     from credit_like.plan.run import plan_one
     from credit_like.plan.show import line
 
     chosen = experiment.trainer.parallelism
     dp = world // chosen.model_ranks
-    layout = Layout(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data)
+    layout = Candidate(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data)
     row = plan_one(experiment, layout, machine, grid)
     if not (row.fits or force):
         raise UserError(
@@ -84,9 +84,9 @@ def _worlds(text: str) -> list[int]:
 
 
 def _experiment(file: Path, overrides: Sequence[str], grid: str | None) -> tuple[Experiment, Any]:
-    """The experiment and its grid: from its data, or as the user says, and then no data are needed.
+    """Return the experiment and its grid, which is read from the data unless the user gives one.
 
-    Raises ExperimentError with every problem; the layout in the file is one of many here, and is not checked.
+    Raises ExperimentError with every problem. The layout in the file is not checked, because all layouts are planned.
     """
     from credit_like.plan.run import grid_of
 
@@ -109,7 +109,7 @@ def _experiment(file: Path, overrides: Sequence[str], grid: str | None) -> tuple
 
 
 def _fitting(experiment: Experiment, grid: Any) -> Any:
-    """Raises UserError where the model does not work on this grid at all."""
+    """Return the grid; raise UserError if the model cannot work on it in any layout."""
     check: Any = getattr(experiment.model, "check", None)
     problems = check(grid.height, grid.width) if check else []
     if problems:

@@ -1,11 +1,11 @@
-"""From what the ranks of a layout do to whether it fits and how long a step takes, by the stated model."""
+"""Estimate from simulated ranks whether a layout fits and how long a step takes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from credit_like.plan.layouts import Illegal, Layout
+from credit_like.plan.layouts import Candidate, Illegal
 from credit_like.plan.machine import Machine, compute_seconds, transfer_seconds
 
 if TYPE_CHECKING:
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of one optimiser step of one rank."""
+    """The estimated time of one optimiser step of one rank, in seconds."""
 
     compute: float
     waited: float
-    """Communication that the next operation needs at once: domain and tensor ranks."""
+    """Blocking communication, whose result the next operation needs: that of domain and tensor ranks."""
     hidden: float
-    """Communication beside the computing that takes no more time than that."""
+    """Communication of FSDP2 and DDP that overlaps with computation."""
     exposed: float
-    """What is left of it: FSDP2 and DDP."""
+    """Communication of FSDP2 and DDP that exceeds the overlap."""
 
     @property
     def total(self) -> float:
@@ -30,7 +30,11 @@ class Estimate:
 
 
 def estimate(machine: Machine, rank: Rank) -> Estimate:
-    """Computing, plus all communication that is waited for, plus what the rest exceeds the hiding part of computing by."""
+    """Estimate the time of an optimiser step.
+
+    It is the time of computation, of blocking communication, and of the part of the other communication that
+    computation (`machine.overlap` of it) cannot hide.
+    """
     compute = compute_seconds(machine, rank.work)
     waited = beside = 0.0
     for message, times in rank.messages.items():
@@ -44,14 +48,14 @@ def estimate(machine: Machine, rank: Rank) -> Estimate:
 
 
 @dataclass(frozen=True)
-class Row:
-    """A layout with its simulated ranks: those of the first, an interior and the last band."""
+class PlanRow:
+    """A layout with its simulated ranks: the first, an interior and the last band of latitude."""
 
-    layout: Layout
+    layout: Candidate
     ranks: tuple[Rank, ...]
     machine: Machine
     samples: int
-    """Of one optimiser step."""
+    """Number of samples of one optimiser step."""
 
     @property
     def fullest(self) -> Rank:
@@ -59,7 +63,7 @@ class Row:
 
     @property
     def estimate(self) -> Estimate:
-        """Of the slowest rank, for which the others wait."""
+        """Estimate of the slowest rank, because all others wait for it."""
         return max((estimate(self.machine, rank) for rank in self.ranks), key=lambda e: e.total)
 
     @property
@@ -68,7 +72,7 @@ class Row:
 
     @property
     def excess(self) -> float:
-        """Bytes above what may be filled; negative where it fits."""
+        """Bytes above the usable memory; negative if the layout fits."""
         return self.fullest.peak - self.machine.usable
 
     @property
@@ -76,7 +80,7 @@ class Row:
         return self.excess <= 0
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: bytes, floating-point operations, seconds."""
+        """Return the row as JSON data, in bytes, floating-point operations and seconds."""
         layout = self.layout
         return {
             "dp": layout.dp,
@@ -113,18 +117,18 @@ def _rank_dict(rank: Rank) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Report:
-    """Every layout of a number of ranks, the best first: those that fit by estimated time, then those that do not."""
+class PlanReport:
+    """Every layout of a number of ranks, best first: those that fit by estimated time, then the others."""
 
     name: str
     world: int
     machine: Machine
-    rows: tuple[Row, ...]
+    rows: tuple[PlanRow, ...]
     illegal: tuple[Illegal, ...]
 
     @property
-    def recommended(self) -> Row | None:
-        """The fastest layout that fits."""
+    def recommended(self) -> PlanRow | None:
+        """Fastest layout that fits; None if none does."""
         return next((row for row in self.rows if row.fits), None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,10 +143,10 @@ class Report:
         }
 
 
-def in_order(rows: list[Row]) -> tuple[Row, ...]:
-    """What fits, by time; then what does not, by what is missing. Equal ones: the simpler layout first."""
+def in_order(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
+    """Return the rows sorted: layouts that fit by time, then the others by missing memory; ties by simplicity."""
 
-    def key(row: Row) -> tuple[Any, ...]:
+    def key(row: PlanRow) -> tuple[Any, ...]:
         layout = row.layout
         return (not row.fits, row.seconds if row.fits else row.excess, layout.tensor, layout.domain, layout.replicate)
 

@@ -1,4 +1,4 @@
-"""Which layouts a number of ranks allows, and why not the others. No torch."""
+"""The layouts that are possible for a number of ranks, and why others are not. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from credit_like.schema.trainer import Parallelism
 
 
 @dataclass(frozen=True)
-class Layout:
-    """world = dp × tensor × domain ranks; `replicate` copies of the sharded model, a divisor of dp."""
+class Candidate:
+    """A layout of world = dp × tensor × domain ranks; `replicate`, a divisor of dp, counts the sharded copies."""
 
     dp: int
     tensor: int = 1
@@ -27,12 +27,12 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Ranks over which parameters that are not split by tensor ranks are sharded."""
+        """Number of ranks over which parameters are sharded that are not split by tensor parallelism."""
         return self.dp * self.domain // self.replicate if self.data == "fsdp2" else 1
 
     @property
     def parallelism(self) -> Parallelism:
-        """The block `trainer.parallelism`."""
+        """Section `trainer.parallelism` of this layout."""
         return Parallelism.model_validate(
             {"data": self.data, "tensor": self.tensor, "domain": self.domain, "replicate": self.replicate}
         )
@@ -45,24 +45,24 @@ class Layout:
 
 @dataclass(frozen=True)
 class Illegal:
-    """A degree that cannot be, and why: `degree` is tensor, domain, dp, or `layout` for a whole one."""
+    """A degree that is not possible, and why; `degree` is tensor, domain, dp, or `layout` for a whole layout."""
 
     degree: str
     value: int | str
     reason: str
 
 
-def with_layout(experiment: Experiment, layout: Layout) -> Experiment:
-    """The experiment in another layout."""
+def with_layout(experiment: Experiment, layout: Candidate) -> Experiment:
+    """Return the experiment with another layout."""
     trainer = experiment.trainer.model_copy(update={"parallelism": layout.parallelism})
     return experiment.model_copy(update={"trainer": trainer})
 
 
-def layouts(experiment: Experiment, world: int, height: int, width: int) -> tuple[list[Layout], list[Illegal]]:
-    """Every layout of `world` ranks that training would accept, and the degrees that it would refuse.
+def layouts(experiment: Experiment, world: int, height: int, width: int) -> tuple[list[Candidate], list[Illegal]]:
+    """Return every layout of `world` ranks that training accepts, and the degrees that it refuses with their reasons.
 
-    The reasons are those of the checks before a run; what only the model itself can refuse is found when it is built.
-    The data mode is the experiment's; `none`, which has one replica, is planned as fsdp2 where there are more ranks.
+    The reasons are those of the checks before a run; the model may refuse further layouts when it is built. The data
+    mode is the experiment's, except that `none`, which allows one replica only, is planned as fsdp2 on several ranks.
     """
     data = experiment.trainer.parallelism.data
     if data == "none" and world > 1:
@@ -75,8 +75,8 @@ def layouts(experiment: Experiment, world: int, height: int, width: int) -> tupl
     legal = []
     for tensor, domain in _pairs(world):
         dp = world // (tensor * domain)
-        # ddp and fsdp2 differ only in what they shard; where there is one replica and one band, fsdp2 shards nothing.
-        layout = Layout(dp, tensor, domain, data=data)
+        # ddp and fsdp2 differ only in what they shard; with one replica and one band, fsdp2 shards nothing.
+        layout = Candidate(dp, tensor, domain, data=data)
         if reason := _refuses(with_layout(experiment, layout), world):
             refused.setdefault(("dp", dp), reason)
         elif ("tensor", tensor) in refused or ("domain", domain) in refused:
@@ -85,12 +85,12 @@ def layouts(experiment: Experiment, world: int, height: int, width: int) -> tupl
             refused["tensor × domain", tensor * domain] = reason
         else:
             copies = divisors(dp) if data == "fsdp2" else [1]
-            legal += [Layout(dp, tensor, domain, r, data) for r in copies]
+            legal += [Candidate(dp, tensor, domain, r, data) for r in copies]
     return legal, [Illegal(*key, reason) for key, reason in refused.items()]
 
 
 def divisors(number: int) -> list[int]:
-    """In ascending order."""
+    """Return the divisors of a number in ascending order."""
     return [d for d in range(1, number + 1) if number % d == 0]
 
 

@@ -1,8 +1,8 @@
-"""What a GPU and its network can do, as explicit numbers, and the time that work takes there (roofline). No torch.
+"""The speed of a GPU and its network, and the time that work takes on it by the roofline model. Does not import torch.
 
-Presets hold the makers' figures: dense tensor-core peak in bfloat16, the peak of float32 arithmetic as PyTorch runs it
-by default (no TF32), memory and network bandwidth per GPU and direction. What of them a program reaches is `reached`,
-a guess to be replaced by a measured figure; every time that follows from it is an estimate.
+Presets hold the vendors' figures: dense tensor-core peak in bfloat16, peak of float32 arithmetic as PyTorch runs it by
+default (without TF32), memory and network bandwidth per GPU and direction. Programs achieve the fraction `reached` of
+them. Its default is a guess, to be replaced by a measurement; all times that depend on it are estimates.
 """
 
 from __future__ import annotations
@@ -23,30 +23,33 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Machine:
-    """memory GB (10⁹ bytes); peak, wide_peak TFLOP/s; bandwidth, intra, inter GB/s; latency µs."""
+    """The figures of a GPU and its network.
+
+    Memory is in GB (10⁹ bytes), peaks in TFLOP/s, bandwidths in GB/s, latency in µs.
+    """
 
     name: str
     memory: float
     peak: float
-    """bfloat16 and float16 arithmetic."""
+    """Peak of bfloat16 and float16 arithmetic."""
     wide_peak: float
-    """float32 and float64 arithmetic."""
+    """Peak of float32 and float64 arithmetic."""
     bandwidth: float
-    """Device memory."""
+    """Bandwidth of device memory."""
     intra: float
-    """To the other GPUs of the node, per GPU and direction."""
+    """Network bandwidth within a node, per GPU and direction."""
     inter: float
-    """To other nodes, per GPU and direction."""
+    """Network bandwidth between nodes, per GPU and direction."""
     node: int
-    """GPUs in a node; ranks are laid out node by node."""
+    """Number of GPUs per node; consecutive ranks fill a node."""
     latency: float = 20.0
-    """Of one collective, per doubling of its ranks."""
+    """Latency of a collective, per doubling of its ranks."""
     reached: float = 0.5
-    """Part of the peaks and bandwidths that programs reach."""
+    """Fraction of the peaks and bandwidths that programs achieve."""
     overlap: float = 0.8
-    """Part of the computing time behind which gathering of parameters and reduction of gradients can hide."""
+    """Fraction of computation that can overlap with the gathering of parameters and the reduction of gradients."""
     reserve: float = 0.1
-    """Part of the memory that is not ours: the driver, the network's buffers, fragmentation."""
+    """Fraction of memory lost to the driver, network buffers and fragmentation."""
 
     def __post_init__(self) -> None:
         for field in ("memory", "peak", "wide_peak", "bandwidth", "intra", "inter", "node"):
@@ -60,11 +63,11 @@ class Machine:
 
     @property
     def usable(self) -> float:
-        """Bytes that a training may fill."""
+        """Memory that training may use, in bytes."""
         return self.memory * 1e9 * (1 - self.reserve)
 
     def assumptions(self) -> dict[str, float | int | str]:
-        """All inputs of an estimate."""
+        """Return all figures that an estimate depends on."""
         return asdict(self)
 
 
@@ -77,16 +80,17 @@ PRESETS = {
         Machine("a100-80gb", 80, 312.0, 19.5, 2039, 300, 25.0, 4),
         Machine("h100", 80, 989.0, 67.0, 3350, 450, 50.0, 8),
         Machine("h200", 141, 989.0, 67.0, 4800, 450, 50.0, 8),
-        # One of the two dies, which PyTorch sees as a GPU of its own.
+        # One of the two dies; PyTorch treats each as a separate GPU.
         Machine("mi250x", 64, 191.5, 23.9, 1638, 50, 12.5, 8),
     )
 }
 
 
 def machine_of(name: str, changes: Mapping[str, Any]) -> Machine:
-    """A preset, or what `credit-like bench` has written, with some figures replaced; None changes nothing.
+    """Return a preset, or a machine measured by `credit-like bench`, with some figures replaced.
 
-    Raises UserError for a name that is not there, a file that is not one of these, and for figures that cannot be.
+    Figures that are None in `changes` are kept. Raises UserError for an unknown name, a file that `bench` did not write
+    and values out of range.
     """
     if name.endswith((".yml", ".yaml")):
         return replace(_from_file(Path(name)), **{key: value for key, value in changes.items() if value is not None})
@@ -113,9 +117,10 @@ def _from_file(path: Path) -> Machine:
 
 
 def transfer_seconds(machine: Machine, kind: str, ranks: Sequence[int], size: int) -> float:
-    """One collective of `size` bytes by the usual ring: (n − 1)/n of the tensor once, for all-reduce twice.
+    """Return the time of one collective of `size` bytes by the ring algorithm, in seconds.
 
-    The slowest link decides: that between nodes as soon as the ranks are on more than one.
+    A rank sends (n − 1)/n of the tensor, twice that for an all-reduce. The slowest link determines the time: the
+    network between nodes as soon as the ranks are on more than one.
     """
     n = len(ranks)
     if n == 1:
@@ -127,7 +132,10 @@ def transfer_seconds(machine: Machine, kind: str, ranks: Sequence[int], size: in
 
 
 def compute_seconds(machine: Machine, work: Mapping[tuple[bool, int, int], int]) -> float:
-    """Operations one after the other; each takes as long as its arithmetic or its memory traffic, whichever is more."""
+    """Return the time of operations that run one after the other, in seconds, by the roofline model.
+
+    Each operation takes the longer of its arithmetic and its memory traffic.
+    """
     total = 0.0
     for (wide, flops, traffic), times in work.items():
         peak = machine.wide_peak if wide else machine.peak

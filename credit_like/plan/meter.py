@@ -1,7 +1,7 @@
-"""Counts what a process does: bytes that live, operations, memory traffic, collectives.
+"""Meter the live memory, operations, memory traffic and collectives of a process.
 
-It watches every operation that reaches a kernel, whether its tensors are real or have no memory at all, and changes no
-result. Sizes are bytes, operations are floating-point operations (a multiply-add is two).
+The meter sees every operation that reaches a kernel, on real and on fake tensors, and changes no result. Sizes are in
+bytes; operations are floating-point operations (a multiply-add counts as two).
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ aten = torch.ops.aten
 
 GATHERED, COMMUNICATION, GRADIENTS, ACTIVATIONS = "gathered parameters", "communication", "gradients", "activations"
 DYNAMIC = (GRADIENTS, GATHERED, COMMUNICATION, ACTIVATIONS)
-"""What comes and goes within a step; what a storage is for is told by the operations that touch it."""
+"""Uses of storages that are allocated within a step; the operations on a storage determine its use."""
 
-# Where FSDP puts gathered parameters, and where it collects the gradients of a unit.
+# Operations with which FSDP writes gathered parameters, and with which it collects the gradients of a unit.
 _SPLIT_OUT = ("fsdp::split_with_sizes_copy", "aten::split_with_sizes_copy")
 _COLLECT = ("fsdp::chunk_cat", "aten::_chunk_cat")
 _DEVICE = torch.ops.prim.device.default
@@ -38,10 +38,10 @@ _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tens
 
 @dataclass
 class Work:
-    """Operations of one precision class that run one after the other on the device.
+    """Operations that run one after the other on the device.
 
-    `seconds` are filled by a machine's speeds; here `pieces` maps (wide, operations, bytes) to how often it occurred:
-    wide is True for fp32 and fp64 arithmetic.
+    `pieces` maps (wide, operations, bytes) to the number of times that this combination occurred; `wide` is True for
+    float32 and float64 arithmetic.
     """
 
     pieces: Counter[tuple[bool, int, int]] = field(default_factory=Counter)
@@ -59,11 +59,11 @@ class Work:
 
 
 class Meter(TorchDispatchMode):
-    """`with Meter() as meter:` counts everything inside.
+    """Dispatch mode that counts every operation inside `with Meter() as meter:`.
 
-    `peak` is the most that lived at once of what was allocated inside, `parts` what it was made of then. Each entry of
-    `messages` counts equal collectives. Questions that the host asks of a tensor without memory (is the mask empty?)
-    are answered by one: yes.
+    `peak` is the largest number of bytes, allocated inside, that were live at once; `parts` divides them by use. Each
+    entry of `messages` counts equal collectives. If the host reads the value of a fake tensor (is the mask empty?), it
+    gets 1 or True.
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
@@ -81,7 +81,7 @@ class Meter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled under a meter, so guarding each operation against it would only cost time."""
+        """Return False: nothing is compiled under a meter, so guards for it would only cost time."""
         return False
 
     def __torch_dispatch__(
@@ -104,7 +104,7 @@ class Meter(TorchDispatchMode):
         return out
 
     def _replayed(self, replay: Replay, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """As it would be done and noted, from what is remembered of an equal operation where there was one."""
+        """Run and count an operation, or repeat its cached results and counts."""
         given = Arguments(func, args, kwargs, replay.mode)
         recipe = None if given.key is None else replay.recipes.known.get(given.key)
         if recipe is None:
@@ -125,7 +125,7 @@ class Meter(TorchDispatchMode):
     def _note(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
     ) -> tuple[bool, int, int] | None:
-        """Count it; returns what it adds to `work`."""
+        """Count an operation; return what it adds to `work`."""
         kind = kind_of(func)
         outs = _tensors(out)
         if kind is not None:
@@ -147,7 +147,7 @@ class Meter(TorchDispatchMode):
         return piece
 
     def _retag(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """What FSDP's own operations say of their arguments."""
+        """Classify the arguments of FSDP's own operations."""
         name = func.name().partition(".")[0]
         if name in _SPLIT_OUT and "out" in kwargs:
             self._move(_tensors(kwargs["out"]), GATHERED)
@@ -155,7 +155,7 @@ class Meter(TorchDispatchMode):
             self._move(_tensors(args), GRADIENTS)
 
     def _about(self, func: Any) -> tuple[bool, Callable[..., int] | None]:
-        """Whether an operation moves data (views do not), and how its floating-point operations are counted."""
+        """Return whether an operation moves data (views do not), and the function that counts its operations."""
         if func not in self._kinds:
             name = func.name().partition("::")[2].partition(".")[0]
             view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
@@ -165,14 +165,14 @@ class Meter(TorchDispatchMode):
     # ---- memory ------------------------------------------------------------------------------------------------------
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """These were there before; they are not counted again when an operation returns them."""
+        """Exclude tensors that exist already, so that they are not counted when an operation returns them."""
         for tensor in tensors:
             storage = _storage(tensor)
             if storage is not None and storage._cdata not in self._known:
                 self._enter(storage, 0, "before")
 
     def tag(self, tensors: Iterable[Tensor], part: str) -> None:
-        """Say what these are for."""
+        """Set what these tensors are used for."""
         self._move(list(tensors), part)
 
     def _own(self, tensors: list[Tensor], part: str) -> None:
@@ -213,7 +213,7 @@ class Meter(TorchDispatchMode):
         resize = self._resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
-            """FSDP frees gathered parameters, and takes memory for them again, without an operation."""
+            """Count FSDP's freeing and reallocating of gathered parameters, which bypasses dispatch."""
             result = resize(storage, size)
             known = self._known.get(storage._cdata)
             if known is not None and known[2] != "before":
@@ -236,7 +236,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
-    """Where a tensor lives; the meta device is nowhere."""
+    """Return the storage of a tensor; None on the meta device."""
     tensor = local(tensor)
     if tensor.device.type == "meta":
         return None
@@ -244,12 +244,12 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """Bytes that are touched when a tensor is read or written once; a repeated value counts once."""
+    """Return the bytes touched when a tensor is read or written once; repeated (expanded) values count once."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 def total_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages of these tensors, each once."""
+    """Return the bytes of the storages of these tensors, counting each storage once."""
     storages = {s._cdata: s.nbytes() for t in tensors if (s := _storage(t)) is not None}
     return sum(storages.values())
 
@@ -257,9 +257,9 @@ def total_bytes(tensors: Iterable[Tensor]) -> int:
 def attention_as_on_gpu(
     q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
 ) -> Tensor:
-    """Attention as the memory-efficient kernel of GPUs computes it: probabilities are never stored.
+    """Compute attention as the memory-efficient GPU kernel does, without storing the probabilities.
 
-    The kernel for CPUs would store them, because it cannot differentiate the position bias otherwise.
+    The CPU kernel stores them, because otherwise it cannot differentiate the position bias.
     """
     bias = attn_mask
     if bias is not None:

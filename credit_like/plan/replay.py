@@ -1,8 +1,9 @@
-"""Operations on tensors without memory, worked out once for equal arguments and repeated from then on.
+"""A cache of operations on fake tensors.
 
-An operation on fake tensors has one effect: tensors of a shape, a layout and a type. The first time torch's
-FakeTensorMode finds out which, in a millisecond; the same operation on arguments of the same shapes gives the same again,
-in a tenth of that. What an operation did is told by looking at its results; whatever cannot be told so is never repeated.
+The only effect of an operation on fake tensors is to create tensors of some shape, strides and dtype. The first time,
+torch's FakeTensorMode derives them, which takes about a millisecond. For arguments with the same metadata the results
+are then rebuilt from the cache in a tenth of that time. An operation is cached only if its results describe it
+completely.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 Key = tuple[Any, ...]
-"""An operation, by its name, and its arguments: picklable."""
+"""The name and the arguments of an operation, picklable."""
 
 
 class _New(NamedTuple):
-    """A result with memory of its own."""
+    """A result with a storage of its own."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -29,7 +30,7 @@ class _New(NamedTuple):
 
 
 class _View(NamedTuple):
-    """A result in the memory of a tensor among the arguments, told by its number."""
+    """A result that is a view of the tensor argument number `argument`."""
 
     argument: int
     shape: tuple[int, ...]
@@ -40,28 +41,28 @@ class _View(NamedTuple):
 
 
 Result = _New | _View | int | None
-"""An int: the argument of this number itself."""
+"""An int is the number of the tensor argument that is returned itself."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The results of an operation, and what it costs: `piece` as Work counts it, None where no data are moved."""
+    """The results and the cost of an operation; `piece` is the key in `Work.pieces`, None where no data are moved."""
 
     results: tuple[Result, ...]
     kind: type | None
-    """list or tuple; None for one result that is not in either."""
+    """`list` or `tuple`; None for a single result."""
     piece: tuple[bool, int, int] | None
 
 
 class Arguments:
-    """The arguments of an operation as a key, with the tensors among them in order; `key` is None where there is none."""
+    """The arguments of an operation as a key (None if they cannot be cached), and its tensor arguments in order."""
 
     __slots__ = ("_parts", "key", "shared", "tensors")
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode) -> None:
         self.tensors: list[Tensor] = []
         self.shared = True
-        """Whether a result may be, or be a view of, an argument: not of one that is on the meta device in earnest."""
+        """Whether results may alias arguments; False if an argument really is on the meta device."""
         self._parts: list[Any] = [func.name()]
         known = self._all(args, mode)
         for name, value in kwargs.items():
@@ -86,7 +87,7 @@ class Arguments:
                 if not self._all(value, mode):
                     return False
             elif kind in _PLAIN:
-                parts += (kind, value)  # 1, 1.0 and True are equal and not the same
+                parts += (kind, value)  # the type distinguishes 1, 1.0 and True, which are equal
             else:
                 return False
         return True
@@ -98,7 +99,7 @@ _PLAIN = frozenset(
 
 
 def described(tensor: FakeTensor) -> Key:
-    """All that the result of an operation and its cost depend on."""
+    """Return everything about a tensor that the results and the cost of an operation depend on."""
     return (
         tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor._fake_device,
         tensor.untyped_storage().nbytes(),
@@ -107,14 +108,14 @@ def described(tensor: FakeTensor) -> Key:
 
 @dataclass
 class Recipes:
-    """What is known of operations, and what of it this process found out itself."""
+    """Cached operations: all `known` ones, and those `learnt` by this process."""
 
     known: dict[Key, Recipe] = field(default_factory=dict)
     learnt: dict[Key, Recipe] = field(default_factory=dict)
 
 
 class Replay:
-    """Operations under a FakeTensorMode, by recipes where there are any."""
+    """A cache of operations under a FakeTensorMode."""
 
     def __init__(self, mode: FakeTensorMode, recipes: Recipes | None = None) -> None:
         self.mode = mode
@@ -122,7 +123,10 @@ class Replay:
         self._likeness: dict[torch.device, dict[str, Any]] = {}
 
     def learn(self, given: Arguments, again: Arguments, out: Any, piece: tuple[bool, int, int] | None) -> None:
-        """Remember what an operation did, if that is all that it did: `given` before and `again` after it."""
+        """Cache an operation, if its results describe it completely.
+
+        `given` and `again` are the keys of its arguments before and after it.
+        """
         kind = out.__class__ if isinstance(out, list | tuple) else None
         values = list(out) if kind else [out]
         if given.key is None or given.key != again.key or kind not in (None, list, tuple):
@@ -136,14 +140,14 @@ class Replay:
         fresh = [v.untyped_storage()._cdata for v, r in zip(values, results, strict=True) if isinstance(r, _New)]
         whole = all(v.storage_offset() == 0 and v.untyped_storage().nbytes() == _extent(v)
                     for v, r in zip(values, results, strict=True) if isinstance(r, _New))  # fmt: skip
-        # Where two arguments are in one memory, which of them a result belongs to cannot be told.
+        # If two arguments share a storage, it is ambiguous which of them a result is a view of.
         clear = given.shared and len(storages) == len(given.tensors)
         if whole and (clear or all(isinstance(result, _New) for result in results)) and len(set(fresh)) == len(fresh):
             recipe = Recipe(results, kind, piece)
             self.recipes.known[given.key] = self.recipes.learnt[given.key] = recipe
 
     def repeat(self, recipe: Recipe, tensors: list[Tensor]) -> list[Any]:
-        """The results of an operation that is known, on other tensors of the same shapes."""
+        """Return the results of a cached operation for other tensors of the same shapes."""
         results: list[Any] = []
         with torch._C._DisableTorchDispatch():
             for result in recipe.results:
@@ -159,7 +163,7 @@ class Replay:
         return results
 
     def _fake(self, elem: Tensor, device: torch.device) -> FakeTensor:
-        """`FakeTensor(self.mode, elem, device)`, whose attributes are the same for all of a device."""
+        """Return `FakeTensor(self.mode, elem, device)`, with the attributes copied from an earlier one of the device."""
         if device not in self._likeness:
             first = FakeTensor(self.mode, elem, device)
             self._likeness[device] = dict(first.__dict__)
@@ -180,7 +184,7 @@ def _is_plain(value: Any, mode: FakeTensorMode) -> bool:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Bytes that a tensor of this shape and these strides takes."""
+    """Return the bytes that a tensor of this shape and these strides occupies."""
     if tensor.numel() == 0:
         return 0
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
@@ -188,7 +192,10 @@ def _extent(tensor: Tensor) -> int:
 
 
 def _result(value: Any, tensors: Mapping[int, int], storages: Mapping[int, int]) -> Result:
-    """How to make a result again; the arguments' numbers by their identity and by that of their storages."""
+    """Return how to rebuild a result.
+
+    `tensors` and `storages` map the ids of the tensor arguments and of their storages to argument numbers.
+    """
     if value is None:
         return None
     if id(value) in tensors:

@@ -1,4 +1,4 @@
-"""All layouts of a number of ranks, each simulated rank in a process of its own."""
+"""Simulate all layouts of a number of ranks, each rank in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import numpy as np
 
 from credit_like.errors import UserError
 from credit_like.grid import Grid
-from credit_like.plan.estimate import Report, Row, in_order
-from credit_like.plan.layouts import Illegal, Layout, layouts
+from credit_like.plan.estimate import PlanReport, PlanRow, in_order
+from credit_like.plan.layouts import Candidate, Illegal, layouts
 from credit_like.plan.machine import Machine
 from credit_like.plan.replay import Key, Recipe, Recipes
 from credit_like.plan.simulate import Rank, places, simulate
 from credit_like.processes import work_for
 from credit_like.schema.experiment import Experiment
 
-Task = tuple[Layout, int]
+Task = tuple[Candidate, int]
 Progress = Callable[[int, int], None]
 
 
@@ -33,15 +33,20 @@ def plan(
     grid: Grid,
     processes: int | None = None,
     progress: Progress = lambda done, all_: None,
-) -> Report:
-    """Simulate every legal layout of `world` ranks, `processes` at a time (as many as there are cores)."""
+) -> PlanReport:
+    """Simulate every legal layout of `world` ranks, `processes` at a time (default: the number of cores)."""
     legal, illegal = layouts(experiment, world, grid.height, grid.width)
     rows, refused = simulate_all(experiment, legal, machine, grid, processes, progress)
-    return Report(experiment.name, world, machine, in_order(rows), (*illegal, *refused))
+    return PlanReport(experiment.name, world, machine, in_order(rows), (*illegal, *refused))
 
 
-def plan_one(experiment: Experiment, layout: Layout, machine: Machine, grid: Grid, processes: int | None = None) -> Row:
-    """The row of one layout. Raises UserError where the model refuses it."""
+def plan_one(
+    experiment: Experiment, layout: Candidate, machine: Machine, grid: Grid, processes: int | None = None
+) -> PlanRow:
+    """Simulate one layout.
+
+    Raises UserError where the model refuses it.
+    """
     rows, refused = simulate_all(experiment, [layout], machine, grid, processes)
     if refused:
         raise UserError(refused[0].reason)
@@ -50,17 +55,18 @@ def plan_one(experiment: Experiment, layout: Layout, machine: Machine, grid: Gri
 
 def simulate_all(
     experiment: Experiment,
-    chosen: Iterable[Layout],
+    chosen: Iterable[Candidate],
     machine: Machine,
     grid: Grid,
     processes: int | None = None,
     progress: Progress = lambda done, all_: None,
-    places: Callable[[Layout], list[int]] = places,
+    places: Callable[[Candidate], list[int]] = places,
     known: dict[Key, Recipe] | None = None,
-) -> tuple[list[Row], list[Illegal]]:
-    """Rows of these layouts, and those that the model itself refuses.
+) -> tuple[list[PlanRow], list[Illegal]]:
+    """Simulate these layouts; return their rows, and the layouts that the model refuses.
 
-    `places`: which ranks of a layout to simulate. `known`: what simulations before found out; it grows.
+    `places` returns the ranks of a layout to simulate. `known` holds the cached operations of earlier simulations and
+    is updated.
     """
     chosen, known = list(chosen), {} if known is None else known
     tasks = [(layout, rank) for layout in chosen for rank in places(layout)]
@@ -73,7 +79,7 @@ def simulate_all(
             refused.append(Illegal("layout", str(layout), reasons[0]))
         else:
             done = tuple(rank for rank in ranks if isinstance(rank, Rank))
-            rows.append(Row(layout, done, machine, experiment.trainer.global_batch_size))
+            rows.append(PlanRow(layout, done, machine, experiment.trainer.global_batch_size))
     return rows, refused
 
 
@@ -85,10 +91,10 @@ def _in_processes(
     progress: Progress,
     known: dict[Key, Recipe],
 ) -> dict[Task, Rank | str]:
-    """The simulated rank of each task, or why the model refuses it.
+    """Return the simulated rank of each task, or the reason why the model refuses it.
 
-    Forked, because a process that has torch loaded starts another in hundredths of a second, and the new one knows what
-    those before it have found out.
+    Processes are forked: with torch loaded this takes hundredths of a second, and the child shares the cached
+    operations of all simulations that have finished.
     """
     context = multiprocessing.get_context("fork")
     waiting, answers = deque(tasks), {}
@@ -127,20 +133,20 @@ def _answer(
 ) -> None:
     work_for(parent)
     layout, rank = task
-    gc.freeze()  # what was there before need not be looked through again and again
+    gc.freeze()  # exclude the parent's objects from garbage collection
     recipes = Recipes(known)
     try:
         pipe.send((simulate(experiment, layout, rank, grid, recipes=recipes), recipes.learnt))
     except UserError as error:
         pipe.send((str(error), {}))
     pipe.close()
-    os._exit(0)  # without the finalisers of the process it was forked from
+    os._exit(0)  # skip the finalisers of the parent process
 
 
 def grid_of(text: str) -> Grid:
-    """`721x1440`, rows × columns: the whole globe, with rows at the poles where their number is odd.
+    """Return the global grid of `ROWSxCOLUMNS`, such as `721x1440`; an odd number of rows includes the poles.
 
-    Raises UserError for anything else.
+    Raises UserError for other text.
     """
     rows, _, columns = text.lower().replace("×", "x").partition("x")
     if not (

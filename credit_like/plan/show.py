@@ -1,4 +1,4 @@
-"""Plans on a terminal, as JSON and as a figure."""
+"""Print plans, and draw them as a figure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from credit_like.plan.estimate import Report, Row
+from credit_like.plan.estimate import PlanReport, PlanRow
 from credit_like.plan.machine import Machine
 
 _HEAD = ("dp", "tensor", "domain", "replicate", "GB", "fits", "s/step", "samples/s", "GFLOP", "GB sent", "collectives")
 
 
-def print_report(report: Report, console: Console | None = None) -> None:
-    """The table, the degrees that cannot be, the assumptions, and the block to paste."""
+def print_report(report: PlanReport, console: Console | None = None) -> None:
+    """Print the table, the impossible degrees, the assumptions and the recommended section to paste."""
     console = console or Console(soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, 120)
@@ -40,14 +40,14 @@ def print_report(report: Report, console: Console | None = None) -> None:
 
 
 def print_machine(machine: Machine) -> None:
-    """Every figure, as `--gpu FILE` takes them."""
+    """Print every figure, in the form that `--gpu FILE` reads."""
     console = Console(soft_wrap=True)
     for name, value in machine.assumptions().items():
         shown = value if isinstance(value, str) else f"{value:.4g}"
         console.print(f"{name}: {shown}", markup=False, highlight=False)
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: PlanRow) -> list[str]:
     layout, rank = row.layout, row.fullest
     sent = rank.collectives().values()
     return [
@@ -65,8 +65,8 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def line(row: Row) -> str:
-    """A layout in one line."""
+def line(row: PlanRow) -> str:
+    """Return a summary of a layout in one line."""
     fits = "fits" if row.fits else f"lacks {row.excess / 1e9:.1f} GB"
     return (
         f"{row.layout}: {row.fullest.peak / 1e9:.1f} GB of {row.machine.usable / 1e9:.1f} GB on {row.machine.name} "
@@ -75,7 +75,7 @@ def line(row: Row) -> str:
 
 
 def assumptions(machine: Machine) -> str:
-    """What the estimates rest on."""
+    """Return the assumptions of the estimates as text."""
     return (
         f"Times are estimates: peak {machine.peak:g} TFLOP/s (float32 {machine.wide_peak:g}), memory "
         f"{machine.bandwidth:g} GB/s, network {machine.intra:g} GB/s in a node of {machine.node} and {machine.inter:g} "
@@ -85,8 +85,8 @@ def assumptions(machine: Machine) -> str:
     )
 
 
-def advice(report: Report) -> str:
-    """What would make the layout that lacks least fit."""
+def advice(report: PlanReport) -> str:
+    """Return advice on how to make the layout fit that exceeds the memory least."""
     if not report.rows:
         return "change the number of GPUs or the batch size"
     row = report.rows[0]
@@ -98,14 +98,14 @@ def advice(report: Report) -> str:
     return f"the nearest lacks {row.excess / 1e9:.1f} GB, most of its memory is {largest}; change to {cures}"
 
 
-def block(row: Row) -> str:
-    """The part of an experiment file that asks for this layout."""
+def block(row: PlanRow) -> str:
+    """Return the part of an experiment file that requests this layout."""
     degrees = {k: v for k, v in row.layout.parallelism.model_dump(mode="json").items() if v != 1}
     return "trainer:\n  parallelism: {" + ", ".join(f"{key}: {value}" for key, value in degrees.items()) + "}"
 
 
-def plot_memory(reports: Sequence[Report], path: Path) -> None:
-    """Peak memory of every layout against the number of ranks, with what a GPU has; the parts of the recommended ones."""
+def plot_memory(reports: Sequence[PlanReport], path: Path) -> None:
+    """Plot the peak memory of every layout against the ranks, and the memory parts of the recommended layouts."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4), layout="constrained")

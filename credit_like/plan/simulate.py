@@ -1,8 +1,8 @@
-"""One rank of one layout, simulated: the training's own objects on tensors without memory and a group without peers.
+"""Simulate one rank of a layout: run the training code on fake tensors, in a process group without peers.
 
-What runs is what a training runs: the model, `parallelise`, the stepper, the loss, the trainer with its optimiser, and
-one call of its train step. The process group is torch's fake one, which answers at once, and tensors are fake: they
-have shapes, not values. Each simulation needs a process of its own, because meshes are remembered per process.
+The simulation runs the code of training: the model, `parallelise`, the stepper, the loss, the trainer with its
+optimiser, and one call of its train step. The process group is torch's fake one, whose collectives return at once; fake
+tensors have shapes but no values. Each simulation needs its own process, because torch caches meshes per process.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from credit_like import build, ops
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import Fields, FieldStore
 from credit_like.grid import Grid
+from credit_like.layout import accumulation
 from credit_like.nn import init
 from credit_like.parallel import apply
 from credit_like.parallel import runtime as runtime_module
@@ -34,36 +35,36 @@ from credit_like.parallel.mesh import flat_gradient_mesh, gradient_mesh
 from credit_like.parallel.observe import Message, fake_group, simulated_ddp
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
-from credit_like.plan.layouts import Layout, with_layout
+from credit_like.plan.layouts import Candidate, with_layout
 from credit_like.plan.meter import GRADIENTS, Meter, Work, attention_as_on_gpu, total_bytes
 from credit_like.plan.replay import Recipes, Replay
 from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
-from credit_like.training.trainer import Trainer, accumulation
+from credit_like.training.trainer import Trainer
 from credit_like.variables import Variable, Variables
 
 PARAMETERS, OPTIMIZER, AVERAGE, BUFFERS, SAMPLE = "parameters", "optimiser state", "weight average", "buffers", "sample"
-_SIMULATED = 3  # micro-batches; those between the second and the last are like the second
-_MANY = 10**9  # steps of an epoch: how long a run is says nothing about a step
+_SIMULATED = 3  # micro-batches; further ones cost the same as the second
+_MANY = 10**9  # steps of an epoch; the length of a run does not affect a step
 
 
 @dataclass
 class Rank:
-    """What one rank of a layout holds and does in one optimiser step. Sizes in bytes."""
+    """The memory and work of one rank of a layout in one optimiser step. Sizes are in bytes."""
 
     rank: int
     place: str
-    """`only`, or the place among the bands of a sample: `first`, `interior`, `last`."""
+    """Position among the bands of a sample: `first`, `interior`, `last`, or `only`."""
     peak: int
     parts: dict[str, int]
-    """What the peak is made of."""
+    """Bytes of the peak by use."""
     flops: int
     traffic: int
-    """Bytes that its operations read from and write to device memory, one operation after the other."""
+    """Bytes that its operations read from and write to device memory."""
     messages: dict[Message, int]
     work: dict[tuple[bool, int, int], int]
     checkpoint: int
-    """Bytes of a checkpoint of the whole run."""
+    """Size of a checkpoint of the whole run."""
     read: int
     """Bytes of a sample that this rank reads from storage, as float32 before compression."""
     parameters: int
@@ -72,12 +73,12 @@ class Rank:
     precision: str = "float32"
     """What the model computes in, and by what."""
     seconds: float = 0.0
-    """Processor time that the simulation took."""
+    """CPU time of the simulation, in seconds."""
     resident: int = 0
-    """The most memory that the simulating process held."""
+    """Peak resident memory of the simulating process."""
 
     def collectives(self) -> dict[str, tuple[int, int]]:
-        """Kind → (number, bytes)."""
+        """Return kind → (number, bytes) of the collectives."""
         result: dict[str, tuple[int, int]] = {}
         for sent, times in self.messages.items():
             number, size = result.get(sent.kind, (0, 0))
@@ -86,7 +87,7 @@ class Rank:
 
 
 class _NoData:
-    """Stands for a store: a grid, and zeros where fields would be."""
+    """A stand-in for a store: a grid, and fields of zeros."""
 
     def __init__(self, grid: Grid, variables: Variables) -> None:
         self.grid, self.variables = grid, variables
@@ -100,7 +101,7 @@ class _NoData:
 
 
 class _NoStatistics(Statistics):
-    """Mean 0, deviations 1, data everywhere."""
+    """Statistics with mean 0, standard deviations 1 and data at every point."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
@@ -114,7 +115,7 @@ class _NoStatistics(Statistics):
 
 
 class _NoBatches:
-    """Stands for a loader: the train step gets its samples directly."""
+    """A stand-in for a loader, of which only the length is used."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -127,7 +128,7 @@ class _NoBatches:
 
 
 def sample_of(experiment: Experiment, variables: Variables, grid: Grid, rows: slice) -> Sample:
-    """An empty micro-batch of this rank, as the loader would give it."""
+    """Return an empty micro-batch of this rank, in the shapes of the loader's."""
     data, batch = experiment.data, experiment.trainer.micro_batch_size
     height, frames, leads = len(range(*rows.indices(grid.height))), data.history_len, data.forecast_len
 
@@ -143,7 +144,10 @@ def sample_of(experiment: Experiment, variables: Variables, grid: Grid, rows: sl
 
 
 def bytes_read(experiment: Experiment, variables: Variables, grid: Grid, rows: slice) -> int:
-    """Bytes of one sample that come from files, as float32: not what is computed, nor what is read once."""
+    """Return the bytes of one sample that are read from files, as float32.
+
+    Computed forcing and static fields, which are read once, are not included.
+    """
     data = experiment.data
     stored = sum(len(v) for v in variables.role("dynamic_forcing") if not v.spec.compute)
     fields = variables.n("prognostic") * data.history_len + stored * (data.history_len + data.forecast_len - 1)
@@ -152,20 +156,20 @@ def bytes_read(experiment: Experiment, variables: Variables, grid: Grid, rows: s
 
 
 def measured_step(trainer: Trainer, samples: Iterator[Sample], count: int, meter: Meter) -> dict[str, int]:
-    """One optimiser step under a meter; the bytes of what was there before it, by what they are for."""
-    model = trainer.stepper.model
+    """Run one optimiser step under a meter; return the bytes that existed before it, by use."""
+    model = trainer.context.stepper.model
     parameters = [local(p) for p in model.parameters()]
     kept = {
         PARAMETERS: parameters,
-        OPTIMIZER: [t for state in trainer.optimizer.state().values() for t in state.values()],
-        AVERAGE: list(trainer.ema.average.values()) if trainer.ema else [],
-        BUFFERS: [*trainer.stepper.buffers(), *trainer.loss.buffers()],
+        OPTIMIZER: [t for state in trainer.state.optimizer.state().values() for t in state.values()],
+        AVERAGE: list(trainer.state.ema.average.values()) if trainer.state.ema else [],
+        BUFFERS: [*trainer.context.stepper.buffers(), *trainer.loss.buffers()],
     }
     before = {name: total_bytes(tensors) for name, tensors in kept.items()}
     meter.ignore(t for tensors in kept.values() for t in tensors)
     hooks = [p.register_post_accumulate_grad_hook(_tagging(meter)) for p in model.parameters() if p.requires_grad]
     with meter:
-        trainer.train_step(samples, count, trainer.rate(0), 1)
+        trainer.train_step(samples, count, trainer.schedule.rate(0), 1)
     for hook in hooks:
         hook.remove()
     return before
@@ -180,37 +184,37 @@ def _tagging(meter: Meter) -> Any:
 
 
 def simulate(
-    experiment: Experiment, layout: Layout, rank: int, grid: Grid, gpu: bool = True, recipes: Recipes | None = None
+    experiment: Experiment, layout: Candidate, rank: int, grid: Grid, gpu: bool = True, recipes: Recipes | None = None
 ) -> Rank:
-    """This process as `rank` of the layout, for one optimiser step. Only once in a process.
+    """Simulate one optimiser step of `rank` in a layout; call it only once in a process.
 
-    `gpu`: take the layers' ways for GPUs rather than those for the CPU. `recipes`: of simulations before this one, which
-    save time and change no figure; it learns new ones. Raises UserError, as training does, where a
-    degree does not fit the model.
+    `gpu` uses the code paths of GPUs instead of those of the CPU. `recipes` holds cached operations of earlier
+    simulations, which save time without changing any figure; new ones are added. Raises UserError, as training does,
+    where a degree does not fit the model.
     """
     began = time.process_time()
     section = with_layout(experiment, layout).trainer.model_copy(update={"compile": False, "fsdp2_cpu_offload": False})
     experiment = experiment.model_copy(update={"trainer": section})
     variables = Variables(experiment.data)
     with ExitStack() as stack:
-        # Everything is where it belongs; and fake parameters that torch remembers cannot be exchanged.
+        # Nothing needs to be moved, and torch cannot replace the data of fake parameters that it has cached.
         stack.enter_context(_instead(nn.Module, "to", lambda module, *_, **__: module))
         if gpu:
             stack.enter_context(ops.cpu.policy.disabled())
             stack.enter_context(_instead(torch.nn.functional, "scaled_dot_product_attention", attention_as_on_gpu))
-        # Values are never looked at, and drawing them would be half of the work.
+        # Values are never used, and drawing them would be half of the work.
         stack.enter_context(_instead(apply, "initialise", lambda model, seed: init.reset_buffers(model)))
         stack.enter_context(simulated_ddp())
         stack.enter_context(fake_group(rank, layout.world))
         runtime = Runtime.start(layout.parallelism, torch.device("cpu"), environment=Environment(rank, layout.world))
-        # Meshes are made of real tensors, so before there are none.
+        # Meshes are built from real tensors, so they must be created before FakeTensorMode is entered.
         flat_gradient_mesh(runtime.mesh)
         averaged = gradient_mesh(runtime.mesh)
         stack.enter_context(_instead(runtime_module, "gradient_mesh", lambda mesh: averaged))
         store = cast(FieldStore, _NoData(grid, variables))
         model = build.parallel_model(experiment, variables, store, runtime)
         replay = Replay(stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True)), recipes)
-        with Meter(replay):  # answers what construction asks of values
+        with Meter(replay):  # the meter answers reads of values during construction
             trainer = _trainer(model, experiment, runtime, variables, store, grid)
         return _run(trainer, experiment, layout, variables, grid, began, replay)
 
@@ -218,24 +222,24 @@ def simulate(
 def _trainer(
     model: nn.Module, experiment: Experiment, runtime: Runtime, variables: Variables, store: FieldStore, grid: Grid
 ) -> Trainer:
-    parts = build.furnish(model, experiment, runtime, variables, store, _NoStatistics(grid))
+    context = build.attach_weights(model, experiment, runtime, variables, store, _NoStatistics(grid))
     section = experiment.trainer
     count = accumulation(section.global_batch_size, section.micro_batch_size, runtime.dp_size)
-    return build.build_trainer(parts, (_NoBatches(_MANY * count), _NoBatches(_MANY * count)))
+    return build.build_trainer(context, (_NoBatches(_MANY * count), _NoBatches(_MANY * count)))
 
 
 def _run(
     trainer: Trainer,
     experiment: Experiment,
-    layout: Layout,
+    layout: Candidate,
     variables: Variables,
     grid: Grid,
     began: float,
     replay: Replay,
 ) -> Rank:
     runtime, meter = trainer.runtime, Meter(replay)
-    count = min(trainer.accumulation, _SIMULATED)
-    samples = [sample_of(experiment, variables, grid, trainer.rows) for _ in range(count)]
+    count = min(trainer.schedule.accumulation, _SIMULATED)
+    samples = [sample_of(experiment, variables, grid, trainer.context.rows) for _ in range(count)]
     marks: list[tuple[Counter[Message], Counter[tuple[bool, int, int]]]] = []
 
     def batches() -> Iterator[Sample]:
@@ -246,8 +250,8 @@ def _run(
     before = measured_step(trainer, batches(), count, meter)
     before[SAMPLE] = total_bytes([samples[0].prognostic, samples[0].forcing, samples[0].target])
     messages, pieces = meter.messages, meter.work.pieces
-    if trainer.accumulation > count:
-        more = trainer.accumulation - count
+    if trainer.schedule.accumulation > count:
+        more = trainer.schedule.accumulation - count
         messages = _repeated(messages, marks[2][0] - marks[1][0], more)
         pieces = _repeated(pieces, marks[2][1] - marks[1][1], more)
     work = Work(pieces)
@@ -261,10 +265,10 @@ def _run(
         traffic=work.traffic,
         messages=dict(messages),
         work=dict(pieces),
-        checkpoint=sum(_whole_bytes(piece) for piece in trainer.pieces().values()),
-        read=bytes_read(experiment, variables, grid, trainer.rows),
-        parameters=sum(p.numel() for p in trainer.parameters.values()),
-        accumulation=trainer.accumulation,
+        checkpoint=sum(_whole_bytes(piece) for piece in trainer.state.pieces().values()),
+        read=bytes_read(experiment, variables, grid, trainer.context.rows),
+        parameters=sum(p.numel() for p in trainer.state.parameters.values()),
+        accumulation=trainer.schedule.accumulation,
         precision=trainer.precision,
         seconds=time.process_time() - began,
         resident=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
@@ -285,15 +289,15 @@ def _place(band: int, bands: int) -> str:
     return "first" if band == 0 else "last" if band == bands - 1 else "interior"
 
 
-def places(layout: Layout) -> list[int]:
-    """The ranks that differ: the first, an interior and the last band of the first sample."""
+def places(layout: Candidate) -> list[int]:
+    """Return the ranks that differ: the first, an interior and the last band of the first sample."""
     last = layout.domain - 1
     return sorted({0, last // 2 if last > 1 else 0, last})
 
 
 @contextmanager
 def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """`owner.name` is `value` inside."""
+    """Set `owner.name` to `value` inside the context."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -1,9 +1,9 @@
-"""Folders of plug-ins outside the package, as packages that can be imported.
+"""Folders of plug-ins outside the package, importable as packages.
 
 The folder /home/me/my_parts is the package `credit_like.plugins.my_parts_<its path in hexadecimal>`, and its file
-`losses/zonal.py` the module `….losses.zonal`; relative imports work between the files of a folder. The name holds the path,
-so that a configuration of a plug-in can be unpickled in any process that sees the folder. `sys.path` stays as it is:
-a file of the folder cannot hide a library.
+`losses/zonal.py` is the module `….losses.zonal`; relative imports work between the files of a folder. The name contains
+the path, so that a configuration of a plug-in can be unpickled in any process that sees the folder. `sys.path` is not
+changed, so a file of the folder cannot shadow a library.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from types import ModuleType
 
 
 def package_name(folder: Path) -> str:
-    """The name of the package that a folder is imported as."""
+    """Return the name of the package as which a folder is imported."""
     readable = "".join(c if c.isalnum() else "_" for c in folder.name)
     return f"{__name__}.{readable}_{str(folder).encode().hex()}"
 
 
 class _Folders(MetaPathFinder):
-    """Finds the packages that `package_name` names; Python's own finders then find what is in them."""
+    """Meta path finder for the packages of `package_name`; Python's own finders handle their contents."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

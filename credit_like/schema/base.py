@@ -1,4 +1,4 @@
-"""What every section of an experiment file has in common."""
+"""The base class of all sections of an experiment file, and types that they share."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _WALLTIME = re.compile(r"(\d{1,15}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
-"""Unicode categories that end a line, do something to a terminal, or cannot be written as UTF-8."""
+"""Unicode categories that end a line, control a terminal, or cannot be encoded as UTF-8."""
 _APART = re.compile(r"""[\s'"\\#]""")
 
 
 def one_line(text: str) -> str:
     """Return the text, which becomes part of a line of a script.
 
-    Raises UserError where it holds a control character, such as a newline that would begin another line.
+    Raises UserError for a control character, such as a newline, which would begin another line.
     """
     for character in text:
         if unicodedata.category(character) in _BREAKS:
@@ -48,9 +48,9 @@ def one_line(text: str) -> str:
 
 
 def one_word(text: str) -> str:
-    """Return the text, which becomes one word of a directive for a scheduler.
+    """Return the text, which becomes one word of a scheduler's directive.
 
-    Raises UserError where a scheduler would take it for several words, for a comment or for nothing.
+    Raises UserError for text that a scheduler would read as several words, as a comment or as nothing.
     """
     if not one_line(text) or _APART.search(text):
         raise UserError(
@@ -64,7 +64,7 @@ Word = Annotated[str, AfterValidator(one_word)]
 
 
 class Section(BaseModel):
-    """A frozen part of an experiment; an unknown key is an error, and so is a number that is not finite."""
+    """A frozen section of an experiment. Unknown keys and non-finite numbers are errors."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -76,12 +76,12 @@ class Section(BaseModel):
     )
 
     shorthands: ClassVar[tuple[dict[str, Any], ...]] = ()
-    """JSON Schemas of what else a file may write for this section, beside a mapping."""
+    """JSON Schemas of the short forms that a file may use for this section instead of a mapping."""
 
     @field_validator("*", mode="before")
     @classmethod
     def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """`epochs: true` is a mistake, though Python takes True for 1."""
+        """Reject `true` for a number (Python counts True as 1) and integers beyond 64 bits."""
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
             raise UserError(f"expected a number, got {str(value).lower()}")
         if isinstance(value, int) and abs(value) >= 2**63:
@@ -90,7 +90,7 @@ class Section(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what is absent by default; a `null` that replaces a default stays."""
+        """Leave out values that are None by default; a None that replaces another default is kept."""
         data: dict[str, Any] = handler(self)
         absent = {key for name, f in type(self).model_fields.items() if f.default is None for key in (name, f.alias)}
         return {key: value for key, value in data.items() if value is not None or key not in absent}
@@ -102,9 +102,9 @@ class Section(BaseModel):
 
 
 def parse_duration(value: Any) -> dt.timedelta:
-    """A duration from `6h`, `30min`, `10d`, `90s` or `HH:MM:SS`.
+    """Parse a duration such as `6h`, `30min`, `10d`, `90s` or `HH:MM:SS`.
 
-    Raises UserError for anything else, and for a duration that is not positive.
+    Raises UserError for anything else and for a duration that is not positive.
     """
     try:
         duration = value if isinstance(value, dt.timedelta) else _duration(str(value).strip())
@@ -127,7 +127,7 @@ def _duration(text: str) -> dt.timedelta | None:
 
 
 def format_duration(duration: dt.timedelta) -> str:
-    """The longest unit of `Nd`, `Nh`, `Nmin`, `Ns` that is exact."""
+    """Return a duration as `Nd`, `Nh`, `Nmin` or `Ns`, in the largest unit that is exact."""
     seconds = duration // dt.timedelta(seconds=1)
     if microseconds := duration.microseconds:
         return f"{seconds}.{microseconds:06d}".rstrip("0") + "s"

@@ -1,6 +1,6 @@
-"""What the sections of an experiment demand of each other, before any file of data is opened.
+"""Checks of the sections of an experiment against each other, which need no data.
 
-Each check yields findings: a location inside the experiment and `expected …, got …, change …`.
+Each check yields findings: a location in the experiment and a message `expected …, got …, change …`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ import datetime as dt
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path as FilePath
 
 from credit_like import registry
 from credit_like.errors import UserError
+from credit_like.layout import Finding, Layout, accumulation, batch_findings, degree_findings, divide, refuse
 from credit_like.registry import did_you_mean
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
@@ -24,74 +25,33 @@ from credit_like.schema.inference import Ensemble
 from credit_like.schema.places import place_findings
 from credit_like.schema.trainer import TrainerSection
 
-Finding = tuple[Path, str]
 OUTPUT_ROLES = ("prognostic", "diagnostic")
 ROLES = (*OUTPUT_ROLES, "dynamic_forcing", "static")
 SPLITS = ("train", "valid", "test")
 _LONGEST_NAME = 255
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How many processes share the work, and how: derived from a world size, never written in a file."""
-
-    world: int
-    tensor: int
-    domain: int
-    data: int
-    """Data-parallel replicas: world // (tensor × domain)."""
-    accumulation: int
-    """Micro-batches that one replica adds up before an optimiser step."""
-
-
 def layout(trainer: TrainerSection, world: int) -> Layout:
-    """The layout of a run of `world` processes.
+    """Return the layout of a run of `world` processes.
 
     Raises UserError with the arithmetic where the degrees or the batch sizes do not divide.
     """
-    for _, message in layout_findings(trainer, world):
-        raise UserError(message)
-    p = trainer.parallelism
-    data = world // p.model_ranks
-    return Layout(world, p.tensor, p.domain, data, trainer.global_batch_size // (trainer.micro_batch_size * data))
+    refuse(layout_findings(trainer, world))
+    at = divide(trainer.parallelism.degrees, world)
+    return replace(at, accumulation=accumulation(trainer.global_batch_size, trainer.micro_batch_size, at.data))
 
 
 def layout_findings(trainer: TrainerSection, world: int) -> Iterator[Finding]:
-    """Whether a world size fits the degrees, and the batch sizes fit both."""
-    p = trainer.parallelism
-    where: Path = ("trainer", "parallelism")
-    if world % p.model_ranks:
-        yield (
-            where,
-            f"expected a world size that tensor × domain = {p.tensor} × {p.domain} = {p.model_ranks} divides, "
-            f"got {world}, change it to {_multiples(world, p.model_ranks)} processes, or the degrees",
-        )
-        return
-    data = world // p.model_ranks
-    if p.data == "none" and data > 1:
-        yield (
-            (*where, "data"),
-            f"expected fsdp2 or ddp for {world} // ({p.tensor} × {p.domain}) = {data} data-parallel replicas, "
-            f"got none, change it, or run {p.model_ranks} process{'es' * (p.model_ranks > 1)}",
-        )
-    if data % p.replicate:
-        yield (
-            (*where, "replicate"),
-            f"expected a divisor of the {data} data-parallel replicas, got {p.replicate}, "
-            f"change it to one of {_divisors(data)}",
-        )
-    at_once = trainer.micro_batch_size * data
-    if trainer.global_batch_size % at_once:
-        yield (
-            ("trainer", "global_batch_size"),
-            f"expected a multiple of micro_batch_size × data-parallel replicas = {trainer.micro_batch_size} × {data} "
-            f"= {at_once}, got {trainer.global_batch_size}, "
-            f"change it to {_multiples(trainer.global_batch_size, at_once)}",
-        )
+    """Check that a world size fits the degrees, and the batch sizes fit both."""
+    degrees = trainer.parallelism.degrees
+    yield from degree_findings(degrees, world)
+    if world % degrees.model_ranks == 0:
+        replicas = world // degrees.model_ranks
+        yield from batch_findings(trainer.global_batch_size, trainer.micro_batch_size, replicas)
 
 
 def epoch_samples(samples: int, global_batch_size: int, batches_per_epoch: int = 0) -> int:
-    """How many of these training samples an epoch takes: whole global batches.
+    """Return how many of these training samples an epoch takes: whole global batches.
 
     Raises UserError where there is not one.
     """
@@ -105,7 +65,7 @@ def epoch_samples(samples: int, global_batch_size: int, batches_per_epoch: int =
 
 
 def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str]) -> Iterator[Finding]:
-    """Whether an ensemble's amplitudes are of prognostic variables, and perturb something."""
+    """Yield amplitudes of variables that are not prognostic, and an ensemble that perturbs nothing."""
     where: Path = ("inference", "ensemble", "amplitude")
     for name in ensemble.amplitude:
         if name not in prognostic:
@@ -120,7 +80,7 @@ def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str]) -> Iterator
 
 
 def world_of(experiment: Experiment) -> int:
-    """The world size that the experiment asks of its batch system; else the smallest that its degrees allow."""
+    """Return the world size that the `pbs` section requests; without one, the smallest that the degrees allow."""
     p, pbs = experiment.trainer.parallelism, experiment.pbs
     if pbs:
         return pbs.nodes * (pbs.ngpus or pbs.processes or 1)
@@ -128,7 +88,7 @@ def world_of(experiment: Experiment) -> int:
 
 
 def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
-    """Everything that can be said without the data."""
+    """Run every check that needs no data."""
     yield from layout_findings(experiment.trainer, world)
     yield from _period_findings(experiment.data)
     yield from _variable_findings(experiment.data)
@@ -139,7 +99,7 @@ def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
 
 
 def specs(data: DataSection) -> Iterator[tuple[Path, str, bool, VariableSpec]]:
-    """Every variable with its location, role and whether it is on levels."""
+    """Yield the location and role of every variable, whether it is on levels, and its spec."""
     for role in ROLES:
         for kind in ("level", "surface"):
             for i, spec in enumerate(getattr(getattr(data, role), kind)):
@@ -147,7 +107,7 @@ def specs(data: DataSection) -> Iterator[tuple[Path, str, bool, VariableSpec]]:
 
 
 def _period_findings(data: DataSection) -> Iterator[Finding]:
-    """No time is in two periods: a test time that was trained on scores nothing."""
+    """Check that no two periods overlap: testing on training times would be meaningless."""
     periods = [(split, i, period) for split in SPLITS for i, period in enumerate(getattr(data, split))]
     for (split, _, first), (other, i, second) in combinations(periods, 2):
         if first.start <= second.end and second.start <= first.end:
@@ -195,7 +155,7 @@ def _level_findings(path: Path, levels: tuple[float, ...]) -> Iterator[Finding]:
 
 
 def _name_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Names that refer to variables or plug-ins."""
+    """Check names that refer to variables or plug-ins."""
     outputs = [spec.name for _, role, _, spec in specs(experiment.data) if role in OUTPUT_ROLES]
     prognostic = [spec.name for _, role, _, spec in specs(experiment.data) if role == "prognostic"]
     weights: dict[str, float] = getattr(experiment.loss, "variable_weights", {})
@@ -215,7 +175,7 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _metric_findings(experiment: Experiment) -> list[Finding]:
-    """Metrics that there are not, or that cannot be imported."""
+    """Return the metrics that do not exist or cannot be imported."""
     findings: list[Finding] = []
     with registry.searching(experiment.plugins):
         for i, name in enumerate(experiment.evaluation.metrics):
@@ -229,7 +189,7 @@ def _metric_findings(experiment: Experiment) -> list[Finding]:
 
 
 def _time_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Durations that must be whole steps."""
+    """Check that durations are whole numbers of time steps."""
     step, inference = experiment.data.timestep, experiment.inference
     leads = ((("inference", "lead"), inference.lead), (("trainer", "monitor", "lead"), experiment.trainer.monitor.lead))
     for where, lead in leads:
@@ -253,7 +213,7 @@ def _time_findings(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
-    """`save_loc` is, or can become, a folder that we may write to."""
+    """Check that `save_loc` is, or can become, a writable folder."""
     folder = FilePath(experiment.save_loc).absolute()
     if wrong := _why_not_a_folder(folder):
         yield ("save_loc",), f"expected a folder, got {shown(experiment.save_loc)}: {wrong}, change it"
@@ -269,11 +229,11 @@ def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _why_not_a_folder(folder: FilePath) -> str | None:
-    """Why a path can be no folder, whatever is made there; None where it is one or can become one."""
+    """Return why a path can never be a folder; None if it is one or can become one."""
     if folder.is_relative_to("/proc") or folder.is_relative_to("/sys"):
         return "nothing can be kept there"
     try:
-        # A name that is too long shows only where the folder that it is in exists.
+        # The system reports a name that is too long only if its folder exists.
         if any(len(os.fsencode(part)) > _LONGEST_NAME for part in folder.parts):
             return "a name in it is too long"
         for path in (folder, *folder.parents):
@@ -291,13 +251,3 @@ def _why_not_a_folder(folder: FilePath) -> str | None:
 
 def _shown(period: Period) -> str:
     return f"[{period.start}, {period.end}]"
-
-
-def _multiples(value: int, of: int) -> str:
-    """The multiples next to a value, as `8 or 12`."""
-    below, above = value // of * of, (value // of + 1) * of
-    return f"{below} or {above}" if below else str(above)
-
-
-def _divisors(value: int) -> str:
-    return ", ".join(str(d) for d in range(1, value + 1) if value % d == 0)

@@ -1,4 +1,4 @@
-"""The `data` section: which files, which variables in which role, which times."""
+"""The `data` section: files, variables with their roles, and periods."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _TIME = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2}))?(?::?(\d
 
 
 def parse_time(value: Any) -> str:
-    """An ISO time `YYYY-MM-DDTHH:MM:SS` in whatever calendar the data have, from a date, `…THH` or `…THH:MM`.
+    """Convert a date, `…THH` or `…THH:MM` to an ISO time `YYYY-MM-DDTHH:MM:SS`, in any calendar.
 
-    Kept as text because a 360-day calendar has days that `datetime` does not know; such texts sort like times.
+    The time stays text because a 360-day calendar has days that `datetime` does not support; such texts sort like
+    times. Raises UserError for anything else.
     """
     if isinstance(value, dt.datetime | dt.date):
         value = value.isoformat()
@@ -37,7 +38,7 @@ PAIR = {"type": "array", "prefixItems": [{"type": "string"}] * 2, "minItems": 2,
 
 
 class Period(Section):
-    """First and last time, both included; `[first, last]` in a file."""
+    """First and last time, both included; in a file also `[first, last]`."""
 
     shorthands = (PAIR,)
 
@@ -61,7 +62,7 @@ class Period(Section):
 
 
 def _periods(value: Any) -> Any:
-    """One period `[a, b]` or a list of disjoint ones `[[a, b], [c, d]]`; always a tuple of periods inside."""
+    """Convert one period `[a, b]` to a list of one; a list of periods `[[a, b], [c, d]]` stays."""
     if isinstance(value, dict | Period):
         return [value]
     if isinstance(value, list | tuple) and value and not isinstance(value[0], list | tuple | dict | Period):
@@ -77,23 +78,25 @@ Periods = Annotated[
 
 
 class VariableSpec(Section):
-    """One variable: its name here, and where it comes from when that differs; its name alone in a file is enough."""
+    """A variable, with where it is stored if that differs from the section's source; in a file also just its name."""
 
     shorthands = ({"type": "string"},)
 
     name: str = Field(min_length=1)
+    """Name of the variable in this experiment."""
     var: str | None = None
-    """Name in the store; the same as `name` if not given."""
+    """Name in the store. Default: `name`."""
     path: str | None = None
-    """File, template or URL that holds this variable, when not the source's own."""
+    """File, template or URL of this variable, if it is not in the source's own files."""
     compute: Literal["solar"] | None = None
-    """Computed from time and grid instead of read."""
+    """Compute the variable from time and grid instead of reading it; `solar` is the insolation."""
     units: str | None = None
-    """Units wanted; converted from the store's where they differ."""
+    """Units of the variable in this experiment; values in other units are converted when read. Default: the store's."""
     levels: tuple[float, ...] | None = None
-    """Levels of this variable alone; those of the section if not given."""
+    """Levels of this variable, in the units of the level coordinate. Default: `data.levels`."""
     fill: Literal["persist", "cyclic"] | None = None
-    """For a forcing: `persist` holds the last analysed field, `cyclic` repeats a climatological year."""
+    """How to continue a forcing beyond its data: `persist` holds the last analysed field, `cyclic` repeats a
+    climatological year. Default: no continuation."""
 
     @model_validator(mode="before")
     @classmethod
@@ -102,14 +105,16 @@ class VariableSpec(Section):
 
 
 class Role(Section):
-    """Variables of one role, on levels and at the surface."""
+    """The variables of one role."""
 
     level: tuple[VariableSpec, ...] = ()
+    """Variables on the levels of `data.levels`."""
     surface: tuple[VariableSpec, ...] = ()
+    """Variables with a single level."""
 
 
 def _listed(value: Any) -> Any:
-    """One source is a list of one."""
+    """Convert a single source to a list of one."""
     return value if isinstance(value, list | tuple) else [value]
 
 
@@ -124,28 +129,32 @@ else:
 
 
 class DataSection(Section):
-    """Which files, which variables in which role, which times."""
+    """The data: files, variables with their roles, and periods."""
 
     source: Sources
-    """Where the fields are: one source, or a list of them that are merged."""
+    """Source of the fields, or a list of sources, which are merged."""
     timestep: Duration
-    """Time between two steps of the model, such as 6h; a multiple of the store's own."""
+    """Time step of the model, such as 6h; a multiple of the store's time step."""
     levels: tuple[float, ...] = ()
-    """Values of the level coordinate, exactly as in the store, for all variables on levels."""
+    """Values of the level coordinate exactly as in the store and in its units, for all variables on levels."""
     prognostic: Role
-    """Predicted from themselves, step after step."""
+    """Variables that are predicted and fed back as input of the next step."""
     diagnostic: Role = Role()
-    """Predicted, and not fed back."""
+    """Variables that are predicted but not fed back."""
     dynamic_forcing: Role = Role()
-    """Given at every step, like insolation."""
+    """Variables that are input at every step and not predicted, such as insolation."""
     static: Role = Role()
-    """Given once, like orography."""
+    """Variables that are input and constant in time, such as orography."""
     history_len: int = Field(default=1, ge=1)
-    """Past states that the model sees."""
+    """Number of input states, the current one included."""
     forecast_len: int = Field(default=1, ge=1)
-    """Autoregressive steps in one training sample; 1 = single step."""
+    """Autoregressive steps per training sample; 1 = single-step training."""
     train: Periods
+    """Training period `[first, last]`, or a list of periods."""
     valid: Periods
+    """Validation period or periods."""
     test: Periods
+    """Test period or periods, for forecasts and scores."""
     statistics: str | None = None
-    """netCDF file with statistics; made in `save_loc/statistics.nc` from the training period if not given."""
+    """netCDF file of the normalisation statistics. Default: fitted to the training period, in
+    `save_loc/statistics.nc`."""

@@ -1,4 +1,4 @@
-"""What is wrong with an experiment file, in words that say where and what to change."""
+"""Error messages about experiment files, with the place and what to change."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Path = tuple[str | int, ...]
 _PERIODS = (("data", "train"), ("data", "valid"), ("data", "test"), ("evaluation", "climatology_period"))
 
 _KEY = "\0"
-"""Stands in a message for the key as the file spells it."""
+"""Placeholder in a message for the key as the file spells it."""
 
 _MOST_SHOWN = 50
 _LONGEST = 200
 _QUOTED = re.compile(rf"('[^']{{{_LONGEST}}})[^']+'")
-"""A value that is too long to be shown whole."""
+"""Matches a quoted value that is too long to be shown in full."""
 
 _PARENT = "\1"
-"""Stands for the key that the key is in."""
+"""Placeholder in a message for the parent of the key."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a key was written: a file and line, or an option of the command line (line 0)."""
+    """Where a key is written: a file and line, or a command-line option (line 0)."""
 
     file: str
     line: int = 0
@@ -43,22 +43,23 @@ class Place:
 
 
 class Locations:
-    """Where each key of a merged experiment was written."""
+    """Where each key of a merged experiment is written."""
 
     def __init__(self, places: Mapping[Path, Place], root: Place) -> None:
         self._places = {**places, (): root}
 
     def resolve(self, loc: Iterable[str | int]) -> tuple[Place, str]:
-        """The nearest place in the file for a location inside the experiment, and the key as the file spells it.
+        """Return the nearest place in the file for a location in the experiment, and the key as the file spells it.
 
-        The experiment holds some things in a fuller form than the file (one source as a list of one, a pair of times
-        as `start` and `end`): a part of the location that the file does not have is passed over, its index not shown.
+        The experiment holds some values in a fuller form than the file (one source as a list of one, a pair of times as
+        `start` and `end`). Parts of the location that the file does not have are skipped, and their indices are not
+        shown.
         """
         found: Path = ()
         key: list[str] = []
         for part in loc:
             if found in _PERIODS and isinstance(part, int) and not self._has_parts((*found, part)):
-                continue  # `[first, last]` is one period, and 0 not its first time
+                continue  # `[first, last]` is one period, and 0 is the index of that period
             if (*found, part) in self._places:
                 found = (*found, part)
                 key.append(str(part))
@@ -76,7 +77,7 @@ class Locations:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing to change: `file:line: key: expected …, got …, change …`."""
+    """One problem, with its place and what to change: `file:line: key: expected …, got …, change …`."""
 
     file: str
     line: int
@@ -87,12 +88,12 @@ class Problem:
         key = self.key if len(self.key) <= _LONGEST else f"{self.key[:_LONGEST]}…"
         message = _QUOTED.sub(lambda match: f"{match[1]}…'", self.message)
         text = ": ".join(part for part in (str(Place(self.file, self.line)), key, message) if part)
-        # What comes from a file could otherwise begin lines of its own, or do something to a terminal.
+        # Text from a file must not start new lines or send control sequences to the terminal.
         return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in text)
 
 
 class ExperimentError(UserError):
-    """All problems found in one experiment file."""
+    """All problems of one experiment file."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(dict.fromkeys(problems))
@@ -102,12 +103,12 @@ class ExperimentError(UserError):
 
 
 def in_order(problems: Iterable[Problem], first: str) -> list[Problem]:
-    """Sorted by file and line, the experiment's own file first."""
+    """Return the problems sorted by file and line, the experiment's own file first."""
     return sorted(problems, key=lambda problem: (problem.file != first, problem.file, problem.line))
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], data: Any, locations: Locations) -> list[Problem]:
-    """Every error of a validation as a problem, those inside plug-ins included."""
+    """Convert every error of a validation to a problem, including those inside plug-ins."""
     by_place: dict[tuple[Place, str], list[str]] = {}
     for loc, message in _messages(error, model, data, ()):
         place, key = locations.resolve(loc)
@@ -118,7 +119,7 @@ def problems_of(error: ValidationError, model: type[BaseModel], data: Any, locat
 
 
 def _either(messages: list[str]) -> str:
-    """The members of a union each report what they expected of the same value; say it once."""
+    """Join the messages about one value; each member of a union reports what it expected."""
     unique = list(dict.fromkeys(messages))
     return unique[0] if len(unique) == 1 else "; or ".join(unique)
 
@@ -139,7 +140,7 @@ def _messages(error: ValidationError, model: type[BaseModel], data: Any, prefix:
         elif isinstance(cause, BrokenPluginError):
             result.append(((*prefix, *path, "type"), str(cause)))
         elif item["type"] == "too_short" and len(item["input"]) >= item["ctx"]["min_length"]:
-            continue  # long enough, but for entries that are wrong and reported themselves
+            continue  # long enough; the invalid entries are reported separately
         elif item["type"] == "extra_forbidden":
             section = _section(model, path[:-1])
             known = list(_keys(section)) if section else []
@@ -156,7 +157,7 @@ def _messages(error: ValidationError, model: type[BaseModel], data: Any, prefix:
 
 
 def _inside(loc: Iterable[str | int], data: Any) -> Path:
-    """A location without pydantic's labels of union members, which are text where the data have no keys."""
+    """Return a location without pydantic's labels of union members, which are strings where the data have no keys."""
     path: list[str | int] = []
     value = data
     for part in loc:
@@ -165,7 +166,7 @@ def _inside(loc: Iterable[str | int], data: Any) -> Path:
             value = value.get(part)
         elif isinstance(part, int):
             path.append(part)
-            if isinstance(value, list | tuple):  # a mapping stays: it stands for a list of one
+            if isinstance(value, list | tuple):  # a mapping is kept, as it stands for a list of one
                 value = value[part] if part < len(value) else None
     return tuple(path)
 
@@ -175,7 +176,7 @@ def _keys(section: type[BaseModel]) -> Iterable[str]:
 
 
 def _section(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """The section at a path inside a model, or None where the value is not a section."""
+    """Return the section at a path inside a model, or None if the value there is not a section."""
     section: type[BaseModel] | None = model
     for part in path:
         if isinstance(part, int) or section is None:
@@ -218,7 +219,7 @@ _WANTED = {
 
 
 def _message(item: Mapping[str, Any]) -> str:
-    """`expected …, got …, change …` for one pydantic error."""
+    """Return `expected …, got …, change …` for one pydantic error."""
     kind, ctx = item["type"], item.get("ctx", {})
     got = shown(item["input"])
     if kind in ("value_error", "assertion_error"):
@@ -248,7 +249,7 @@ def _message(item: Mapping[str, Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a message shows it: short, and as YAML has it."""
+    """Return a value as messages show it: short, and in YAML's spelling."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""The experiment: everything a run depends on, in one frozen object."""
+"""The `Experiment`: everything a run depends on, in one frozen object."""
 
 from __future__ import annotations
 
@@ -21,40 +21,49 @@ else:
 
 
 def _known(plugin: str) -> str:
-    """From here on, the plug-ins of this folder or package are known."""
+    """Make the plug-ins of this folder or package known to the fields validated after it."""
     registry.add(plugin)
     return plugin
 
 
 class Experiment(Section):
-    """Everything a run depends on."""
+    """Everything a run depends on, in sections."""
 
     plugins: tuple[Annotated[str, AfterValidator(_known)], ...] = ()
-    """Where else there are plug-ins: folders, relative to the file that names them, or importable packages."""
-    # The first field: fields are validated in order, and those below may name these plug-ins.
+    """Further plug-ins: folders, relative to the file that names them, or importable packages."""
+    # This is the first field because fields are validated in order and those below may name these plug-ins.
     name: str = Field(min_length=1, pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of the experiment, shown in reports and used in job names."""
     seed: int = Field(default=0, ge=0)
+    """Seed of all random numbers: initial weights, order of samples, augmentation."""
     save_loc: str = Field(min_length=1)
-    """The run's folder: checkpoints, logs and forecasts; a run is identified by it."""
+    """Folder of the run, with its checkpoints, logs and forecasts. A run is identified by this folder."""
     data: DataSection
     model: _Model
     loss: plugin("loss", default="mse") = Field(default={"type": "mse"})  # type: ignore[valid-type]
+    """Training loss, by its `type`, and its keys."""
     physics: tuple[plugin("physics"), ...] = ()  # type: ignore[valid-type]
+    """Corrections applied to the output of every step, in this order."""
     trainer: TrainerSection = Field(default_factory=TrainerSection)
+    """Layout, batch, optimiser, checkpoints and stopping."""
     inference: InferenceSection = Field(default_factory=InferenceSection)
+    """Forecasts: initial times, length and output."""
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    """Scores: metrics, regions and baselines."""
     site: SiteSection | None = None
+    """Batch system: the name of a profile, or its keys. Default: this machine."""
     pbs: PbsSection | None = None
+    """Resources that jobs request, whatever the batch system."""
 
     @model_validator(mode="wrap")
     @classmethod
     def _with_plugins(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """What one experiment makes known is not known to the next."""
+        """Validate with this experiment's plug-ins only, not those of experiments loaded before."""
         with registry.searching():
             return validate(data)
 
     def to_dict(self) -> dict[str, Any]:
-        """The resolved experiment as plain data, ready for YAML or JSON; loads back to an equal experiment."""
+        """Return the resolved experiment as plain data for YAML or JSON; it loads back to an equal experiment."""
         data = self.model_dump(mode="json", by_alias=True)
         if not self.plugins:
             del data["plugins"]

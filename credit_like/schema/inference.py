@@ -13,22 +13,26 @@ from credit_like.schema.plugin import plugin
 
 
 class InitialTimes(Section):
-    """Either explicit `times`, or every `interval` from `start` to `end`, both included.
+    """Initial times: explicit `times`, or every `interval` from `start` to `end`, both included.
 
-    In a file also a time, a list of times, or `[first, last, interval]`.
+    In a file also one time, a list of times, or `[first, last, interval]`.
     """
 
     shorthands = ({"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1})
 
     times: tuple[Time, ...] = ()
+    """Explicit initial times."""
     start: Time | None = None
+    """First initial time."""
     end: Time | None = None
+    """Last initial time."""
     interval: Duration | None = None
+    """Time between initial times, such as 12h."""
 
     @model_validator(mode="before")
     @classmethod
     def _from_yaml(cls, value: Any) -> Any:
-        """`2020-01-01`, a list of times, or `[first, last, interval]`."""
+        """Convert a time, a list of times or `[first, last, interval]` to a mapping."""
         if isinstance(value, dict | InitialTimes):
             return value
         if not isinstance(value, list | tuple):
@@ -69,34 +73,40 @@ Lead = Annotated[
 
 
 class Ensemble(Section):
-    """Members from initial states perturbed by Gaussian random fields on the sphere."""
+    """An ensemble whose initial states are perturbed by Gaussian random fields on the sphere."""
 
     members: int = Field(default=1, ge=1)
+    """Number of members; 1 = a single unperturbed forecast."""
     length_scale_km: float = Field(default=1000.0, gt=0)
+    """Correlation length of the perturbations in km."""
     amplitude: dict[str, float] = Field(default={})
-    """Standard deviation per variable, as a fraction of that variable's own standard deviation of change per step."""
+    """Standard deviation of the perturbation of each variable, in units of the standard deviation of its change per
+    step."""
     seed: int = 0
+    """Seed of the perturbations."""
 
 
 class InferenceSection(Section):
-    """Which forecasts to make from a trained model."""
+    """The forecasts to make with a trained model."""
 
     init: InitialTimes | None = None
-    """Initial times; every fourth step of the test period if not given."""
+    """Initial times. Default: every fourth step of the test period."""
     lead: Lead = Field(default="5d")
-    """How far: a duration (10d) or a number of steps (40)."""
+    """Length of a forecast: a duration (10d) or a number of steps (40)."""
     output: plugin("writer", default="zarr") = Field(default={"type": "zarr"})  # type: ignore[valid-type]
+    """Format of the forecast files, by its `type` (or `format`), and its keys."""
     weights: Literal["ema", "raw"] = "ema"
-    """The moving average of the weights where the run kept one, or the weights as trained."""
+    """Use the moving average of the weights if the run has one (`ema`), or the trained weights (`raw`)."""
     batch_size: int = Field(default=1, ge=1)
     amp: bool | None = None
     """Compute in bfloat16; by default as training does."""
     ensemble: Ensemble = Ensemble()
+    """Ensemble of perturbed initial states."""
 
     @model_validator(mode="before")
     @classmethod
     def _format_is_the_type(cls, value: Any) -> Any:
-        """`output: {format: zarr}` is how files are spoken of; `type` is how plug-ins are."""
+        """Accept `output: {format: zarr}` for `output: {type: zarr}`."""
         if isinstance(value, dict) and isinstance(value.get("output"), dict) and "format" in value["output"]:
             output = dict(value["output"])
             output["type"] = output.pop("format")
@@ -105,12 +115,16 @@ class InferenceSection(Section):
 
 
 class Box(Section):
-    """A region in degrees; `west > east` crosses the date line or Greenwich."""
+    """A latitude-longitude box in degrees; `west > east` crosses the date line or Greenwich."""
 
     south: float = Field(ge=-90, le=90)
+    """Southern limit in degrees north."""
     north: float = Field(ge=-90, le=90)
+    """Northern limit in degrees north."""
     west: float = 0.0
+    """Western limit in degrees east."""
     east: float = 360.0
+    """Eastern limit in degrees east."""
 
     @model_validator(mode="after")
     def _upright(self) -> Box:
@@ -120,16 +134,19 @@ class Box(Section):
 
 
 class EvaluationSection(Section):
-    """What forecasts are compared with, and how."""
+    """How forecasts are scored, and against what."""
 
     truth: Sources | None = None
-    """Where the truth is, when not in the experiment's own source."""
+    """Source of the truth. Default: the experiment's own data."""
     metrics: tuple[str, ...] = ("rmse", "bias", "acc", "activity", "spectrum")
+    """Names of the metrics to compute, such as rmse, acc or crps."""
     regions: dict[str, Box] = Field(default={})
+    """Name → box of regions to score beside the whole grid."""
     baselines: dict[str, str] = Field(default={})
-    """Name → forecast store or results file in WeatherBench2 layout, beside persistence and climatology."""
+    """Name → forecast store or results file in WeatherBench2 layout, scored beside persistence and climatology."""
     climatology_window_days: int = Field(default=61, ge=1)
+    """Width in days of the window, centred on the day of year, over which the climatology averages."""
     climatology_period: Periods | None = None
-    """Years of the climatology; the training period if not given."""
+    """Period of the climatology. Default: the training period."""
     bootstrap: int = Field(default=0, ge=0)
-    """Resamples of the initial times for confidence intervals; 0 = none."""
+    """Number of bootstrap resamples of the initial times, for confidence intervals; 0 = none."""

@@ -1,4 +1,4 @@
-"""The JSON Schema of experiment files, with every plug-in's keys under its `type`."""
+"""The JSON Schema of experiment files, with the keys of every plug-in."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from credit_like.schema.experiment import Experiment
 
 
 def experiment_schema(plugins: Sequence[str] = ()) -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of what a file and its includes say together; `include` itself is allowed too.
+    """Return the JSON Schema (draft 2020-12) of an experiment file merged with its includes; `include` is allowed too.
 
-    `plugins`: folders (absolute paths) or packages whose plug-ins are in it too. Raises UserError as `registry.add` does.
+    `plugins` are folders (absolute paths) or packages whose plug-ins are included. Raises UserError as `registry.add`
+    does.
     """
     with registry.searching(plugins):
         return _schema()
@@ -34,13 +35,13 @@ def _schema() -> dict[str, Any]:
     metrics = filled["$defs"]["EvaluationSection"]["properties"]["metrics"]
     metrics["items"] = {"enum": registry.names("metric")}
     filled["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    # A file may leave to its includes what is required of the whole.
+    # Required keys may be set in an included file.
     filled.pop("required", None)
     return filled
 
 
 def _plugin(kind: str, name: str, config: Any) -> dict[str, Any]:
-    """The definitions of one plug-in, its own nested sections under a prefix."""
+    """Return the definitions of one plug-in, with its nested sections under a prefix."""
     prefix = f"{kind}.{name}"
     schema = config.model_json_schema(by_alias=True, ref_template=f"#/$defs/{prefix}.{{model}}")
     nested = {f"{prefix}.{key}": value for key, value in schema.pop("$defs", {}).items()}
@@ -54,7 +55,7 @@ def _plugin(kind: str, name: str, config: Any) -> dict[str, Any]:
 
 
 def _fill(node: Any) -> Any:
-    """Put the plug-ins of a kind where `schema.plugin` left its mark."""
+    """Replace the placeholders left by `schema.plugin` with the plug-ins of their kinds."""
     if isinstance(node, list):
         return [_fill(item) for item in node]
     if not isinstance(node, dict):
@@ -67,7 +68,7 @@ def _fill(node: Any) -> Any:
         }
         if node["x-default"] is None:
             return kept | choice
-        # Without a type it is the default one, whose own keys are not repeated here.
+        # Without a type, the default plug-in is meant; its keys are not repeated here.
         keys = ("type", "format") if kind == "writer" else ("type",)
         named = {"anyOf": [{"required": [key]} for key in keys]}
         return kept | {"type": "object", "if": named, "then": choice}

@@ -1,4 +1,4 @@
-"""The `site` and `pbs` sections: what a machine is like, and what this experiment asks of it."""
+"""The `site` and `pbs` sections: the batch system of a machine, and the resources an experiment requests."""
 
 from __future__ import annotations
 
@@ -19,70 +19,87 @@ PLACEHOLDERS = (
     "job", "account", "queue", "walltime", "stop_before", "logs",
     "nodes", "processes", "gpus", "cpus", "memory_gb", "total_gpus", "total_cpus", "total_memory_gb",
 )  # fmt: skip
-"""What a directive may hold in braces, besides the site's own fields. `gpus`, `cpus`, `memory_gb` and `processes` are
+"""Placeholders of a directive, besides the site's own fields. `gpus`, `cpus`, `memory_gb` and `processes` are
 per node; `walltime` is HH:MM:SS, `stop_before` seconds, `logs` a folder."""
 
 ShellName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class NodeKind(Section):
-    """One kind of node, and the directives that ask for nodes of it."""
+    """A kind of node, and the directives that request nodes of it."""
 
     cpus: int = Field(default=1, ge=1)
+    """CPUs per node."""
     gpus: int | None = Field(default=0, ge=0)
-    """GPUs of a node; nothing = not known, any number is accepted."""
+    """GPUs per node; null = unknown, any number is accepted."""
     memory_gb: int | None = Field(default=None, ge=1)
-    """Memory that a job may ask for."""
+    """Memory per node that a job may request, in GB."""
     whole: bool = False
-    """Allocated as a whole: a job gets all CPUs and memory, however few GPUs it uses."""
+    """Whether nodes are allocated as a whole: a job gets all CPUs and memory, however few GPUs it uses."""
     request: tuple[Line, ...] = ()
+    """Directives that request nodes of this kind."""
 
 
 class Queue(Section):
-    """A queue (a QOS on Slurm): which kinds of node it gives, and its limits."""
+    """A queue (on Slurm a QOS): the kinds of node it serves, and its limits."""
 
     nodes: tuple[Line, ...] = Field(min_length=1)
+    """Kinds of node that the queue serves, keys of the site's `nodes`."""
     max_walltime: Duration | None = None
+    """Longest walltime. Default: no limit."""
     min_nodes: int = Field(default=1, ge=1)
+    """Fewest nodes of a job."""
     max_nodes: int | None = Field(default=None, ge=1)
+    """Most nodes of a job. Default: no limit."""
 
 
 class SiteField(Section):
-    """Something only this machine asks for, such as its file systems; `pbs.fields` gives the value."""
+    """A site-specific setting of jobs, such as the file systems to mount; `pbs.fields` gives its value."""
 
     required: bool = False
+    """Whether an experiment must give a value."""
     default: Word | None = None
+    """Value if the experiment gives none."""
     example: Line = ""
+    """Example for the error message if a required value is missing."""
 
 
 class SiteSection(Section):
-    """A batch system and its rules; one file per machine in `config/site/`, `site: NAME` reads it."""
+    """A batch system and its rules, one file per machine in `config/site/`; `site: NAME` reads that file."""
 
     shorthands = ({"type": "string"},)
 
     name: str = Field(default="local", pattern=r"^[A-Za-z0-9._-]+$")
+    """Name of the machine."""
     scheduler: Literal["pbs", "slurm", "local"] = "local"
+    """Batch system; `local` runs jobs on this machine, one after the other."""
     account_required: bool = False
+    """Whether jobs must name an account."""
     launcher: Literal["fork", "mpiexec", "pbsdsh", "srun"] = "fork"
-    """What starts one agent on each node of a job of several; `fork` starts all of them here."""
+    """Program that starts one agent per node of a multi-node job; `fork` starts all of them on the current node."""
     launcher_options: tuple[Line, ...] = ()
+    """Further arguments of the launcher."""
     directives: tuple[Line, ...] = ()
-    """Lines for the scheduler, without `#PBS` or `#SBATCH`. One that holds a value nobody gave is left out."""
+    """Directives for the scheduler, without `#PBS` or `#SBATCH`. A directive whose placeholder has no value is left
+    out."""
     nodes: dict[Line, NodeKind] = Field(default_factory=lambda: {"this": NodeKind(gpus=None)}, min_length=1)
+    """Name → kind of node."""
     queues: dict[Word, Queue] = Field(default_factory=dict)
-    """Nothing = any queue, without limits."""
+    """Name → queue. Default: any queue is accepted, without limits."""
     fields: dict[ShellName, SiteField] = Field(default_factory=dict)
+    """Name → site-specific setting; the names are placeholders of directives."""
     arrays: bool = True
-    """Whether the scheduler takes arrays of jobs; else each is submitted alone."""
+    """Whether the scheduler supports job arrays; otherwise each job is submitted separately."""
     submit_from_jobs: bool = True
     """Whether a job may submit another, as `--chain auto` does."""
     stop_before: Duration = Field(default="5min")  # type: ignore[assignment]
-    """Training is told to stop and save this long before its walltime; a quarter of a walltime that is short."""
+    """Time before the walltime at which training saves and stops, at most a quarter of the walltime."""
     modules: tuple[Line, ...] = ()
-    """Arguments of `module` as bash reads them, one call each: `purge`, `load cuda/12.2`."""
+    """Arguments of `module` in bash, one call each: `purge`, `load cuda/12.2`."""
     setup: tuple[Line, ...] = ()
-    """Lines of bash that run on every node before the work, after the modules."""
+    """Lines of bash that run on every node after the modules are loaded."""
     environment: dict[ShellName, Line] = Field(default_factory=dict)
+    """Environment variables to set on every node."""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,9 +128,9 @@ class SiteSection(Section):
 
 
 def placeholders(line: str) -> list[str]:
-    """The names in braces of a directive.
+    """Return the names in braces of a directive.
 
-    Raises UserError for braces that do not pair, and for a format (`{account!r:>9}`), which a directive does not need.
+    Raises UserError for unpaired braces and for a format (`{account!r:>9}`), which directives do not need.
     """
     try:
         parts = list(string.Formatter().parse(line))
@@ -125,41 +142,55 @@ def placeholders(line: str) -> list[str]:
 
 
 class Request(Section):
-    """What one mode asks for, where it differs from the `pbs` section."""
+    """The resources of one mode, where they differ from the `pbs` section."""
 
     queue: Word | None = None
+    """Queue, or QOS on Slurm. Default: the site's first queue with suitable nodes."""
     nodes: int | None = Field(default=None, ge=1)
+    """Number of nodes."""
     ngpus: int | None = Field(default=None, ge=0)
+    """GPUs per node; 0 = a CPU job."""
     processes: int | None = Field(default=None, ge=1)
+    """Processes per node of a CPU job; GPU jobs have one per GPU."""
     cpus: int | None = Field(default=None, ge=1)
+    """CPUs per node. Default: the share that comes with the GPUs."""
     memory_gb: int | None = Field(default=None, ge=1)
+    """Memory per node in GB. Default: the share that comes with the GPUs."""
     walltime: Duration | None = None
+    """Time limit of a job, such as 12:00:00 or 12h."""
 
     @model_validator(mode="before")
     @classmethod
     def _walltime_in_seconds(cls, value: Any) -> Any:
-        """A plain number is seconds; older YAML readers make one of an unquoted 12:00:00."""
+        """Convert a walltime given as a number to seconds, because YAML 1.1 reads an unquoted 12:00:00 as a number."""
         if isinstance(value, dict) and type(value.get("walltime")) is int:
             return {**value, "walltime": f"{value['walltime']}s"}
         return value
 
 
 class PbsSection(Request):
-    """What this experiment asks of its site, PBS or not. What stands here directly is for training."""
+    """The resources this experiment requests, on any batch system; keys set here directly are those of training."""
 
     account: Word | None = None
+    """Account to charge."""
     nodes: int = Field(default=1, ge=1)
+    """Number of nodes."""
     ngpus: int = Field(default=0, ge=0)
-    """GPUs per node; 0 = a CPU run."""
+    """GPUs per node; 0 = a CPU job."""
     processes: int | None = Field(default=None, ge=1)
-    """Processes per node of a CPU run; one per GPU otherwise."""
+    """Processes per node of a CPU job; GPU jobs have one per GPU."""
     walltime: Duration = Field(default="01:00:00")  # type: ignore[assignment]
+    """Time limit of a job, such as 12:00:00 or 12h."""
     fields: dict[ShellName, Word] = Field(default_factory=dict)
-    """Values of the site's own fields (`storage: gdata/xy12+scratch/xy12`)."""
+    """Values of the site-specific settings (`storage: gdata/xy12+scratch/xy12`)."""
     setup: tuple[Line, ...] = ()
-    """Lines of bash after the site's own, such as the activation of an environment."""
+    """Lines of bash that run after those of the site, such as the activation of an environment."""
     environment: dict[ShellName, Line] = Field(default_factory=dict)
+    """Environment variables to set on every node."""
     preprocess: Request = Field(default_factory=Request)
+    """Resources of `--mode preprocess`, where they differ."""
     rollout: Request = Field(default_factory=Request)
-    """`nodes` is the number of jobs of one node that share the initial times."""
+    """Resources of `--mode rollout`, where they differ; `nodes` is the number of one-node jobs that share the initial
+    times."""
     evaluate: Request = Field(default_factory=Request)
+    """Resources of `--mode evaluate`, where they differ."""

@@ -1,12 +1,12 @@
-"""An experiment file → a frozen `Experiment`, with every problem's file and line.
+"""Load an experiment file into a frozen `Experiment`, reporting every problem with its file and line.
 
-The file is YAML in its 1.2 core schema: `1e-3` is a number, `12:00:00` and `2020-01-01` are text, `on`, `off`, `yes`,
-`no` and `y` are text too (a variable may be called so). In a value, `$VAR` and `${VAR}` come from the environment, and
-`$$` is a dollar.
+Files follow the core schema of YAML 1.2: `1e-3` is a number; `12:00:00` and `2020-01-01` are text; `on`, `off`, `yes`,
+`no` and `y` are text too, so they can be variable names. In a value, `$VAR` and `${VAR}` are replaced by environment
+variables, and `$$` is a dollar.
 
-`include` names files relative to the file that includes them, or else a shipped model or site by its path in the
-repository (`models/wxformer-1deg/model.yml`, `config/site/derecho.yml`). `plugins` names packages, or folders relative to the
-file that names them. All other paths in a file are relative to the current working directory, as paths on a command line are.
+`include` names files relative to the including file, or else a shipped model or site by its path in the repository
+(`models/wxformer-1deg/model.yml`, `config/site/derecho.yml`). `plugins` names packages, or folders relative to the file
+that names them. All other paths are relative to the current working directory, as on a command line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _INT = re.compile(r"[-+]?[0-9]{1,4000}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _DEEPEST = 50
 _MOST_NODES = 100_000
-"""After aliases have been replaced by what they stand for: a few lines of aliases of aliases can stand for billions."""
+"""Most values after aliases have been expanded; a few lines of nested aliases can expand to billions of values."""
 _MOST_BYTES = 4 * 2**20
 _MOST_INCLUDES = 10
 _WORDS: dict[str, Any] = {
@@ -46,15 +46,18 @@ _WORDS: dict[str, Any] = {
 
 
 def load_experiment(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> Experiment:
-    """The validated experiment of a file, after `include`s and then `overrides` (`"trainer.epochs=2"`).
+    """Load and validate an experiment file, with its `include`s and `overrides` (`"trainer.epochs=2"`) merged in.
 
-    Raises ExperimentError with every problem found, each `file:line: key: expected …, got …, change …`.
+    Raises ExperimentError with every problem, each `file:line: key: expected …, got …, change …`.
     """
     return load_located(path, overrides)[0]
 
 
 def load_located(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> tuple[Experiment, Locations]:
-    """The experiment and where each of its keys was written."""
+    """Load an experiment, and where each of its keys is written.
+
+    Raises ExperimentError with every problem.
+    """
     tree = _read_file(FilePath(path), including=())
     problems: list[Problem] = []
     for override in overrides:
@@ -69,7 +72,7 @@ def load_located(path: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
         experiment = Experiment.model_validate(data)
     except ValidationError as error:
         known = {problem.key for problem in problems}
-        # A value that could not be read is wrong in a second way only because of that.
+        # A value that could not be parsed fails validation only for that reason.
         problems += [p for p in problems_of(error, Experiment, data, locations) if p.key not in known]
     if problems:
         raise ExperimentError(in_order(problems, str(path)))
@@ -77,7 +80,7 @@ def load_located(path: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
 
 
 def dump_experiment(experiment: Experiment) -> str:
-    """The resolved experiment as YAML; `load_experiment` makes an equal one of it, whatever the environment."""
+    """Return the resolved experiment as YAML, from which `load_experiment` makes an equal one in any environment."""
 
     def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         text = text.replace("$", "$$")
@@ -85,7 +88,7 @@ def dump_experiment(experiment: Experiment) -> str:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
     class Dumper(yaml.SafeDumper):
-        """Quotes what would not come back as text."""
+        """A dumper that quotes strings that would otherwise be read as something else."""
 
         def ignore_aliases(self, data: Any) -> bool:
             return True
@@ -96,7 +99,7 @@ def dump_experiment(experiment: Experiment) -> str:
 
 @dataclass(frozen=True)
 class _Tree:
-    """A YAML value that knows where it was written; `value` holds trees in mappings and lists."""
+    """A YAML value and the place where it is written; mappings and lists in `value` hold trees."""
 
     value: Any
     place: Place
@@ -123,7 +126,7 @@ class _Tree:
 
 
 def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
-    """The tree of a file with its includes merged in."""
+    """Return the tree of a file with its includes merged in."""
     place = Place(str(path), 1)
     text = _read_text(path)
     if path.resolve() in including:
@@ -154,14 +157,14 @@ def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
         problems += [*_conflicts(base, other, ()), *other.problems]
         base = _merge(base, other)
     if any(problem.key == "include" for problem in problems):
-        # Without what should have been included, most of what else is wrong would be wrong because of that.
+        # Without the included keys, most other problems would only be consequences of the missing file.
         raise ExperimentError(problems)
     merged = _merge(base, own)
     return _Tree(merged.value, merged.place, (*problems, *own.problems))
 
 
 def _with_absolute_plugins(tree: _Tree, folder: FilePath) -> _Tree:
-    """The folders in `plugins` as absolute paths: what is stored keeps working from elsewhere."""
+    """Make the folders in `plugins` absolute, so that the stored experiment can be loaded from anywhere."""
     plugins = tree.value.get("plugins") if isinstance(tree.value, dict) else None
     if plugins is None or not isinstance(plugins.value, list):
         return tree
@@ -180,11 +183,14 @@ def _with_absolute_plugins(tree: _Tree, folder: FilePath) -> _Tree:
 def _shipped_or_beside(name: str, folder: FilePath) -> FilePath:
     """Return the path of an included file: relative to `folder`, or shipped with the program where nothing is there."""
     beside = folder / name
-    return beside if beside.is_file() else shipped_file(name) or beside
+    return beside if os.path.isfile(beside) else shipped_file(name) or beside
 
 
 def _read_text(path: FilePath) -> str:
-    """The text of a file. Raises ExperimentError for anything but a readable file of reasonable size."""
+    """Return the text of a file.
+
+    Raises ExperimentError for anything but a readable file of reasonable size.
+    """
     try:
         status = path.stat()
         if stat.S_ISREG(status.st_mode) and status.st_size <= _MOST_BYTES:
@@ -207,7 +213,7 @@ def _read_text(path: FilePath) -> str:
 
 
 def _include_message(name: str, folder: FilePath, error: ExperimentError) -> str:
-    """What is wrong with an included file, said of the line that includes it."""
+    """Return what is wrong with an included file, for the line that includes it."""
     if "://" in name:
         return f"expected a file relative to {folder}/, got the URL {shown(name)}, download it and name the file"
     if not os.path.lexists(folder / name.replace("\0", "")):
@@ -232,7 +238,7 @@ def _include_names(included: _Tree, problems: list[Problem]) -> list[tuple[str, 
 
 
 def _merge(base: _Tree, over: _Tree) -> _Tree:
-    """Mappings merge key by key; anything else is replaced."""
+    """Merge mappings key by key; replace anything else."""
     if not (isinstance(base.value, dict) and isinstance(over.value, dict)):
         return over
     merged = dict(base.value)
@@ -242,7 +248,7 @@ def _merge(base: _Tree, over: _Tree) -> _Tree:
 
 
 def _conflicts(first: _Tree, second: _Tree, path: Path) -> list[Problem]:
-    """Keys that two included files both set."""
+    """Return a problem for every key that two included files both set."""
     if isinstance(first.value, dict) and isinstance(second.value, dict):
         shared = [key for key in second.value if key in first.value]
         return [p for key in shared for p in _conflicts(first.value[key], second.value[key], (*path, key))]
@@ -253,7 +259,7 @@ def _conflicts(first: _Tree, second: _Tree, path: Path) -> list[Problem]:
 
 
 def _override(tree: _Tree, override: str) -> _Tree:
-    """The tree with `section.key=value` set; the value is YAML."""
+    """Return the tree with `section.key=value` set; the value is YAML."""
     place = Place(f"--set {override}")
     key, equals, text = override.partition("=")
     parts = key.strip().split(".")
@@ -282,7 +288,7 @@ def _set(tree: _Tree, parts: list[str], value: _Tree, place: Place, key: str) ->
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what is nested too deeply to be followed, and tags: what they ask for would otherwise be left out."""
+    """A loader that rejects tags, which would otherwise be ignored, and excessive nesting."""
 
     depth = 0
 
@@ -302,7 +308,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _parse(text: str, root: Place) -> _Tree:
-    """YAML text as a tree; a place with line 0 (the command line) is the place of everything in it."""
+    """Parse YAML text; if `root` has line 0 (the command line), it is the place of every value."""
     try:
         nodes = list(yaml.compose_all(text, Loader=_Loader))
     except yaml.MarkedYAMLError as error:
@@ -370,7 +376,7 @@ def _construct(
 
 
 def _expand(text: str, complain: Any) -> str:
-    """`$VAR` and `${VAR}` from the environment, `$$` as a dollar; an unset variable is a problem."""
+    """Replace `$VAR` and `${VAR}` by environment variables and `$$` by a dollar; report unset variables."""
 
     def value(match: re.Match[str]) -> str:
         if match[4]:
@@ -390,7 +396,7 @@ def _expand(text: str, complain: Any) -> str:
 
 
 def _scalar(text: str) -> Any:
-    """A plain scalar in YAML 1.2's core schema."""
+    """Convert a plain scalar by YAML 1.2's core schema."""
     if text in _WORDS:
         return _WORDS[text]
     if _INT.fullmatch(text):

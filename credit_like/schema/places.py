@@ -1,6 +1,6 @@
-"""Which folder a run may take for its own: what it makes there is replaced and removed by name.
+"""Checks that a folder may be used as `save_loc`, where a run replaces and removes files by name.
 
-Everything here is textual or a look at names, so that it can be asked before any file is opened.
+The checks look at paths only, so they can run before any file is opened.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ from credit_like.schema.errors import Path as Key
 from credit_like.schema.experiment import Experiment
 
 FILES = ("experiment.yml", "status.json", "log.jsonl")
-"""What a training writes in `save_loc`, beside its folders."""
+"""Files that training writes in `save_loc`, besides its folders."""
 FOLDERS = ("checkpoints", "tensorboard")
 _EVIDENCE = (".lock", "status.json", "log.jsonl", "checkpoints")
 
 
 def is_run(folder: str | Path) -> bool:
-    """Whether a training has begun in a folder: the stored experiment, and something that only a training makes."""
+    """Return whether training has begun in a folder: it holds the stored experiment and files of training."""
     return os.path.isfile(os.path.join(folder, "experiment.yml")) and any(
         os.path.exists(os.path.join(folder, name)) for name in _EVIDENCE
     )
 
 
 def place_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:
-    """A `save_loc` that is somebody else's folder, or in which something has the name of what a run writes."""
+    """Check that `save_loc` is not used for anything else.
+
+    It must not be a shared folder or hold other files under the names that a run writes, and it must lie apart from the
+    data.
+    """
     folder = experiment.save_loc
     if "\0" in folder:
         return
@@ -39,7 +43,10 @@ def place_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:
 
 
 def _shared_folder(folder: str) -> str | None:
-    """The root, the home folder, or a folder above it; the current one and those above it unless it is a run."""
+    """Return a problem for a folder that is, or contains, the root, the home folder or the current folder.
+
+    A folder that holds a run is allowed even if it is, or contains, the current folder.
+    """
     expected = f"expected a folder of the run's own, got {folder!r}, which is"
     place = os.path.realpath(folder)
     if place == os.path.realpath(os.sep):
@@ -49,7 +56,7 @@ def _shared_folder(folder: str) -> str | None:
         return f"{expected} or holds the home folder {home}"
     try:
         current = os.getcwd()
-    except FileNotFoundError:  # removed while we are in it
+    except FileNotFoundError:  # the current folder has been removed
         return None
     if _inside(os.path.realpath(current), place) and not is_run(place):
         return f"{expected} or holds the current folder {current}"
@@ -57,7 +64,7 @@ def _shared_folder(folder: str) -> str | None:
 
 
 def _taken_name(folder: str) -> str | None:
-    """Something under the name of a file or folder of a run that is none of its making."""
+    """Return a problem if a file or folder that a run would write exists already and was not written by a run."""
     own = f"expected a folder of the run's own, got {folder!r}, in which"
     for name in FILES:
         for file in (name, f".{name}.tmp"):
@@ -72,7 +79,7 @@ def _taken_name(folder: str) -> str | None:
 
 
 def _data_around(experiment: Experiment) -> Iterator[str]:
-    """`save_loc` that is, lies in, or holds data that the experiment reads."""
+    """Yield a problem for each of the experiment's data paths that contains, is, or lies in `save_loc`."""
     place = os.path.realpath(experiment.save_loc)
     data, evaluation = experiment.data, experiment.evaluation
     for path in (*paths_of(data), *paths_of(evaluation.truth)):
@@ -81,7 +88,7 @@ def _data_around(experiment: Experiment) -> Iterator[str]:
         if _inside(root, place) or within:
             relation = "is the place of" if root == place else "lies in" if within else "holds"
             yield f"expected a folder apart from the data, got {experiment.save_loc!r}, which {relation} {path}"
-    # These may have been made in save_loc by this very run, or by another one; they cannot be the folder itself.
+    # These files may lie in save_loc, because this run or another one wrote them, but cannot be the folder itself.
     named = {f"evaluation.baselines.{name}": path for name, path in evaluation.baselines.items()}
     for what, path in {**named, "data.statistics": data.statistics or ""}.items():
         if path and "://" not in path and "\0" not in path and _inside(place, os.path.realpath(path)):
@@ -89,7 +96,7 @@ def _data_around(experiment: Experiment) -> Iterator[str]:
 
 
 def paths_of(config: object) -> Iterator[str]:
-    """Every local file or folder that a section of the experiment reads, at any depth."""
+    """Yield every local file or folder that a section of the experiment reads, at any depth."""
     if isinstance(config, BaseModel):
         for name in type(config).model_fields:
             value = getattr(config, name)
@@ -105,7 +112,7 @@ def paths_of(config: object) -> Iterator[str]:
 
 
 def _fixed(path: str) -> tuple[str, bool]:
-    """The real path up to its first wildcard or date code, and whether it has one."""
+    """Return the real path up to its first wildcard or date code, and whether it has one."""
     parts = path.split(os.sep)
     kept = next((i for i, part in enumerate(parts) if any(character in part for character in "*?[%")), len(parts))
     start = os.sep.join(parts[:kept]) or (os.sep if path.startswith(os.sep) else os.curdir)
@@ -113,5 +120,5 @@ def _fixed(path: str) -> tuple[str, bool]:
 
 
 def _inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder or lies in it."""
+    """Return whether a path is a folder or lies in it."""
     return path == folder or path.startswith(folder.rstrip(os.sep) + os.sep)

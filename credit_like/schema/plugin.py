@@ -1,4 +1,4 @@
-"""Fields whose shape is a plug-in's own `Config`, chosen by their `type` key."""
+"""Fields that are validated by the `Config` of the plug-in that their `type` names."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ModelConfig(Protocol):
 
 
 class PluginError(UserError):
-    """The validation error of a plug-in's own `Config`, kept whole so that its keys can be named."""
+    """The validation error of a plug-in's own `Config`, kept whole so that messages can name its keys."""
 
     def __init__(self, config: type[BaseModel], error: ValidationError) -> None:
         super().__init__(str(error))
@@ -40,14 +40,14 @@ class PluginError(UserError):
 
 
 class UnknownPluginError(UserError):
-    """No plug-in of this kind has this name."""
+    """A name for which there is no plug-in of the kind."""
 
 
 def plugin(kind: str, default: str | None = None) -> Any:
-    """The annotation of a field that holds a `Config` of this kind of plug-in.
+    """Return the annotation of a field that holds the `Config` of a plug-in.
 
-    A mapping is validated by the plug-in that its `type` names, or `default` where it names none; its errors keep their
-    keys (see `schema.errors`).
+    A mapping is validated by the plug-in named by its `type`, or by `default` if it has none. Errors keep their keys
+    (see `schema.errors`).
     """
 
     def validate(value: Any) -> BaseModel:

@@ -5,13 +5,14 @@ An installed wheel has a copy of both in `credit_like/_shipped` (see `setup.py`)
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped(name: str = "") -> Path:
-    """Return the path of a shipped file or folder, such as `models/wxformer-1deg/model.yml`, whether it exists or not."""
+    """Return the path of a shipped file or folder, such as `models/wxformer-1deg/model.yml`; it need not exist."""
     inside = _PACKAGE / "_shipped"
     return (inside if inside.is_dir() else _PACKAGE.parent) / name
 
@@ -21,4 +22,4 @@ def shipped_file(name: str) -> Path | None:
     if Path(name).is_absolute() or ".." in Path(name).parts or not name.startswith(("models/", "config/site/")):
         return None
     path = shipped(name)
-    return path if path.is_file() else None
+    return path if os.path.isfile(path) else None

@@ -1,4 +1,4 @@
-"""Profiles of machines: `site: derecho` is the file `config/site/derecho.yml`."""
+"""Profiles of machines: `site: derecho` reads the file `config/site/derecho.yml`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def profiles() -> dict[str, Path]:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The `site` section of a profile, or of a file where `name` is the path of one.
+    """Return the `site` section of a profile, or of a file where `name` is a path.
 
-    Raises UserError with the closest names where there is none.
+    Raises UserError with the closest name where there is none.
     """
     known = profiles()
     if name not in known and Path(name).suffix in (".yml", ".yaml") and Path(name).is_file():

@@ -1,4 +1,4 @@
-"""The `trainer` section."""
+"""The `trainer` section: layout, batch, optimiser, checkpoints and stopping."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from credit_like.errors import UserError
+from credit_like.layout import Degrees
 from credit_like.schema.base import Duration, Section, format_duration, parse_duration
 from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
@@ -16,15 +17,23 @@ class Parallelism(Section):
     """Degrees of the device mesh; the data-parallel degree is world // (tensor × domain)."""
 
     data: Literal["fsdp2", "ddp", "none"] = "none"
+    """Data parallelism: sharded (`fsdp2`), replicated (`ddp`), or `none` for a single replica."""
     tensor: int = Field(default=1, ge=1)
+    """Number of ranks that split the attention heads and channels of the model; divides the heads of every stage."""
     domain: int = Field(default=1, ge=1)
+    """Number of ranks that split the grid of a sample into bands of latitude."""
     replicate: int = Field(default=1, ge=1)
-    """Copies of the sharded model under fsdp2 (hybrid sharding); must divide the data-parallel degree."""
+    """Number of copies of the sharded model under fsdp2 (hybrid sharding); must divide the data-parallel degree."""
+
+    @property
+    def degrees(self) -> Degrees:
+        """Return this block as the arithmetic of layouts takes it."""
+        return Degrees(self.data, self.tensor, self.domain, self.replicate)
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that share one sample."""
-        return self.tensor * self.domain
+        """Number of ranks that share one sample."""
+        return self.degrees.model_ranks
 
     @model_validator(mode="after")
     def _replicate_needs_fsdp2(self) -> Parallelism:
@@ -37,11 +46,14 @@ DType = Literal["float32", "bfloat16"]  # float16 would need its loss scaled, or
 
 
 class MixedPrecision(Section):
-    """What FSDP2 computes, reduces and returns in."""
+    """Data types in which FSDP2 computes, reduces gradients and returns outputs."""
 
     param_dtype: DType = "bfloat16"
+    """Data type of the gathered parameters and of computation."""
     reduce_dtype: DType = "float32"
+    """Data type of the gradient reduction."""
     output_dtype: DType = "float32"
+    """Data type of the model's output."""
 
 
 def _every(value: Any) -> Any:
@@ -56,11 +68,14 @@ Every = Annotated[
 
 
 class CheckpointSection(Section):
-    """When to save and how much to keep. `every` is optimiser steps (500) or wall-clock time (30min)."""
+    """When to save a checkpoint and how many to keep."""
 
     every: Every = Field(default="30min")
+    """Interval between checkpoints: optimiser steps (500) or wall-clock time (30min)."""
     keep: int = Field(default=3, ge=1)
+    """Number of newest checkpoints to keep, besides the one with the best validation loss."""
     async_: bool = Field(default=True, alias="async")
+    """Write checkpoints in the background while training continues."""
 
     @model_validator(mode="after")
     def _positive(self) -> CheckpointSection:
@@ -73,45 +88,55 @@ class MonitorSection(Section):
     """Short forecasts from validation times during training, scored like those of `credit-like evaluate`."""
 
     every: int = Field(default=0, ge=0)
-    """After every so many epochs, with the validation; 0 = never."""
+    """Interval in epochs; the forecasts follow the validation. 0 = never."""
     init: int = Field(default=4, ge=1)
-    """Initial times, spread evenly over data.valid."""
+    """Number of initial times, spread evenly over `data.valid`."""
     lead: Lead = Field(default=8)
-    """How far: a duration (2d) or a number of steps (8)."""
+    """Length of a forecast: a duration (2d) or a number of steps (8)."""
     share: float = Field(default=0.02, gt=0, le=1)
-    """Most of the run's time that they may take; they are left out where once more would exceed it."""
+    """Largest fraction of the training time that the forecasts may take; they are skipped if they would exceed it."""
 
 
 class LoaderSection(Section):
     """How samples are read ahead."""
 
     num_workers: int = Field(default=0, ge=0)
-    """Processes that read; 0 = a thread of the training process."""
+    """Number of processes that read samples; 0 = a thread of the training process."""
     prefetch_factor: int = Field(default=2, ge=1)
+    """Number of samples that each worker reads ahead."""
 
 
 class TrainerSection(Section):
-    """How to train: the layout, the batch, the optimiser, when to save and when to stop."""
+    """How to train: layout, batch, optimiser, checkpoints and when to stop."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of training and forecasts; `auto` = the GPU if there is one, else the CPU."""
     parallelism: Parallelism = Parallelism()
+    """Degrees of data, tensor and domain parallelism."""
     global_batch_size: int = Field(default=1, ge=1)
-    """Samples per optimiser step, whatever the layout."""
+    """Samples per optimiser step, over all ranks."""
     micro_batch_size: int = Field(default=1, ge=1)
-    """Samples at once on a data-parallel replica; what is left of the global batch is accumulated."""
+    """Samples per forward pass of a data-parallel replica; gradients are accumulated over the rest of the global
+    batch."""
     epochs: int = Field(default=1, ge=1)
+    """Number of epochs."""
     batches_per_epoch: int = Field(default=0, ge=0)
-    """Optimiser steps in an epoch; 0 = as many as the samples give."""
+    """Optimiser steps per epoch; 0 = all samples."""
     valid_every: int = Field(default=0, ge=0)
-    """Validate after every so many optimiser steps too, not only at the end of each epoch; 0 = only then."""
+    """Interval in optimiser steps of validations in addition to the one after each epoch; 0 = none."""
     valid_batches: int = Field(default=0, ge=0)
-    """Validation samples are taken in order; 0 = all, n = the first n global batches."""
+    """Number of global batches per validation, from the beginning of `data.valid`; 0 = all."""
     amp: bool = False
     """Compute in bfloat16: by FSDP2's policy where the model is sharded, by autocast elsewhere. Weights, their updates, the
     input's embedding, the head and all sums over ranks stay in float32."""
     fsdp2_mp_policy: MixedPrecision | None = None
+    """Data types under fsdp2 with `amp: true`. Default: those of the section, or float32 for models with spectral
+    norm."""
     fsdp2_reshard_after_forward: bool = True
+    """Free gathered parameters after forward; false keeps them until backward, which costs memory and saves
+    messages."""
     fsdp2_cpu_offload: bool = False
+    """Keep parameters, gradients and optimiser state of fsdp2 in CPU memory."""
     activation_checkpoint: bool = False
     compile: bool | None = None
     """Compile the model's blocks; by default on CUDA."""
@@ -119,19 +144,29 @@ class TrainerSection(Section):
     """How CUDA multiplies matrices of float32: `high` is TensorFloat-32, whose products have 10 bits of mantissa. No effect on
     a CPU."""
     optimizer: plugin("optimizer", default="adamw") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
+    """Optimiser, by its `type`, and its keys."""
     scheduler: plugin("scheduler", default="linear-warmup-cosine") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
+    """Schedule of the learning rate, by its `type`, and its keys."""
     shift_longitude: bool = False
-    """Turn the globe by a random number of columns at every optimiser step, so that a small data set is seen in many
-    alignments with the model's windows and not learnt by heart. Grids that go all the way round only."""
+    """Shift the fields by a random number of columns in longitude at every optimiser step. This augmentation varies the
+    alignment of the data with the model's windows and reduces overfitting of small data sets. Only for grids that cover
+    the full circle of longitude."""
     grad_max_norm: float | None = Field(default=1.0, gt=0)
+    """Norm to which larger gradients are clipped; null = no clipping."""
     use_ema: bool = False
+    """Keep an exponential moving average of the weights, for validation and forecasts."""
     ema_decay: float = Field(default=0.9999, gt=0, lt=1)
+    """Decay of the moving average per optimiser step; the first steps use a smaller one."""
     max_skipped: int = Field(default=10, ge=1)
-    """Optimiser steps skipped in a row for a loss or gradient that is not finite, before the run stops."""
+    """Number of consecutive optimiser steps with a non-finite loss or gradient, which are skipped, before the run
+    stops."""
     stop_after: Duration | None = None
-    """Wall-clock time after which the run stops at the next step boundary, to be continued."""
+    """Wall-clock time after which the run saves and stops after the current step; it can be continued."""
     timeout: Duration = Field(default="10min")  # type: ignore[assignment]
-    """Longest wait in any collective before the job is ended."""
+    """Longest wait in a collective before the run is aborted."""
     checkpoint: CheckpointSection = CheckpointSection()
+    """When to save checkpoints."""
     monitor: MonitorSection = MonitorSection()
+    """Short forecasts during training."""
     loader: LoaderSection = LoaderSection()
+    """Reading of samples."""

@@ -16,7 +16,7 @@ class Ema:
 
     with d_n = min(decay, (1 + n)/(10 + n)).
 
-    The ramp lets a short run forget its random start. Kept as local shards beside the weights, on their device.
+    The ramp lets a short run forget its random start. The averages are local shards like the weights, on their device.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], decay: float) -> None:
@@ -27,14 +27,14 @@ class Ema:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Follow the weights after optimiser step `step`; a step that was left out left them as they were."""
+        """Update the averages after optimiser step `step`, also where the step was skipped and left the weights as they were."""
         decay = min(self.decay, (1 + step) / (10 + step))
         weights = [local(p) for p in self.parameters.values()]
         torch._foreach_lerp_(list(self.average.values()), weights, 1.0 - decay)
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The averages in place of the weights, and the weights back afterwards."""
+        """Exchange the weights for their averages inside the context, and restore them afterwards."""
         self._swap()
         try:
             yield

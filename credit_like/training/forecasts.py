@@ -1,4 +1,4 @@
-"""Short forecasts from a few validation times while a model trains: what the loss of one step does not tell.
+"""Short forecasts from a few validation times while a model trains: errors that the loss of one step does not show.
 
 Shape suffixes: B batch, C channels, T frames, H rows (this rank's), W longitudes, L leads.
 """
@@ -14,17 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from credit_like.data.statistics import Statistics
-from credit_like.data.store import FieldStore
+from credit_like.context import Context
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.nn.area import AreaMean
-from credit_like.parallel.runtime import Runtime
 from credit_like.rollout import read_ahead, rollout
 from credit_like.schema.base import format_duration
 from credit_like.schema.experiment import Experiment
 from credit_like.scores import SCORES, area_scores
-from credit_like.stepper import Stepper
 from credit_like.variables import Variables
 
 
@@ -37,26 +34,18 @@ class ShortForecasts:
     last step is done. Raises UserError for a lead that is no whole number of steps, or longer than the period.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        stepper: Stepper,
-        runtime: Runtime,
-        variables: Variables,
-        store: FieldStore,
-        statistics: Statistics,
-        rows: slice,
-        amp: bool,
-    ) -> None:
+    def __init__(self, context: Context, amp: bool) -> None:
+        experiment, statistics = context.experiment, context.statistics
         self.section, self.batch = experiment.trainer.monitor, experiment.trainer.micro_batch_size
-        self.stepper, self.runtime, self.variables, self.store, self.rows = stepper, runtime, variables, store, rows
+        self.stepper, self.runtime, self.rows = context.stepper, context.runtime, context.rows
+        self.variables, self.store = context.variables, context.store
         self.history_len, self.amp = experiment.data.history_len, amp
         self.leads = _steps(self.section.lead, experiment.data.timestep)
         self.init = self._initial_times(experiment, statistics.missing_times)
-        mask = torch.from_numpy(statistics.mask(variables.outputs))
-        weights = torch.from_numpy(store.grid.latitude_weights())[:, None] * mask
-        self.area = AreaMean(weights, rows).to(runtime.device)
-        self.valid = mask[:, rows].to(runtime.device)
+        mask = torch.from_numpy(statistics.mask(self.variables.outputs))
+        weights = torch.from_numpy(self.store.grid.latitude_weights())[:, None] * mask
+        self.area = AreaMean(weights, self.rows).to(self.runtime.device)
+        self.valid = mask[:, self.rows].to(self.runtime.device)
 
     def _initial_times(self, experiment: Experiment, missing: Collection[int]) -> list[int]:
         try:
@@ -76,12 +65,15 @@ class ShortForecasts:
 
     @property
     def steps(self) -> int:
-        """Model steps of one rank, a forecast in a batch counted by itself."""
+        """Return the model steps of one rank; each forecast of a batch counts by itself."""
         return -(-len(self.init) // self.runtime.dp_size) * self.leads
 
     @torch.no_grad()
     def __call__(self, climatology: Tensor, stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """`lead_hours`, `initial_times` and per score and channel a list over leads; None where `stop` said so."""
+        """Return `lead_hours`, `initial_times` and per score and channel a list over leads.
+
+        Returns None where `stop` returned true between two batches.
+        """
         runtime = self.runtime
         share = -(-len(self.init) // runtime.dp_size)
         dealt = self.init[runtime.dp_rank :: runtime.dp_size]
@@ -110,7 +102,7 @@ class ShortForecasts:
         return result
 
     def _forecast(self, init: list[int], counted_B: Tensor, climatology: Tensor, sums: Tensor) -> None:
-        """One batch of forecasts; adds their scores to `sums` (L, scores, C)."""
+        """Add the scores of one batch of forecasts to `sums` (L, scores, C)."""
         device, rows, store = self.runtime.device, self.rows, self.store
 
         def truth(lead: int) -> Tensor:
@@ -155,11 +147,11 @@ class Allowance:
     cost: float | None
 
     def affords(self, trained: float, estimate: float) -> bool:
-        """Whether one more time keeps within the share of `trained` seconds of training."""
+        """Return whether one more set of forecasts stays within the share of `trained` seconds of training."""
         return self.spent + (estimate if self.cost is None else self.cost) <= self.share * trained
 
     def pay(self, seconds: float) -> None:
-        """They took `seconds`."""
+        """Record that the forecasts took `seconds`."""
         self.cost = seconds
         self.spent += seconds
 

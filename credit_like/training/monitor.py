@@ -1,4 +1,4 @@
-"""What a run tells the outside: log.jsonl, status.json, TensorBoard, a progress bar or plain lines."""
+"""What a run reports: log.jsonl, status.json, TensorBoard, and a progress bar or plain lines."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LINE_EVERY = 30.0
 
 
 class JsonLines:
-    """`log.jsonl`: one object per optimiser step, one per validation, in order, each once, whatever happens."""
+    """`log.jsonl`: one object per optimiser step and per validation, in order and each once, over all restarts."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = path.open("ab", buffering=0)
 
     def truncate(self, step: int, validated: bool) -> None:
-        """Keep what a checkpoint at `step` has seen: steps up to it, and its validation if that was done before it."""
+        """Keep the rows up to a checkpoint at `step`; its validation is kept if it was `validated` before the save."""
         kept = 0
         with self.path.open("rb") as file:
             for line in file:
@@ -67,7 +67,7 @@ def _finite(value: Any) -> Any:
 
 
 class Monitor:
-    """Everything above for the main process; the other processes have none."""
+    """Log, curves, progress bar and status of the main process; the other processes have no monitor."""
 
     def __init__(self, folder: Path, total_steps: int, precision: str = "float32") -> None:
         self.folder, self.precision = folder, precision
@@ -101,7 +101,7 @@ class Monitor:
             self._task = self._progress.add_task("", total=self.total_steps, completed=step, text="")
 
     def step(self, row: Mapping[str, Any]) -> None:
-        """One optimiser step."""
+        """Log one optimiser step."""
         self.rows.write(row)
         step = row["step"]
         keys = ("loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait")
@@ -122,7 +122,7 @@ class Monitor:
             log.info("step %d/%d  epoch %d  %s", step, self.total_steps, row["epoch"], text)
 
     def validation(self, row: Mapping[str, Any]) -> None:
-        """One validation."""
+        """Log one validation."""
         self.rows.write(row)
         scores = {f"{score}/{name}": value for score in ("rmse", "acc") for name, value in row[score].items()}
         if forecast := row.get("forecast"):
@@ -135,7 +135,7 @@ class Monitor:
         log.info("step %d  validation loss %.5g", row["step"], row["valid_loss"])
 
     def _curves(self, values: Mapping[str, float], step: int) -> None:
-        """To TensorBoard; where its files cannot be written the run goes on without."""
+        """Write scalars to TensorBoard; a run whose files cannot be written continues without them."""
         if self._tensorboard is None:
             return
         try:
@@ -170,7 +170,7 @@ def write_status(folder: Path, state: str, step: int, reason: str = "", precisio
 
 
 def memory_mib(device: Device) -> float:
-    """Peak memory: of the GPU's allocator, else of this process."""
+    """Return the peak memory of the GPU's allocator, or of this process on the CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -22,7 +22,7 @@ from credit_like.training.ema import Ema
 
 
 class Optimizer(Protocol):
-    """What the optimiser plug-ins build."""
+    """What an optimiser plug-in builds: `step` updates the parameters, `state` is what a checkpoint holds."""
 
     def step(self, learning_rate: float, skip: Tensor) -> None: ...
     def state(self) -> dict[str, dict[str, Tensor]]: ...
@@ -32,8 +32,8 @@ class Optimizer(Protocol):
 class StepReport:
     """The numbers of one step, on the host once `ready` has returned.
 
-    values: loss, grad_norm, skipped (0 or 1), then one number per checked channel that is not finite where the channel
-    is to blame; `index`: the samples of this rank, as positions on the source's time axis.
+    `values`: loss, grad_norm, skipped (0 or 1), then one number per checked channel, which is not finite where a value
+    of the channel is not. `index`: the samples of this rank, as positions on the source's time axis.
     """
 
     values: HostCopy
@@ -48,9 +48,9 @@ class StepReport:
 class TrainStep:
     """Takes the micro-batches of one optimiser step.
 
-    The loss is averaged over rollout steps and micro-batches, with the gradient taken through the whole rollout. A loss
-    or gradient norm that is not finite is so on all ranks alike, because both are reduced over them; it turns the
-    update into nothing on the device, without asking the host: the optimisers take `skip` as a tensor.
+    The loss is averaged over rollout steps and micro-batches, with the gradient taken through the whole rollout. Loss
+    and gradient norm are reduced over all ranks, so that one that is not finite is so on all of them. The device then
+    skips the update without the host: the optimisers take `skip` as a tensor.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class TrainStep:
         self.accumulate = accumulate
 
     def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> StepReport:
-        """Optimiser step number `step` = 1, 2, … from `count` micro-batches."""
+        """Take optimiser step number `step` = 1, 2, … from `count` micro-batches."""
         model = self.stepper.model
         spectral_norm.before_step(model)
         if self.shift_seed is not None:
@@ -108,8 +108,10 @@ class TrainStep:
         return StepReport(to_host(values), index)
 
     def forward(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        """This rank's part of the loss, and a number per channel that is finite if the channel is: input, forcing,
-        target, prediction."""
+        """Return this rank's part of the loss, and a number per channel that is finite if the channel is.
+
+        The channels are those of input, forcing, target and prediction.
+        """
         total: Tensor | None = None
         outcome: Tensor | None = None
         inputs = self._inputs(sample)
@@ -126,12 +128,12 @@ class TrainStep:
         return total / sample.leads, torch.cat([inputs, outcome])
 
     def _inputs(self, sample: Sample) -> Tensor:
-        """As `_sums`, of prognostic and forcing channels; what a forcing lacks is filled by the stepper."""
+        """Return `_sums` of prognostic and forcing channels; missing values of a forcing are filled by the stepper."""
         n = sample.prognostic.shape[1]
         prognostic = torch.where(self.loss.valid[:n, None], sample.prognostic, 0)
         forcing = torch.where(sample.forcing.isnan(), 0, sample.forcing)
         return torch.cat([x.sum((0, 2, 3, 4), dtype=torch.float32) for x in (prognostic, forcing)])
 
     def _sums(self, x_BCHW: Tensor) -> Tensor:
-        """(C,): sums over the points that have data; not finite if one of them is not."""
+        """Return (C,), sums over the points that have data; a sum is not finite if one of its values is not."""
         return torch.where(self.loss.valid, x_BCHW, 0).sum((0, 2, 3), dtype=torch.float32)

@@ -24,10 +24,10 @@ _MARGIN = 60.0
 
 
 class StopRequest:
-    """Why this process should stop at the next step boundary, if it should. Used as a context, which handles signals.
+    """Why this process should stop at the next step boundary, if it should. As a context manager it handles signals.
 
-    A signal only leaves a note: whatever is being written is finished first, and a second signal changes nothing,
-    except that a second SIGINT (Ctrl-C) raises KeyboardInterrupt.
+    A signal is only recorded: what is being written is finished first, and a second signal changes nothing, except that
+    a second SIGINT (Ctrl-C) raises KeyboardInterrupt.
     Times are measured on the monotonic clock, so that a clock set forward or back does not end a run.
     """
 
@@ -60,11 +60,11 @@ class StopRequest:
 
     @property
     def interrupted(self) -> bool:
-        """Whether SIGINT has asked for a stop."""
+        """Return whether SIGINT has asked for a stop."""
         return self._interrupted < math.inf
 
     def reason(self, reserve: float = 0.0) -> str | None:
-        """What asks for a stop now; `reserve` is how many seconds the next step and a save may take."""
+        """Return what asks for a stop now, if anything; `reserve`: seconds that the next step and a save may take."""
         if self._signal:
             return f"signal {self._signal}"
         now = time.monotonic()
@@ -80,10 +80,10 @@ def seconds_left(
     run: Callable[[list[str]], str] | None = None,
     now: Callable[[], float] = time.time,
 ) -> float | None:
-    """Seconds until the batch system ends this job; None outside a job, or where it does not say.
+    """Return the seconds until the batch system ends this job; None outside a job, or where they are not known.
 
-    Slurm: SLURM_JOB_END_TIME, else `squeue`. PBS: walltime asked for and used from `qstat`, else PBS_WALLTIME counted
-    from now, which is when the job started as far as this process knows.
+    They come from SLURM_JOB_END_TIME, else from `squeue`; under PBS from the walltime requested and used in `qstat`,
+    else from PBS_WALLTIME counted from now, because no other start of the job is known.
     """
     environment = os.environ if environment is None else environment
     run = run or _run
@@ -105,7 +105,7 @@ def seconds_left(
 
 
 def _run(command: list[str]) -> str:
-    """What a command prints; nothing if it is not there, fails, or takes longer than 10 s."""
+    """Return what a command prints; nothing if it does not exist, fails, or takes longer than 10 s."""
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
@@ -114,7 +114,7 @@ def _run(command: list[str]) -> str:
 
 
 def _clock(text: str) -> float | None:
-    """Seconds of `[days-]hours:minutes:seconds`, `minutes:seconds`; None for anything else (such as UNLIMITED)."""
+    """Convert `[days-]hours:minutes:seconds` or `minutes:seconds` to seconds, anything else (UNLIMITED) to None."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text.strip())
     if not match:
         return None

@@ -1,23 +1,112 @@
-"""Loss, RMSE and ACC over the validation samples."""
+"""What is measured at a validation: loss, RMSE and ACC over the validation samples, and short forecasts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from credit_like.context import Context
 from credit_like.data.store import FieldStore
 from credit_like.losses._mean import AreaLoss
+from credit_like.nn import spectral_norm
 from credit_like.parallel.runtime import Runtime
 from credit_like.scores import SCORES, area_scores
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
+from credit_like.training.ema import Ema
+from credit_like.training.forecasts import Allowance, ShortForecasts
 from credit_like.variables import Variables
 
+log = logging.getLogger(__name__)
+
 _CLIMATOLOGY_TIMES = 40
+
+
+class Batches(Protocol):
+    """What training and validation ask of a loader."""
+
+    def __len__(self) -> int: ...
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]: ...
+
+
+class Validation:
+    """Validates the stepper's model, with averaged weights where there are any, and makes the short forecasts.
+
+    `amp`: compute in bfloat16 autocast. Raises UserError for short forecasts that the data do not allow.
+    """
+
+    def __init__(self, context: Context, loader: Batches, loss: AreaLoss, ema: Ema | None, amp: bool) -> None:
+        monitor = context.experiment.trainer.monitor
+        self.context, self.loader, self.loss, self.ema, self.amp = context, loader, loss, ema, amp
+        self.forecasts = ShortForecasts(context, amp) if monitor.every else None
+        self.allowance = Allowance(monitor.share)
+        self._validator: Validator | None = None
+
+    def __call__(
+        self, stop: Callable[[], bool], ended: int | None, trained: float, steps: int
+    ) -> dict[str, Any] | None:
+        """Return the scores: empty without a validation sample, None where `stop` returned true in between.
+
+        `ended`: how many epochs have ended if one has just ended, else None. `trained`: the seconds that the last
+        `steps` optimiser steps took.
+        """
+        if not len(self.loader):
+            return {}
+        stepper, validator = self.context.stepper, self._made()
+        stepper.eval()
+        with self.ema.swapped_in() if self.ema is not None else nullcontext():
+            spectral_norm.refresh(stepper.model)
+            row = validator(self.loader.batches(0), stop)
+            if row and self._forecasts_due(ended, trained, steps):
+                row = self._forecast(row, validator.climatology, stop)
+        spectral_norm.refresh(stepper.model)
+        stepper.train()
+        return row
+
+    def _made(self) -> Validator:
+        """Return the validator; the first call reads the climatology."""
+        if self._validator is None:
+            context = self.context
+            times = context.store.period(context.experiment.data.train)
+            climatology = time_mean(context.store, context.variables, times, context.rows, context.runtime)
+            names = Variables.channel_names(context.variables.outputs)
+            self._validator = Validator(context.stepper, self.loss, context.runtime, names, climatology, self.amp)
+        return self._validator
+
+    def _forecasts_due(self, ended: int | None, trained: float, steps: int) -> bool:
+        """Return whether short forecasts go with this validation: at the end of an epoch, if there is time for them."""
+        trainer, runtime = self.context.experiment.trainer, self.context.runtime
+        if self.forecasts is None or ended is None or ended % trainer.monitor.every:
+            return False
+        # A step of training costs about three of the model per sample; once they have run, their own time is known.
+        per_sample = trained / max(1, steps) / (trainer.global_batch_size // runtime.dp_size)
+        estimate = self.forecasts.steps * per_sample / (3 * self.context.experiment.data.forecast_len)
+        due = runtime.broadcast(self.allowance.affords(trained, estimate))
+        if not due:
+            seconds, most = self.allowance.cost or estimate, 100 * self.allowance.share
+            log.info(
+                "short forecasts left out after epoch %d: another %.3g s is more than %g %% of the run so far",
+                ended, seconds, most,
+            )  # fmt: skip
+        return bool(due)
+
+    def _forecast(self, row: dict[str, Any], climatology: Tensor, stop: Callable[[], bool]) -> dict[str, Any] | None:
+        """Return `row` with the scores of short forecasts; None where `stop` returned true in between."""
+        assert self.forecasts is not None
+        began = time.perf_counter()
+        scores = self.forecasts(climatology, stop)
+        if scores is None:
+            return None
+        seconds = time.perf_counter() - began
+        self.allowance.pay(seconds)
+        return {**row, "forecast": {**scores, "seconds": seconds}}
 
 
 class Validator:
@@ -36,9 +125,9 @@ class Validator:
 
     @torch.no_grad()
     def __call__(self, samples: Iterable[Sample], stop: Callable[[], bool]) -> dict[str, Any] | None:
-        """`valid_loss`; `rmse`, `acc` per channel at the first lead, `rmse_last`, `acc_last` at the last of several.
+        """Return `valid_loss`, `rmse` and `acc` per channel at the first lead; also at the last (`_last`) of several.
 
-        None where `stop` said, between two batches, to give up.
+        Returns {} without samples, and None where `stop` returned true between two batches.
         """
         losses: list[Tensor] = []
         scores: dict[int, list[Tensor]] = {}
@@ -73,7 +162,7 @@ class Validator:
         return result
 
     def _mean_over_ranks(self, x: Tensor) -> Tensor:
-        """Over data-parallel replicas, of what all domain ranks of a sample hold alike."""
+        """Average over data-parallel replicas what all domain ranks of a sample hold alike."""
         return self.runtime.sum_over_data(x / self.runtime.domain_size)
 
     def _scores(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
@@ -83,15 +172,15 @@ class Validator:
 
 
 def time_mean(store: FieldStore, variables: Variables, times: np.ndarray, rows: slice, runtime: Runtime) -> Tensor:
-    """(C, h, W): mean of the output channels over up to 40 evenly spaced ones of these times; 0 where there is no data.
+    """Return (C, h, W), the mean of the output channels over up to 40 of these times; 0 where there is no data.
 
-    The ranks share the reading.
+    The times are evenly spaced, and the ranks share the reading.
     """
     chosen = times[np.unique(np.linspace(0, len(times) - 1, min(_CLIMATOLOGY_TIMES, len(times))).round().astype(int))]
     shape = (2, variables.out_channels, store.grid.height, store.grid.width)
     sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)
-    for time in chosen[runtime.dp_rank :: runtime.dp_size]:
-        fields = store.read(variables.outputs, [int(time)], rows)[0]
+    for position in chosen[runtime.dp_rank :: runtime.dp_size]:
+        fields = store.read(variables.outputs, [int(position)], rows)[0]
         values = torch.as_tensor(fields).to(sums)
         there = torch.isfinite(values)
         sums[0][:, rows] += torch.where(there, values, 0)

@@ -29,13 +29,13 @@ def field(seed: int, time: int) -> np.ndarray:
 
 
 def make(seed: int, path: Path) -> netcdf_files.File:
-    """A file that still is open."""
+    """Return a file that is still open."""
     file = netcdf_files.File(path, "w")
     with file.opened() as opened:
         for name, size in (("time", TIMES), ("y", HEIGHT), ("x", WIDTH)):
             opened.createDimension(name, size)
         opened.createVariable("v", "f4", ("time", "y", "x"), zlib=True, complevel=1, chunksizes=(1, HEIGHT, WIDTH))
-    for number in range(TIMES):  # a turn for each, so that others come between
+    for number in range(TIMES):  # one at a time, so that other threads run in between
         with file.opened() as opened:
             opened["v"][number] = field(seed, number)
     return file
@@ -60,7 +60,7 @@ def save(name: str) -> None:
 
 
 def drop(paths: list[Path]) -> None:
-    """Open files in cycles, that only the collector finds."""
+    """Open files in reference cycles, which only the collector finds."""
     for path in paths:
         file = netcdf_files.File(path)
         with file.opened() as opened:
@@ -75,7 +75,7 @@ def drop(paths: list[Path]) -> None:
 
 
 def fork(files: dict[int, xr.Dataset]) -> None:
-    """A child, made while other threads are anywhere, reads files that are open here."""
+    """Fork a child while other threads run; it reads files that are open here."""
     if (child := os.fork()) == 0:
         status = 1
         try:
@@ -100,7 +100,7 @@ def repeat(what, *arguments) -> None:
 
 def main() -> None:
     faulthandler.enable()
-    netcdf_files._MOST_OPEN = 4  # fewer than there are, so that files are closed and opened again all the time
+    netcdf_files._MOST_OPEN = 4  # fewer than the files, so that files are closed and reopened all the time
     files = {}
     for seed in range(6):
         make(seed, FOLDER / f"{seed}.nc").close()

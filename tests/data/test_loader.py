@@ -154,7 +154,7 @@ def test_batches_per_epoch(windows):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"global_batch_size": 5}, "divisible by micro_batch_size"),
+        ({"global_batch_size": 5}, "trainer.global_batch_size: expected a multiple of micro_batch_size"),
         ({"global_batch_size": 64}, "trainer.global_batch_size: expected at most the 23 training samples, got 64"),
     ],
 )

@@ -144,7 +144,7 @@ def test_stored_weights(tmp_path, dataset):
         ({"degrees": 1, "like": "x"}, "one of degrees, like and weights"),
         ({"degrees": 7}, "divide 180"),
         ({"like": "/nowhere.nc"}, "data.source.regrid.like"),
-        ({"weights": "/nowhere.nc"}, "file of regridding weights"),
+        ({"weights": "/nowhere.nc"}, "a file of weights, got '/nowhere.nc'"),
         ({"weights": "{a}"}, "without row"),
         ({"weights": "{w}"}, r"on the grid of .*w.nc, \(18, 36\), got \(9, 12\)"),
     ],

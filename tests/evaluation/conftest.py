@@ -1,4 +1,4 @@
-"""The small world of the forecasts' tests serves those of the scores too."""
+"""The tests of scores use the small world of the tests of forecasts."""
 
 from __future__ import annotations
 

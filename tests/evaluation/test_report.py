@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
-from world import make_data, make_experiment, make_parts
+from world import make_context, make_data, make_experiment
 
 from credit_like.evaluation import report
 from credit_like.evaluation.evaluate import evaluate
@@ -31,7 +31,8 @@ def made(tmp_path_factory):
     experiment = experiment.model_copy(
         update={"evaluation": experiment.evaluation.model_copy(update={"bootstrap": 20})}
     )
-    _, store, variables, _ = make_parts(experiment)
+    context = make_context(experiment)
+    store, variables = context.store, context.variables
     rng, init = np.random.default_rng(3), [32, 34, 36]
     dataset = xr.Dataset(
         coords={

@@ -1,4 +1,4 @@
-"""Run the tiny training in real processes, end them at random instants, and see whether anything was lost."""
+"""Run the tiny training in real processes, end them at random instants, and check that nothing was lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.faults import tiny
 
 @dataclass
 class Counts:
-    """What happened to a run."""
+    """The events of a run."""
 
     kills: int = 0
     in_save: int = 0
@@ -34,7 +34,7 @@ class Counts:
 
 
 def shard(runtime):
-    """FSDP2 over the replicas, with the whole model's remainder as one unit."""
+    """Apply FSDP2 over the replicas, with the rest of the model as one unit."""
     from torch.distributed.fsdp import fully_shard
 
     def wrap(model):
@@ -53,7 +53,7 @@ def replicate(runtime):
 
 
 def _train(rank, world, port, save_loc, section):
-    """One rank, to its end."""
+    """Run one rank to its end."""
     import datetime as dt
 
     from credit_like.parallel.runtime import Runtime
@@ -63,7 +63,7 @@ def _train(rank, world, port, save_loc, section):
     section = dict(section)
     if world > 1:
         kind = section.setdefault("parallelism", {"data": "ddp"})["data"]
-        patience = dt.timedelta(seconds=section.pop("patience", 120))  # a machine may stand still for a while
+        patience = dt.timedelta(seconds=section.pop("patience", 120))  # a busy machine may stall for a while
         runtime = Runtime.start(Parallelism(data=kind), torch.device("cpu"), patience)
         wrap = {"ddp": replicate, "fsdp2": shard}[kind](runtime)
     outcome = tiny.trainer(Path(save_loc), runtime, wrap=wrap, **section).fit()
@@ -74,7 +74,7 @@ def _train(rank, world, port, save_loc, section):
 
 def _child(rank, world, port, save_loc, section, body):
     port = port.recv()
-    gc.freeze()  # what the parent left, such as a store with a thread, is not this process's to take down
+    gc.freeze()  # this process must not finalise objects of the parent, such as a store with a thread
     with Path(save_loc).with_suffix(f".{rank}.out").open("ab", buffering=0) as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
@@ -93,7 +93,7 @@ def _child(rank, world, port, save_loc, section, body):
     status = 1
     try:
         status = body(rank, world, port, save_loc, section)
-    except BaseException:  # noqa: BLE001 (the last thing a rank does is to say why)
+    except BaseException:  # noqa: BLE001 (a rank reports every failure before it ends)
         traceback.print_exc()
     finally:
         os._exit(status)
@@ -115,7 +115,7 @@ class Job:
         if world > 1:
             import torch.distributed as dist
 
-            # After the forks: a lock that its thread held at the moment of one would never be released in that rank.
+            # After the forks: a lock held by its thread during a fork would never be released in that rank.
             self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
             port = self.store.port
         for _, tell in pipes:
@@ -123,18 +123,18 @@ class Job:
 
     def signal(self, number: int, rank: int | None = None) -> None:
         for process in self.processes if rank is None else [self.processes[rank]]:
-            if process.exitcode is None:  # one that has ended may be reaped already, and its number another's
+            if process.exitcode is None:  # a process that has ended may be reaped already, and its id reused
                 os.kill(process.pid, number)
 
     def wait(self, seconds: float) -> bool:
-        """Whether all ended in time."""
+        """Return whether all processes ended in time."""
         deadline = time.monotonic() + seconds
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
         return all(process.exitcode is not None for process in self.processes)
 
     def end(self, grace: float = 0.0) -> list[int]:
-        """Exit codes; what still runs after `grace` seconds is killed, as a launcher would."""
+        """Return the exit codes; kill after `grace` seconds whatever still runs, as a launcher would."""
         self.wait(grace)
         for process in self.processes:
             if process.exitcode is None:
@@ -144,7 +144,7 @@ class Job:
 
 
 def reference(save_loc: Path, section: dict, world: int = 1) -> None:
-    """The run that nothing interrupts."""
+    """Train without interruption."""
     job = Job(save_loc, section, world)
     assert job.wait(300), Path(save_loc).with_suffix(".0.out").read_text()
     assert job.end() == [0] * world, Path(save_loc).with_suffix(".0.out").read_text()
@@ -153,7 +153,7 @@ def reference(save_loc: Path, section: dict, world: int = 1) -> None:
 def torment(
     save_loc: Path, section: dict, world: int, rng: random.Random, kills: int, within: float, one: bool = False
 ) -> Counts:
-    """Kill the run at random instants up to `kills` times, then let it finish. `one`: only one rank."""
+    """Kill the run at random instants up to `kills` times, then let it finish. `one`: kill only one rank."""
     counts = Counts()
     while True:
         job = Job(save_loc, section, world)
@@ -177,7 +177,7 @@ def torment(
 
 
 def _saving(job: Job, save_loc: Path) -> bool:
-    """Return in the middle of a save: True; or when the run has ended: False."""
+    """Return True in the middle of a save, or False once the run has ended."""
     deadline = time.monotonic() + 5
     while not any((save_loc / "checkpoints").glob(".step-*")) and time.monotonic() < deadline:
         if job.wait(0):
@@ -187,7 +187,7 @@ def _saving(job: Job, save_loc: Path) -> bool:
 
 
 def tensors(save_loc: Path) -> dict[str, torch.Tensor]:
-    """Everything in the newest checkpoint, by name."""
+    """Return everything in the newest checkpoint, by name."""
     checkpoint = Checkpoint.open(save_loc / "checkpoints" / f"step-{steps(save_loc / 'checkpoints')[-1]}")
     checkpoint.verify()
     return {name: checkpoint.read(name) for name in checkpoint.names()}
@@ -201,7 +201,7 @@ _TIMING = {"samples_per_second", "data_wait", "memory_mib", "seconds"}
 
 
 def assert_same(run: Path, other: Path) -> None:
-    """Bitwise the same tensors, the same log apart from timings, nothing temporary left."""
+    """Assert bitwise equal tensors, equal logs apart from timings, and no temporary files."""
     a, b = tensors(run), tensors(other)
     assert a.keys() == b.keys()
     for name in a:

@@ -11,8 +11,9 @@ import pytest
 from credit_like import cli
 from credit_like.data.store import ReadError
 from credit_like.errors import UserError
+from tests.experiments import DEMO
 from tests.faults import harness
-from tests.integration.test_restart import ROOT, TINY
+from tests.integration.test_restart import TINY
 
 ERRORS = {"user": UserError("the wind has changed"), "read": ReadError("no such wind"), "fault": KeyError("windless")}
 STATUS = {"user": 2, "read": 1, "fault": 1}
@@ -20,12 +21,12 @@ MOMENTS = {
     "start": "credit_like.build.open_store",
     "statistics": "credit_like.build.Statistics.load",
     "step": "credit_like.training.step.TrainStep.__call__",
-    "save": "credit_like.training.trainer.Trainer.save",
+    "save": "credit_like.training.state.TrainingState.save",
     "validation": "credit_like.training.validation.Validator.__call__",
     "forecast": "credit_like.training.forecasts.ShortForecasts.__call__",
 }
 SETTINGS = [
-    "trainer.parallelism={data: ddp}", "trainer.timeout=60s", "trainer.epochs=1", "inference.init=null",
+    "trainer.parallelism={data: ddp}", "trainer.timeout=60s", "trainer.epochs=1", "inference.init=null", "inference.lead=12h",
     "trainer.batches_per_epoch=3", "trainer.monitor={every: 1, share: 1.0, lead: 12h}",
 ]  # fmt: skip
 
@@ -43,7 +44,7 @@ def failing(rank, world, port, save_loc, section) -> int:
 
         setattr(owner, names[-1], fail)
     values = [f"save_loc={save_loc}", *TINY, *SETTINGS]
-    cli.main(["train", str(ROOT / "config" / "demo.yml"), *(part for value in values for part in ("--set", value))])
+    cli.main(["train", str(DEMO), *(part for value in values for part in ("--set", value))])
     return 0
 
 
@@ -86,7 +87,7 @@ def one_cause(folder: Path, rank: int, moment: str, error: str) -> None:
         (0, "statistics", "fault"),
         (1, "step", "read"),
         *(
-            pytest.param(rank, moment, error, marks=pytest.mark.slow)
+            pytest.param(rank, moment, error, marks=[pytest.mark.slow, pytest.mark.long])
             for rank in range(2)
             for moment in MOMENTS
             for error in ERRORS

@@ -13,7 +13,7 @@ import pytest
 from credit_like.checkpoint import manager as manager_module
 from credit_like.checkpoint.errors import Locked
 from credit_like.checkpoint.manager import CheckpointManager, steps
-from credit_like.training import run as run_module
+from credit_like.training import loop as loop_module
 from tests.faults import harness, tiny
 
 SECTION = {"checkpoint": {"every": 2, "keep": 2}, "width": 4096}
@@ -37,7 +37,7 @@ def small_disk(tmp_path):
 
 def test_a_disk_that_fills_during_saves(small_disk, monkeypatch) -> None:
     """Each checkpoint is 2.5 MiB, two are kept: the third has no room for its neighbour once a file takes the rest."""
-    monkeypatch.setattr(run_module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(loop_module.time, "sleep", lambda seconds: None)
     trainer = tiny.trainer(small_disk / "run", **SECTION, epochs=1)
     filler = small_disk / "filler"
     inner = trainer.train_step
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_written_is_one_message(tmp_path) -> None:
 
 def _vanishing(rank, world, port, save_loc, section) -> int:
     """Train, and in step 5 put a file where the run's folder was."""
-    run_module.time.sleep = lambda seconds: None
+    loop_module.time.sleep = lambda seconds: None
     run = Path(save_loc)
     trainer = tiny.trainer(run, checkpoint={"every": 2}, epochs=1)
     inner = trainer.train_step
@@ -143,7 +143,7 @@ def test_too_many_skipped_steps_stop_the_run(tmp_path) -> None:
     assert "3 steps in a row" in outcome.reason
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "failed"
     # With a checkpoint of weights that no bad step has touched.
-    fresh = tiny.trainer(tmp_path / "fresh").pieces()
+    fresh = tiny.trainer(tmp_path / "fresh").state.pieces()
     saved = harness.tensors(tmp_path / "run")
     for name, piece in fresh.items():
         if name.startswith("model/") and "calls" not in name:

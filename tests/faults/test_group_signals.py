@@ -15,23 +15,28 @@ import pytest
 
 from credit_like.processes import work_for
 from credit_like.training import stop as stop_module
+from tests.experiments import DEMO
 from tests.faults import harness, tiny
-from tests.integration.test_restart import ROOT, TINY
+from tests.integration.test_restart import TINY
 
-LONG = ["inference.init=null", "trainer.epochs=200", "trainer.checkpoint.every=1000"]
+LONG = ["inference.init=null", "inference.lead=12h", "trainer.epochs=200", "trainer.checkpoint.every=1000"]
 
 
 def start(arguments: list[str], log: Path) -> subprocess.Popen:
     """The command in a process group of its own."""
     with log.open("w") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "credit_like.cli", *arguments], stdout=out, stderr=out, cwd=ROOT, process_group=0
+            [sys.executable, "-m", "credit_like.cli", *arguments],
+            stdout=out,
+            stderr=out,
+            cwd=DEMO.parents[1],
+            process_group=0,
         )
 
 
 def training(save_loc: Path, settings: list[str]) -> list[str]:
     values = [f"save_loc={save_loc}", *TINY, *LONG, *settings]
-    return ["train", str(ROOT / "config" / "demo.yml"), *(part for value in values for part in ("--set", value))]
+    return ["train", str(DEMO), *(part for value in values for part in ("--set", value))]
 
 
 def wait_for_steps(save_loc: Path, process: subprocess.Popen, count: int) -> None:

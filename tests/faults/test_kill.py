@@ -38,7 +38,10 @@ def test_a_few_kills_leave_the_run_bitwise_as_if_never_interrupted(tmp_path, wor
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "data"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("world", "data"),
+    [LAYOUTS[1], *(pytest.param(*case, marks=pytest.mark.long) for case in (LAYOUTS[0], *LAYOUTS[2:]))],
+)
 def test_a_hundred_kills(tmp_path, world, data, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.005")
     kills = {1: 60, 2: 25, 4: 20}[world]

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tests.experiments import representatives
 from tests.faults import harness
 
 SECTIONS = {
@@ -55,7 +56,7 @@ def test_one_then_two_then_one(tmp_path, name) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SECTIONS)
+@pytest.mark.parametrize("name", representatives(list(SECTIONS), "rollout"))
 def test_four_then_one_then_two(tmp_path, name) -> None:
     check(tmp_path, name, (4, 1, 2), (2, 4))
 

@@ -62,7 +62,7 @@ def test_a_rank_that_raises_ends_the_others_and_is_the_one_to_blame(tmp_path) ->
     harness.assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-SETTINGS = ["trainer.parallelism={data: fsdp2}", "trainer.timeout=30s", "inference.init=null"]
+SETTINGS = ["trainer.parallelism={data: fsdp2}", "trainer.timeout=30s", "inference.init=null", "inference.lead=12h"]
 
 
 def torchrun(save_loc: Path) -> subprocess.Popen:

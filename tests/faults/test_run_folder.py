@@ -14,6 +14,7 @@ import torch
 from credit_like import cli
 from credit_like.checkpoint.format import Piece
 from credit_like.checkpoint.manager import CheckpointManager
+from tests.experiments import representatives
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -105,7 +106,7 @@ STATES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("state", representatives(list(STATES), "only experiment", "no checkpoints"))
 @pytest.mark.parametrize("command", COMMANDS)
 def test_whatever_is_there_before_a_command(finished, tmp_path, monkeypatch, capsys, command, state) -> None:
     folder = tmp_path / "run"
@@ -211,6 +212,7 @@ def targets(run: Path, pattern: str) -> list[Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("pattern", OF_ALL)
 @pytest.mark.parametrize("kind", KINDS)
 def test_garbage_is_shown_for_what_it_is(run, capsys, pattern, kind) -> None:
@@ -244,7 +246,9 @@ def test_garbage_is_refused_or_passed_over(run, finished, capsys, pattern, comma
         refused(call(command, run), capsys, (pattern, kind, command))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in (noise, nested) else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_who_looks_at_a_run_of_garbage_gets_an_answer(tmp_path, capsys, kind) -> None:
     """The same for every day, in a folder that was written by hand."""
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""A training small enough to be killed a hundred times: the real trainer with a small model on made-up fields."""
+"""A training small enough to be killed a hundred times: the real trainer with a small model on synthetic fields."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from credit_like.context import Context
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
 from credit_like.parallel.runtime import Runtime
@@ -77,7 +78,7 @@ class Store:
 
 
 class Loader:
-    """Micro-batches of one replica: global batch by global batch, each split over the replicas."""
+    """Micro-batches of one replica: each global batch is split over the replicas."""
 
     def __init__(
         self, store: Store, experiment: Experiment, runtime: Runtime, first: int, last: int, shuffle: bool
@@ -164,15 +165,10 @@ def trainer(
     model = wrap(model) if wrap else model
     stepper = Stepper(model, variables, statistics, np.zeros((0, HEIGHT, WIDTH), np.float32), "increment")
     made = Trainer(
-        e,
-        stepper,
+        Context(e, runtime, variables, store, statistics, stepper),
         AreaLoss(e.loss, variables, statistics, store.grid),
         Loader(store, e, runtime, 0, TIMES - 8, True),
         Loader(store, e, runtime, TIMES - 8, TIMES, False),
-        runtime,
-        variables,
-        store,
-        statistics,
     )
     if stop_at is not None:
         stop_after_step(made, stop_at)
@@ -180,7 +176,7 @@ def trainer(
 
 
 def stop_after_step(made: Trainer, number: int) -> None:
-    """Ask for a stop, as the batch system would, during optimiser step `number`."""
+    """Request a stop, as the batch system would, during optimiser step `number`."""
     inner = made.train_step
 
     def step(micro_batches, count, learning_rate, step):

@@ -1,4 +1,4 @@
-"""The small world, made once per session."""
+"""The small world, created once per session."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from world import make_experiment, make_parts
+from world import make_context, make_experiment
 
 from credit_like.inference.forecast import write_forecasts
 
@@ -28,7 +28,7 @@ def test_the_checker_finds_no_error(data, tmp_path):
             experiment = make_experiment(
                 data, tmp_path / f"{flavour}{members}", init="2000-01-09", lead="12h", output=output, ensemble=ensemble
             )
-            write_forecasts(experiment, *make_parts(experiment), "step-7")
+            write_forecasts(make_context(experiment), "step-7")
             (file,) = (tmp_path / f"{flavour}{members}").rglob("*.nc")
             files[str(file)] = {CALLED_TIME} if flavour == "weatherbench2" else set()
     report = tmp_path / "report.json"

@@ -18,7 +18,7 @@ import pytest
 import torch
 import xarray as xr
 import zarr
-from world import make_experiment, make_parts
+from world import make_context, make_experiment
 
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import forecast_path, write_forecasts
@@ -30,7 +30,7 @@ ENSEMBLE = {"members": 3, "amplitude": {"u": 0.5, "sp": 0.2}}
 
 def write(data, save_loc, checkpoint="step-7", part=(0, 1), **inference):
     experiment = make_experiment(data, save_loc, **inference)
-    outcome = write_forecasts(experiment, *make_parts(experiment), checkpoint, part=part)
+    outcome = write_forecasts(make_context(experiment), checkpoint, part=part)
     return experiment, outcome
 
 
@@ -56,7 +56,8 @@ def test_files_hold_what_the_rollout_gave(data, tmp_path, kind, flavour):
     dataset = read(experiment)
     reference, period = dataset["u"].dims[:2]
     assert (reference == "time") == (flavour == "weatherbench2")
-    stepper, store, variables, _ = make_parts(experiment)
+    context = make_context(experiment)
+    stepper, store, variables = context.stepper, context.store, context.variables
     init = [store.index(f"2000-01-{day:02d}T00:00:00") for day in (9, 10, 11)]
     assert (
         dataset[reference].values.astype("datetime64[h]").tolist() == store.times[init].astype("datetime64[h]").tolist()
@@ -211,9 +212,9 @@ def _in_child(data, save_loc, kind, part=(0, 1), pause=0.0):
         gc.freeze()  # what was dropped before the fork is not closed here
         torch.set_num_threads(1)
         experiment = make_experiment(data, save_loc, output={"type": kind}, ensemble=ENSEMBLE, batch_size=2)
-        stepper, *others = make_parts(experiment)
-        stepper.model.register_forward_hook(lambda *_: time.sleep(pause))
-        write_forecasts(experiment, stepper, *others, "step-7", part=part)
+        context = make_context(experiment)
+        context.stepper.model.register_forward_hook(lambda *_: time.sleep(pause))
+        write_forecasts(context, "step-7", part=part)
         os._exit(0)
 
     process = multiprocessing.get_context("fork").Process(target=work)
@@ -271,10 +272,10 @@ def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
         patch.setattr(_zarr.ZarrWriter, "_array", lambda self, name: Full())
         patch.setattr(_netcdf, "File", full)
         with pytest.raises(RuntimeError, match=r"writing the forecast failed: .*No space left"):
-            write_forecasts(experiment, *make_parts(experiment), "step-7")
+            write_forecasts(make_context(experiment), "step-7")
         assert not forecast_path(experiment).exists() or not list(forecast_path(experiment).glob("*.nc"))
         assert not list((tmp_path / "forecasts").glob("done/*"))
-    assert write_forecasts(experiment, *make_parts(experiment), "step-7").finished
+    assert write_forecasts(make_context(experiment), "step-7").finished
 
 
 def test_the_folder_of_another_experiment_is_refused(data, tmp_path):
@@ -329,6 +330,6 @@ def test_times_of_other_calendars_come_back(tmp_path, kind):
         "source": experiment.data.source,
     }
     experiment = experiment.model_copy(update={"data": type(experiment.data).model_validate(data)})
-    write_forecasts(experiment, *make_parts(experiment), "step-7")
+    write_forecasts(make_context(experiment), "step-7")
     got = [str(time) for time in read(experiment)["time"].values]
     assert got[:2] == ["2000-02-29 00:00:00", "2000-02-30 00:00:00"]

@@ -52,9 +52,9 @@ def test_three_lines_give_what_the_run_gives(run):
     forecaster = load_forecaster(path)
     found = list(forecaster(dataset, init=INIT, leads=3))
 
-    parts = build.assemble(experiment, build.start(experiment))
-    build.load_weights(parts)
-    expected = list(forecast(parts.stepper, parts.store, parts.variables, INIT, 3))
+    context = build.build_context(experiment, build.start(experiment))
+    build.load_weights(context)
+    expected = list(forecast(context.stepper, context.store, context.variables, INIT, 3))
     for one, other in zip(found, expected, strict=True):
         assert list(one.data_vars) == ["u", "v", "height", "column_water", "precipitation"]
         xr.testing.assert_allclose(one, other, rtol=1e-5)

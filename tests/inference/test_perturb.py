@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import eval_legendre, sph_harm_y
-from world import make_experiment, make_parts
+from world import make_context, make_experiment
 
 from credit_like.grid import Grid
 from credit_like.inference.perturb import EARTH_RADIUS_KM, SphericalRandomField, normalised_legendre, perturbations
@@ -52,7 +52,8 @@ def test_covariance_is_the_sum_over_degrees():
 
 def test_noise_depends_on_seed_member_and_time_alone(data, tmp_path):
     experiment = make_experiment(data, tmp_path)
-    _, store, variables, statistics = make_parts(experiment)
+    context = make_context(experiment)
+    store, variables, statistics = context.store, context.variables, context.statistics
     ensemble = Ensemble(members=4, amplitude={"u": 0.5}, seed=3)
     perturb = perturbations(ensemble, variables, statistics, store.grid)
     zero = torch.zeros(3, variables.n("prognostic"), store.grid.height, store.grid.width)
@@ -71,6 +72,7 @@ def test_noise_depends_on_seed_member_and_time_alone(data, tmp_path):
 
 def test_amplitude_of_an_unknown_variable_is_refused(data, tmp_path):
     experiment = make_experiment(data, tmp_path)
-    _, store, variables, statistics = make_parts(experiment)
+    context = make_context(experiment)
+    store, variables, statistics = context.store, context.variables, context.statistics
     with pytest.raises(ValueError, match="did you mean 'temperature'"):
         perturbations(Ensemble(members=2, amplitude={"temperatur": 1}), variables, statistics, store.grid)

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from world import make_experiment, make_parts
+from world import make_context, make_experiment
 
 from credit_like.inference.forecast import forecast
 from credit_like.inference.times import initial_times, lead_steps
@@ -16,7 +16,8 @@ from credit_like.rollout import rollout
 
 @pytest.fixture
 def parts(data, tmp_path):
-    return make_parts(make_experiment(data, tmp_path))
+    context = make_context(make_experiment(data, tmp_path))
+    return context.stepper, context.store, context.variables, context.statistics
 
 
 def by_hand(stepper, store, variables, init, leads):
@@ -90,7 +91,7 @@ def test_notebook_forecast_has_times_names_and_the_same_numbers(parts):
 
 def times(data, tmp_path, missing=(), **inference):
     experiment = make_experiment(data, tmp_path, **inference)
-    _, store, _, _ = make_parts(experiment)
+    store = make_context(experiment).store
     found = initial_times(experiment.inference, store, experiment.data, missing)
     return [str(store.times[i])[5:13] for i in found]
 

@@ -1,4 +1,4 @@
-"""A small world on disk, and a stepper that stirs it: what the tests of forecasts start from."""
+"""A small world on disk, and a stepper for it: the common start of the tests of forecasts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 import xarray as xr
 from torch import nn
 
-from credit_like.data.statistics import Statistics, fit_statistics
-from credit_like.data.store import FieldStore, open_store
+from credit_like.context import Context
+from credit_like.data.statistics import fit_statistics
+from credit_like.data.store import open_store
+from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
@@ -96,11 +98,11 @@ def make_experiment(data: Path, save_loc: Path, **inference) -> Experiment:
     )
 
 
-def make_parts(experiment: Experiment) -> tuple[Stepper, FieldStore, Variables, Statistics]:
-    """(stepper, store, variables, statistics): the arguments of `write_forecasts`."""
+def make_context(experiment: Experiment) -> Context:
+    """Return the experiment with its data and a model that stirs, in one process."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     statistics = fit_statistics(store, variables, experiment.data)
     model = Stir(variables.in_channels, variables.out_channels)
     stepper = Stepper(model, variables, statistics, store.static(), "increment")
-    return stepper, store, variables, statistics
+    return Context(experiment, Runtime(), variables, store, statistics, stepper)

@@ -52,8 +52,10 @@ def wait_for_a_step(folder: Path, job: harness.Job) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "section",
-    [["trainer.loader.num_workers=1"], [*ROLLOUT, "trainer.optimizer={type: muon, learning_rate: 0.001}"]],
-    ids=["workers", "rollout-muon"],
+    [
+        pytest.param(["trainer.loader.num_workers=1"], id="workers", marks=pytest.mark.long),
+        pytest.param([*ROLLOUT, "trainer.optimizer={type: muon, learning_rate: 0.001}"], id="rollout-muon"),
+    ],
 )
 def test_kill_minus_nine_at_five_moments(tmp_path, section) -> None:
     whole(tmp_path / "whole", section)
@@ -72,7 +74,9 @@ def test_kill_minus_nine_at_five_moments(tmp_path, section) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", [[], ROLLOUT], ids=["single", "rollout"])
+@pytest.mark.parametrize(
+    "extra", [pytest.param([], id="single", marks=pytest.mark.long), pytest.param(ROLLOUT, id="rollout")]
+)
 def test_moved_through_every_kind_of_layout(tmp_path, extra) -> None:
     """Stopped after some steps in each: the curve of one process, to rounding."""
     layouts = [

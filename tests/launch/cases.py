@@ -29,7 +29,7 @@ REQUESTS = {
 def experiment(
     site: str, save_loc: str = "/scratch/me/runs/era5-1deg", pbs: dict | None = None, **sections
 ) -> Experiment:
-    """A one-degree experiment for a site, as far as launching looks at it."""
+    """Return a one-degree experiment for a site, with the keys that launching reads."""
     request = dict(REQUESTS[site], **(pbs or {}))
     if site == "gadi":
         request.setdefault("fields", {"storage": "gdata/xy12+scratch/xy12"})
@@ -66,7 +66,7 @@ def profile(site: str) -> SiteSection:
 
 
 def golden_plans() -> dict[str, tuple[Plan, SiteSection]]:
-    """Every site × mode by file name, and a chain that extends itself where a site allows one."""
+    """Every site × mode by file name, and a chain that extends itself if the site allows one."""
     plans = {}
     for site in SITES:
         for mode in MODES:

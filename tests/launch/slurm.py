@@ -1,4 +1,4 @@
-"""A Slurm of its own on this machine: a controller and two node daemons from Debian's slurm-wlm, in a temporary folder."""
+"""A private Slurm on this machine: a controller and two node daemons from Debian's slurm-wlm, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OVER = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "OUT_OF_MEMO
 
 
 def missing() -> str | None:
-    """Why there can be no Slurm here; None where there can."""
+    """Return why Slurm cannot run here, or None if it can."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
         return f"{', '.join(absent)} not installed (apt-get install slurm-wlm)"
@@ -24,7 +24,7 @@ def missing() -> str | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Return ports that are free now."""
     sockets = [socket.socket() for _ in range(count)]
     for one in sockets:
         one.bind(("127.0.0.1", 0))
@@ -35,7 +35,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Slurm:
-    """A context; `environ` is what its commands need."""
+    """A context manager; `environ` is the environment of its commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -103,12 +103,12 @@ PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         return done.stdout
 
     def states(self) -> dict[str, str]:
-        """Every job's state, an array's by task."""
+        """Return the state of every job, and of every task of an array."""
         lines = self.ask("squeue", "--noheader", "--states=all", "--array", "--format=%i|%T").splitlines()
         return dict(sorted(line.split("|") for line in lines))
 
     def wait(self, timeout: float = 400.0) -> dict[str, str]:
-        """Return when every job is over, those included that jobs have submitted."""
+        """Return when every job has ended, including jobs submitted by jobs."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             states = self.states()

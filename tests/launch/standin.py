@@ -1,9 +1,12 @@
 """A stand-in for PBS on this machine: `qsub`, `qstat`, `qdel`, `mpiexec`, `pbsdsh`, and a server that runs jobs.
 
+It answers to `sbatch`, `squeue`, `scancel` and `scontrol` too, as far as a Slurm without accounting and with one node goes.
+
 As PBS does, it copies the script at submission, runs it in the home folder with the PBS variables, waits for `afterany`
 dependencies, runs an array's jobs side by side, sends SIGTERM to all processes of a job at its walltime and SIGKILL
-some seconds later. The environment of the submitting shell does not reach a job. Two "nodes" are two names of this
-machine. Where a file `tardy` lies in the spool, `qsub` tells a job's id only when that job is over.
+some seconds later, as after `qdel`. The environment of the submitting shell does not reach a job. Two "nodes" are two names of
+this machine. Where a file `tardy` lies in the spool, `qsub` tells a job's id only when that job is over; jobs named in a
+file `keep` are deleted for nobody.
 """
 
 from __future__ import annotations
@@ -89,11 +92,48 @@ elif name == "qstat":
         if known[job]["code"] is not None:
             print("    Exit_status = %d" % known[job]["code"])
         print()
-elif name == "qdel":
+elif name in ("qdel", "scancel"):
+    kept = open(os.path.join(spool, "keep")).read().split() if os.path.exists(os.path.join(spool, "keep")) else []
     for job in arguments:
-        entry = jobs()[job]
-        entry["state"], entry["code"] = "F", 271
-        save(entry)
+        known = jobs()
+        if job not in known:
+            fail("Unknown Job Id " + job, 153)
+        if job in kept:
+            fail("Unauthorized Request " + job, 159)
+        if known[job]["state"] == "F" and name == "qdel":
+            fail("Job has finished " + job, 35)
+        with open(os.path.join(spool, "deleted"), "a") as file:
+            file.write(job + " " + known[job]["state"] + "\n")
+        if known[job]["state"] == "R":
+            open(os.path.join(spool, job + ".TERM"), "w").close()
+            continue
+        gone = [job]
+        while gone:  # those that wait for a job that never began go with it, on PBS
+            entry = known[gone.pop()]
+            entry["state"], entry["code"] = "F", 271
+            save(entry)
+            if name == "qdel":
+                gone += [other for other in known if entry["id"] in known[other]["after"] and known[other]["state"] != "F"]
+elif name == "sbatch":
+    after = []
+    for word in arguments[:-1]:
+        if word.startswith("--dependency=afterany:"):
+            after = word.partition(":")[2].split(":")
+        elif word != "--parsable":
+            fail("unrecognized option " + word, 1)
+    text = open(arguments[-1]).read()
+    number = 1 + max([int(job) for job in jobs()] + [0])
+    save({{"id": str(number), "text": text, "after": after, "variables": {{}}, "array": 0,
+          "state": "H" if after else "Q", "code": None, "path": arguments[-1]}})
+    print(number)
+elif name == "squeue":
+    words = {{"H": "PENDING", "Q": "PENDING", "R": "RUNNING"}}
+    for job, entry in jobs().items():
+        if job in arguments[-1].split(","):
+            over = {{0: "COMPLETED", 271: "CANCELLED"}}.get(entry["code"], "FAILED")
+            print(job + "|" + words.get(entry["state"], over))
+elif name == "scontrol":
+    print("localhost")
 elif name in ("mpiexec", "pbsdsh"):
     import subprocess
     count, rank = None, None
@@ -103,7 +143,7 @@ elif name in ("mpiexec", "pbsdsh"):
             count = int(arguments.pop(0))
         elif word != "--":
             arguments.pop(0)
-    if name == "pbsdsh":  # one process on the node of that line; of the environment only what PBS itself knows
+    if name == "pbsdsh":  # one process on the node of that line, with only the environment that PBS itself sets
         keep = {{key: value for key, value in os.environ.items() if key.startswith("PBS_") or key == "HOME"}}
         sys.exit(subprocess.call(arguments, env={{**keep, "PATH": "/usr/bin:/bin"}}))
     size = {{"PMI_SIZE": str(count)}}
@@ -113,7 +153,7 @@ elif name in ("mpiexec", "pbsdsh"):
 
 
 class StandIn:
-    """The server; a context that runs jobs in a thread while it is open."""
+    """The server: a context manager that runs jobs in a thread while it is open."""
 
     def __init__(
         self, folder: Path, hosts: tuple[str, ...] = HOSTS, lines_per_host: int = 1, kill_delay: float = 3.0
@@ -125,12 +165,12 @@ class StandIn:
         self.nodefile = folder / "nodefile"
         self.nodefile.write_text("".join(f"{host}\n" * lines_per_host for host in hosts))
         client = f"#!{sys.executable} -IS\n" + _CLIENT.format(spool=str(self.spool))
-        for name in ("qsub", "qstat", "qdel", "mpiexec", "pbsdsh"):
+        for name in ("qsub", "qstat", "qdel", "mpiexec", "pbsdsh", "sbatch", "squeue", "scancel", "scontrol"):
             (self.bin / name).write_text(client)
             (self.bin / name).chmod(0o755)
         self.path = f"{self.bin}:/usr/local/bin:/usr/bin:/bin"
         self.over: Callable[[str], str | None] = lambda job: None
-        """A walltime of a test's own: `TERM` or `KILL` when a job's time is over."""
+        """A walltime set by the test: returns `TERM` or `KILL` when a job's time is over, else None."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.outputs: dict[str, str] = {}
@@ -149,7 +189,7 @@ class StandIn:
         return {job["id"]: job for job in sorted(found, key=lambda job: int(re.match(r"\d+", job["id"])[0]))}
 
     def wait(self, timeout: float = 240.0) -> dict[str, dict]:
-        """Return when every job has ended, those included that jobs have submitted."""
+        """Return when every job has ended, including jobs submitted by jobs."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             jobs = self.jobs()
@@ -179,7 +219,7 @@ class StandIn:
         script = self.spool / f"{job['id']}.SC"
         script.write_text(job["text"])
         hours, minutes, seconds = map(
-            int, re.search(r"^#PBS -l walltime=(\d+):(\d+):(\d+)$", job["text"], re.M).groups()
+            int, re.search(r"^#(?:PBS -l wall|SBATCH --)time=(\d+):(\d+):(\d+)$", job["text"], re.M).groups()
         )
         walltime = hours * 3600 + minutes * 60 + seconds
         members = [job["id"].replace("[]", f"[{i}]") for i in range(job["array"])] or [job["id"]]
@@ -192,6 +232,9 @@ class StandIn:
             }  # fmt: skip
             if not job["array"]:
                 del env["PBS_ARRAY_INDEX"]
+            if "#SBATCH" in job["text"]:
+                env = {name: value for name, value in env.items() if not name.startswith("PBS_")}
+                env |= {"SLURM_JOB_ID": member, "SLURM_JOB_NODELIST": "localhost"}
             out = (self.spool / f"{member}.OU").open("wb")
             running[member] = subprocess.Popen(
                 ["bash", str(script)],
@@ -207,7 +250,8 @@ class StandIn:
         while any(process.poll() is None for process in running.values()):
             late = time.monotonic() > deadline or self._stop.is_set()
             for member, process in running.items():
-                if (how := "TERM" if late else self.over(member)) and process.poll() is None:
+                deleted = (self.spool / f"{job['id']}.TERM").exists()
+                if (how := "TERM" if late or deleted else self.over(member)) and process.poll() is None:
                     self._end(member, process, self.kill_delay if how == "TERM" else 0.0)
             time.sleep(0.05)
         for member in members:

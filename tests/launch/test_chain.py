@@ -10,6 +10,7 @@ from credit_like.launch import chain
 from credit_like.launch.chain import decide
 
 SUBMITTED = {"event": "submission", "mode": "train"}
+CANCELLED = {"event": "cancellation"}
 
 
 def began(job, checkpoint):
@@ -34,6 +35,11 @@ def ended(job, code):
         ("failed", 40, [SUBMITTED, began("1", 20), ended("1", 1)], "stop"),
         ("failed", 40, [SUBMITTED, began("1", 20), ended("1", 1), SUBMITTED], "run"),  # submitted again
         ("failed", 40, [SUBMITTED, began("1", 20), SUBMITTED | {"mode": "rollout"}], "stop"),
+        ("continue", 40, [SUBMITTED, began("1", 20), ended("1", 0), CANCELLED], "stop"),
+        ("running", 40, [SUBMITTED, began("2", 20), CANCELLED], "stop"),  # started again by the scheduler
+        ("continue", 40, [SUBMITTED, began("1", 20), CANCELLED, SUBMITTED], "run"),
+        ("continue", 40, [SUBMITTED, began("1", 20), CANCELLED, SUBMITTED | {"mode": "rollout"}], "stop"),
+        ("finished", 40, [SUBMITTED, CANCELLED], "finished"),
         ("finished", 40, [SUBMITTED], "finished"),
         ("finished", 40, [SUBMITTED, began("1", 20), ended("1", 0)], "finished"),
     ],
@@ -50,6 +56,15 @@ def test_next_job_is_submitted_once(tmp_path):
     assert [chain.extend(tmp_path, "train", "6", command) for _ in range(2)] == [0, 0]
     assert (tmp_path / "calls").read_text() == "x\n"
     assert chain.history(tmp_path)[-1]["next"] == "7.server"
+
+
+def test_cancelled_chain_submits_no_other_job(tmp_path):
+    chain.record(tmp_path, "cancellation")
+    assert chain.extend(tmp_path, "train", "6", ["touch", str(tmp_path / "called")]) == 0
+    assert not (tmp_path / "called").exists()
+    chain.record(tmp_path, "submission", mode="train")
+    chain.extend(tmp_path, "train", "6", ["touch", str(tmp_path / "called")])
+    assert (tmp_path / "called").exists()
 
 
 def test_refused_successor_is_said_and_does_not_stop_the_job(tmp_path, capsys):

@@ -145,7 +145,14 @@ def test_rollout_covers_every_share_once(tmp_path, pbs, site):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("site", "chain"), [("generic-pbs", "auto"), ("generic-pbs", 5), ("gadi", 5)])
+@pytest.mark.parametrize(
+    ("site", "chain"),
+    [
+        ("generic-pbs", "auto"),
+        pytest.param("generic-pbs", 5, marks=pytest.mark.long),
+        pytest.param("gadi", 5, marks=pytest.mark.long),
+    ],
+)
 def test_walltime_neither_breaks_the_chain_nor_repeats_work(tmp_path, pbs, site, chain):
     if site == "gadi":
         pbs.nodefile.write_text("127.0.0.1\n" * 3 + "localhost\n" * 3)  # a line per CPU, as there

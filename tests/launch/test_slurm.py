@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from credit_like.launch.resources import Options
+from credit_like.launch.show import print_cancelled
 from credit_like.launch.status import status
 from credit_like.launch.submit import submit
 from credit_like.schema.base import parse_duration
@@ -93,6 +94,16 @@ def test_array_of_rollouts(tmp_path, slurm):
     assert made == {f"rollout---share-{i}of5.json" for i in range(1, 6)}
     tasks = {row.job for row in status(tmp_path / "run").jobs}
     assert tasks == {plan.ids[0], *(f"{plan.ids[0]}_{i}" for i in range(3))}
+
+
+def test_cancelled_chain_ends_with_the_running_job(tmp_path, slurm, capsys):
+    file = write_experiment(tmp_path, steps=100_000, seconds=0.02, site="generic-slurm")
+    plan = submit(file, chain=3, overrides=CPUS, python=python(tmp_path))
+    _until(lambda: (tmp_path / "run" / "log.jsonl").exists(), tmp_path)
+    assert print_cancelled(tmp_path / "run") == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list(plan.ids[::-1])
+    assert slurm.wait() == dict.fromkeys(plan.ids, "CANCELLED"), _logs(tmp_path / "run")
+    assert (tmp_path / "run" / "jobs" / "history.jsonl").read_text().count('"begin"') == 1
 
 
 def test_refusal_by_slurm_changes_nothing(tmp_path, slurm):

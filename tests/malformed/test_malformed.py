@@ -6,7 +6,6 @@ of the parts; `#!! a && b` for a message anywhere. Each message belongs to one s
 
 import os
 import resource
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -133,6 +132,11 @@ def concerned(text):
     return ["train"]
 
 
+def _message(line):
+    """Return what follows the place and the key, which a command may give in another form."""
+    return line[line.index("expected") :] if "expected" in line else line.partition(": ")[2]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_each_problem_is_named_with_its_line_and_nothing_is_written(name, folder, monkeypatch, capsys):
     monkeypatch.chdir(folder)
@@ -145,7 +149,7 @@ def test_each_problem_is_named_with_its_line_and_nothing_is_written(name, folder
         answers[run[0]] = end.value.code, capsys.readouterr().err.splitlines()
     judge(HERE / name, *answers["check"])
     assert listing(folder) == before
-    said, said_too = ({line[line.index("expected") :] for line in lines} for _, lines in answers.values())
+    said, said_too = ({_message(line) for line in lines} for _, lines in answers.values())
     assert answers[command][0] == 2
     # Training knows how many processes it has, and may find more wrong; a submission may end with the first problem.
     assert said <= said_too or (command == "submit" and said_too <= said)
@@ -153,16 +157,18 @@ def test_each_problem_is_named_with_its_line_and_nothing_is_written(name, folder
 
 @pytest.mark.parametrize("name", IN_A_PROCESS)
 def test_the_answer_takes_less_than_two_seconds(name, folder):
-    ratios = []
     for _ in range(5):  # the first may have to compile, and a busy machine slows even the processor
         status, lines, seconds = command(folder, CHECK, HERE / name)
         judge(HERE / name, status, lines)
         if seconds < 2:
             return
-        ratios.append(seconds / command(folder, "import xarray, dask.array, netCDF4, zarr, pydantic, typer")[2])
-    # On a machine so slow that importing the libraries takes most of that: not much more than they do, measured in pairs,
-    # for how slow it is differs from one minute to the next.
-    assert statistics.median(ratios) < 1.5
+        # On a machine so slow that importing the libraries takes most of that: not much more than they do, measured in
+        # pairs, because how slow it is differs from one minute to the next.
+        if seconds < 1.5 * command(folder, "import xarray, dask.array, netCDF4, zarr, pydantic, typer")[2]:
+            return
+    pytest.fail(
+        "the answer took more than two seconds, and more than 1.5 times the import of the libraries, five times"
+    )
 
 
 def test_there_are_a_hundred():

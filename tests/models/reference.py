@@ -1,4 +1,4 @@
-"""WXFormer transcribed from its definition, as plainly as it can be said: loops, literal paddings, literal convolutions.
+"""WXFormer transcribed from its definition, as plainly as possible: loops, literal paddings, literal convolutions.
 
 It reads the weights of our model by name, works in the dtype of the weights (tests use fp64), and shares no code with it.
 """
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 
 class Weights:
-    """The state dict, with weights divided by sigma = u^T W v where u and v are stored."""
+    """Return the state dict, with weights divided by sigma = u^T W v where u and v are stored."""
 
     def __init__(self, state):
         self.state = state

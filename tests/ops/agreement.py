@@ -1,4 +1,4 @@
-"""Two ways to compute the same function."""
+"""Comparison of two ways to compute the same function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def assert_same_function(y: Tensor, expected: Tensor, inputs: Sequence[Tensor], generator, tolerance: float) -> None:
-    """Equal values to `tolerance`, and equal gradients of the inputs, to ten times that where they are near zero.
+    """Assert equal values to `tolerance`, and equal gradients of the inputs, to ten times that where they are near zero.
 
     Gradients come in any order of memory: also with the last dimension first, and as one number for all.
     """

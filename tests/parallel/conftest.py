@@ -31,7 +31,7 @@ def tiny_config(**changes):
 
 
 def blank_model(**changes):
-    """The tiny model without values."""
+    """Return the tiny model without values."""
     return wxformer.build(
         tiny_config(**changes), in_channels=CHANNELS, out_channels=OUT, frames=FRAMES, height=HEIGHT, width=WIDTH
     )
@@ -49,13 +49,13 @@ def tiny_batch(batch=1, dtype=torch.float64, seed=1):
 
 
 def weights(dtype=torch.float64):
-    """Area weights (H, 1) of mean 1."""
+    """Return area weights (H, 1) of mean 1."""
     w = torch.cos(torch.linspace(-1.5, 1.5, HEIGHT, dtype=torch.float64))[:, None]
     return (w / w.mean()).to(dtype)
 
 
 def loss_of(y, target, rows=slice(None)):
-    """This rank's part of the area-weighted mean square error: local sums, global denominators."""
+    """Return this rank's part of the area-weighted mean square error: local sums, global denominators."""
     batch = y.shape[0]
     error = (y - target[..., rows, :]) ** 2 * weights(y.dtype)[rows]
     return error.sum() / (batch * OUT * HEIGHT * WIDTH)

@@ -16,11 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like.grid import Grid
 from credit_like.nn import spectral_norm
+from credit_like.nn.layer import is_shard_unit
 from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.observe import wraps_others
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan import simulate as simulation
-from credit_like.plan.layouts import Layout
+from credit_like.plan.layouts import Candidate
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_located
 from credit_like.schema.trainer import Parallelism, TrainerSection
@@ -52,7 +53,7 @@ def _grid(experiment):
 def _blocks(model):
     """The blocks that are gathered one at a time, without their wrappers."""
     for name, module in model.named_modules():
-        if getattr(module, "_fsdp2_shard", False) and not isinstance(module, CheckpointWrapper):
+        if is_shard_unit(module) and not isinstance(module, CheckpointWrapper):
             yield name, module
 
 
@@ -90,7 +91,7 @@ def _types(rank, path, layout, changes):
     result = {}
 
     def measured_step(trainer, samples, count, meter):
-        model = trainer.stepper.model
+        model = trainer.context.stepper.model
         types = _Types(model)
         with meter, types:
             trainer.train_step.forward(next(samples))
@@ -114,34 +115,33 @@ def _check(result, says):
         assert types == {torch.float32 if kept else narrow}, name
 
 
-@pytest.mark.parametrize("path", FILES + ZOO, ids=lambda path: "-".join(path.parts[-2:]))
+@pytest.mark.parametrize(
+    "path",
+    [path if path.name == "era5-1deg.yml" else pytest.param(path, marks=pytest.mark.slow) for path in FILES + ZOO],
+    ids=lambda path: "-".join(path.parts[-2:]),
+)
 def test_every_unit_computes_in_what_the_experiment_says(run_ranks, path):
     """On one rank and, where the experiment shards, on two."""
     section = _experiment(path).trainer
     data = section.parallelism.data
-    (one,) = run_ranks(1, _types, path, Layout(1, data=data), {})
+    (one,) = run_ranks(1, _types, path, Candidate(1, data=data), {})
     _check(one, "bfloat16 (autocast)" if section.amp else "float32")
     if data == "fsdp2":
-        (two,) = run_ranks(1, _types, path, Layout(2), {})
+        (two,) = run_ranks(1, _types, path, Candidate(2), {})
         _check(two, "bfloat16 (FSDP2 policy)" if section.amp else "float32")
 
 
 @pytest.mark.parametrize(
     ("layout", "changes", "says"),
     [
-        (Layout(2), {"amp": True}, "bfloat16 (FSDP2 policy)"),
-        (Layout(2), {"amp": True, "activation_checkpoint": True}, "bfloat16 (FSDP2 policy)"),
-        (Layout(1, 2, 2), {"amp": True}, "bfloat16 (FSDP2 policy)"),
-        (Layout(1, 2), {"amp": True}, "bfloat16 (autocast)"),  # one replica: nothing is sharded
-        (Layout(2, data="ddp"), {"amp": True}, "bfloat16 (autocast)"),
-        (
-            Layout(2, 2, data="ddp"),
-            {"amp": True},
-            "bfloat16 (autocast)",
-        ),  # replicated by FSDP2's hooks, without a policy
-        (Layout(1, 1, 2, data="none"), {"amp": True}, "bfloat16 (autocast)"),
-        (Layout(2), {"amp": False}, "float32"),
-        (Layout(2, data="ddp"), {"amp": False}, "float32"),
+        pytest.param(Candidate(2), {"amp": True}, "bfloat16 (FSDP2 policy)", marks=pytest.mark.slow),
+        (Candidate(2), {"amp": True, "activation_checkpoint": True}, "bfloat16 (FSDP2 policy)"),
+        (Candidate(1, 2, 2), {"amp": True}, "bfloat16 (FSDP2 policy)"),
+        (Candidate(1, 2), {"amp": True}, "bfloat16 (autocast)"),  # one replica: nothing is sharded
+        (Candidate(2, data="ddp"), {"amp": True}, "bfloat16 (autocast)"),
+        pytest.param(Candidate(1, 1, 2, data="none"), {"amp": True}, "bfloat16 (autocast)", marks=pytest.mark.slow),
+        pytest.param(Candidate(2), {"amp": False}, "float32", marks=pytest.mark.slow),
+        pytest.param(Candidate(2, data="ddp"), {"amp": False}, "float32", marks=pytest.mark.slow),
     ],
     ids=str,
 )

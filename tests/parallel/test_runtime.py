@@ -90,14 +90,14 @@ def test_first_host(nodes, host):
 @pytest.mark.parametrize(
     ("conf", "world", "message"),
     [
-        ({"data": "fsdp2", "tensor": 2, "domain": 3}, 8, r"8 is not divisible by tensor 2 × domain 3 = 6"),
+        ({"data": "fsdp2", "tensor": 2, "domain": 3}, 8, "tensor × domain = 2 × 3 = 6 divides, got 8"),
         ({"data": "fsdp2", "domain": 0}, 8, "domain: expected an integer of at least 1, got 0"),
         ({"data": "fsdp2", "tensor": True}, 8, "tensor: expected an integer"),
         ({"data": "fsdp2", "tensor": "2"}, 8, "tensor: expected an integer"),
         ({"data": "fsdp"}, 8, "expected fsdp2, ddp or none, got 'fsdp'"),
         ({"data": "fsdp2", "pipeline": 2}, 8, "pipeline"),
-        ({"data": "none", "domain": 2}, 8, "leaves 4 data-parallel ranks"),
-        ({"data": "fsdp2", "replicate": 3}, 8, r"replicate 3 does not divide .* 8 / \(1 × 1\) = 8"),
+        ({"data": "none", "domain": 2}, 8, r"fsdp2 or ddp for 8 // \(1 × 2\) = 4 data-parallel replicas, got none"),
+        ({"data": "fsdp2", "replicate": 3}, 8, r"replicate: expected a divisor of the 8 data-parallel replicas, got 3"),
     ],
 )
 def test_degrees_that_do_not_fit(conf, world, message):
@@ -164,7 +164,7 @@ def _wrong_world(rank):
 
 def test_a_world_that_does_not_divide_is_an_error_everywhere(launch_ranks):
     answers = launch_ranks(3, _wrong_world)
-    assert all("world size 3 is not divisible by tensor 2" in a[1] for a in answers)
+    assert all("tensor × domain = 2 × 1 = 2 divides, got 3" in a[1] for a in answers)
 
 
 def _one_dies(rank):

@@ -15,7 +15,8 @@ from credit_like import build
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.parallel.shards import whole, whole_of_shards
 from credit_like.schema.load import load_experiment
-from tests.parallel.test_communication import ROOT, SETTINGS, Case
+from tests.experiments import DEMO
+from tests.parallel.test_communication import SETTINGS, Case
 
 SAMPLES = 2  # of a global batch
 SERIAL = Case(1, 1, 1, data="none")
@@ -37,13 +38,13 @@ def _experiment(case, save_loc, statistics):
         f"data.statistics={statistics}",
         "inference={init: [2000-01-11T06, 2000-01-12T06, 12h], lead: 12h, batch_size: 2}",
     ]
-    return load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, *case.settings(), *extra, f"save_loc={save_loc}"])
+    return load_experiment(DEMO, [*SETTINGS, *case.settings(), *extra, f"save_loc={save_loc}"])
 
 
 def _trainer(case, save_loc, statistics):
     experiment = _experiment(case, save_loc, statistics)
     runtime = build.start(experiment)
-    return build.build_trainer(build.assemble(experiment, runtime))
+    return build.build_trainer(build.build_context(experiment, runtime))
 
 
 def _save(rank, folder, statistics, case):
@@ -51,16 +52,18 @@ def _save(rank, folder, statistics, case):
     trainer = _trainer(case, folder / name(case), statistics)
     batches = trainer.train_loader.batches(0)
     for step in (1, 2):
-        trainer.train_step((next(batches) for _ in range(trainer.accumulation)), trainer.accumulation, 1e-2, step)
-    trainer.progress.step = trainer.progress.position = 2
-    trainer.save()
+        trainer.train_step(
+            (next(batches) for _ in range(trainer.schedule.accumulation)), trainer.schedule.accumulation, 1e-2, step
+        )
+    trainer.state.progress.step = trainer.state.progress.position = 2
+    trainer.state.save()
     trainer.manager.wait()
-    state = {f"model/{n}": whole(p.detach()) for n, p in trainer.parameters.items()}
-    for n, p in trainer.parameters.items():
-        for kind, value in trainer.optimizer.state().get(n, {}).items():
+    state = {f"model/{n}": whole(p.detach()) for n, p in trainer.state.parameters.items()}
+    for n, p in trainer.state.parameters.items():
+        for kind, value in trainer.state.optimizer.state().get(n, {}).items():
             divided = value.shape == getattr(p, "_local_tensor", p).shape
             state[f"optimizer/{kind}/{n}"] = whole_of_shards(value, p) if divided else value
-        state[f"ema/{n}"] = whole_of_shards(trainer.ema.average[n], p)
+        state[f"ema/{n}"] = whole_of_shards(trainer.state.ema.average[n], p)
     trainer.runtime.close()
     if rank == 0:
         torch.save({n: t.detach().clone() for n, t in state.items()}, _saved(folder, case))
@@ -76,16 +79,16 @@ def _load(rank, folder, statistics, case, sources):
     losses = {}
     for source in sources:
         (newest,) = (folder / name(source) / "checkpoints").glob("step-*")
-        trainer.restore(Checkpoint.open(newest))
+        trainer.state.restore(Checkpoint.open(newest))
         saved = torch.load(_saved(folder, source), mmap=True)
-        for key, piece in trainer.pieces().items():
+        for key, piece in trainer.state.pieces().items():
             if key in saved:
                 box = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.local.shape, strict=True))
                 assert torch.equal(piece.local, saved[key][box]), (name(source), key)
-        assert trainer.progress.step == 2
-        batches = trainer.train_loader.batches(0, 2 * trainer.accumulation)
-        micro = (next(batches) for _ in range(trainer.accumulation))
-        losses[source] = float(trainer.train_step(micro, trainer.accumulation, 1e-2, 3).values[0])
+        assert trainer.state.progress.step == 2
+        batches = trainer.train_loader.batches(0, 2 * trainer.schedule.accumulation)
+        micro = (next(batches) for _ in range(trainer.schedule.accumulation))
+        losses[source] = float(trainer.train_step(micro, trainer.schedule.accumulation, 1e-2, 3).ready()[0])
     trainer.runtime.close()
     return losses
 
@@ -94,7 +97,7 @@ def _load(rank, folder, statistics, case, sources):
 def shared(tmp_path_factory):
     """(folder, statistics file)."""
     folder = tmp_path_factory.mktemp("wiring")
-    experiment = load_experiment(ROOT / "config" / "demo.yml", [*SETTINGS, f"save_loc={folder}"])
+    experiment = load_experiment(DEMO, [*SETTINGS, f"save_loc={folder}"])
     assert build.preprocess(experiment) == 0
     return folder, folder / "statistics.nc"
 
@@ -135,7 +138,9 @@ def every_source(run_ranks, shared, tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600, func_only=True)  # the ranks that save, in the fixture, have limits of their own
-@pytest.mark.parametrize("target", LAYOUTS[1:], ids=name)
+@pytest.mark.parametrize(
+    "target", [*LAYOUTS[1:3], *(pytest.param(target, marks=pytest.mark.long) for target in LAYOUTS[3:])], ids=name
+)
 def test_from_any_layout_to_any_other(run_ranks, shared, every_source, target):
     """Identical weights and optimiser state; training goes on with the same loss."""
     folder, loss = every_source
@@ -149,8 +154,8 @@ def _rollout(rank, experiment):
 def _forecasts(run_ranks, folder, statistics, cases):
     """The forecast of each case, from the same weights."""
     experiment = _experiment(SERIAL, folder / "first", statistics)
-    trainer = build.build_trainer(build.assemble(experiment, build.start(experiment)))
-    trainer.save()
+    trainer = build.build_trainer(build.build_context(experiment, build.start(experiment)))
+    trainer.state.save()
     trainer.manager.wait()
     for case in cases:
         save_loc = folder / f"forecast-{name(case)}"

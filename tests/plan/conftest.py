@@ -1,4 +1,4 @@
-"""A small WXFormer that any two of two tensor ranks, two bands and replicas can share; simulated, and run for real."""
+"""A small WXFormer for any combination of two tensor ranks, two bands and replicas; simulated and really run."""
 
 from __future__ import annotations
 
@@ -60,14 +60,17 @@ def experiment(**trainer):
 
 
 def _trainer(chosen, layout):
-    """As a training makes it, with real memory and without data."""
+    """Build it as training does, with real memory and without data."""
     chosen = with_layout(chosen, layout)
     runtime = Runtime.start(layout.parallelism, torch.device("cpu"))
     variables = Variables(chosen.data)
     store = simulation._NoData(GRID, variables)
     model = build.parallel_model(chosen, variables, store, runtime)
     trainer = simulation._trainer(model, chosen, runtime, variables, store, GRID)
-    samples = [simulation.sample_of(chosen, variables, GRID, trainer.rows) for _ in range(trainer.accumulation)]
+    samples = [
+        simulation.sample_of(chosen, variables, GRID, trainer.context.rows)
+        for _ in range(trainer.schedule.accumulation)
+    ]
     for sample in samples:
         for fields in (sample.prognostic, sample.forcing, sample.target):
             fields.normal_()
@@ -84,7 +87,7 @@ def real(rank, chosen, layout):
         trainer.train_step(iter(samples), len(samples), 1e-3, 2)
     events = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     changes = [size for _, size in sorted(events, key=lambda event: event[0])]
-    # DDP takes the memory that gradients will live in when it is made, before the allocator is watched.
+    # DDP allocates the memory of gradients on construction, before the allocator is watched.
     buckets = before[simulation.PARAMETERS] if layout.data == "ddp" else 0
     return SimpleNamespace(
         messages=dict(meter.messages),

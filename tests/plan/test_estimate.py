@@ -11,8 +11,8 @@ import yaml
 from rich.console import Console
 
 from credit_like.parallel.observe import Message
-from credit_like.plan.estimate import Report, Row, estimate, in_order
-from credit_like.plan.layouts import Illegal, Layout
+from credit_like.plan.estimate import PlanReport, PlanRow, estimate, in_order
+from credit_like.plan.layouts import Candidate, Illegal
 from credit_like.plan.machine import Machine
 from credit_like.plan.show import advice, block, line, plot_memory, print_report
 from credit_like.plan.simulate import Rank
@@ -31,7 +31,7 @@ def rank(peak, seconds=1.0, messages=None):
 
 
 def row(layout, *ranks):
-    return Row(layout, ranks, MACHINE, samples=8)
+    return PlanRow(layout, ranks, MACHINE, samples=8)
 
 
 def test_what_is_waited_for_adds_and_the_rest_hides_behind_half_of_the_computing():
@@ -44,13 +44,13 @@ def test_what_is_waited_for_adds_and_the_rest_hides_behind_half_of_the_computing
 
 
 def test_the_fastest_that_fits_comes_first_and_the_nearest_of_the_others():
-    slow, quick = row(Layout(4), rank(10**9, 3.0)), row(Layout(2, 1, 2), rank(10**9, 2.0), rank(8 * 10**9, 1.0))
-    over, far = row(Layout(1, 1, 4), rank(11 * 10**9, 0.1)), row(Layout(1, 4), rank(50 * 10**9, 0.1))
+    slow, quick = row(Candidate(4), rank(10**9, 3.0)), row(Candidate(2, 1, 2), rank(10**9, 2.0), rank(8 * 10**9, 1.0))
+    over, far = row(Candidate(1, 1, 4), rank(11 * 10**9, 0.1)), row(Candidate(1, 4), rank(50 * 10**9, 0.1))
     rows = in_order([far, slow, over, quick])
     assert rows == (quick, slow, over, far)
     assert over.excess == pytest.approx(2e9)
     assert quick.fullest.peak == 8 * 10**9
-    report = Report("x", 4, MACHINE, rows, (Illegal("tensor", 3, "expected a divisor"),))
+    report = PlanReport("x", 4, MACHINE, rows, (Illegal("tensor", 3, "expected a divisor"),))
     assert report.recommended is quick
     text = io.StringIO()
     print_report(report, Console(file=text, width=200))
@@ -64,13 +64,13 @@ def test_the_fastest_that_fits_comes_first_and_the_nearest_of_the_others():
 
 
 def test_the_block_is_the_layout(tmp_path):
-    layout = Layout(8, 2, 4, replicate=2)
+    layout = Candidate(8, 2, 4, replicate=2)
     section = TrainerSection.model_validate(yaml.safe_load(block(row(layout, rank(1))))["trainer"])
     assert section.parallelism == layout.parallelism
 
 
 def test_nothing_fits_is_said_with_what_would_help(tmp_path):
-    report = Report("x", 4, MACHINE, (row(Layout(4), rank(11 * 10**9)),), ())
+    report = PlanReport("x", 4, MACHINE, (row(Candidate(4), rank(11 * 10**9)),), ())
     assert report.recommended is None
     assert "activation_checkpoint" in advice(report)
     assert "lacks 2.0 GB" in line(report.rows[0])

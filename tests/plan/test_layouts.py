@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from credit_like.plan.layouts import Layout, divisors, layouts, with_layout
+from credit_like.plan.layouts import Candidate, divisors, layouts, with_layout
 from credit_like.schema.checks import layout_findings
 
 
@@ -62,10 +62,10 @@ def test_ddp_has_no_copies_to_choose(small_experiment):
 @pytest.mark.parametrize(
     ("layout", "shards"),
     [
-        (Layout(8), 8),
-        (Layout(8, domain=2), 16),
-        (Layout(8, 2, 2, replicate=4), 4),
-        (Layout(4, domain=2, data="ddp"), 1),
+        (Candidate(8), 8),
+        (Candidate(8, domain=2), 16),
+        (Candidate(8, 2, 2, replicate=4), 4),
+        (Candidate(4, domain=2, data="ddp"), 1),
     ],
 )
 def test_shards(layout, shards):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from credit_like.plan.layouts import Layout
+from credit_like.plan.layouts import Candidate
 from credit_like.plan.meter import Meter
 from credit_like.plan.replay import Recipes, Replay
 
@@ -126,12 +126,12 @@ def test_a_simulation_is_the_same_with_and_without_what_others_found_out(run_ran
     experiment = small.experiment(global_batch_size=8, **others)
     known = {}
     for layout in (
-        Layout(4),
-        Layout(4, replicate=2),
-        Layout(2, domain=2),
-        Layout(1, 2, 2),
-        Layout(2, 2),
-        Layout(4, data="ddp"),
+        Candidate(4),
+        Candidate(4, replicate=2),
+        Candidate(2, domain=2),
+        Candidate(1, 2, 2),
+        Candidate(2, 2),
+        Candidate(4, data="ddp"),
     ):
         (plain,) = run_ranks(1, without_recipes, small, experiment, layout, 0, timeout=300)
         ((found, known, learnt),) = run_ranks(1, with_recipes, small, experiment, layout, 0, known, timeout=300)

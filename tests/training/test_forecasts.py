@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from credit_like import build
 from credit_like.checkpoint.export import export
+from credit_like.context import Context
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import open_store
 from credit_like.evaluation.evaluate import evaluate
@@ -54,28 +56,29 @@ def made(data, tmp_path_factory):
     import world
 
     experiment = with_monitor(world.make_experiment(data, tmp_path_factory.mktemp("run")))
-    stepper, store, variables, statistics = world.make_parts(experiment)
-    stepper.eval()
-    short = ShortForecasts(experiment, stepper, Runtime(), variables, store, statistics, slice(None), False)
-    climatology = torch.from_numpy(np.nan_to_num(store.read(variables.outputs, range(20)).mean(0)))
-    return experiment, (stepper, store, variables, statistics), short, climatology, short(climatology, lambda: False)
+    context = world.make_context(experiment)
+    context.stepper.eval()
+    short = ShortForecasts(context, False)
+    fields = context.store.read(context.variables.outputs, range(20))
+    climatology = torch.from_numpy(np.nan_to_num(fields.mean(0)))
+    return context, short, climatology, short(climatology, lambda: False)
 
 
 def test_initial_times_are_spread_over_the_validation_period(made):
-    _, (_, store, *_), short, _, scores = made
-    times = [str(store.times[i]) for i in short.init]
+    context, short, _, scores = made
+    times = [str(context.store.times[i]) for i in short.init]
     assert times == ["2000-01-03T00:00:00", "2000-01-06T00:00:00", "2000-01-09T00:00:00"]
     assert scores["initial_times"] == 3
     assert scores["lead_hours"] == [6, 12, 18, 24]
 
 
 def test_rmse_and_bias_are_those_of_evaluate(made):
-    experiment, parts, _, _, scores = made
+    context, _, _, scores = made
     init = ["2000-01-03", "2000-01-06", "2000-01-09"]
-    plain = experiment.to_dict() | {"inference": {"init": init, "lead": 4}}
+    plain = context.experiment.to_dict() | {"inference": {"init": init, "lead": 4}}
     experiment = Experiment.model_validate(plain)
-    write_forecasts(experiment, *parts, "step-0")
-    results = evaluate(experiment, forecast_path(experiment), parts[1], parts[1], parts[2])
+    write_forecasts(dataclasses.replace(context, experiment=experiment), "step-0")
+    results = evaluate(experiment, forecast_path(experiment), context.store, context.store, context.variables)
     for metric in ("rmse", "bias"):
         for name, values in scores[metric].items():
             variable, _, level = name.partition("@")
@@ -86,7 +89,8 @@ def test_rmse_and_bias_are_those_of_evaluate(made):
 
 
 def test_acc_and_activity_are_their_formulas(made):
-    _, (stepper, store, variables, _), short, climatology, scores = made
+    context, short, climatology, scores = made
+    stepper, store, variables = context.stepper, context.store, context.variables
     weights = store.grid.latitude_weights()[:, None] * np.ones((1, store.grid.width))
     acc, activity = np.zeros((2, len(short.init), 4))
     for n, i in enumerate(short.init):
@@ -106,7 +110,7 @@ def test_acc_and_activity_are_their_formulas(made):
 
 
 def test_a_stop_between_batches_ends_them(made):
-    *_, short, climatology, _ = made
+    _, short, climatology, _ = made
     answers = iter([False, True])
     assert short(climatology, lambda: next(answers)) is None
 
@@ -119,11 +123,9 @@ def test_a_stop_between_batches_ends_them(made):
     ],
 )
 def test_a_lead_that_cannot_be_is_refused(made, monitor, message):
-    experiment, (stepper, store, variables, statistics), *_ = made
+    context = dataclasses.replace(made[0], experiment=with_monitor(made[0].experiment, **monitor))
     with pytest.raises(ValueError, match=message):
-        ShortForecasts(
-            with_monitor(experiment, **monitor), stepper, Runtime(), variables, store, statistics, slice(None), False
-        )
+        ShortForecasts(context, False)
 
 
 def _scores_of_a_rank(rank, experiment, parallelism):
@@ -143,7 +145,7 @@ def _scores_of_a_rank(rank, experiment, parallelism):
         width=store.grid.width,
     )
     stepper = Stepper(model, variables, statistics, store.static(rows), "increment", (), rows)
-    short = ShortForecasts(experiment, stepper, runtime, variables, store, statistics, rows, False)
+    short = ShortForecasts(Context(experiment, runtime, variables, store, statistics, stepper, rows), False)
     climatology = torch.zeros(variables.out_channels, height, store.grid.width)
     result = short(climatology, lambda: False)
     runtime.close()
@@ -152,7 +154,7 @@ def _scores_of_a_rank(rank, experiment, parallelism):
 
 @pytest.mark.parametrize("parallelism", [{"data": "ddp"}, {"domain": 2}, {"data": "ddp", "domain": 2}], ids=str)
 def test_all_layouts_score_alike(made, run_ranks, parallelism):
-    experiment = made[0]
+    experiment = made[0].experiment
     (serial,) = run_ranks(1, _scores_of_a_rank, experiment, {})
     world = 2 * parallelism.get("domain", 1) if parallelism.get("data") else 2
     for scores in run_ranks(world, _scores_of_a_rank, experiment, parallelism):

@@ -1,4 +1,4 @@
-"""Sources of data: one module each, with a `Config` and `open_dataset`. A plug-in has the attributes of `SourcePlugin`."""
+"""Sources of data, one module each with a `Config` and `open_dataset`. A plug-in has the attributes of `SourcePlugin`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ if TYPE_CHECKING:
 
 
 class SourcePlugin(Protocol):
-    """The module of a source; `Config` is a `Section` with its `type`."""
+    """Interface of a source module; `Config` is a `Section` with its `type`."""
 
     Config: type[Any]
 
     def open_dataset(self, config: Any) -> xarray.Dataset:
-        """Return all its variables, lazily read, in its own names.
+        """Return all variables of the source, read lazily, under its own names.
 
-        Dimensions among time, level, latitude (in either order) and longitude; units in the attributes. Raises UserError
-        where there is nothing to read.
+        Dimensions are among time, level, latitude (in either order) and longitude; units are in the attributes. Raises
+        UserError if there is nothing to read.
         """

@@ -1,4 +1,4 @@
-"""What sources of files share: finding files, canonical dimensions, time, and one lazy dataset out of many files."""
+"""Code shared by file sources: finding files, canonical dimensions, time, and joining files into one lazy dataset."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _CODING = ("_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsign
 
 
 class Dims(Section):
-    """Names of dimensions in the files, where they are not recognised by attributes or common names."""
+    """Names of dimensions in the files, for those not recognised by attributes or common names."""
 
     time: str | None = None
     level: str | None = None
@@ -68,7 +68,7 @@ class Dims(Section):
 
 
 class Region(Section):
-    """A box in degrees, edges included; `west > east` crosses the meridian where the data begin."""
+    """A box in degrees, edges included; with `west > east` it crosses the longitude at which the data begin."""
 
     south: float = -90.0
     north: float = 90.0
@@ -77,12 +77,12 @@ class Region(Section):
 
 
 class Regrid(Section):
-    """The grid to bring fields to, conservatively: one of these."""
+    """Target grid of conservative regridding; set one of these options."""
 
     degrees: float | None = Field(default=None, ge=0.05)
     """Spacing of a global grid with rows at the poles, north first."""
     like: str | None = None
-    """A file or store whose latitude and longitude are taken."""
+    """A file or store with the latitude and longitude to use."""
     weights: str | None = None
     """A netCDF file of weights (`row`, `col`, `S`) as ESMF makes them, for any source grid of rows and columns."""
 
@@ -94,34 +94,37 @@ class Regrid(Section):
 
 
 class FileConfig(Section):
-    """What one can say about files of any format."""
+    """Options of files of any format."""
 
     path: str | tuple[str, ...] = ""
-    """File, folder of a store, glob, strftime template (all that exist are used), URL that fsspec knows, or a list."""
+    """File, folder of a store, glob, strftime template (all existing files are used), URL supported by fsspec, or a
+    list.
+    """
     rename: dict[str, str] = Field(default={})
-    """Name in the files → name here, where `var` of a variable is not enough."""
+    """Name in the files → name in the experiment, for variables whose `var` is not enough."""
     dims: Dims = Dims()
     time_units: str | None = None
-    """Units of the time coordinate, when the files do not say: `hours since 1990-01-01`, or `hours since reftime` with
-    a     variable of the files that holds the start as text."""
+    """Units of the time coordinate, if the files lack them: `hours since 1990-01-01`, or `hours since reftime` with a
+    variable of the files that holds the start as text.
+    """
     calendar: str | None = None
-    """Calendar of the time coordinate, when the files do not say."""
+    """Calendar of the time coordinate, if the files do not specify it."""
     regrid: Regrid | None = None
-    """Bring the fields to another grid on the way in; `region` then cuts what comes out."""
+    """Regrid the fields when they are read; `region` then applies to the result."""
     region: Region | None = None
     storage_options: dict[str, Any] = Field(default={})
-    """Passed on to fsspec for a URL."""
+    """Options passed to fsspec for a URL."""
 
 
 def is_url(path: str) -> bool:
-    """Whether fsspec has to open it."""
+    """Return whether fsspec has to open the path."""
     return "://" in path or "::" in path
 
 
 def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
-    """The files that a path, glob, template or list means, sorted.
+    """Return the files that a path, glob, template or list matches, sorted.
 
-    Raises UserError where there is none, with what lies near, and for what is neither file nor folder.
+    Raises UserError, which lists similar names, if there is none, and for anything that is neither a file nor a folder.
     """
     found: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
@@ -144,7 +147,7 @@ def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> l
 
 
 def _is_there(path: str) -> bool:
-    """Whether there is a file or folder. Raises UserError for anything else: a pipe would be waited for without end."""
+    """Return whether there is a file or folder. Raises UserError for anything else: opening a pipe would block forever."""
     try:
         mode = os.stat(path).st_mode if path else 0
     except FileNotFoundError:
@@ -165,7 +168,7 @@ def _near(path: str) -> str:
         parent = parent.parent
     try:
         names = sorted(entry.name for entry in parent.iterdir())
-    except OSError:  # a hint is not worth an error
+    except OSError:  # an error while looking for a hint must not hide the original one
         return "; change data.source.path"
     close = difflib.get_close_matches(Path(path).name, names, n=3, cutoff=0.4) or names[:5]
     return f"; {parent} has {', '.join(close)}" if close else f"; {parent} is empty"
@@ -174,10 +177,10 @@ def _near(path: str) -> str:
 def open_files(
     config: FileConfig, open_one: Callable[[str], xr.Dataset], expected: str, strict_time: bool = True
 ) -> xr.Dataset:
-    """One lazy dataset out of all files of a configuration; `open_one` opens a file with nothing decoded.
+    """Open all files of a configuration as one lazy dataset; `open_one` opens a file with nothing decoded.
 
-    Files with the same variables are joined along time; files with other variables are merged, on equal times. Raises
-    ValueError where a file is not what was `expected`, coordinates differ or times overlap.
+    Files with the same variables are joined along time. Files with different variables are merged and must have equal
+    times. Raises ValueError if a file is not of the `expected` kind, coordinates differ or times overlap.
     """
     groups: dict[tuple[str, ...], list[_File]] = {}
     for path in find_files(config.path, config.storage_options):
@@ -209,7 +212,7 @@ def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr
 
 
 class _File:
-    """A file that is opened when asked for, and then stays open."""
+    """A file that is opened on first use and then stays open."""
 
     def __init__(self, path: str, open_it: Callable[[], xr.Dataset]) -> None:
         self.path = path
@@ -233,7 +236,7 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
 
 
 def _join(files: Sequence[_File]) -> xr.Dataset:
-    """Along time, in the order of their first times."""
+    """Join the files along time, in the order of their first times."""
     if "time" not in files[0].dataset().coords:
         raise UserError(f"expected files with a time axis where there are several, got {files[0].path} without one")
     files = sorted(files, key=lambda file: file.dataset()["time"].values[0])
@@ -314,9 +317,10 @@ class _Joined(DirectArray):
 
 
 def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
-    """Dimensions named time, level, latitude, longitude; decoded times and values; latitude and longitude 1-D.
+    """Return the dataset with canonical dimensions, decoded times and values, and 1-D latitude and longitude.
 
-    `raw` comes with nothing decoded. Raises UserError where a dimension cannot be recognised or time not decoded.
+    Dimensions are named time, level, latitude, longitude. `raw` has nothing decoded. Raises UserError if a dimension
+    cannot be recognised or time cannot be decoded.
     """
     names = {here: there for here, there in config.dims.model_dump().items() if there is not None}
     for here, there in names.items():
@@ -348,7 +352,7 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
 
 
 def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
-    """On the grid that `config.regrid` asks for."""
+    """Regrid to the grid that `config.regrid` specifies, if any."""
     asked = config.regrid
     if asked is None or not {"latitude", "longitude"} <= set(dataset.dims):
         return dataset
@@ -366,7 +370,7 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
 
 
 def _grid_of(path: str) -> Grid:
-    """The grid of a file or store."""
+    """Return the grid of a file or store."""
     if not _is_there(path):
         raise UserError(f"expected a file or store with the grid, got {path!r}; change data.source.regrid.like")
     is_store = Path(path).is_dir()
@@ -376,7 +380,7 @@ def _grid_of(path: str) -> Grid:
 
 
 def _role(raw: xr.Dataset, dim: str) -> str | None:
-    """What a dimension is, by standard name, axis, or common name."""
+    """Return the role of a dimension from its standard name, axis, units or common names."""
     attrs = raw[dim].attrs if dim in raw.variables else {}
     for role, standard_names in _STANDARD_NAMES.items():
         if attrs.get("standard_name") in standard_names:
@@ -392,7 +396,7 @@ def _role(raw: xr.Dataset, dim: str) -> str | None:
 
 
 def _start(raw: xr.Dataset, config: FileConfig) -> str | None:
-    """`config.time_units` with a start that a variable of the file holds as text put in."""
+    """Return `config.time_units` with the start taken from the variable of the file that it names, if it names one."""
     if config.time_units is None or " since " not in config.time_units:
         return config.time_units
     unit, since = config.time_units.split(" since ", 1)
@@ -408,7 +412,7 @@ def _start(raw: xr.Dataset, config: FileConfig) -> str | None:
 
 
 def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None, path: str) -> Times:
-    """datetime64[s] for calendars like ours, cftime objects for others."""
+    """Decode times to datetime64[s] for standard calendars, to cftime objects for others."""
     attrs = dict(variable.attrs)
     attrs.update({"units": units} if units else {})
     attrs.update({"calendar": calendar} if calendar else {})
@@ -434,7 +438,7 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
 
 
 def _decode_values(dataset: xr.Dataset) -> xr.Dataset:
-    """Scale, offset and missing values applied; floats whose missing value is NaN pass untouched."""
+    """Apply scale, offset and missing values; floats whose missing value is NaN remain unchanged."""
     coded = [str(name) for name, variable in dataset.variables.items() if name != "time" and _is_coded(variable)]
     plain = dataset.drop_vars(coded)
     for name in set(map(str, plain.variables)) - {"time"}:
@@ -456,7 +460,7 @@ def _is_coded(variable: xr.Variable) -> bool:
 
 
 def _within(dataset: xr.Dataset, region: Region | None) -> xr.Dataset:
-    """Rows and columns inside a region; a region across the data's own edge is rolled together."""
+    """Return the rows and columns inside a region; data are rolled if the region crosses their edge."""
     if region is None or "latitude" not in dataset.coords:
         return dataset
     latitude = dataset["latitude"].values

@@ -18,7 +18,7 @@ class Config(FileConfig):
 def open_dataset(config: Config) -> xr.Dataset:
     """Open the files of `config.path` as one lazy dataset, in the files' own names; its `close` closes them.
 
-    Raises UserError where nothing is there, or it is not netCDF.
+    Raises UserError if there is no file or it is not netCDF.
     """
 
     local: list[xr.Dataset] = []

@@ -1,8 +1,8 @@
-"""The embedded dataset: weather integrated on the spot by `credit_like.data.shallow_water`, with nothing to download.
+"""The embedded dataset: weather simulated on demand by `credit_like.data.shallow_water`, with nothing to download.
 
 Six-hourly, on a Gaussian grid, latitude north to south: wind and height of the free surface in two layers (level 1 is
-the upper one), column water, precipitation over the preceding six hours, and the ground. It is the same to the last bit
-whenever it is made again on the same machine, and is kept in a cache folder, one zarr store per configuration.
+the upper one), column water, precipitation over the preceding six hours, and orography. Generating it again on the same
+machine gives identical bits. It is cached in a folder, one zarr store per configuration.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ VARIABLES: dict[str, tuple[str, str, str | None, str]] = {
 
 
 class Config(Section):
-    """The embedded dataset: its grid, its length and its first weather."""
+    """The embedded dataset: its grid, its length and its initial weather."""
 
     type: Literal["synthetic"] = "synthetic"
     longitudes: int = Field(default=64, ge=32, le=512)
@@ -63,7 +63,7 @@ class Config(Section):
 
 
 def open_dataset(config: Config) -> xarray.Dataset:
-    """The whole dataset, lazily read, made now if the cache has none.
+    """Open the whole dataset lazily, generating it if it is not in the cache.
 
     Dims time, level, latitude (north to south), longitude; float32; units and names in the attributes.
     """
@@ -76,7 +76,7 @@ def open_dataset(config: Config) -> xarray.Dataset:
 
 
 def cache_path(config: Config) -> Path:
-    """The store of this configuration, as made by this version of the code."""
+    """Return the path of the cached store for this configuration and this version of the code."""
     root = os.environ.get("CREDIT_LIKE_CACHE") or Path.home() / ".cache" / "credit_like"
     here = Path(__file__)
     code = here.read_bytes() + (here.parent.parent / "shallow_water.py").read_bytes()
@@ -114,7 +114,7 @@ def _axis(name: str, units: str) -> dict[str, str]:
 
 
 def _store(dataset: xarray.Dataset, path: Path) -> None:
-    """Write under another name, then rename: readers see all or nothing, and of several makers the first one wins."""
+    """Write under a temporary name, then rename: readers see a complete store, and the first of several writers wins."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:

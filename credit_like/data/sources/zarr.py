@@ -18,9 +18,9 @@ class Config(FileConfig):
 
 
 def open_dataset(config: Config) -> xr.Dataset:
-    """The stores of `config.path` as one lazy dataset, in the stores' own names.
+    """Open the stores of `config.path` as one lazy dataset, in the stores' own names.
 
-    Raises UserError where nothing is there, or it is not a zarr store.
+    Raises UserError if there is no store or it is not zarr.
     """
 
     def open_one(path: str) -> xr.Dataset:
@@ -28,7 +28,7 @@ def open_dataset(config: Config) -> xr.Dataset:
         opening: dict[str, Any] = {"chunks": None, "decode_cf": False, "storage_options": options}
         try:
             dataset = xr.open_zarr(path, consolidated=True, **opening)
-        except (KeyError, ValueError):  # a store without consolidated metadata, or none at all
+        except (KeyError, ValueError):  # no consolidated metadata, or no store at all
             dataset = xr.open_zarr(path, consolidated=False, **opening)
         return dataset if is_url(path) or not Path(path).is_dir() else _direct(dataset, Path(path))
 
@@ -36,7 +36,7 @@ def open_dataset(config: Config) -> xr.Dataset:
 
 
 def _direct(dataset: xr.Dataset, folder: Path) -> xr.Dataset:
-    """The same, with data variables that read their chunks themselves where that is possible."""
+    """Replace the data variables by ones that read their chunks directly, where possible."""
     group = zarr.open_group(folder, mode="r")
     for name, variable in dataset.data_vars.items():
         array = group[str(name)]

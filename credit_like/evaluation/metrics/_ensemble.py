@@ -1,4 +1,4 @@
-"""The two halves of the CRPS."""
+"""The two terms of the CRPS."""
 
 from __future__ import annotations
 

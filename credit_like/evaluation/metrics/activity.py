@@ -1,4 +1,4 @@
-"""Activity: how much weather a forecast holds, which smoothing loses.
+"""Activity: the amplitude of a forecast's anomalies, which smoothing reduces.
 
 sqrt of the mean over the area of f′², f′ = f − climatology of the valid time; per time, then averaged over time.
 """

@@ -1,4 +1,4 @@
-"""Continuous ranked probability score of the ensemble as it is.
+"""Continuous ranked probability score of the ensemble, without correction for its size.
 
 skill − spread / 2 with skill = mean_m |X_m − Y| and spread = mean_mn |X_m − X_n|; with one member, the absolute error.
 """

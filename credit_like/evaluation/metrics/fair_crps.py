@@ -1,4 +1,4 @@
-"""Fair continuous ranked probability score: what the CRPS of endless members of this kind would be.
+"""Fair continuous ranked probability score: the expected CRPS of an infinite ensemble of such members.
 
 skill − spread / 2 with skill = mean_m |X_m − Y| and the fair spread 2 · mean_m[(2 rank_m − M − 1) X_m] / (M − 1).
 """

@@ -15,7 +15,7 @@ EXTRA: str | None = "zonal_wavenumber"
 
 
 EARTH_RADIUS = 6.371e6
-"""m; WeatherBench2's."""
+"""m; the value that WeatherBench2 uses."""
 
 
 def per_time(fields: Fields) -> dict[str, Array]:
@@ -37,7 +37,7 @@ def zonal_energy(x: Array, grid: Grid) -> Array:
 
 
 def mean_over_rows(energy: Array, fields: Fields) -> Array:
-    """Reduce (…, H, wavenumber) to (…, R, wavenumber): weighted mean over the rows of each region that have all their data."""
+    """Reduce (…, H, wavenumber) to (…, R, wavenumber): weighted means over each region's complete rows."""
     weights = fields.regions.weights.sum(-1)  # (R, H)
     whole = np.isfinite(energy[..., 0])
     total = np.einsum("rh,...hk->...rk", weights, np.where(whole[..., None], energy, 0))

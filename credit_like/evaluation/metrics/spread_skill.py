@@ -1,7 +1,8 @@
 """Spread-skill ratio: 1 for a reliable ensemble of any size.
 
 sqrt(mean ensemble variance) / sqrt(mean debiased squared error of the ensemble mean), both averaged over time and area
-first. The variance takes ddof = 1, and the squared error loses what M members leave of the noise: (X̄ − Y)² − var / M.
+first. The variance uses ddof = 1. The squared error is debiased for the noise of a mean of M members: (X̄ − Y)² − var /
+M.
 """
 
 from __future__ import annotations

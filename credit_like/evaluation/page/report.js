@@ -188,9 +188,9 @@ function startMaps() {
   const notes = [`From ${MAPS.init.slice(0, 16).replace("T", " ")}.`];
   if (MAPS.members > 1) notes.push(`The forecast is the mean of ${MAPS.members} members.`);
   if (MAPS.stride > 1) notes.push(`Every ${MAPS.stride}th point is shown.`);
-  if (MAPS.left_out.leads) notes.push(`${MAPS.left_out.leads} leads are left out.`);
-  if (MAPS.left_out.levels) notes.push(`${MAPS.left_out.levels} levels are left out.`);
-  notes.push(MAPS.coast ? "Coasts of the data's own land-sea mask." : "Coastlines: Natural Earth.");
+  if (MAPS.left_out.leads) notes.push(`${MAPS.left_out.leads} leads are omitted.`);
+  if (MAPS.left_out.levels) notes.push(`${MAPS.left_out.levels} levels are omitted.`);
+  notes.push(MAPS.coast ? "Coastlines: land-sea mask of the data." : "Coastlines: Natural Earth.");
   $("map-note").textContent = notes.join(" ");
   describe();
   draw();
@@ -257,7 +257,7 @@ function startCard() {
     head.append(tableRow("variable", leads.map((lead) => [leadText(SCORES.leads[lead]), "th"])));
     for (const row of SCORES.channels) body.append(tableRow(row.name, leads.map((lead) => [cell(row, lead), "td"])));
     $("card-table").replaceChildren(head, body);
-    const kind = metric.value === "acc" ? "difference of the correlation, × 100" : "difference in per cent";
+    const kind = metric.value === "acc" ? "difference of the correlation, × 100" : "difference in percent";
     const sure = SCORES.metrics.includes(`${metric.value}_low`) ? " Bold: the 95 % intervals do not overlap." : "";
     $("card-note").textContent =
       `${metric.value.toUpperCase()} of ${source.value} against ${baseline.value}: ${kind}; blue is better, red is worse.${sure}`;
@@ -346,7 +346,7 @@ function startSpectra() {
   }
   lead.addEventListener("change", draw);
   $("spectrum-note").textContent =
-    "Mean over the globe and the initial times. Persistence is the truth at the initial time: what a spectrum should look like.";
+    "Mean over the globe and the initial times. Persistence is the truth at the initial time and serves as the reference spectrum.";
   draw();
 }
 

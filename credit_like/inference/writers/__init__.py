@@ -1,4 +1,4 @@
-"""Files that forecasts are written to: what all formats have in common. A plug-in has the attributes of `WriterPlugin`."""
+"""Writers of forecast files, and the options that all formats share. A plug-in has the attributes of `WriterPlugin`."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from credit_like.schema.inference import Lead
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from credit_like.inference.layout import Layout
+    from credit_like.inference.layout import ForecastLayout
     from credit_like.inference.writers._base import Writer
 
 
 class WriterConfig(Section):
-    """What to write and where; every field is written if nothing is chosen."""
+    """Options of the forecast files; by default every field is written."""
 
     path: str | None = None
-    """Folder of the forecasts; `save_loc/forecasts` if not given."""
+    """Folder of the forecasts, by default `save_loc/forecasts`."""
     variables: tuple[str, ...] = ()
     levels: tuple[float, ...] = ()
     leads: tuple[Lead, ...] = ()
-    """Leads to keep, as steps or durations."""
+    """Leads to write, as steps or durations."""
     chunk_mib: float = Field(default=4.0, gt=0)
-    """Largest chunk; one chunk holds whole fields, then levels, then leads as long as they fit."""
+    """Largest chunk size; one chunk holds whole fields, then levels, then leads as long as they fit."""
     flavour: Literal["weatherbench2", "cf"] = "weatherbench2"
     """`weatherbench2`: dimensions time and prediction_timedelta; `cf`: forecast_reference_time and forecast_period."""
 
 
 class WriterPlugin(Protocol):
-    """The module of a format; `Config` is a `WriterConfig` with its `type`."""
+    """Interface of the module of a format; `Config` is a `WriterConfig` with its `type`."""
 
     Config: type[Any]
 
-    def open_writer(self, config: Any, layout: Layout, folder: Path) -> Writer:
+    def open_writer(self, config: Any, layout: ForecastLayout, folder: Path) -> Writer:
         """Return the writer of a run's forecasts into `folder`."""
 
     def finished_path(self, folder: Path) -> Path:
-        """Return what a finished run leaves there."""
+        """Return the path of the forecasts of a finished run."""

@@ -1,6 +1,6 @@
-"""What every writer promises, and the thread that keeps writing out of the way of computing.
+"""Base class of writers, and a background thread that lets computing continue during writing.
 
-A folder of forecasts holds `forecast.json` (what they are made from), `done/<initial time>` (which are complete) and
+A folder of forecasts contains `forecast.json` (their origin), `done/<initial time>` (a marker of each complete one) and
 the files themselves, which carry `.part` in their names until they are complete.
 """
 
@@ -21,24 +21,24 @@ from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
 from credit_like.errors import UserError, reading
-from credit_like.inference.layout import Layout
+from credit_like.inference.layout import ForecastLayout
 
 Fields = NDArray[np.float32]
 _RECORD_DRAFT = re.compile(r"forecast\.json\.[0-9]+\.part")
 
-Place = tuple[int, int]
+ForecastKey = tuple[int, int]
 """(initial time, member), as positions along their dimensions."""
 
 
 class Writer:
-    """Takes the fields of one lead of a batch at a time; the leads of a batch come in ascending order.
+    """Base class of writers. It takes the fields of one lead of a batch at a time, in ascending order of leads.
 
-    Positions count along the dimensions of `layout`. Leads that share a chunk are held back and stored together; no
+    Positions count along the dimensions of `layout`. Leads that share a chunk are buffered and stored together; no
     chunk spans initial times or members. Safe to use from several processes at once as long as no two write the same
     initial time.
     """
 
-    def __init__(self, layout: Layout, folder: Path, chunk_bytes: int) -> None:
+    def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
         self.layout = layout
         self.folder = folder
         self.chunk_bytes = chunk_bytes
@@ -48,8 +48,8 @@ class Writer:
         """Create the files that do not exist yet."""
         raise NotImplementedError
 
-    def write(self, places: Sequence[Place], lead: int, fields_BCHW: Fields) -> None:
-        """Write the stepper's outputs, one place after the other."""
+    def write(self, places: Sequence[ForecastKey], lead: int, fields_BCHW: Fields) -> None:
+        """Write the stepper's outputs for each place."""
         leads_axis = len(self.layout.dims) - 1
         for name, fields in self.layout.select(fields_BCHW).items():
             held = self._held.setdefault(name, [])
@@ -58,7 +58,7 @@ class Writer:
                 self._store(name, places, slice(lead + 1 - len(held), lead + 1), np.stack(held, 1))
                 del self._held[name]
 
-    def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
+    def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
         """Write (B, leads, [levels], H, W) to the files."""
         raise NotImplementedError
 
@@ -84,11 +84,11 @@ class Writer:
         return all(map(self.is_complete, range(len(self.layout.init))))
 
     def abandon(self) -> None:
-        """Close the files that are not complete and say nothing of what fails: another failure is on its way to the user."""
+        """Close incomplete files and ignore errors, because another error is already being raised."""
 
     def sweep(self) -> None:
         """Remove the partial files of killed processes, once nothing is being written any more."""
-        # No pattern goes through folders: one that another process removes meanwhile could not be searched.
+        # The glob patterns are not recursive, because another process may remove a folder during the search.
         for leftover in (path for place in ("", "done", "forecast") for path in (self.folder / place).glob("*.part")):
             if leftover.is_dir():
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -100,9 +100,9 @@ class Writer:
 
 
 class Background:
-    """A thread that does one thing after the other; what fails there is raised here, at the next call.
+    """A thread that runs submitted calls in order; their errors are raised by the next method call.
 
-    At most `waiting` things wait, so that memory stays bounded where writing is slower than computing.
+    At most `waiting` calls are pending, so that memory stays bounded if writing is slower than computing.
     """
 
     def __init__(self, waiting: int) -> None:
@@ -131,7 +131,7 @@ class Background:
             if self._error is None:
                 try:
                     action()
-                except BaseException as error:  # noqa: BLE001 - handed to the thread that computes, which raises it
+                except BaseException as error:  # noqa: BLE001 - re-raised in the thread that computes
                     self._error = error
 
     def _raise(self) -> None:
@@ -153,7 +153,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Make `folder` the place of the forecasts that `identity` describes.
+    """Record in `folder` the `identity` of its forecasts.
 
     Raises UserError if it holds those of another experiment, checkpoint or selection, or files that are no forecasts.
     """
@@ -161,7 +161,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
     text = json.dumps(identity, indent=1, sort_keys=True)
     if not record.exists():
         others = folder.exists() and any(not _RECORD_DRAFT.fullmatch(entry.name) for entry in folder.iterdir())
-        if others and not record.exists():  # looked at twice: another rank may just have made it
+        if others and not record.exists():  # checked again, because another rank may just have written it
             raise UserError(
                 f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "
                 "with other files in it, change it to another folder"
@@ -170,7 +170,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
         temporary = folder / f"forecast.json.{os.getpid()}.part"
         temporary.write_text(text)
         try:
-            os.link(temporary, record)  # unlike a rename, this leaves the record of whoever came first
+            os.link(temporary, record)  # unlike a rename, this does not replace the record of a faster process
         except FileExistsError:
             pass
         finally:

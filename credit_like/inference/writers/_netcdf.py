@@ -12,14 +12,14 @@ import numpy as np
 from xarray.conventions import cf_encoder
 
 from credit_like.data.netcdf_files import File
-from credit_like.inference.layout import Layout
-from credit_like.inference.writers._base import Fields, Place, Writer, compact
+from credit_like.inference.layout import ForecastLayout
+from credit_like.inference.writers._base import Fields, ForecastKey, Writer, compact
 
 
 class NetcdfWriter(Writer):
-    """Writes into `<initial time>.nc.part`, which is renamed when all its members and leads are there."""
+    """Writer of `<initial time>.nc.part`, which is renamed when all its members and leads are written."""
 
-    def __init__(self, layout: Layout, folder: Path, chunk_bytes: int, compression: int) -> None:
+    def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int, compression: int) -> None:
         super().__init__(layout, folder, chunk_bytes)
         self.compression = compression
         self._files: dict[int, File] = {}
@@ -34,7 +34,7 @@ class NetcdfWriter(Writer):
     def open(self) -> None:
         (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
 
-    def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
+    def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
         for (init, member), part in zip(places, values, strict=True):
             if init not in self._files:
                 self._create(init)

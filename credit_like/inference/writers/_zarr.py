@@ -14,17 +14,17 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec
 
-from credit_like.inference.layout import Layout
-from credit_like.inference.writers._base import Fields, Place, Writer, replace_text
+from credit_like.inference.layout import ForecastLayout
+from credit_like.inference.writers._base import Fields, ForecastKey, Writer, replace_text
 
-# A fifth smaller than plain numbers, as zstd makes them too, in the time that it takes to write those.
+# A fifth smaller than uncompressed, like zstd, and as fast to write as uncompressed.
 _COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
 
 
 class ZarrWriter(Writer):
-    """One store, written a region at a time; all levels of a lead share a file."""
+    """Writer of one store, a region at a time; all levels of a lead share a file."""
 
-    def __init__(self, layout: Layout, folder: Path, chunk_bytes: int) -> None:
+    def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
         super().__init__(layout, folder, chunk_bytes)
         self.path = folder / "forecast.zarr"
         self.partial = folder / "forecast.zarr.part"
@@ -39,7 +39,7 @@ class ZarrWriter(Writer):
         dataset = layout.coordinates()
         encoding: dict[str, dict[str, Any]] = {}
         for name in layout.chosen:
-            # Only the metadata are written now; dask stands for "no values yet".
+            # Only the metadata are written now; the dask array has no values.
             empty = dask.array.empty(layout.shape(name), chunks=-1, dtype=np.float32)
             dataset[name] = (layout.variable_dims(name), empty, layout.attrs_of(name))
             encoding[name] = {
@@ -59,14 +59,14 @@ class ZarrWriter(Writer):
             shutil.rmtree(fresh, ignore_errors=True)  # another process was faster
 
     def _shards(self, name: str) -> tuple[int, ...] | None:
-        """Return shards that hold all levels of a lead in one file, where they are more than one chunk."""
+        """Return shards that hold all levels of a lead in one file, if they are more than one chunk."""
         chunks, field = self.chunks(name), self.layout.field_shape(name)
         if len(field) == 2 or chunks[-3] == field[0]:
             return None
         # A shard must be a whole number of chunks.
         return (*chunks[:-3], -(-field[0] // chunks[-3]) * chunks[-3], *field[-2:])
 
-    def _store(self, name: str, places: Sequence[Place], leads: slice, values: Fields) -> None:
+    def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
         for box, part in _boxes(places):
             where = box if self.layout.members > 1 else box[:1]
             shape = [s.stop - s.start for s in where]
@@ -82,18 +82,19 @@ class ZarrWriter(Writer):
             return False
         if not self.path.exists():
             try:
-                for leftover in self.partial.rglob("*.partial"):  # of a killed process, under a name that is never read
+                # left by a killed process, under a name that is never read
+                for leftover in self.partial.rglob("*.partial"):
                     leftover.unlink(missing_ok=True)
                 os.rename(self.partial, self.path)
-            except FileNotFoundError:  # another process was faster, perhaps in the midst of the search for leftovers
+            except FileNotFoundError:  # another process was faster, perhaps during the search for leftovers
                 if not self.path.exists():
                     raise
         self.sweep()
         return True
 
 
-def _boxes(places: Sequence[Place]) -> Iterator[tuple[tuple[slice, slice], slice]]:
-    """Yield (initial times, members) of each region that successive places fill, with the positions of those places."""
+def _boxes(places: Sequence[ForecastKey]) -> Iterator[tuple[tuple[slice, slice], slice]]:
+    """Yield (initial times, members) of each region that consecutive places fill, with the positions of those places."""
     start = 0
     while start < len(places):
         (init, first), members = places[start], 1
@@ -107,10 +108,10 @@ def _boxes(places: Sequence[Place]) -> Iterator[tuple[tuple[slice, slice], slice
 
 
 def _consolidate(path: Path) -> None:
-    """Copy the metadata of all arrays into that of the group, in the form that zarr and xarray look for there.
+    """Copy the metadata of all arrays into that of the group, in the form that zarr and xarray expect there.
 
-    So that opening a store takes one read. (zarr's own function for this warns that other programs may not know the
-    form; such programs ignore it.)
+    Opening a store then takes one read. (zarr's own function for this warns that other programs may not know the form;
+    such programs ignore it.)
     """
     group = json.loads((path / "zarr.json").read_text())
     arrays = {file.parent.name: json.loads(file.read_text()) for file in sorted(path.glob("*/zarr.json"))}

@@ -10,17 +10,17 @@ from pydantic import Field
 from credit_like.inference.writers import WriterConfig
 
 if TYPE_CHECKING:
-    from credit_like.inference.layout import Layout
+    from credit_like.inference.layout import ForecastLayout
     from credit_like.inference.writers._netcdf import NetcdfWriter
 
 
 class Config(WriterConfig):
     type: Literal["netcdf"] = "netcdf"
     compression: int = Field(default=0, ge=0, le=9)
-    """zlib level; 0 writes plain numbers, of which zlib saves a fifth for most of the time that writing takes."""
+    """zlib level. 0 disables compression, which saves a fifth of the size but takes most of the writing time."""
 
 
-def open_writer(config: Config, layout: Layout, folder: Path) -> NetcdfWriter:
+def open_writer(config: Config, layout: ForecastLayout, folder: Path) -> NetcdfWriter:
     """Return a writer of `folder/forecast/<initial time>.nc`; a file has the ending `.part` until it is complete."""
     from credit_like.inference.writers._netcdf import NetcdfWriter
 

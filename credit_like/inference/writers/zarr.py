@@ -1,4 +1,4 @@
-"""Forecasts as one zarr v3 store: a region per initial time and member, whoever writes it."""
+"""Forecasts as one zarr v3 store; every initial time and member is a region, and any process may write it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from credit_like.inference.writers import WriterConfig
 
 if TYPE_CHECKING:
-    from credit_like.inference.layout import Layout
+    from credit_like.inference.layout import ForecastLayout
     from credit_like.inference.writers._zarr import ZarrWriter
 
 
@@ -16,7 +16,7 @@ class Config(WriterConfig):
     type: Literal["zarr"] = "zarr"
 
 
-def open_writer(config: Config, layout: Layout, folder: Path) -> ZarrWriter:
+def open_writer(config: Config, layout: ForecastLayout, folder: Path) -> ZarrWriter:
     """Return a writer of `folder/forecast.zarr`, called `forecast.zarr.part` until every initial time is complete."""
     from credit_like.inference.writers._zarr import ZarrWriter
 

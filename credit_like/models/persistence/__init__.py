@@ -1,4 +1,4 @@
-"""Persistence: the forecast is the last state. The floor that every model must beat."""
+"""Persistence: the forecast is the last state. It is the baseline that every model must beat."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ if TYPE_CHECKING:
 
 
 class Config(Section):
-    """Nothing to choose."""
+    """Persistence has no settings."""
 
     type: Literal["persistence"] = "persistence"
     predict: Literal["increment"] = "increment"
 
     def check(self, height: int, width: int, *, in_channels: int = 1, out_channels: int = 1) -> list[str]:
-        """It fits every grid."""
+        """Return no problems, because persistence works on every grid."""
         return []
 
     def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
-        """(degree, problem): each of `domain` ranks needs a row."""
+        """Return (degree, problem) pairs; each of the `domain` ranks needs at least one row."""
         problem = bands.degree_problem(bands.merge([Level(height, why="the image")]), domain)
-        return [("domain", f"got {domain}: {problem}")] if problem else []
+        return [("domain", problem)] if problem else []
 
 
 def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:
-    """A model without parameters that predicts no change."""
+    """Return a model without parameters that predicts no change."""
     from credit_like.models.persistence.model import Persistence
 
     return Persistence(in_channels=in_channels, out_channels=out_channels, frames=frames, height=height, width=width)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Persistence(nn.Module):
-    """Zero increments for every output; a diagnostic output is its climatological mean."""
+    """A model whose increments are zero; each diagnostic output is its climatological mean."""
 
     def __init__(self, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> None:
         super().__init__()
@@ -14,6 +14,6 @@ class Persistence(nn.Module):
         self.height, self.width = height, width
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """(B, C, T, H, W) to zeros (B, out_channels, 1, H, W)."""
+        """Return zeros of shape (B, out_channels, 1, H, W) for an input (B, C, T, H, W)."""
         batch, _, _, height, width = x_BCTHW.shape
         return x_BCTHW.new_zeros(batch, self.out_channels, 1, height, width)

@@ -1,4 +1,4 @@
-"""WXFormer (Schreck et al., npj Clim. Atmos. Sci. 8, 239, 2025): its configuration and its arithmetic, without torch."""
+"""WXFormer (Schreck et al., npj Clim. Atmos. Sci. 8, 239, 2025): its configuration and checks, without torch."""
 
 from __future__ import annotations
 
@@ -23,38 +23,56 @@ class PaddingConf(Section):
     """Padding of latitude by (north, south) rows and of longitude by (west, east) columns."""
 
     activate: bool = False
+    """Whether to pad."""
     mode: Literal["earth", "mirror", "replicate"] = "earth"
+    """`earth` continues across the poles, `mirror` reflects at the edge rows, `replicate` repeats the edges. Longitude
+    is circular with `earth` and `mirror`."""
     pad_lat: Pads = (0, 0)
+    """Numbers of rows added (north, south)."""
     pad_lon: Pads = (0, 0)
+    """Numbers of columns added (west, east)."""
 
 
 class Config(Section):
-    """The knobs of the architecture; channels and grid come from the data. The defaults suit a 32 x 64 grid."""
+    """The architecture; channels and grid follow from the data. The defaults suit a 32 x 64 grid."""
 
     type: Literal["wxformer"] = "wxformer"
     dim: PerStage = (8, 16, 32, 64)
+    """Channels of each of the four stages, multiples of `dim_head`; one number applies to all stages."""
     depth: PerStage = (1, 1, 1, 1)
+    """Transformer layers of each stage; each has short- and long-distance attention."""
     dim_head: Count = 8
+    """Channels per attention head."""
     cross_embed_kernel_sizes: tuple[tuple[Count, ...], tuple[Count, ...], tuple[Count, ...], tuple[Count, ...]] = (
         (4, 8),
         (2, 4),
         (2, 4),
         (2, 4),
     )
+    """Sizes of the convolution kernels that embed the input of each stage, in points."""
     cross_embed_strides: PerStage = (2, 2, 2, 2)
+    """Factor by which each stage coarsens the grid; 2 for stages 1 to 3."""
     global_window_size: PerStage = (4, 4, 2, 1)
+    """Tokens per side of the windows of long-distance attention in each stage, spread across the image."""
     local_window_size: Count = 2
+    """Tokens per side of the windows of short-distance attention, which are neighbours."""
     padding_conf: PaddingConf = PaddingConf()
+    """Padding of the input, to make the grid divisible by the windows."""
     interp: bool = True
+    """Interpolate the output bilinearly to the grid of the data; without it, the sizes must match."""
     upsample: Literal["pixel_shuffle", "transpose"] = "pixel_shuffle"
+    """Upsampling of the decoder: pixel shuffle, or transposed convolution."""
     use_spectral_norm: bool = False
+    """Divide the weights by their spectral norm."""
     position_index: Literal["exact", "credit"] = "exact"
+    """Indexing of the position bias; `credit` reproduces the one that weights trained with NCAR's CREDIT need."""
     predict: Literal["increment", "state"] = "increment"
+    """What the prognostic outputs are: the normalised change over one step, or the normalised next state."""
 
     @model_validator(mode="before")
     @classmethod
     def _one_for_all_stages(cls, values: object) -> object:
-        """One number (or one list of kernels) stands for every stage."""
+        """Expand one number into one per stage."""
         if not isinstance(values, dict):
             return values
         values = dict(values)
@@ -65,17 +83,17 @@ class Config(Section):
 
     @property
     def pads(self) -> tuple[Pads, Pads]:
-        """((north, south), (west, east)); zeros where padding is off."""
+        """Padding as ((north, south), (west, east)); zeros if padding is off."""
         conf = self.padding_conf
         return (conf.pad_lat, conf.pad_lon) if conf.activate else ((0, 0), (0, 0))
 
     def padded(self, height: int, width: int) -> tuple[int, int]:
-        """The grid that the encoder sees."""
+        """Return the size of the padded grid, which the encoder sees."""
         (north, south), (west, east) = self.pads
         return height + north + south, width + west + east
 
     def stage_sizes(self, height: int, width: int) -> list[tuple[int, int]]:
-        """(rows, columns) of each stage's tokens, for an image of height x width."""
+        """Return the (rows, columns) of each stage's tokens for an image of height x width."""
         rows, columns = self.padded(height, width)
         sizes = []
         for stride in self.cross_embed_strides:
@@ -84,7 +102,7 @@ class Config(Section):
         return sizes
 
     def check(self, height: int, width: int, *, in_channels: int = 1, out_channels: int = 1) -> list[str]:
-        """Everything that keeps this architecture from working on a height x width grid, each with what would work."""
+        """Return every problem of this architecture on a height x width grid, each with what would work."""
         return [
             *self._check_channels(),
             *self._check_kernels(),
@@ -95,7 +113,7 @@ class Config(Section):
         ]
 
     def levels(self, height: int, width: int) -> list[Level]:
-        """Every height in the model for an image of height x width, with what its layers ask of bands of rows there."""
+        """Return every height in the model for an image of height × width, with what its layers require of bands there."""
         stages = [rows for rows, _ in self.stage_sizes(height, width)]
         padded, _ = self.padded(height, width)
         decoded = 2 * stages[0] - sum(self.pads[0])
@@ -111,7 +129,7 @@ class Config(Section):
         return found
 
     def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
-        """(degree, problem): heads that `tensor` ranks cannot share, levels without rows for each `domain` rank."""
+        """Yield (degree, problem): heads that do not divide by `tensor`, or levels without rows for each `domain` rank."""
         problems = []
         heads = [dim // self.dim_head for dim in self.dim]
         if any(count % tensor for count in heads):
@@ -124,7 +142,7 @@ class Config(Section):
                 )
             )
         if problem := bands.degree_problem(bands.merge(self.levels(height, width)), domain):
-            problems.append(("domain", f"got {domain}: {problem}"))
+            problems.append(("domain", problem))
         return problems
 
     def _check_channels(self) -> list[str]:
@@ -194,7 +212,7 @@ class Config(Section):
         return problems
 
     def _check_grid(self, axis: str, which: int, size: int) -> list[str]:
-        """Windows divide every stage, and the decoder meets the skips, along one axis."""
+        """Check along one axis that windows divide every stage and that the decoder matches the skip connections."""
         pads = self.pads[which]
         key = ("pad_lat", "pad_lon")[which]
         padded = size + sum(pads)
@@ -224,7 +242,7 @@ class Config(Section):
         return problems
 
     def _cure(self, key: str, size: int, pad: int) -> str:
-        """The nearest sums of pads that work with these windows."""
+        """Return the nearest sums of pads that work with these windows, as text."""
         works = [p for p in range(pad + 2 * size + 1) if not self._grid_problems(size + p, "")]
         below = [p for p in works if p < pad][-1:]
         above = [p for p in works if p > pad][:1]
@@ -247,15 +265,15 @@ class Config(Section):
 
 
 def _nearest(value: int, works: object) -> int:
-    """The nearest positive number that works."""
+    """Return the nearest positive number for which `works` is true."""
     assert callable(works)
     return next(c for step in range(value + 10_000) for c in (value - step, value + step) if c > 0 and works(c))
 
 
 def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:
-    """The model for a grid: (B, in_channels, frames, height, width) to (B, out_channels, 1, height, width).
+    """Build the model: (B, in_channels, frames, height, width) to (B, out_channels, 1, height, width).
 
-    Raises UserError with everything that `Config.check` finds.
+    Raises UserError with every problem that `Config.check` finds.
     """
     problems = config.check(height, width, in_channels=in_channels, out_channels=out_channels)
     if problems:

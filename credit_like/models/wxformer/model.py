@@ -57,7 +57,7 @@ class TransformerLayer(Layer):
         self.long_ff = FeedForward(dim, spectral_norm=normalised)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, H, W, C)."""
+        """Apply the layer to (B, H, W, C); the shape stays the same."""
         x_BHWC = self.short(x_BHWC)  # x + attention(norm(x)) among neighbours
         x_BHWC = self.short_ff(x_BHWC)  # x + mlp(norm(x))
         x_BHWC = self.long(x_BHWC)  # x + attention(norm(x)) across the image
@@ -80,7 +80,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleList(TransformerLayer(config, stage) for _ in range(config.depth[stage]))
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, H, W, C) to (B, H/s, W/s, dim)."""
+        """Map (B, H, W, C) to (B, H/s, W/s, dim)."""
         x_BHWC = in_own_precision(self.embed, x_BHWC)
         for layer in self.layers:
             x_BHWC = layer(x_BHWC)
@@ -88,7 +88,7 @@ class Stage(nn.Module):
 
 
 class WXFormer(nn.Module):
-    """The function of the module's docstring for one grid and one set of channels."""
+    """WXFormer for one grid and one set of channels; the module docstring shows its structure."""
 
     def __init__(
         self, config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int
@@ -112,7 +112,7 @@ class WXFormer(nn.Module):
         self.resize = BilinearResize(height, width) if config.interp else nn.Identity()
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """(B, in_channels, frames, H, W) to (B, out_channels, 1, H, W), normalised units in and out."""
+        """Map (B, in_channels, frames, H, W) to (B, out_channels, 1, H, W), both in normalised units."""
         x_BHWC = ops.channels_last(self.pad(x_BCTHW.flatten(1, 2)))
         skips = []
         for stage in self.stages:
@@ -127,7 +127,7 @@ class WXFormer(nn.Module):
         return y_BCHW.unsqueeze(2)
 
     def train(self, mode: bool = True) -> Self:
-        """As nn.Module.train; entering evaluation takes sigma from the present weights."""
+        """Set the mode as nn.Module.train does; entering evaluation recomputes sigma from the current weights."""
         super().train(mode)
         if not mode and not next(self.parameters()).is_meta:
             spectral_norm.refresh(self)

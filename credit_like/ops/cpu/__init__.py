@@ -1,4 +1,4 @@
-"""The operations as a CPU does them: the same sums in fewer passes over memory, or with fewer multiplications.
+"""CPU forms of the operations, with fewer passes over memory or fewer multiplications.
 
-Each function equals the plain form in `credit_like.ops` to rounding; `policy` says where it is taken.
+Each function equals the plain form in `credit_like.ops` up to rounding; `policy` decides when it is used.
 """

@@ -1,7 +1,7 @@
-"""Blocks of layers as single functions: channels last, few passes over memory, backward from as little as it needs.
+"""Fused blocks of layers: channels last, few passes over memory, and few tensors saved for backward.
 
-Each equals its plain composition to rounding. Cheap intermediates (normalised values, attention probabilities, activations)
-are recomputed in backward rather than saved.
+Each equals its plain composition up to rounding. Cheap intermediates (normalised values, attention probabilities,
+activations) are recomputed in backward rather than saved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 
 class _PixelShuffle(torch.autograd.Function):
-    """One strided copy for each offset, forward and backward."""
+    """Pixel shuffle with one strided copy for each offset, forward and backward."""
 
     @staticmethod
     def forward(ctx: Any, x_BHWC: Tensor, factor: int) -> Tensor:
@@ -50,7 +50,7 @@ class _PixelShuffle(torch.autograd.Function):
 
 
 def pixel_shuffle(x_BHWC: Tensor, factor: int) -> Tensor:
-    """Return what `ops.pixel_shuffle` does."""
+    """Compute `ops.pixel_shuffle`."""
     return apply_function(_PixelShuffle, x_BHWC, factor)
 
 
@@ -76,7 +76,7 @@ class _NormSilu(torch.autograd.Function):
         scale_BC = (rstd[..., None] * weight.view(groups, -1)).flatten(1)
         shift_BC = bias - (mean[..., None] * scale_BC.unflatten(1, (groups, -1))).flatten(1)
         normed = torch.addcmul(shift_BC[:, None, None], x_BHWC, scale_BC[:, None, None])
-        # The kernel takes it for granted that both have one order in memory.
+        # The kernel assumes that both have the same memory order.
         g = channels_first(aten.silu_backward(g_BHWC.contiguous(), normed))
         x_BCHW = channels_first(x_BHWC)
         dx, dw, db = aten.native_group_norm_backward(g, x_BCHW, mean, rstd, weight, *ctx.sizes, (True, True, True))
@@ -84,12 +84,12 @@ class _NormSilu(torch.autograd.Function):
 
 
 def norm_silu(x_BHWC: Tensor, norm: protocols.GroupNorm) -> Tensor:
-    """Return what `ops.norm_silu` does; backward from x."""
+    """Compute `ops.norm_silu`; backward saves only x and its statistics."""
     return apply_function(_NormSilu, x_BHWC, norm.weight, norm.bias, norm.groups, norm.eps)
 
 
 def _join_one(part_NhLd: Tensor, shape: Shape, dilated: bool, out: Tensor) -> None:
-    """(windows, heads, tokens, d) of q, k or v to (B, rows, rows, columns, columns, h, d)."""
+    """Write q, k or v (windows, heads, tokens, d) into `out` (B, rows, rows, columns, columns, h, d)."""
     batch, r0, r1, c0, c1, heads, dim_head = shape
     sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)
     order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
@@ -97,7 +97,7 @@ def _join_one(part_NhLd: Tensor, shape: Shape, dilated: bool, out: Tensor) -> No
 
 
 def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias): (windows x heads, tokens, tokens)."""
+    """Return softmax(q k^T / sqrt(d) + bias), (windows x heads, tokens, tokens)."""
     windows, heads, tokens, dim_head = q.shape
     scores = torch.baddbmm(
         bias_LL.expand(windows * heads, tokens, tokens),
@@ -109,7 +109,7 @@ def _probabilities(q: Tensor, k: Tensor, bias_LL: Tensor) -> Tensor:
 
 
 class _AttentionBlock(torch.autograd.Function):
-    """x + out(attention(qkv(norm(x)))), a band of windows at a time; saves x, and with `save` also q, k, v."""
+    """x + out(attention(qkv(norm(x)))), one band of windows at a time; saves x, and with `save` also q, k, v."""
 
     @staticmethod
     def forward(
@@ -148,7 +148,7 @@ class _AttentionBlock(torch.autograd.Function):
             y = _put_band(y, x, window, dilated, place, out)
         ctx.save_for_backward(x, g, b, w_qkv, w_out, bias_LL, *saved)
         ctx.options = (eps, window, dim_head, dilated, factor, places)
-        assert y is not None  # there is a band
+        assert y is not None  # there is at least one band
         return y
 
     @staticmethod
@@ -194,34 +194,37 @@ class _AttentionBlock(torch.autograd.Function):
             dx = _put_band(dx, x, window, dilated, place, dx_norm.add_(dy_NHWC))
             parts = (dg, db, dw_qkv, dw_out, d_bias)
             totals = parts if totals is None else tuple(t.add_(p) for t, p in zip(totals, parts, strict=True))
-        assert totals is not None  # there is a band
+        assert totals is not None  # there is at least one band
         dg, db, dw_qkv, dw_out, d_bias = totals
         return dx, dg, db, dw_qkv, dw_out, None, dy.sum((0, 1, 2)), d_bias, None, None, None, None, None
 
 
-BAND = 2**20  # values of the widest tensor of an attention that are worked on at a time
+BAND = 2**20  # values of the widest attention tensor that are processed at a time
 
 
 def _bands(rows: int, values: int) -> list[slice]:
-    """Rows of windows (dilated: the first rows of their windows), some at a time, of about the same number."""
+    """Return slices of window rows (dilated: of the first rows of windows) of about equal length."""
     size = -(-rows // max(1, min(rows, -(-values // BAND))))
     return [slice(start, start + size) for start in range(0, rows, size)]
 
 
 def _band_view(x_BHWC: Tensor, window: int, dilated: bool, place: slice) -> Tensor:
-    """The band's part of an image: (B, windows, rows, W, C), dilated (B, rows, windows, W, C)."""
+    """Return a view of the band's part of an image: (B, windows, rows, W, C), dilated (B, rows, windows, W, C)."""
     if dilated:
         return x_BHWC.unflatten(1, (window, -1))[:, :, place]
     return x_BHWC.unflatten(1, (-1, window))[:, place]
 
 
 def _band(x_BHWC: Tensor, window: int, dilated: bool, place: slice) -> Tensor:
-    """The windows of a band as an image of their own: (B, fewer rows, W, C), contiguous."""
+    """Return the windows of a band as a contiguous image of their own: (B, fewer rows, W, C)."""
     return _band_view(x_BHWC, window, dilated, place).flatten(1, 2).contiguous()
 
 
 def _put_band(image: Tensor | None, like: Tensor, window: int, dilated: bool, place: slice, band: Tensor) -> Tensor:
-    """The image with the band in its place: a new one if there is none yet, the band itself if that is all there is."""
+    """Write the band into its place in the image and return the image.
+
+    The image is allocated if it is None; a band that covers the whole image is returned itself.
+    """
     if band.shape == like.shape:
         return band
     image = torch.empty_like(like) if image is None else image
@@ -231,7 +234,7 @@ def _put_band(image: Tensor | None, like: Tensor, window: int, dilated: bool, pl
 
 
 def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
-    """(B, H, W, h d) to (windows, heads, tokens, d)."""
+    """Return (B, H, W, h d) as (windows, heads, tokens, d)."""
     *image, heads, dim_head = shape
     order = (0, 2, 4, 5, 1, 3, 6) if dilated else (0, 1, 3, 5, 2, 4, 6)
     x = x_BHWC.view(*image, heads, dim_head).permute(order)
@@ -239,14 +242,14 @@ def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor, residual: Tensor) -> Tensor:
-    """residual + factor x W^T + b."""
+    """Return residual + factor x W^T + b."""
     y = residual + bias
     y.view(-1, y.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t(), alpha=factor)
     return y
 
 
 def _weight_and_scale(linear: protocols.Linear) -> tuple[Tensor, float]:
-    """Return W and the number that multiplies it: 1, or 1/sigma of its spectral norm."""
+    """Return W and its scalar factor: 1, or 1/sigma of its spectral norm."""
     return (linear.weight, 1.0) if linear.spectral is None else linear.spectral.weight_and_scale(linear.weight)
 
 
@@ -269,7 +272,7 @@ def attention_block(
     dim_head: int,
     dilated: bool,
 ) -> Tensor:
-    """Return what `ops.attention_block` does; backward from x, and from q, k, v where the policy saves them."""
+    """Compute `ops.attention_block`; backward starts from x, and from q, k, v if the policy saves them."""
     w_qkv, scale = _weight_and_scale(qkv)
     w_out, factor = _weight_and_scale(out)
     g, b = _scaled(norm, scale)
@@ -278,9 +281,10 @@ def attention_block(
 
 
 class _FeedForwardBlock(torch.autograd.Function):
-    """x + contract(GELU(expand(norm(x)))) from x, its mean and deviation, and the expanded values if `save`.
+    """x + contract(GELU(expand(norm(x)))); saves x, its mean and deviation, and the expanded values if `save`.
 
-    Otherwise from x alone, and a few points at a time are taken through all of it while they are in the cache.
+    Without `save` only x is saved, and a few points at a time go through all of the block while they are in the CPU
+    cache.
     """
 
     @staticmethod
@@ -328,7 +332,7 @@ class _FeedForwardBlock(torch.autograd.Function):
             dw_down.addmm_(d_out.t(), functional.gelu(expanded), beta=min(i, 1))
             d_expanded = aten.gelu_backward(widen(d_out, w_down.t()), expanded)
             del d_out
-            if saved:  # recomputed as late as possible
+            if saved:  # recomputed as late as possible, to limit peak memory
                 normed = torch.native_layer_norm(x_NC, g.shape, g, b, eps)[0]
             dw_up.addmm_(d_expanded.t(), normed, beta=min(i, 1))
             db_up += d_expanded.sum(0)
@@ -342,12 +346,12 @@ class _FeedForwardBlock(torch.autograd.Function):
         return dx, dg, db, dw_up, db_up, dw_down, None, dy_NC.sum(0), None, None
 
 
-PORTION = 2**20  # values of the widest tensor that are worked on at a time
-FEWEST = 512  # points of a portion: the weights are read again for each
+PORTION = 2**20  # values of the widest tensor that are processed at a time
+FEWEST = 512  # fewest points of a portion: the weights are read again for each portion
 
 
 def _portions(x: Tensor, width: int, *, whole: bool) -> Iterator[tuple[slice, Tensor]]:
-    """Yield points (N, C) of x, some at a time, of about the same number; all at once if `whole`."""
+    """Yield portions (N, C) of the points of x, of about equal size; all points at once if `whole`."""
     x_NC = x.view(-1, x.shape[-1])
     count = 1 if whole else max(1, -(-x_NC.shape[0] * width // PORTION))
     size = max(FEWEST, -(-x_NC.shape[0] // count))
@@ -359,7 +363,7 @@ def _portions(x: Tensor, width: int, *, whole: bool) -> Iterator[tuple[slice, Te
 def feed_forward_block(
     x_BHWC: Tensor, norm: protocols.ChannelNorm, expand: protocols.Linear, contract: protocols.Linear
 ) -> Tensor:
-    """Return what `ops.feed_forward_block` does; backward from x, and from the expanded values where the policy saves them."""
+    """Compute `ops.feed_forward_block`; backward starts from x, and from the expanded values if these are saved."""
     w_up, scale = _weight_and_scale(expand)
     w_down, factor = _weight_and_scale(contract)
     g, b = _scaled(norm, scale)

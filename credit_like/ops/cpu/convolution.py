@@ -1,4 +1,4 @@
-"""Convolutions by the cheapest of three ways: directly, in Winograd's form, through the Fourier transform."""
+"""Convolutions by the fastest of three algorithms: direct, Winograd or Fourier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from credit_like.ops.windows import Pair
 def conv3x3(
     x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, pad_rows: Pair, pad_cols: Pair, layer: nn.Module | None
 ) -> Tensor:
-    """Return what `ops.conv3x3` does; directly or in Winograd's form."""
+    """Compute `ops.conv3x3`, directly or with Winograd's algorithm."""
     points = math.prod(x_BHWC.shape[:3])
     cached = layer is not None and not torch.is_grad_enabled() and points <= policy.WINOGRAD_CACHED[1]
     forward, backward = policy.by_winograd(points, weight.shape[1], weight.shape[0], cached=cached)
@@ -39,7 +39,7 @@ def cross_embed(
     before: Pair,
     layer: nn.Module | None,
 ) -> Tensor:
-    """Return what `ops.cross_embed` does; wide kernels, which come last, together through the Fourier transform.
+    """Compute `ops.cross_embed`; wide kernels, which come last, go through the Fourier transform together.
 
     pads: rows and columns of zeros for each kernel; shifts: o_k; size: rows and columns of the output; before: rows and
     columns of zeros before the widest kernel.

@@ -1,4 +1,4 @@
-"""Convolutions by the library in channels-last order, with weight gradients as matrix products."""
+"""Direct convolutions in channels-last order, with weight gradients as matrix products."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ aten = torch.ops.aten
 class _Conv(torch.autograd.Function):
     """A convolution in channels-last order, whose weight gradient is a matrix product per tap.
 
-    The library's own weight gradient runs at half the speed of its forward in this order, and much less with few channels.
-    Where there are fewer points than outputs it is cheaper to reorder the points than the weights: then forward and both
-    gradients are one matrix product each of the columns (every point's neighbourhood) and the weights as they are stored.
+    torch's own weight gradient runs at half the speed of its forward in this order, and much slower with few channels.
+    If there are fewer points than outputs, it is cheaper to reorder the points than the weights: forward and both
+    gradients are then one matrix product each of the columns (every point's neighbourhood) and the weights as stored.
     """
 
     @staticmethod
@@ -65,7 +65,7 @@ def _output_size(x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pa
 
 
 def _columns(x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
-    """Every output point's neighbourhood, a column: (C k k, B h w), rows in the order of the weights."""
+    """Return the neighbourhood of every output point as columns, (C k k, B h w), rows in the order of the weights."""
     padded = channels_first(functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows)))
     return functional.unfold(padded, weight.shape[-1], stride=stride).transpose(0, 1).flatten(1)
 
@@ -81,7 +81,7 @@ def _input_gradient_by_columns(
 
 
 def _zero_pad(x_BHWC: Tensor, pad_rows: Pair, pad_cols: Pair) -> tuple[Tensor, Pair]:
-    """(B, C, H, W) and the symmetric padding that is left to the convolution."""
+    """Return the image (B, C, H, W) with explicit zeros, and the symmetric padding left to the convolution."""
     if min(*pad_rows, *pad_cols) >= 0 and pad_rows[0] == pad_rows[1] and pad_cols[0] == pad_cols[1]:
         return channels_first(x_BHWC), (pad_rows[0], pad_cols[0])
     return channels_first(functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows))), (0, 0)
@@ -90,7 +90,7 @@ def _zero_pad(x_BHWC: Tensor, pad_rows: Pair, pad_cols: Pair) -> tuple[Tensor, P
 def convolve(
     x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
-    """The library's convolution, without its derivative."""
+    """Return torch's convolution, without a derivative."""
     padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
     return channels_last(torch.convolution(padded, weight, bias, (stride, stride), padding, (1, 1), False, (0, 0), 1))
 
@@ -98,7 +98,7 @@ def convolve(
 def input_gradient(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
-    """The library's gradient of the input x, of which only the size matters."""
+    """Return torch's gradient with respect to the input x, of which only the shape matters."""
     padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
     dx_BCHW = aten.convolution_backward(
         channels_first(g_BHWO),
@@ -114,7 +114,7 @@ def input_gradient(
         (True, False, False),
     )[0]
     dx = channels_last(dx_BCHW)
-    if dx.shape != x_BHWC.shape:  # the zero rows and columns were explicit: take them off
+    if dx.shape != x_BHWC.shape:  # the zero rows and columns were explicit and are cropped again
         dx = functional.pad(dx, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1]))
     return dx.contiguous()
 
@@ -122,10 +122,11 @@ def input_gradient(
 def _weight_gradient(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
-    """dw[a, b] = sum over outputs of x[s i + a, s j + b] g[i, j], one matrix product for a row of taps of each phase.
+    """Return dw[a, b] = sum over i, j of x[s i + a, s j + b] g[i, j], by one matrix product per row of taps and phase.
 
-    With the rows of the phase image laid end to end and g widened by zero columns to the same length of row, a tap is one
-    contiguous range of points; g beside itself, once for each tap of a row and shifted by it, meets the same range.
+    With the rows of the phase image laid end to end, and g padded with zero columns to the same row length, each tap is
+    one contiguous range of points. Shifted copies of g, one for each tap of a row, side by side align all taps of the
+    row with one range.
     """
     batch, rows, columns, outputs = g_BHWO.shape
     kernel, channels = weight.shape[-1], x_BHWC.shape[-1]
@@ -136,7 +137,7 @@ def _weight_gradient(
     for b in range(taps):
         beside[:, :, b : b + columns, b] = g_BHWO
     g = beside.view(batch, rows * wide, taps * outputs)
-    half = stride * channels  # of a phase row: the columns of one kernel row are contiguous
+    half = stride * channels  # channels of one row phase, in which a kernel row is contiguous
     dw = x.new_empty(taps, stride, taps, outputs, half)
     for a in range(taps):
         for p in range(stride):
@@ -150,5 +151,8 @@ def _weight_gradient(
 
 
 def conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
-    """A convolution after adding zero rows (before, after) and columns; negative numbers crop. weight (out, in, k, k)."""
+    """Return a convolution after adding zero rows (before, after) and columns; negative numbers crop.
+
+    weight: (out, in, k, k).
+    """
     return apply_function(_Conv, x_BHWC, weight, bias, stride, pad_rows, pad_cols)

@@ -5,9 +5,9 @@ image with s^2 C channels. The phase image is cut into tiles of T x T points tha
 
     y = IDFT( DFT(x) conj(DFT(w)) ),  of which the first m x m points, m = T - n + 1, are the correlation.
 
-The products are matrix products over channels, one per frequency. The transforms are matrix products too (with the cosine and sine
-matrices): tiles are short, and so neither strided reads nor reordering is needed; only frequencies 0..T/2 of the first axis are
-kept, the others being conjugates. Both gradients follow from the same identities:
+The products are matrix products over channels, one per frequency. The transforms are matrix products with cosine and
+sine matrices as well: tiles are short, and neither strided reads nor reordering is needed. Only frequencies 0..T/2 of
+the first axis are computed, because the others are their conjugates. Both gradients follow from the same identities:
 
     dw = IDFT( DFT(x) conj(DFT(g)) ) on the n x n taps,  dx = IDFT( DFT(g) DFT(w) ), overlapping tiles added.
 
@@ -26,19 +26,19 @@ import torch
 from torch import Tensor
 
 TILES = (16, 24, 32, 40, 48, 56, 64)
-MOST_BYTES = 16 * 2**20  # of transformed tiles, and about the most of transformed weights, held at a time
-AT_ONCE = 2**18  # values of a transform along the first axis that are taken along the second at a time
-PARTS = 3  # of the channels, for which the gradient of the weights is taken in turn
+MOST_BYTES = 16 * 2**20  # limit for the transformed tiles held at a time, and roughly for the transformed weights
+AT_ONCE = 2**18  # values of a transform along the first axis that are transformed along the second at a time
+PARTS = 3  # parts of the channels, processed one after another in the gradient of the weights
 
 
 def tile_size(rows: int, columns: int, taps: int, channels: int, outputs: int) -> int:
-    """The tile with the least arithmetic for rows x columns outputs."""
+    """Return the tile size with the least arithmetic for rows x columns outputs."""
     candidates = [t for t in TILES if t > taps] or [2 * taps + 2 * (taps % 2)]
     return min(candidates, key=lambda t: cost(rows, columns, taps, channels, outputs, t))
 
 
 def cost(rows: int, columns: int, taps: int, channels: int, outputs: int, tile: int) -> float:
-    """Multiplications and additions of a forward: transforms of the image, of the weights, products per frequency."""
+    """Return the number of operations of a forward: transforms of image and weights, products per frequency."""
     step, half = tile - taps + 1, tile // 2 + 1
     tiles = math.ceil(rows / step) * math.ceil(columns / step)
     image = tiles * channels * (4 * half * tile * step + 8 * half * tile * tile)
@@ -48,7 +48,7 @@ def cost(rows: int, columns: int, taps: int, channels: int, outputs: int, tile: 
 
 @functools.lru_cache(maxsize=64)
 def _waves(tile: int, points: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """cos and sin of 2 pi k i / T, (T, points): the real and minus the imaginary part of the transform."""
+    """Return cos and sin of 2 pi k i / T, each (T, points): the real and minus the imaginary part of the transform."""
     k, i = torch.arange(tile, dtype=torch.int64), torch.arange(points, dtype=torch.int64)
     angle = (torch.outer(k, i) % tile).double() * (2 * math.pi / tile)
     return angle.cos().to(device, dtype), angle.sin().to(device, dtype)
@@ -56,7 +56,7 @@ def _waves(tile: int, points: int, dtype: torch.dtype, device: torch.device) -> 
 
 @functools.lru_cache(maxsize=64)
 def _half_waves(tile: int, points: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(F, R, points) for the axis of which half the frequencies are kept: cos, -sin."""
+    """Return (F, R, points), cos and -sin, for the axis of which half the frequencies are computed."""
     cos, sin = _waves(tile, points, dtype, device)
     half = tile // 2 + 1
     return torch.stack([cos[:half], -sin[:half]], dim=1)
@@ -64,24 +64,30 @@ def _half_waves(tile: int, points: int, dtype: torch.dtype, device: torch.device
 
 @functools.lru_cache(maxsize=64)
 def _turns(tile: int, points: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """cos - i sin as a real matrix (R T, R points), [[cos, sin], [-sin, cos]]; its transpose is cos + i sin."""
+    """Return cos - i sin as a real matrix (R T, R points), [[cos, sin], [-sin, cos]].
+
+    Its transpose is cos + i sin.
+    """
     cos, sin = _waves(tile, points, dtype, device)
     return torch.cat([torch.cat([cos, sin], 1), torch.cat([-sin, cos], 1)])
 
 
 def _second_axis(z_NSD: Tensor, tile: int, out_RNTD: Tensor) -> None:
-    """The complex transform along the second axis, of which S holds the points' real and then their imaginary parts."""
+    """Write the complex transform along the second axis into `out_RNTD`.
+
+    S holds the real parts of the points followed by their imaginary parts.
+    """
     turns = _turns(tile, z_NSD.shape[1] // 2, z_NSD.dtype, z_NSD.device)
     for half_of_turns, out_NTD in zip(turns.chunk(2), out_RNTD, strict=True):
         torch.bmm(half_of_turns.expand(len(z_NSD), -1, -1), z_NSD, out=out_NTD)
 
 
 def _inverse(y_FTRD: Tensor, rows: int, columns: int) -> Tensor:
-    """The first rows x columns points of the real image whose transform this is: (rows, columns, D)."""
+    """Return the first rows x columns points of the real image with this transform, (rows, columns, D)."""
     half, tile, _, channels = y_FTRD.shape
     of_real, of_imaginary = _turns(tile, columns, y_FTRD.dtype, y_FTRD.device).t().expand(half, -1, -1).chunk(2, dim=2)
     z = torch.bmm(of_real, y_FTRD[:, :, 0]).baddbmm_(of_imaginary, y_FTRD[:, :, 1])
-    # The frequencies left out are conjugates: all but 0 (and T/2, which is its own) count twice.
+    # The omitted frequencies are conjugates: all but 0 (and T/2, which is its own conjugate) count twice.
     weight = y_FTRD.new_full((half, 1, 1), 2.0 / tile**2)
     weight[0] = weight[half - 1] = 1.0 / tile**2
     waves = (_half_waves(tile, rows, y_FTRD.dtype, y_FTRD.device) * weight).flatten(0, 1)
@@ -89,7 +95,7 @@ def _inverse(y_FTRD: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _phase(size: int, stride: int, count: int, first: int) -> tuple[slice, slice]:
-    """Of the points first, first + s, ... (`count` of them) those that lie in 0..size - 1: which they are, where they lie."""
+    """Return which of the `count` points first, first + s, … lie in 0..size - 1, and their positions, as two slices."""
     start = max(0, -(first // stride))
     stop = max(start, min(count, -((first - size) // stride)))
     return slice(start, stop), slice(first + start * stride, first + stop * stride, stride)
@@ -103,7 +109,7 @@ Geometry = tuple[
 def _parts(
     height: int, width: int, geometry: Geometry
 ) -> Iterator[tuple[tuple[slice, slice, int, int], tuple[slice, slice]]]:
-    """For each phase, where it lies in the phase image (rows, columns, p, q) and in the image (rows, columns)."""
+    """Yield, for each phase, its place in the phase image (rows, columns, p, q) and in the image (rows, columns)."""
     stride, rows, columns, before = geometry
     for p, q in itertools.product(range(stride), repeat=2):
         row_to, row_from = _phase(height, stride, rows, p - before[0])
@@ -112,7 +118,10 @@ def _parts(
 
 
 def phases(x_BHWC: Tensor, stride: int, rows: int, columns: int, before: tuple[int, int]) -> Tensor:
-    """The phase image (B, rows, columns, s^2 C) of an image with `before` zero rows and columns; zeros (or a cut) at the end."""
+    """Return the phase image (B, rows, columns, s^2 C) of an image with `before` zero rows and columns.
+
+    Its end is filled with zeros, or cropped.
+    """
     batch, height, width, channels = x_BHWC.shape
     out = x_BHWC.new_zeros(batch, rows, columns, stride, stride, channels)
     for there, here in _parts(height, width, (stride, rows, columns, before)):
@@ -121,7 +130,7 @@ def phases(x_BHWC: Tensor, stride: int, rows: int, columns: int, before: tuple[i
 
 
 def from_phases(g_BPQD: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor:
-    """The gradient of an image of this shape, from that of its phase image."""
+    """Return the gradient of an image of this shape, given the gradient of its phase image."""
     dx, g = g_BPQD.new_zeros(shape), g_BPQD.unflatten(-1, (geometry[0], geometry[0], -1))
     for there, here in _parts(shape[1], shape[2], geometry):
         dx[:, *here] = g[:, *there]
@@ -129,7 +138,10 @@ def from_phases(g_BPQD: Tensor, shape: torch.Size, geometry: Geometry) -> Tensor
 
 
 class _TiledCorrelation(torch.autograd.Function):
-    """(B, P, Q, D) and (n, n, D, O) to (B, P - n + 1, Q - n + 1, O); with a geometry, of the phases of an image (B, H, W, C)."""
+    """Correlation in tiles: (B, P, Q, D) and (n, n, D, O) to (B, P - n + 1, Q - n + 1, O).
+
+    With a geometry, it correlates the phases of an image (B, H, W, C).
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w_nnDO: Tensor, tile: int, geometry: Geometry | None) -> Tensor:
@@ -153,7 +165,7 @@ class _TiledCorrelation(torch.autograd.Function):
 
 
 def _input_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -> Tensor:
-    """dx, overlapping tiles added."""
+    """Return dx, the sum of overlapping tiles."""
     taps = w_nnDO.shape[0]
     dx, w_RKOD = torch.zeros_like(x_BPQD), transform_weights(w_nnDO, tile).transpose(-1, -2)
     for group in _groups(x_BPQD, taps, tile):
@@ -166,12 +178,15 @@ def _input_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -
 
 
 def _weight_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) -> Tensor:
-    """dw, a part of the channels of x at a time: there is a value for each frequency and weight."""
+    """Return dw, computed for some of the channels of x at a time.
+
+    This limits memory, because there is one value for each frequency and weight.
+    """
     taps, outputs, half = w_nnDO.shape[0], w_nnDO.shape[-1], tile // 2 + 1
     dw = torch.empty_like(w_nnDO)
     parts = x_BPQD.chunk(PARTS, -1)
     groups = _groups(parts[0], taps, tile)
-    conjugates = []  # as matrices that take real and imaginary parts of x to those of the product
+    conjugates = []  # as real matrices that map real and imaginary parts of x to those of the product
     for group in groups:
         g_RNKO = _transform_tiles(g_BPQO, group, tile, size=tile - taps + 1)
         g_RNKQ = torch.stack([g_RNKO, torch.stack([-g_RNKO[1], g_RNKO[0]])], dim=3).flatten(3)
@@ -186,7 +201,7 @@ def _weight_gradient(g_BPQO: Tensor, x_BPQD: Tensor, w_nnDO: Tensor, tile: int) 
 
 
 def transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
-    """(n, n, D, O) to (R, F T, D, O)."""
+    """Transform weights (n, n, D, O) to (R, F T, D, O)."""
     taps, _, channels, outputs = w_nnDO.shape
     half = tile // 2 + 1
     first = _half_waves(tile, taps, w_nnDO.dtype, w_nnDO.device).flatten(0, 1) @ w_nnDO.reshape(taps, -1)
@@ -196,7 +211,7 @@ def transform_weights(w_nnDO: Tensor, tile: int) -> Tensor:
 
 
 def _bytes(values: Tensor, tile: int) -> int:
-    """Of the transforms of so many values for each point."""
+    """Return the size in bytes of the transforms of tiles with this many values per point."""
     return 2 * (tile // 2 + 1) * tile * values.numel() * values.element_size()
 
 
@@ -204,7 +219,7 @@ Tile = tuple[int, int, int]  # batch item, first row, first column
 
 
 def _groups(x_BPQD: Tensor, taps: int, tile: int) -> list[list[Tile]]:
-    """All tiles, in groups whose transforms fit in `MOST_BYTES`."""
+    """Return all tiles, in groups whose transforms fit in `MOST_BYTES`."""
     batch, rows, columns, _ = x_BPQD.shape
     step = tile - taps + 1
     tiles = [
@@ -218,7 +233,7 @@ def _groups(x_BPQD: Tensor, taps: int, tile: int) -> list[list[Tile]]:
 
 
 def _transform_tiles(x_BPQD: Tensor, group: list[Tile], tile: int, size: int | None = None) -> Tensor:
-    """The transforms (R, N, F T, D) of the tiles of a group, each of `size` (default T) points squared."""
+    """Return the transforms (R, N, F T, D) of a group of tiles, each of `size` (default T) points squared."""
     size = size or tile
     channels, half = x_BPQD.shape[-1], tile // 2 + 1
     out = x_BPQD.new_empty(2, len(group), half, tile, channels)
@@ -237,12 +252,12 @@ def _transform_tiles(x_BPQD: Tensor, group: list[Tile], tile: int, size: int | N
 
 
 def _rows(x_RNKD: Tensor) -> Tensor:
-    """(K, R N, D): for each frequency a matrix with a row per part and tile; a view."""
+    """Return a view (K, R N, D): for each frequency a matrix with one row per part and tile."""
     return x_RNKD.flatten(0, 1).transpose(0, 1)
 
 
 def _multiply(x_RNKD: Tensor, w_RKDO: Tensor, *, conjugate: bool) -> Tensor:
-    """x w or x conj(w) for each frequency: (K, R, N, O)."""
+    """Return x w or x conj(w) for each frequency, (K, R, N, O)."""
     rows = _rows(x_RNKD)
     y = torch.bmm(rows, w_RKDO[0]).unflatten(1, (2, -1))
     other = torch.bmm(rows, w_RKDO[1]).unflatten(1, (2, -1))
@@ -253,21 +268,24 @@ def _multiply(x_RNKD: Tensor, w_RKDO: Tensor, *, conjugate: bool) -> Tensor:
 
 
 def _inverse_tiles(y_KRNO: Tensor, tile: int, rows: int, columns: int) -> Tensor:
-    """The first rows x columns points of each tile: (N, rows, columns, O)."""
+    """Return the first rows x columns points of each tile, (N, rows, columns, O)."""
     _, _, tiles, outputs = y_KRNO.shape
     y_FTRD = y_KRNO.view(-1, tile, 2, tiles * outputs)
     return _inverse(y_FTRD, rows, columns).view(rows, columns, tiles, outputs).permute(2, 0, 1, 3)
 
 
 def correlate_transformed(x: Tensor, w_RKDO: Tensor, taps: int, tile: int, geometry: Geometry | None = None) -> Tensor:
-    """`correlate`, without gradients, with weights that `transform_weights` has transformed."""
+    """Compute `correlate`, without gradients, with weights already transformed by `transform_weights`."""
     return _correlate(x, [w_RKDO], (taps, w_RKDO.shape[-1]), tile, geometry)
 
 
 def _correlate(
     x: Tensor, parts: Iterable[Tensor], size: tuple[int, int], tile: int, geometry: Geometry | None
 ) -> Tensor:
-    """The same; the transformed weights (R, K, E, O) of some channels after those of others. size: (n, O)."""
+    """Compute `correlate_transformed` with the transformed weights given in parts.
+
+    Each part (R, K, E, O) covers the next E channels. size: (n, O).
+    """
     x_BPQD = phases(x, *geometry) if geometry else x
     taps, outputs = size
     batch, rows, columns = x_BPQD.shape[0], x_BPQD.shape[1] - taps + 1, x_BPQD.shape[2] - taps + 1
@@ -285,16 +303,17 @@ def _correlate(
 
 
 def correlate(x: Tensor, w_nnDO: Tensor, tile: int, geometry: Geometry | None = None) -> Tensor:
-    """The valid correlation with stride 1: (B, P, Q, D), (n, n, D, O) to (B, P - n + 1, Q - n + 1, O).
+    """Return the valid correlation with stride 1: (B, P, Q, D), (n, n, D, O) to (B, P - n + 1, Q - n + 1, O).
 
-    With a geometry (the arguments of `phases`) x is an image, of whose phases it is taken; backward saves the image alone.
+    With a geometry (the arguments of `phases`) x is an image and its phases are correlated; backward saves the image
+    alone.
     """
     y: Tensor = _TiledCorrelation.apply(x, w_nnDO, tile, geometry)
     return y
 
 
 def frame(weights: list[Tensor], shifts: list[int], taps: int, stride: int) -> Tensor:
-    """Kernels (O, C, k, k), each `shift` points into a common frame of n s points, as (n, n, s^2 C, O)."""
+    """Return the kernels (O, C, k, k), each shifted into a common frame of n s points, as (n, n, s^2 C, O)."""
     size, channels = taps * stride, weights[0].shape[1]
     framed = []
     for weight, shift in zip(weights, shifts, strict=True):

@@ -1,8 +1,8 @@
-"""Tensors that depend on weights alone, cached from one forward without gradients to the next.
+"""Tensors that depend on weights alone, cached between forwards without gradients.
 
-The cache belongs to the layer and goes with it. A cached tensor is validated by comparing the weights with a copy of those that
-it was made of, so nobody who changes them (an optimiser, a restored checkpoint, an average) has to invalidate it. Version
-counters would not do: fused optimisers and `.data` leave them as they were.
+The cache is an attribute of the layer and is deleted with it. A cached tensor is validated by comparing the weights
+with a copy of those it was computed from, so no caller (optimiser, checkpoint, moving average) has to invalidate it.
+Version counters are not sufficient, because fused optimisers and `.data` do not increase them.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ _CACHE: WeakKeyDictionary[nn.Module, tuple[Hashable, list[Tensor], Tensor]] = We
 
 
 def forget(layer: nn.Module | None) -> None:
-    """Drop what is cached for the layer."""
+    """Drop the cached tensor of the layer."""
     if layer is not None:
         _CACHE.pop(layer, None)
 
 
 def is_cached(layer: nn.Module) -> bool:
-    """Return whether something is cached for the layer."""
+    """Return whether a tensor is cached for the layer."""
     return layer in _CACHE
 
 
 def cached(
     layer: nn.Module | None, make: Callable[[], Tensor], weights: Iterable[Tensor], key: Hashable = None
 ) -> Tensor:
-    """Return `make()`, which depends on these weights and on `key` alone; reuse the last result while both are unchanged.
+    """Return `make()`, a function of these weights and `key`; reuse the last result while both are unchanged.
 
-    One tensor per layer is cached, on the CPU and while gradients are disabled; elsewhere nothing is (on an accelerator the
-    comparison would synchronise).
+    One tensor per layer is cached, only on the CPU and while gradients are disabled. On an accelerator the comparison
+    would synchronise, so nothing is cached there.
     """
     if layer is None or torch.compiler.is_compiling():
         return make()
@@ -48,12 +48,12 @@ def cached(
 
 
 def _comparable(weight: Tensor) -> bool:
-    """Return whether the tensor has values of its own here: not distributed, not traced, not on the meta device."""
+    """Return whether the tensor has its own values here: not distributed, not traced, not on the meta device."""
     return type(weight) in (Tensor, nn.Parameter) and weight.device.type == "cpu"
 
 
 def _end_to_end(weights: list[Tensor]) -> list[Tensor]:
-    """Return the values of all weights of one dtype in one vector: many small tensors take longer to compare."""
+    """Return the values of all weights of one dtype in one vector, because comparing many small tensors is slower."""
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for weight in weights:
         by_dtype.setdefault(weight.dtype, []).append(weight.flatten())

@@ -1,4 +1,4 @@
-"""Put the sharded version of every layer that mixes rows in place."""
+"""Replacement of layers that mix rows by their domain-parallel versions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from credit_like.errors import UserError
 
-# Imported for their domain layers, which register themselves.
+# These modules are imported because their domain layers register themselves.
 from credit_like.parallel.domain import attention, conv, cross_embed, norms, padding, resize  # noqa: F401
 from credit_like.parallel.domain.layer import DOMAIN_LAYERS, DomainLayer
 from credit_like.parallel.domain.manager import DomainManager
@@ -15,12 +15,12 @@ from credit_like.parallel.domain.verify import image_size, verify
 
 
 def apply_domain_parallel(model: nn.Module, domain_mesh: DeviceMesh) -> nn.Module:
-    """Make the model map this rank's rows (B, C, T, h, W) to this rank's rows, with the numbers of the whole.
+    """Convert the model, in place, to map this rank's rows (B, C, T, h, W) to this rank's rows, with unchanged numbers.
 
-    In place: every layer that mixes rows becomes its domain layer; the manager with the bands of every level is attached
+    Every layer that mixes rows becomes its domain layer, and the manager with the bands of every level is attached
     (`get_domain_manager`). Apply it before sharding parameters over data ranks. Raises UserError, on all ranks, for an
-    operation outside these layers that is not proven to work on each row alone (with module and operation, see `verify`),
-    and for a degree that leaves a rank without rows (with the degrees that work).
+    operation outside these layers that is not proven to work on each row alone (with module and operation, see
+    `verify`), and for a degree that leaves a rank without rows (with the degrees that work).
     """
     proof = verify(model, domain_mesh.size())
     unused = [

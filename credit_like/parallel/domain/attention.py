@@ -13,7 +13,7 @@ from credit_like.parallel.domain.rows import RowPlan
 
 @domain_layer(attention.ShortAttention)
 class DomainShortAttention(DomainLayer, attention.ShortAttention):
-    """Bands are whole windows, so nothing is exchanged."""
+    """Short attention on a band, which consists of whole windows, so nothing is exchanged."""
 
     def levels(self, height_in: int, height_out: int) -> list[Level]:
         return [Level(height_in, self.window, why=f"windows of {self.window} rows")]
@@ -24,10 +24,10 @@ class DomainShortAttention(DomainLayer, attention.ShortAttention):
 
 @domain_layer(attention.LongAttention)
 class DomainLongAttention(DomainLayer, attention.LongAttention):
-    """Two exchanges, to whole groups and back.
+    """Long attention on a band, with two exchanges: to whole groups and back.
 
     A group holds every (H/g)-th row. Each rank takes a contiguous range y of first rows and fetches the rows a H/g + y,
-    a = 0..g-1, in this order: an image of fewer rows on which the serial layer does the same arithmetic.
+    a = 0..g-1, in this order. They form an image of fewer rows on which the serial layer does the same arithmetic.
     """
 
     there: RowPlan
@@ -48,6 +48,6 @@ class DomainLongAttention(DomainLayer, attention.LongAttention):
         self._set(manager, there=manager.plan(here, groups), back=manager.plan(groups, here))
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, h, W, C) to (B, h, W, C)."""
+        """Apply the block to this rank's rows (B, h, W, C); the shape stays the same."""
         x_BHWC = self.manager.fetch(x_BHWC, self.there, 1)
         return self.manager.fetch(super().forward(x_BHWC), self.back, 1)

@@ -17,16 +17,17 @@ from credit_like.parallel.domain.rules import Rows
 
 
 def window_rows(start: int, stop: int, height: int, kernel: int, stride: int, before: int) -> list[int]:
-    """Input rows of output rows [start, stop) of a convolution; ZERO outside the image."""
+    """Return the input rows that output rows [start, stop) of a convolution read; ZERO outside the image."""
     rows = range(start * stride - before, (stop - 1) * stride - before + kernel)
     return [row if 0 <= row < height else ZERO for row in rows]
 
 
 @domain_layer(conv.Conv2d)
 class DomainConv2d(DomainLayer, conv.Conv2d):
-    """One exchange brings one halo row from either side (zeros at the poles) and moves to the bands of the output.
+    """3 x 3 convolution on a band.
 
-    Before a pixel shuffle the output bands are those that the shuffled image has, divided by the factor.
+    One exchange fetches one halo row from either side (zeros at the poles) and moves to the bands of the output. Before
+    a pixel shuffle the output bands are those of the shuffled image, divided by the factor.
     """
 
     plan: RowPlan
@@ -35,7 +36,7 @@ class DomainConv2d(DomainLayer, conv.Conv2d):
         return [Level(height_out * self.subpixel, self.subpixel, why="pixel shuffle")] if self.subpixel > 1 else []
 
     def rows_out(self, height_out: int) -> Rows:
-        """The bands of the shuffled image, divided by the factor."""
+        """Return the bands of the shuffled image, divided by the factor."""
         return Rows(1, height_out * self.subpixel, share=Fraction(1, self.subpixel))
 
     def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
@@ -45,7 +46,7 @@ class DomainConv2d(DomainLayer, conv.Conv2d):
         self._set(manager, plan=manager.plan(manager.lists(height_in), want))
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, h, W, in) to (B, this rank's rows, W, out)."""
+        """Map (B, h, W, in) to (B, this rank's rows, W, out)."""
         x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
         weight = self.effective_weight()
         return ops.conv3x3(x_BHWC, weight, self.bias, pad_rows=(0, 0), layer=self)
@@ -53,7 +54,11 @@ class DomainConv2d(DomainLayer, conv.Conv2d):
 
 @domain_layer(conv.ConvTranspose2d)
 class DomainConvTranspose2d(DomainLayer, conv.ConvTranspose2d):
-    """One exchange brings the input rows that reach this rank's output rows; what they give beyond these is cropped."""
+    """Transposed convolution on a band.
+
+    One exchange fetches the input rows that contribute to this rank's output rows; output rows beyond these are
+    cropped.
+    """
 
     plan: RowPlan
 
@@ -67,13 +72,13 @@ class DomainConvTranspose2d(DomainLayer, conv.ConvTranspose2d):
         self._set(manager, plan=manager.plan(manager.lists(height_in), want))
 
     def _inputs(self, band: tuple[int, int], height_in: int) -> tuple[int, int]:
-        """Input rows [first, end) that reach these output rows."""
+        """Return the input rows [first, end) that contribute to these output rows."""
         first = math.ceil((band[0] + self.padding - self.kernel + 1) / self.stride)
         end = (band[1] - 1 + self.padding) // self.stride + 1
         return max(first, 0), min(end, height_in)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, h, W, in) to (B, this rank's rows, stride W + k - stride - 2 padding, out)."""
+        """Map (B, h, W, in) to (B, this rank's rows, stride W + k - stride - 2 padding, out)."""
         x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
         crop = (self.padding, self.padding)
         weight = self.effective_weight()

@@ -14,9 +14,10 @@ from credit_like.parallel.domain.rows import RowPlan
 
 @domain_layer(cross_embed.CrossEmbed)
 class DomainCrossEmbed(DomainLayer, cross_embed.CrossEmbed):
-    """One exchange for all kernels: the halo of the widest, from as many neighbours as it reaches.
+    """Cross-embedding on a band, with one exchange for all kernels.
 
-    The same exchange moves from the bands of the input to those of the output.
+    The exchange fetches the halo of the widest kernel, from as many neighbours as it reaches, and moves from the bands
+    of the input to those of the output.
     """
 
     plan: RowPlan
@@ -28,7 +29,7 @@ class DomainCrossEmbed(DomainLayer, cross_embed.CrossEmbed):
         self._set(manager, plan=manager.plan(manager.lists(height_in), want))
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, h, W, C) to (B, this rank's rows, floor(W/s), dim)."""
+        """Map (B, h, W, C) to (B, this rank's rows, floor(W/s), dim)."""
         x_BHWC = self.manager.fetch(x_BHWC, self.plan, 1)
         columns = cross_embed.zero_padding(self.kernel_sizes[-1], self.stride)
         return ops.cross_embed(x_BHWC, *self.weights(), self.stride, pad_rows=(0, 0), pad_cols=columns, layer=self)

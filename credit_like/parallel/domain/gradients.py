@@ -11,8 +11,8 @@ from credit_like.parallel.domain.manager import DomainManager
 def sync_domain_gradients(model: nn.Module, manager: DomainManager | None) -> None:
     """Average gradients over the domain ranks, after backward.
 
-    For `data: none` only: the wrappers of fsdp2 and ddp average over data × domain already, and this must not run twice.
-    The loss carries the factor that makes an average the sum (Runtime.gradient_scale).
+    This is for `data: none` only: the wrappers of fsdp2 and ddp already average over data × domain, and this must not
+    run in addition. The factor in the loss (Runtime.gradient_scale) turns the average into the required sum.
     """
     if manager is not None:
         allreduce_grads_avg([p.grad for p in model.parameters() if p.grad is not None], manager.group)

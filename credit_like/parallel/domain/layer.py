@@ -1,8 +1,8 @@
-"""What a domain layer is: the sharded version of a layer that mixes rows.
+"""Domain layers: versions of layers that mix rows, for bands of rows.
 
-It is a subclass of the serial layer that takes its place by changing the instance's class: parameters, names and
-hooks stay as they are. It works out once, from the heights that the serial layer sees, which rows it wants
-(`bind`), and then calls the arithmetic of the serial layer on local rows.
+A domain layer is a subclass of the serial layer and replaces it by changing the instance's class, so parameters, names
+and hooks stay unchanged. It computes once, from the heights that the serial layer works on, which rows it needs
+(`bind`), and then applies the arithmetic of the serial layer to local rows.
 """
 
 from __future__ import annotations
@@ -19,24 +19,30 @@ from credit_like.parallel.domain.rules import Rows
 
 
 class DomainLayer(nn.Module):
-    """Mixed into every domain layer. `row_dim`: the dimension of rows in the layer's input and output, one tensor each."""
+    """Mixin of every domain layer.
+
+    `row_dim` is the dimension of rows in the layer's input and output, which are one tensor each.
+    """
 
     row_dim: ClassVar[int] = 1
 
     def levels(self, height_in: int, height_out: int) -> list[Level]:
-        """Heights with the units that this layer asks of their bands."""
+        """Return the heights of the layer with the units that it requires of their bands."""
         return []
 
     def rows_out(self, height_out: int) -> Rows:
-        """Which rows the output has on each rank: the band of its height, unless the layer says otherwise."""
+        """Return which rows of the output each rank has: by default the band of the output's height."""
         return Rows(DOMAIN_LAYERS[type(self)].row_dim, height_out)
 
     def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
-        """Work out the plans for an image of these heights."""
+        """Compute the exchange plans for an image of these heights."""
         raise NotImplementedError
 
     def _set(self, manager: DomainManager, **plans: RowPlan) -> None:
-        """Plain attributes: a forward must not change anything (recomputation, compilation)."""
+        """Store the manager and the plans.
+
+        They are plain attributes because forward must not modify state (recomputation, compilation).
+        """
         object.__setattr__(self, "manager", manager)
         for name, plan in plans.items():
             object.__setattr__(self, name, plan)
@@ -52,7 +58,7 @@ _Layer = TypeVar("_Layer", bound=type[DomainLayer])
 
 
 def domain_layer(serial: type[nn.Module]) -> Callable[[_Layer], _Layer]:
-    """Register a class as the domain layer of a serial class, of which it must be a subclass."""
+    """Register a class as the domain layer of `serial`, of which it must be a subclass."""
 
     def register(layer: _Layer) -> _Layer:
         assert issubclass(layer, serial), f"{layer.__name__} is no subclass of {serial.__name__}"

@@ -1,4 +1,4 @@
-"""What a domain-parallel model knows of its rows: the bands of every level, and the plans between them."""
+"""The bands of rows of a domain-parallel model at every level, and the exchange plans between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from credit_like.parallel.domain.rows import RowPlan, fetch_rows, make_plan
 
 
 class DomainManager:
-    """The bands of rows of one model on one domain mesh. Raises UserError for a degree that leaves a rank without rows."""
+    """The bands of rows of one model on one domain mesh.
+
+    Raises UserError for a degree that leaves a rank without rows.
+    """
 
     def __init__(self, mesh: DeviceMesh, levels: dict[int, Level], height: int, width: int) -> None:
         self.mesh, self.group = mesh, mesh.get_group()
@@ -23,38 +26,38 @@ class DomainManager:
         partition.check_degree(levels, self.size)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DomainManager:
-        """The same ranks and rows: a copy of the model belongs to the same group."""
+        """Return the same object, because a copy of the model uses the same process group and rows."""
         return self
 
     def bands(self, height: int) -> list[Band]:
-        """The rows of every rank in an image of this height; equal heights have equal bands all over the model."""
+        """Return the rows of every rank in an image of this height, the same wherever this height occurs."""
         level = self.levels.get(height, Level(height))
         return partition.bands(height, level.unit, self.size)
 
     def own(self, height: int) -> Band:
-        """This rank's rows in an image of this height."""
+        """Return this rank's rows in an image of this height."""
         return self.bands(height)[self.rank]
 
     @property
     def rows(self) -> slice:
-        """This rank's rows of the model's input and output."""
+        """Return this rank's rows of the model's input and output."""
         return slice(*self.own(self.height))
 
     def lists(self, height: int) -> list[list[int]]:
-        """The rows of every rank as lists."""
+        """Return the rows of every rank as lists."""
         return [list(range(*band)) for band in self.bands(height)]
 
     def plan(self, have: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> RowPlan:
-        """This rank's share of an exchange."""
+        """Return this rank's plan of an exchange."""
         return make_plan(have, want, self.rank)
 
     def fetch(self, x: Tensor, plan: RowPlan, dim: int) -> Tensor:
-        """The wanted rows of x."""
+        """Fetch the wanted rows of x along dimension `dim`."""
         return fetch_rows(x, plan, self.group, dim)
 
 
 def get_domain_manager(model: nn.Module) -> DomainManager | None:
-    """The manager of a domain-parallel model, through any wrapper; None without domain parallelism."""
+    """Return the manager of a domain-parallel model, through any wrapper; None without domain parallelism."""
     for module in model.modules():
         manager = getattr(module, "_domain_manager", None)
         if isinstance(manager, DomainManager):

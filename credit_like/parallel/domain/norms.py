@@ -15,10 +15,11 @@ from credit_like.parallel.domain.manager import DomainManager
 
 
 class _GroupNorm(torch.autograd.Function):
-    """y = (x - mean) rstd w + b with mean and variance of group g over all ranks' rows.
+    """y = (x - mean) rstd w + b with the mean and variance of each group over all ranks' rows.
 
-    Forward gathers each rank's (count, mean, sum of squares about it) and merges them (Chan et al. 1979), which keeps the
-    accuracy of two passes with one small collective. Backward sums (sum of dy w, sum of dy w x) over ranks, once.
+    Forward gathers (count, mean, sum of squared deviations) of each rank and merges them (Chan et al. 1979), which has
+    the accuracy of two passes with one small collective. Backward sums (sum of dy w, sum of dy w x) over ranks in one
+    more.
     """
 
     @staticmethod
@@ -65,12 +66,12 @@ class _GroupNorm(torch.autograd.Function):
 
 @domain_layer(norms.GroupNorm)
 class DomainGroupNorm(DomainLayer, norms.GroupNorm):
-    """Statistics over all ranks' rows: one small collective forward, one backward."""
+    """GroupNorm with statistics over all ranks' rows: one small collective forward, one backward."""
 
     def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
         self._set(manager)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """(B, h, W, C) to (B, h, W, C)."""
+        """Normalise this rank's rows (B, h, W, C); the shape stays the same."""
         y: Tensor = _GroupNorm.apply(x_BHWC, self.weight, self.bias, self.groups, self.eps, self.manager.group)
         return y

@@ -13,9 +13,10 @@ from credit_like.parallel.domain.rows import RowPlan
 
 @domain_layer(padding.Pad)
 class DomainPad(DomainLayer, padding.Pad):
-    """Each rank fetches the image rows that its padded rows copy: mirrored ones at the poles, neighbours' where bands differ.
+    """Padding on a band, with one exchange.
 
-    The turn by half the globe and the columns are local. One exchange.
+    Each rank fetches the image rows that its padded rows copy: mirrored ones at the poles, neighbours' rows if bands
+    differ. The shift by half the globe and the padding of columns are local.
     """
 
     row_dim = 2
@@ -31,7 +32,7 @@ class DomainPad(DomainLayer, padding.Pad):
         self._set(manager, plan=manager.plan(manager.lists(height_in), want))
 
     def pad_rows(self, x_BCHW: Tensor) -> Tensor:
-        """Latitude alone: this rank's padded rows."""
+        """Pad latitude only and return this rank's padded rows."""
         y_BCHW = self.manager.fetch(x_BCHW, self.plan, 2)
         north, south = self.turned
         if north == south == 0:
@@ -43,7 +44,10 @@ class DomainPad(DomainLayer, padding.Pad):
 
 @domain_layer(padding.Unpad)
 class DomainUnpad(DomainLayer, padding.Unpad):
-    """Each rank fetches the padded rows that are its image rows; the columns are local. One exchange."""
+    """Removal of padding on a band, with one exchange.
+
+    Each rank fetches the padded rows that are its image rows; columns are cropped locally.
+    """
 
     row_dim = 2
     plan: RowPlan
@@ -53,6 +57,6 @@ class DomainUnpad(DomainLayer, padding.Unpad):
         self._set(manager, plan=manager.plan(manager.lists(height_in), want))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, h, W) to (B, C, this rank's rows, W - west - east)."""
+        """Map (B, C, h, W) to (B, C, this rank's rows, W - west - east)."""
         west, east = self.pad_lon
         return self.manager.fetch(x_BCHW, self.plan, 2)[..., west : x_BCHW.shape[-1] - east]

@@ -17,7 +17,7 @@ from credit_like.parallel.domain.rows import RowPlan
 
 
 def source_band(band: Band, height_in: int, height_out: int) -> Band:
-    """The input rows that output rows [start, stop) lie between; one more where single precision rounds to it."""
+    """Return the input rows that output rows [start, stop) need, with a margin for single-precision rounding."""
     rows: NDArray[Any] = np.arange(*band)
     first, last = height_in, 0
     for kind in (np.dtype(np.float32), np.dtype(np.float64)):
@@ -30,7 +30,10 @@ def source_band(band: Band, height_in: int, height_out: int) -> Band:
 
 
 def interpolate_rows(x_BCHW: Tensor, band: Band, source: Band, height_in: int, height_out: int) -> Tensor:
-    """Output rows `band` of a bilinear resize in latitude, from the input rows `source`; coordinates are the whole image's."""
+    """Return output rows `band` of a bilinear resize in latitude, computed from the input rows `source`.
+
+    Coordinates are those of the whole image.
+    """
     wide = torch.promote_types(x_BCHW.dtype, torch.float32)
     rows = torch.arange(*band, dtype=wide, device=x_BCHW.device)
     position = ((rows + 0.5) * (height_in / height_out) - 0.5).clamp(min=0)
@@ -43,7 +46,7 @@ def interpolate_rows(x_BCHW: Tensor, band: Band, source: Band, height_in: int, h
 
 @domain_layer(resize.BilinearResize)
 class DomainBilinearResize(DomainLayer, resize.BilinearResize):
-    """One exchange brings the input rows around this rank's output rows; columns are local."""
+    """Bilinear resize on a band; one exchange fetches the input rows around this rank's output rows."""
 
     row_dim = 2
     plan: RowPlan
@@ -54,7 +57,7 @@ class DomainBilinearResize(DomainLayer, resize.BilinearResize):
         self._set(manager, plan=manager.plan(manager.lists(height_in), [list(range(*source)) for source in sources]))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """(B, C, h, w) to (B, C, this rank's rows, width)."""
+        """Map (B, C, h, w) to (B, C, this rank's rows, width)."""
         if (self.height_in, x_BCHW.shape[-1]) == (self.height, self.width):
             return x_BCHW
         x_BCHW = self.manager.fetch(x_BCHW, self.plan, 2)

@@ -1,8 +1,9 @@
-"""The one primitive of domain parallelism: every rank says which rows of an image it has and which it wants.
+"""Row exchange, the one primitive of domain parallelism: each rank has some rows of an image and needs others.
 
-Halos, poles, the strides of long attention, re-partitioning, unpadding and resizing are all lists of wanted rows. A list may
-repeat rows, name them in any order, and ask for rows of zeros. The exchange is one all-to-all of exactly the rows that
-must travel; what a rank has itself is copied locally. Its derivative is the same exchange backwards.
+Halos, poles, the strides of long attention, re-partitioning, unpadding and resizing are all lists of wanted rows. A
+list may repeat rows, name them in any order, and request rows of zeros. The exchange is one all-to-all of exactly the
+rows that are needed on other ranks; rows that a rank already has are copied locally. Its derivative is the reverse
+exchange.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ ZERO = -1  # a wanted row of zeros
 
 
 @dataclass(frozen=True)
-class Run:
-    """`length` rows from `start` of what came from `source` (a rank; ZERO for zeros) are the output rows from `out`."""
+class RowRun:
+    """A run of consecutive rows: output rows from `out` are `length` rows from `start` of the piece from `source`.
+
+    `source` is a rank, or ZERO for rows of zeros.
+    """
 
     source: int
     start: int
@@ -33,10 +37,10 @@ class Run:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """One rank's share of an exchange.
+    """One rank's part in an exchange.
 
-    sends[d]: runs (start, length) of own rows that rank d gets, in the order in which it stores them. receives[s]: number of
-    rows from rank s. runs: how the output is put together.
+    sends[d]: runs (start, length) of own rows that are sent to rank d, in the order in which rank d stores them.
+    receives[s]: number of rows from rank s. runs: how the output is assembled.
     """
 
     rank: int
@@ -44,18 +48,23 @@ class RowPlan:
     rows_out: int
     sends: tuple[tuple[tuple[int, int], ...], ...]
     receives: tuple[int, ...]
-    runs: tuple[Run, ...]
+    runs: tuple[RowRun, ...]
     travels: bool
-    """Whether any rank sends anything: all ranks agree on it, so all of them communicate or none does."""
+    """Whether any rank sends anything. All ranks have the same value, so either all communicate or none does."""
 
     @property
     def identity(self) -> bool:
-        """Whether the output is the input, on this rank and without communication."""
-        return not self.travels and self.runs == (Run(self.rank, 0, self.rows_in, 0),) and self.rows_in == self.rows_out
+        """Return whether the output equals the input on this rank without communication."""
+        return (
+            not self.travels and self.runs == (RowRun(self.rank, 0, self.rows_in, 0),) and self.rows_in == self.rows_out
+        )
 
 
 def make_plan(have: Sequence[Sequence[int]], want: Sequence[Sequence[int]], rank: int) -> RowPlan:
-    """The plan of `rank`, from the lists of all ranks. Raises ValueError for a wanted row that no rank has."""
+    """Return the plan of `rank`, given the lists of all ranks.
+
+    Raises ValueError for a wanted row that no rank has.
+    """
     owner: dict[int, tuple[int, int]] = {}
     for holder, rows in enumerate(have):
         for index, row in enumerate(rows):
@@ -85,14 +94,14 @@ def make_plan(have: Sequence[Sequence[int]], want: Sequence[Sequence[int]], rank
 
 
 def _travelling(owner: dict[int, tuple[int, int]], wanted: Sequence[int], source: int, target: int) -> list[int]:
-    """Local indices of the rows that `source` sends to `target`, ascending, each once."""
+    """Return the local indices of the rows that `source` sends to `target`, ascending and without repetition."""
     if source == target:
         return []
     return sorted({owner[row][1] for row in wanted if row in owner and owner[row][0] == source})
 
 
 def _lengths(indices: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Runs (start, length) of ascending indices."""
+    """Return ascending indices as runs (start, length)."""
     runs: list[tuple[int, int]] = []
     for index in indices:
         if runs and sum(runs[-1]) == index:
@@ -102,20 +111,23 @@ def _lengths(indices: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(runs)
 
 
-def _runs(pieces: Sequence[tuple[int, int]]) -> list[Run]:
-    """Neighbouring output rows that are neighbours at their source too, joined."""
-    runs: list[Run] = []
+def _runs(pieces: Sequence[tuple[int, int]]) -> list[RowRun]:
+    """Join neighbouring output rows that are also neighbours at their source."""
+    runs: list[RowRun] = []
     for out, (source, index) in enumerate(pieces):
         last = runs[-1] if runs else None
         if last is not None and last.source == source and (source == ZERO or last.start + last.length == index):
-            runs[-1] = Run(source, last.start, last.length + 1, last.out)
+            runs[-1] = RowRun(source, last.start, last.length + 1, last.out)
         else:
-            runs.append(Run(source, index, 1, out))
+            runs.append(RowRun(source, index, 1, out))
     return runs
 
 
 class _Fetch(torch.autograd.Function):
-    """`fetch_rows`. What travels is in the order of the dimensions; what stays keeps its order in memory."""
+    """Autograd function of `fetch_rows`.
+
+    Rows are sent in the logical order of dimensions; local rows keep their memory order.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: RowPlan, group: ProcessGroup | None, dim: int) -> Tensor:
@@ -153,7 +165,7 @@ class _Fetch(torch.autograd.Function):
 
 
 def _memory_order(x: Tensor) -> tuple[list[int], list[int]]:
-    """The permutation that makes the dimensions descend in memory, and its inverse."""
+    """Return the permutation that sorts the dimensions by descending stride, and its inverse."""
     strides = x.stride()
     order = sorted(range(x.ndim), key=lambda d: (-strides[d], d))
     return order, [order.index(d) for d in range(x.ndim)]
@@ -164,7 +176,7 @@ def _shape(shape: torch.Size, dim: int, rows: int) -> list[int]:
 
 
 def _take(x: Tensor, runs: Sequence[tuple[int, int]], dim: int) -> Tensor:
-    """The rows of the runs."""
+    """Return the rows of the runs along `dim`."""
     if not runs:
         return x.narrow(dim, 0, 0)
     return torch.cat([x.narrow(dim, start, length) for start, length in runs], dim)
@@ -173,7 +185,7 @@ def _take(x: Tensor, runs: Sequence[tuple[int, int]], dim: int) -> Tensor:
 def _exchange(
     parts: Sequence[Tensor], rows: Sequence[int], like: Tensor, plan: RowPlan, group: ProcessGroup | None, dim: int
 ) -> list[Tensor]:
-    """Send parts[d] to rank d; the parts from all ranks, with `rows` rows each."""
+    """Send parts[d] to rank d and return the parts received from all ranks, of `rows[s]` rows each."""
     shapes = [_shape(like.shape, dim, n) for n in rows]
     if not plan.travels:
         return [like.new_empty(shape) for shape in shapes]
@@ -186,7 +198,7 @@ def _exchange(
 
 
 def fetch_rows(x: Tensor, plan: RowPlan, group: ProcessGroup | None, dim: int) -> Tensor:
-    """The rows that the plan's rank wants, along `dim`; the order of dimensions in memory is kept.
+    """Return the rows that the plan's rank wants, along `dim`, in the same memory order of dimensions.
 
     Collective over `group` unless nothing travels. Differentiable.
     """

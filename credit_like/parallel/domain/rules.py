@@ -1,8 +1,9 @@
-"""What each operation does to the row dimension of its tensors. An operation without a rule may not touch rows.
+"""Rules for the effect of each operation on the row dimension of its tensors.
 
-The rows of an image that passes through a model stay one dimension, or part of one that they share with the batch before them
-and with columns or channels behind them (`Rows`). A rule says where they are in the result, and raises `Mixes` where a row of
-the result would depend on other rows.
+An operation without a rule may not be applied to rows. The rows of an image that passes through a model stay one
+dimension, or a part of one dimension that they share with the batch before them and with columns or channels after them
+(`Rows`). A rule returns their position in the result, and raises `Mixes` if a row of the result would depend on other
+rows.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from torch import Tensor
 
 
 class Mixes(Exception):
-    """An operation needs rows that other ranks have, or cannot be shown not to need them."""
+    """An operation needs rows of other ranks, or cannot be proven not to need them."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the rows are: dimension `dim`, of size `outer` x (rows of this band at `level`) x `share`.
+    """The position of rows: dimension `dim`, of size `outer` x (rows of this band at `level`) x `share`.
 
-    level: a height at which bands of rows are agreed on. share: how many entries of the dimension belong to a row of
-    the level, or the part of one row that an entry is.
+    level: a height for which bands of rows are defined. share: how many entries of the dimension belong to one row of
+    the level, or the fraction of a row that an entry covers.
     """
 
     dim: int
@@ -35,7 +36,7 @@ class Rows:
     share: Fraction = Fraction(1)
 
     def at(self, dim: int) -> Rows:
-        """The same rows in another dimension."""
+        """Return the same rows in another dimension."""
         return Rows(dim, self.level, self.outer, self.share)
 
 
@@ -48,19 +49,22 @@ class Call:
     rows: Callable[[Tensor], Rows | None]
     uniform: Callable[[Tensor], bool]
     height: Callable[[int], int]
-    expected: Rows | None = None  # on a band: where the rows of the result are in the whole image
+    expected: Rows | None = None  # on a band: the position of the rows in the result for the whole image
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors among the arguments, in order."""
+        """Return all tensors among the arguments, in order."""
         return list(tensors_of(list(self.args.values())))
 
     def extent(self, rows: Rows) -> Fraction:
-        """Entries of the row dimension for one entry of `outer`."""
+        """Return the number of entries of the row dimension for one entry of `outer`."""
         return self.height(rows.level) * rows.share
 
     def only(self, name: str) -> tuple[Tensor, Rows]:
-        """The one argument that carries rows. Raises Mixes if another one does, or this one does not."""
+        """Return the argument `name` and its rows.
+
+        Raises Mixes if another argument carries rows, or this one does not.
+        """
         carriers = [t for t in self.tensors if self.rows(t) is not None]
         value = self.args[name]
         found = self.rows(value) if isinstance(value, Tensor) else None
@@ -74,7 +78,7 @@ Rule = Callable[[Call], Result]
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """The tensors in nested lists and tuples."""
+    """Return the tensors in nested lists and tuples."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, list | tuple):
@@ -83,13 +87,13 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def _axes(value: Any, ndim: int) -> list[int]:
-    """Dimensions counted from the front; no dimensions are all of them."""
+    """Return dimensions counted from the front; an empty value means all dimensions."""
     values = [value] if isinstance(value, int) else list(value or range(ndim))
     return [v % max(ndim, 1) for v in values]
 
 
 def _dims(call: Call, ndim: int) -> list[int]:
-    """The dimensions that the operation works along; all of them where it names none."""
+    """Return the dimensions that the operation works along; all of them if it names none."""
     names = [name for name in ("dim", "dims", "dimension") if name in call.args]
     return _axes(call.args[names[0]] if names else None, ndim)
 
@@ -100,13 +104,19 @@ def _refuse_dims(rows: Rows, dims: Sequence[int]) -> None:
 
 
 def check_beside(call: Call, t: Tensor, dim: int) -> None:
-    """A tensor without rows at dimension `dim`, counted from the end, of rows: it has one value for all of them."""
+    """Raise Mixes if a tensor without rows has different values along `dim`, where other tensors have rows.
+
+    `dim` is counted from the end.
+    """
     if t.ndim >= -dim and t.shape[dim] != 1 and t.stride(dim) != 0 and not call.uniform(t):
         raise Mixes(f"a tensor of shape {tuple(t.shape)} has other values for each row; a band would need its part")
 
 
 def broadcast(call: Call, tensors: Sequence[Tensor], ndim: int) -> Rows:
-    """Rows meet the same rows, or values that do not depend on the row; where they are in a result of `ndim` dimensions."""
+    """Return the position of rows in a broadcast result of `ndim` dimensions.
+
+    Raises Mixes unless rows meet the same rows, or values that do not depend on the row.
+    """
     found = [(t, rows) for t in tensors if (rows := call.rows(t)) is not None]
     places = {rows.at(rows.dim - t.ndim) for t, rows in found}
     if len(places) != 1:
@@ -119,25 +129,25 @@ def broadcast(call: Call, tensors: Sequence[Tensor], ndim: int) -> Rows:
 
 
 def elementwise(call: Call) -> Result:
-    """Each value of the result is made of the values at the same place."""
+    """Apply the rule of operations whose results depend only on values at the same place."""
     return [broadcast(call, call.tensors, result.ndim) for result in call.results]
 
 
 def _same(call: Call) -> Result:
-    """One tensor with its rows where they were."""
+    """Apply the rule of operations on one tensor that leave its rows in place."""
     rows = next(r for t in call.tensors if (r := call.rows(t)) is not None)
     return [rows for _ in call.results]
 
 
 def _along(call: Call) -> Result:
-    """Each line along some dimensions by itself; the number of dimensions stays."""
+    """Apply the rule of operations on each line along some dimensions, which keep the number of dimensions."""
     x, rows = call.only("self")
     _refuse_dims(rows, _dims(call, x.ndim))
     return [rows for _ in call.results]
 
 
 def _reduce(call: Call) -> Result:
-    """Dimensions disappear, or are of size 1 with `keepdim`."""
+    """Apply the rule of reductions: dimensions disappear, or have size 1 with `keepdim`."""
     name = "self" if "self" in call.args else "x"
     x, rows = call.only(name)
     dims = _dims(call, x.ndim)
@@ -147,7 +157,7 @@ def _reduce(call: Call) -> Result:
 
 
 def _drop(call: Call) -> Result:
-    """One index of a dimension, which disappears."""
+    """Apply the rule of selecting one index of a dimension, which disappears."""
     x, rows = call.only("self")
     dims = _dims(call, x.ndim)
     _refuse_dims(rows, dims)
@@ -178,7 +188,7 @@ def _permute(call: Call) -> Result:
 
 
 def _slice(call: Call) -> Result:
-    """Any part of another dimension; of the rows all."""
+    """Apply the rule of slices: any part of another dimension, but all of the rows."""
     x, rows = call.only("self")
     if call.args["dim"] % x.ndim == rows.dim and call.results[0].shape != x.shape:
         raise Mixes(f"it takes part of dimension {rows.dim}, which has the rows")
@@ -206,7 +216,7 @@ def _repeat(call: Call) -> Result:
 
 
 def _reshape(call: Call) -> Result:
-    """The rows stay a contiguous part of one dimension, behind the same number of entries."""
+    """Apply the rule of reshapes: rows stay a contiguous part of one dimension, after the same number of entries."""
     x, rows = call.only("self")
     shape = call.results[0].shape
     if 0 in shape:
@@ -219,7 +229,7 @@ def _reshape(call: Call) -> Result:
         share = rows.share * after / behind
         if before % front == 0 and shape[dim] == before // front * call.height(rows.level) * share:
             found.append(Rows(dim, rows.level, before // front, share))
-    if found:  # more than one where a band has a single row, which may be seen in neighbouring dimensions of size 1
+    if found:  # a single row of a band can match several neighbouring dimensions of size 1
         return [call.expected if call.expected in found else found[0]]
     raise Mixes(
         f"it makes {tuple(shape)} of {tuple(x.shape)}, which does not keep the rows of dimension {rows.dim} together"
@@ -242,7 +252,7 @@ def _stack(call: Call) -> Result:
 
 
 def _pad(call: Call) -> Result:
-    """Amounts (before, after) from the last dimension backwards; none for the rows."""
+    """Apply the rule of padding, (before, after) from the last dimension backwards; rows may not be padded."""
     x, rows = call.only("self")
     amounts = call.args["pad" if "pad" in call.args else "padding"]
     place = 2 * (x.ndim - 1 - rows.dim)
@@ -252,7 +262,7 @@ def _pad(call: Call) -> Result:
 
 
 def _index(call: Call) -> Result:
-    """Entries of other dimensions by lists of indices, which are the same for all rows."""
+    """Apply the rule of indexing other dimensions by lists of indices, which are the same for all rows."""
     x, rows = call.only("self")
     used = [d for d, index in enumerate(call.args["indices"]) if index is not None]
     _refuse_dims(rows, used)
@@ -269,7 +279,10 @@ def _embedding(call: Call) -> Result:
 
 
 def _matmul(call: Call) -> Result:
-    """(b, m, k) x (b, k, n), with a bias that broadcasts: rows are b in both factors, or m or n of one of them."""
+    """Apply the rule of (b, m, k) x (b, k, n), with a bias that broadcasts.
+
+    Rows are b in both factors, or m or n of one of them.
+    """
     pairs = [("mat1", "mat2"), ("batch1", "batch2"), ("mat", "vec"), ("self", "mat2"), ("self", "vec")]
     a, b = next((call.args[p], call.args[q]) for p, q in pairs if p in call.args and q in call.args)
     left, right = call.rows(a), call.rows(b)
@@ -291,7 +304,7 @@ def _matmul(call: Call) -> Result:
 
 
 def _check_operands(call: Call, tensors: Sequence[Tensor], place: Rows) -> None:
-    """Other operands that broadcast against a result whose rows are known."""
+    """Check other operands that broadcast against a result whose rows are known."""
     dim = place.dim - call.results[0].ndim
     for t in tensors:
         rows = call.rows(t)
@@ -302,7 +315,7 @@ def _check_operands(call: Call, tensors: Sequence[Tensor], place: Rows) -> None:
 
 
 def _convolution(call: Call) -> Result:
-    """Rows among the images, or a kernel that is one row high and keeps every row."""
+    """Apply the rule of convolutions: rows are in the batch, or the kernel is one row high and preserves every row."""
     _, rows = call.only("input")
     if rows.dim == 1:
         raise Mixes("rows are its channels, over which it sums")
@@ -327,7 +340,7 @@ def _layer_norm(call: Call) -> Result:
 
 
 def _first(call: Call) -> Result:
-    """Images by themselves, rows among their number."""
+    """Apply the rule of operations on each image, with rows in the batch dimension."""
     _, rows = call.only("input")
     if rows.dim != 0:
         raise Mixes("it normalises over the whole image")
@@ -342,7 +355,7 @@ def _batch_norm(call: Call) -> Result:
 
 
 def _attention(call: Call) -> Result:
-    """Rows among the batch of query, key and value, (…, tokens, channels)."""
+    """Apply the rule of attention: rows are in the batch of query, key and value, (…, tokens, channels)."""
     query, key, value = (call.args[name] for name in ("query", "key", "value"))
     rows = call.rows(query)
     if rows is None or rows.dim >= query.ndim - 2 or any(call.rows(t) != rows for t in (key, value)):
@@ -353,7 +366,7 @@ def _attention(call: Call) -> Result:
 
 
 def _last(count: int) -> Rule:
-    """Operations on the last `count` dimensions, one by one of the others."""
+    """Return the rule of operations on the last `count` dimensions that treat all others independently."""
 
     def rule(call: Call) -> Result:
         x, rows = call.only("self" if "self" in call.args else "input")
@@ -372,14 +385,14 @@ RESHAPES = frozenset(["view", "_unsafe_view", "reshape", "_reshape_alias"])
 COPIES = frozenset(["clone", "alias", "detach", "contiguous"])
 FACTORIES = frozenset(["empty", "zeros", "ones", "full", "new_empty", "new_zeros", "new_ones", "new_full"])
 LIKE = frozenset(["empty_like", "zeros_like", "ones_like", "full_like"])
-# Operations beside the element-wise ones that make uniform tensors of uniform tensors.
+# Besides the element-wise operations, these return uniform tensors for uniform tensors.
 KEEPS_UNIFORM = (
     RESHAPES
     | COPIES
     | LIKE
     | frozenset(["expand", "permute", "transpose", "t", "unsqueeze", "slice", "select", "fill", "zero", "copy"])
 )
-# Arguments that are sizes, and follow from the sizes of the tensors; results are compared instead.
+# These arguments are sizes that follow from the tensors; the sizes of results are compared instead.
 SIZES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*RESHAPES, *FACTORIES, "expand"), ("size",)),
     "native_group_norm": ("N",),

@@ -1,4 +1,4 @@
-"""Rows of whole images to bands and back, outside the model."""
+"""Conversion between whole images and bands of rows, outside the model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from credit_like.parallel.domain.resize import interpolate_rows, source_band
 
 
 def shard_spatial(tensor: Tensor, manager: DomainManager | None) -> Tensor:
-    """This rank's latitude rows (dimension −2) of a (…, H, W) tensor; all of them without domain parallelism."""
+    """Return this rank's latitude rows (dimension −2) of a (…, H, W) tensor; all of them without domain parallelism."""
     if manager is None:
         return tensor
     start, stop = manager.own(tensor.shape[-2])
@@ -22,7 +22,7 @@ def shard_spatial(tensor: Tensor, manager: DomainManager | None) -> Tensor:
 
 
 def present_bands(tensor: Tensor, manager: DomainManager) -> list[Band]:
-    """The rows that the ranks hold of an image whose bands lie in order of rank. Collective."""
+    """Return the rows that each rank holds of an image whose bands are in rank order. Collective."""
     mine = torch.tensor([tensor.shape[-2]], device=tensor.device)
     heights = [torch.empty_like(mine) for _ in range(manager.size)]
     dist.all_gather(heights, mine, group=manager.group)
@@ -31,9 +31,9 @@ def present_bands(tensor: Tensor, manager: DomainManager) -> list[Band]:
 
 
 def gather_spatial(tensor: Tensor, manager: DomainManager | None, differentiable: bool = False) -> Tensor:
-    """The whole (…, H, W) image on every rank, from its bands in order of rank; they may be uneven. Collective.
+    """Return the whole (…, H, W) image on every rank, given bands in rank order, which may be uneven. Collective.
 
-    Differentiable on request: the gradients that the ranks have of a row are summed on its owner.
+    Differentiable on request: the gradients that the ranks have for a row are summed on its owner.
     """
     if manager is None:
         return tensor
@@ -46,11 +46,11 @@ def gather_spatial(tensor: Tensor, manager: DomainManager | None, differentiable
 def unpad_shard_interp(
     y_pred: Tensor, padding_opt: Any, manager: DomainManager | None, image_h: int, image_w: int
 ) -> Tensor:
-    """This rank's padded output rows (B, C, h, w) or (B, C, 1, h, w) → exactly this rank's rows of the image. Collective.
+    """Return this rank's rows of the image, given its padded output rows (B, C, h, w) or (B, C, 1, h, w). Collective.
 
-    padding_opt: None, or what says `pad_lat`, `pad_lon` (an object or a mapping; `activate: false` is none). Where the
-    unpadded size differs from (image_h, image_w) it is resized as the serial bilinear resize, with rows of other ranks
-    where needed. Without a manager (None) the rows are all of the image's. Differentiable.
+    padding_opt: None, or an object or mapping with `pad_lat` and `pad_lon` (with `activate: false` there is no
+    padding). If the unpadded size differs from (image_h, image_w), it is resized as by the serial bilinear resize, with
+    rows of other ranks where needed. Without a manager (None) the rows are those of the whole image. Differentiable.
     """
     if manager is None:
         return _unpad_interp(y_pred, padding_opt, image_h, image_w)
@@ -73,7 +73,7 @@ def unpad_shard_interp(
 
 
 def _unpad_interp(y_pred: Tensor, padding_opt: Any, image_h: int, image_w: int) -> Tensor:
-    """The same of the whole image, without communication."""
+    """Unpad and resize the whole image, without communication."""
     (north, south), (west, east) = _pads(padding_opt)
     x = y_pred.flatten(1, 2) if y_pred.ndim == 5 else y_pred
     x = x[..., north : x.shape[-2] - south, west : x.shape[-1] - east]
@@ -83,7 +83,7 @@ def _unpad_interp(y_pred: Tensor, padding_opt: Any, image_h: int, image_w: int) 
 
 
 def _pads(option: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-    """((north, south), (west, east)) of a padding option."""
+    """Return ((north, south), (west, east)) of a padding option."""
 
     def get(key: str, default: Any) -> Any:
         return option.get(key, default) if isinstance(option, dict) else getattr(option, key, default)

@@ -1,9 +1,10 @@
-"""Proof that a model computes each row from that row alone, but for the layers that have a sharded version.
+"""Proof that a model computes each row from that row alone, except in layers that have a domain-parallel version.
 
-The model's forward is followed on tensors without values. Between its domain layers every operation on a tensor that
-carries rows needs a rule (`rules.py`) that says where the rows are in the result; an operation without one is refused. The
-forward is followed a second time on the bands of rows that the ranks will have: it must perform the same operations with
-the same arguments, so a number that depends on the height, or a tensor with a value for each row, is found as well.
+The model's forward is traced on tensors without values. Between its domain layers every operation on a tensor that
+carries rows needs a rule (`rules.py`) for the position of the rows in the result; an operation without a rule is
+refused. The forward is traced a second time on the bands of rows that the ranks will have. It must perform the same
+operations with the same arguments, which also finds a number that depends on the height, or a tensor with a value for
+each row.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ Heights = tuple[int, int]  # rows in, rows out
 
 @dataclass(frozen=True)
 class Proof:
-    """What the trace found: (rows in, rows out) of every domain layer, and every height with what its bands must be."""
+    """Result of the trace: (rows in, rows out) of every domain layer, and the level of every height."""
 
     heights: dict[nn.Module, Heights]
     levels: dict[int, Level]
 
 
 def verify(model: nn.Module, degree: int) -> Proof:
-    """Prove that the model gives on `degree` bands of rows what it gives on the whole image. No communication.
+    """Prove that the model computes on `degree` bands of rows the same as on the whole image. No communication.
 
-    Raises UserError that names the module and the operation that mixes rows, or cannot be shown not to; and for a degree
-    that leaves a rank without rows. The model is followed in its present mode (training or evaluation).
+    Raises UserError with the module and operation that mixes rows, or cannot be proven not to, and for a degree that
+    leaves a rank without rows. The model is traced in its current mode (training or evaluation).
     """
     whole = _Trace(model)
     whole.run()
@@ -53,7 +54,7 @@ def verify(model: nn.Module, degree: int) -> Proof:
 
 
 def image_size(model: nn.Module) -> tuple[int, int]:
-    """(rows, columns) of the image that the model was built for."""
+    """Return (rows, columns) of the image that the model was built for."""
     height, width = getattr(model, "height", None), getattr(model, "width", None)
     assert isinstance(height, int)
     assert isinstance(width, int)
@@ -61,7 +62,7 @@ def image_size(model: nn.Module) -> tuple[int, int]:
 
 
 def _levels(model: nn.Module, heights: dict[nn.Module, Heights]) -> dict[int, Level]:
-    """Every height in the model with what its layers ask of the bands there."""
+    """Return every height in the model with the requirements of its layers on the bands there."""
     found = [Level(image_size(model)[0], why="the image")]
     for module, (height_in, height_out) in heights.items():
         found += [Level(height_in), Level(height_out)]
@@ -70,7 +71,7 @@ def _levels(model: nn.Module, heights: dict[nn.Module, Heights]) -> dict[int, Le
 
 
 def _distinct_bands(levels: dict[int, Level], degree: int) -> list[dict[int, int]]:
-    """The rows at every level of a rank, once for all ranks that have equally many everywhere."""
+    """Return the rows of a rank at every level, once for each distinct combination of band sizes."""
     if degree == 1:
         return []
     shares = {height: bands.bands(height, level.unit, degree) for height, level in levels.items()}
@@ -80,7 +81,7 @@ def _distinct_bands(levels: dict[int, Level], degree: int) -> list[dict[int, int
 
 @dataclass(frozen=True)
 class _Step:
-    """An operation, or a domain layer: what must be the same on a band as on the whole."""
+    """An operation or a domain layer, described by what must be the same on a band as on the whole image."""
 
     module: nn.Module
     name: str
@@ -90,14 +91,17 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Uniform:
-    """A tensor without rows all of whose values are equal."""
+    """A tensor without rows, all of whose values are equal."""
 
 
 _Known = Rows | _Uniform | None
 
 
 class _Trace(TorchDispatchMode):
-    """One forward on the meta device: of the whole image, or with `heights` (level -> rows) of a band, as `whole` did it."""
+    """One forward on the meta device.
+
+    It traces the whole image, or with `heights` (level -> rows) a band, compared with the trace `whole`.
+    """
 
     def __init__(self, model: nn.Module, heights: dict[int, int] | None = None, whole: _Trace | None = None) -> None:
         super().__init__()
@@ -108,20 +112,20 @@ class _Trace(TorchDispatchMode):
         self.heights: dict[nn.Module, Heights] = {}
         self.steps: list[_Step] = []
         self.outputs: list[Tensor] = []
-        # Tensors are kept while the trace lasts: they are recognised by identity.
+        # Tensors are referenced as long as the trace exists, because they are recognised by identity.
         self.known: dict[int, tuple[Tensor, _Known]] = {}
-        self.made: dict[int, Tensor] = {}  # by storage: what a factory made
-        self.written: dict[int, bool] = {}  # by storage: whether rows were written into what a factory made
+        self.made: dict[int, Tensor] = {}  # by storage: tensors made by a factory
+        self.written: dict[int, bool] = {}  # by storage: whether rows were written into a tensor made by a factory
 
     def height(self, level: int) -> int:
-        """Rows of this trace at a level."""
+        """Return the number of rows of this trace at a level."""
         return level if self.band is None else self.band.get(level, level)
 
     # -- the forward ----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def run(self) -> None:
-        """Follow the forward. Raises UserError for what is not proven."""
+        """Trace the forward. Raises UserError for an operation that is not proven."""
         shape = _input_shape(self.model)
         tensors = {
             name: torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -164,7 +168,7 @@ class _Trace(TorchDispatchMode):
 
     @contextmanager
     def _hooks(self) -> Iterator[None]:
-        """Keep the stack of modules; on a band, replace every domain layer by the shape of its output."""
+        """Maintain the stack of modules; on a band, replace every domain layer by a tensor of its output's shape."""
         handles = []
         replaced = []
         for module in self.names:
@@ -204,7 +208,7 @@ class _Trace(TorchDispatchMode):
                 )
 
     def _level_in(self) -> int:
-        """The height that the domain layer being called had on the whole image."""
+        """Return the height of the input of the current domain layer in the trace of the whole image."""
         assert self.whole is not None
         return self.whole.heights[self.stack[-1]][0]
 
@@ -224,7 +228,7 @@ class _Trace(TorchDispatchMode):
         self.stack.pop()
 
     def _stand_in(self, x: Tensor) -> Tensor:
-        """A band of the output that the domain layer had on the whole image, in the same order in memory."""
+        """Return a band of the current domain layer's output on the whole image, with the same memory order."""
         assert self.whole is not None
         if len(self.outputs) >= len(self.whole.outputs):
             raise self._error("is called more often on a band than on the whole image")
@@ -293,7 +297,7 @@ class _Trace(TorchDispatchMode):
         return result
 
     def _expected(self) -> Rows | None:
-        """Where the whole image has its rows after this operation."""
+        """Return the position of the rows after this operation on the whole image."""
         at = len(self.steps)
         if self.whole is None or at >= len(self.whole.steps) or not self.whole.steps[at].results:
             return None
@@ -306,7 +310,7 @@ class _Trace(TorchDispatchMode):
                 raise Mixes(f"its result of shape {tuple(t.shape)} does not have these rows")
 
     def _write(self, name: str, written: list[Tensor], results: list[Tensor], found: list[_Known]) -> None:
-        """An operation in place: a tensor with rows keeps them where they are; one without may get them if it is new."""
+        """Check an in-place operation: rows stay in place, and only a new tensor without rows may receive rows."""
         if len(written) != 1 or len(results) != 1 or results[0] is not written[0]:
             if any(isinstance(k, Rows) for k in (*found, *(self._known(t, name) for t in written))):
                 raise self._error(f"calls {name}, which writes rows into another tensor")
@@ -325,7 +329,7 @@ class _Trace(TorchDispatchMode):
             self._know(target, None)
 
     def _adopt(self, name: str, target: Tensor, rows: Rows) -> None:
-        """Rows written into a tensor that a factory made, or into a part of it that has whole rows."""
+        """Record that rows were written into a tensor made by a factory, or into a part of it that has whole rows."""
         base = self.made.get(_storage(target))
         fits = (
             base is not None
@@ -347,7 +351,10 @@ class _Trace(TorchDispatchMode):
         self.known[id(t)] = (t, known)
 
     def _known(self, t: Tensor, name: str) -> _Known:
-        """Rows, uniform, or None for other values that all ranks share. Raises UserError for a tensor of unknown origin."""
+        """Return Rows, uniform, or None for other values that all ranks share.
+
+        Raises UserError for a tensor of unknown origin.
+        """
         if id(t) not in self.known:
             if t.is_meta:
                 raise self._error(
@@ -372,7 +379,7 @@ class _Trace(TorchDispatchMode):
     # -- comparison and messages ----------------------------------------------------------------------------------------
 
     def _record(self, step: _Step) -> None:
-        """Keep the step; on a band, it must be the one of the whole image."""
+        """Record the step; on a band, require that it equals that of the whole image."""
         self.steps.append(step)
         if self.whole is None:
             return
@@ -388,7 +395,7 @@ class _Trace(TorchDispatchMode):
 
     @property
     def _module(self) -> nn.Module:
-        """The module whose forward is running."""
+        """Return the module whose forward is running."""
         return self.stack[-1] if self.stack else self.model
 
     def _error(self, what: str, module: nn.Module | None = None) -> UserError:
@@ -406,7 +413,10 @@ def _storage(t: Tensor) -> int:
 
 
 def _input_shape(model: nn.Module) -> tuple[int, int, int, int, int]:
-    """(batch, channels, frames, rows, columns) of an input. Raises UserError for a model that does not say its sizes."""
+    """Return (batch, channels, frames, rows, columns) of an input.
+
+    Raises UserError for a model without attributes for its sizes.
+    """
     keys = ("in_channels", "frames", "height", "width")
     missing = [key for key in keys if not hasattr(model, key)]
     if missing:
@@ -419,7 +429,10 @@ def _input_shape(model: nn.Module) -> tuple[int, int, int, int, int]:
 
 
 def _shape(t: Tensor, known: _Known) -> tuple[int | None, ...]:
-    """The sizes that may not depend on the height: of a uniform tensor none, and not those of rows and repeated values."""
+    """Return the sizes that may not depend on the height.
+
+    For a uniform tensor there are none; rows and repeated values are left out.
+    """
     if isinstance(known, Rows):
         return tuple(None if d == known.dim else n for d, n in enumerate(t.shape))
     if isinstance(known, _Uniform):
@@ -438,12 +451,12 @@ def _step(
     *,
     loose: bool,
 ) -> _Step:
-    """What an operation did, without what follows from the number of rows.
+    """Return a description of an operation without the parts that follow from the number of rows.
 
-    loose: uniform tensors and repeated values may be of any size; where values are added up their number counts.
+    loose: uniform tensors and repeated values may have any size. If values are summed, their number matters.
     """
     ignored = rules.SIZES.get(name, ())
-    if name == "slice" and results[0].shape == tensors[0].shape:  # all of the dimension
+    if name == "slice" and results[0].shape == tensors[0].shape:  # the slice is the whole dimension
         ignored = ("start", "end")
     by_tensor = {id(t): k for t, k in zip(tensors, known, strict=True)}
 
@@ -462,12 +475,12 @@ def _step(
 
 
 def _digest(t: Tensor) -> str:
-    """The values of a tensor that has some."""
+    """Return a hash of a tensor's values."""
     return hashlib.sha256(t.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def _differs(before: _Step | None, step: _Step) -> str:
-    """The first difference, in words."""
+    """Return a description of the first difference."""
     if before is None or before.name != step.name:
         return f"where the whole image calls {before.name if before else 'nothing'}, a band calls {step.name}"
     for (name, whole), (_, band) in zip(before.arguments, step.arguments, strict=False):

@@ -13,7 +13,7 @@ from credit_like.parallel.shards import local
 
 
 class AdamWConfig(Protocol):
-    """What AdamW needs to know."""
+    """The parameters of AdamW."""
 
     @property
     def weight_decay(self) -> float: ...
@@ -42,10 +42,10 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, learning_rate: float, skip: Tensor) -> None:
-        """One update; none at all, decided on the device, where `skip` (fp32 scalar) is 1."""
+        """Update the parameters, or nothing at all where `skip` (an fp32 scalar on the device) is 1."""
         for name, p in self.parameters.items():
             if p.grad is not None and not self.exp_avg[name].numel():
-                # A rank without rows of a parameter counts along: whose count is saved must not matter.
+                # A rank without rows of a parameter counts too, because any rank's count may be the one that is saved.
                 self.steps[name] += 1 - skip
         for decayed in (True, False):
             names = [
@@ -74,7 +74,7 @@ class AdamW:
             )
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """The live local state: parameter → kind → tensor; those of one element are the same on all ranks."""
+        """Return the live local state: parameter → kind → tensor. Tensors of one element are the same on all ranks."""
         return {
             name: {"exp_avg": self.exp_avg[name], "exp_avg_sq": self.exp_avg_sq[name], "step": self.steps[name]}
             for name in self.parameters

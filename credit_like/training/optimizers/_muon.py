@@ -25,8 +25,8 @@ class Muon:
     al., arXiv:2502.16982). For matrices: two dimensions, or a kernel of one point. Everything else goes to AdamW.
 
     The momentum is sharded as its parameter. Each rank gathers the whole update, makes it orthogonal and applies its
-    part, so a sharded step is the step of one process. Kept in the parameter's precision: in bfloat16 the rounding of
-    a gathered value would grow to 1e-2 of the update, and runs in two layouts would part.
+    part, so a sharded step is the step of one process. The momentum has the parameter's precision: in bfloat16 the
+    rounding of a gathered value would grow to 1e-2 of the update, and runs in two layouts would diverge.
     """
 
     def __init__(self, config: Config, parameters: Mapping[str, Tensor]) -> None:
@@ -38,7 +38,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self, learning_rate: float, skip: Tensor) -> None:
-        """One update; none at all, decided on the device, where `skip` (fp32 scalar) is 1."""
+        """Update the parameters, or nothing at all where `skip` (an fp32 scalar on the device) is 1."""
         mu, skipped = self.config.momentum, skip.bool()
         for name, parameter in self.matrices.items():
             if parameter.grad is None:
@@ -57,18 +57,18 @@ class Muon:
         self.rest.step(learning_rate, skip)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """The live local state: parameter → kind → tensor."""
+        """Return the live local state: parameter → kind → tensor."""
         return {name: {"momentum": momentum} for name, momentum in self.momentum.items()} | self.rest.state()
 
 
 def is_matrix(parameter: Tensor) -> bool:
-    """Two dimensions of more than one element each, apart from ones behind them."""
+    """Return whether a parameter has two dimensions of more than one element, and only ones after them."""
     shape = parameter.shape
     return len(shape) >= 2 and min(shape[:2]) > 1 and parameter.numel() == shape[0] * shape[1]
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About UVᵀ of the matrix's singular value decomposition USVᵀ, by a quintic Newton-Schulz iteration.
+    """Return about UVᵀ of the singular value decomposition USVᵀ of a matrix, by a quintic Newton-Schulz iteration.
 
     X ← aX + (bA + cA²)X with A = XXᵀ; singular values end between about 0.7 and 1.2.
     """

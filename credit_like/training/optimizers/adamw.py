@@ -27,7 +27,7 @@ class Config(Section):
 
 
 def build(config: Config, parameters: Mapping[str, Tensor]) -> AdamW:
-    """The optimiser of these named parameters, with its state at zero."""
+    """Return the optimiser of these named parameters, with its state at zero."""
     from credit_like.training.optimizers._adamw import AdamW
 
     return AdamW(config, parameters)

@@ -30,7 +30,7 @@ class Config(Section):
 
 
 def build(config: Config, parameters: Mapping[str, Tensor]) -> Muon:
-    """The optimiser of these named parameters, with its state at zero."""
+    """Return the optimiser of these named parameters, with its state at zero."""
     from credit_like.training.optimizers._muon import Muon
 
     return Muon(config, parameters)

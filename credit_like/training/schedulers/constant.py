@@ -15,5 +15,5 @@ class Config(Section):
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:
-    """The rate of optimiser step `step` = 0, 1, …"""
+    """Return the rate of optimiser step `step` = 0, 1, …"""
     return base * min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else base

@@ -20,10 +20,10 @@ class Config(Section):
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:
-    """The rate of optimiser step `step` = 0, 1, …: base·(step + 1)/warm-up, then
-    min + (base − min)·(1 + cos(π·progress))/2, with progress from 0 at the end of the warm-up to 1 at the end.
+    """Return the rate of optimiser step `step` = 0, 1, …
 
-    Raises UserError where the warm-up does not end before the run.
+    It is base·(step + 1)/warm-up, then min + (base − min)·(1 + cos(π·progress))/2, with progress from 0 at the end of
+    the warm-up to 1 at the end of the run. Raises UserError where the warm-up does not end before the run.
     """
     total = config.total_steps or total_steps
     if config.warmup_steps >= total:

@@ -131,5 +131,5 @@ def _too_many(rank, tiny):
 
 def test_a_degree_without_rows_for_all_is_an_error_everywhere(launch_ranks, tiny):
     for answer in launch_ranks(5, _too_many, tiny):
-        assert "domain 5: at 8 rows (windows of 2 rows) there are only 4 pieces" in answer[1]
+        assert "rank rows, got 5: at 8 rows (windows of 2 rows) there are only 4 pieces" in answer[1]
         assert "degrees that work: 1, 2, 3, 4" in answer[1]

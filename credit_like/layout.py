@@ -1,0 +1,138 @@
+"""How many processes share a training, and how: parsed, checked and divided in one place. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from credit_like.errors import UserError
+
+Finding = tuple[tuple[str | int, ...], str]
+"""A location inside an experiment, and `expected …, got …, change …`."""
+
+_MODES = ("fsdp2", "ddp", "none")
+_DEGREES = ("tensor", "domain", "replicate")
+_WHERE = ("trainer", "parallelism")
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The block `trainer.parallelism`: how samples and gradients are shared, and over how many ranks a model is."""
+
+    data: str = "none"
+    tensor: int = 1
+    domain: int = 1
+    replicate: int = 1
+
+    @classmethod
+    def parse(cls, block: Mapping[str, Any]) -> Degrees:
+        """Return the degrees of a block as written in a file; a key that is absent has its default.
+
+        Raises UserError for unknown keys, a mode that does not exist and degrees that are no positive integers.
+        """
+        if unknown := set(block) - {"data", *_DEGREES}:
+            raise UserError(
+                f"trainer.parallelism: expected the keys {sorted(('data', *_DEGREES))}, got {sorted(unknown)} as well"
+            )
+        if (mode := block.get("data", "none")) not in _MODES:
+            raise UserError(f"trainer.parallelism.data: expected fsdp2, ddp or none, got {mode!r}")
+        for key in _DEGREES:
+            degree = block.get(key, 1)
+            if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+                raise UserError(f"trainer.parallelism.{key}: expected an integer of at least 1, got {degree!r}")
+        return cls(**block)
+
+    @property
+    def model_ranks(self) -> int:
+        """Return the number of ranks that share one sample."""
+        return self.tensor * self.domain
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How `world` = data × tensor × domain processes share the work: derived from a world size, never in a file."""
+
+    world: int
+    tensor: int
+    domain: int
+    data: int
+    """Data-parallel replicas: world // (tensor × domain)."""
+    replicate: int = 1
+    """Copies of the sharded model: a divisor of `data`."""
+    accumulation: int = 1
+    """Micro-batches that one replica adds up before an optimiser step."""
+
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """Return the (data, tensor, domain) coordinates of a rank: data is outermost, domain innermost."""
+        return rank // (self.tensor * self.domain), rank // self.domain % self.tensor, rank % self.domain
+
+
+def divide(degrees: Degrees, world: int) -> Layout:
+    """Return the layout of `world` processes, without batch sizes.
+
+    Raises UserError with the arithmetic where the degrees do not divide the world size.
+    """
+    refuse(degree_findings(degrees, world))
+    return Layout(world, degrees.tensor, degrees.domain, world // degrees.model_ranks, degrees.replicate)
+
+
+def accumulation(global_batch_size: int, micro_batch_size: int, replicas: int) -> int:
+    """Return the micro-batches of one replica in an optimiser step.
+
+    Raises UserError with the arithmetic where the batch sizes do not divide.
+    """
+    refuse(batch_findings(global_batch_size, micro_batch_size, replicas))
+    return global_batch_size // (micro_batch_size * replicas)
+
+
+def degree_findings(degrees: Degrees, world: int) -> Iterator[Finding]:
+    """Yield where a world size does not fit the degrees."""
+    tensor, domain, inner = degrees.tensor, degrees.domain, degrees.model_ranks
+    if world % inner:
+        yield (
+            _WHERE,
+            f"expected a world size that tensor × domain = {tensor} × {domain} = {inner} divides, "
+            f"got {world}, change it to {_multiples(world, inner)} processes, or the degrees",
+        )
+        return
+    data = world // inner
+    if degrees.data == "none" and data > 1:
+        yield (
+            (*_WHERE, "data"),
+            f"expected fsdp2 or ddp for {world} // ({tensor} × {domain}) = {data} data-parallel replicas, "
+            f"got none, change it, or run {inner} process{'es' * (inner > 1)}",
+        )
+    if data % degrees.replicate:
+        yield (
+            (*_WHERE, "replicate"),
+            f"expected a divisor of the {data} data-parallel replicas, got {degrees.replicate}, "
+            f"change it to one of {_divisors(data)}",
+        )
+
+
+def batch_findings(global_batch_size: int, micro_batch_size: int, replicas: int) -> Iterator[Finding]:
+    """Yield where a global batch is not a whole number of micro-batches for each replica."""
+    at_once = micro_batch_size * replicas
+    if global_batch_size % at_once:
+        yield (
+            ("trainer", "global_batch_size"),
+            f"expected a multiple of micro_batch_size × data-parallel replicas = {micro_batch_size} × {replicas} "
+            f"= {at_once}, got {global_batch_size}, change it to {_multiples(global_batch_size, at_once)}",
+        )
+
+
+def refuse(findings: Iterable[Finding]) -> None:
+    """Raise UserError with the first finding, if there is one."""
+    for path, message in findings:
+        raise UserError(f"{'.'.join(map(str, path))}: {message}")
+
+
+def _multiples(value: int, of: int) -> str:
+    """Return the multiples next to a value, as `8 or 12`."""
+    below, above = value // of * of, (value // of + 1) * of
+    return f"{below} or {above}" if below else str(above)
+
+
+def _divisors(value: int) -> str:
+    return ", ".join(str(d) for d in range(1, value + 1) if value % d == 0)

@@ -1,0 +1,355 @@
+"""The order of events in a run: steps, validations, saves and the end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from credit_like import registry
+from credit_like.checkpoint.errors import SaveFailed
+from credit_like.schema.trainer import TrainerSection
+from credit_like.state import Sample
+from credit_like.training.monitor import Monitor, memory_mib
+from credit_like.training.state import TrainingState
+from credit_like.training.step import StepReport, TrainStep
+from credit_like.training.stop import StopRequest
+from credit_like.training.validation import Batches, Validation
+from credit_like.variables import Variables
+
+log = logging.getLogger(__name__)
+
+_SAVE_TRIES = 3
+_GO_ON, _SAVE, _STOP, _INTERRUPT = range(4)
+
+Ending = Literal["finished", "continue", "failed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. After `continue` the same command goes on from there; after `finished` nothing is left to do."""
+
+    state: Ending
+    step: int
+    reason: str = ""
+    interrupted: bool = False
+    """Whether it stopped because one of the processes received SIGINT."""
+
+    @property
+    def exit_status(self) -> int:
+        return 1 if self.state == "failed" else 130 if self.interrupted else 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The steps of a run: their number, the micro-batches of each, and the learning rate of each."""
+
+    section: TrainerSection
+    accumulation: int
+    """Micro-batches of this rank in an optimiser step."""
+    steps_per_epoch: int
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps_per_epoch * self.section.epochs
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of optimiser step `step` = 0, 1, …"""
+        scheduler, base = registry.of("scheduler", self.section.scheduler), self.section.optimizer.learning_rate
+        rate: float = scheduler.learning_rate(self.section.scheduler, base, step, self.total_steps)
+        return rate
+
+
+class Loop:
+    """One stretch of training, from the start or a checkpoint to the end or a stop."""
+
+    def __init__(
+        self,
+        state: TrainingState,
+        schedule: Schedule,
+        train_step: TrainStep,
+        train_loader: Batches,
+        validation: Validation,
+        stop: StopRequest,
+        monitor: Monitor | None,
+    ) -> None:
+        self.state, self.schedule, self.train_step, self.train_loader = state, schedule, train_step, train_loader
+        self.validation, self.stop, self.monitor = validation, stop, monitor
+        self.context, self.manager = state.context, state.manager
+        self.section = schedule.section
+        self.pending: tuple[StepReport, dict[str, Any]] | None = None
+        self.saved: tuple[int, bool] | None = None
+        """Step of the newest save, and whether a validation due there came before it."""
+        self.score: float | None = None
+        """Loss of a validation that no checkpoint has recorded yet."""
+        self.interrupted = False
+        self.failures = 0
+        self.longest = 0.0
+        self.trained = 0.0
+        """Seconds in steps, in this stretch."""
+        self.steps = 0
+        self.begun = self.last_save = time.monotonic()
+        self.before = 0.0
+
+    def run(self) -> Outcome:
+        """Train from the newest checkpoint, if there is one, to the end or a stop, and save.
+
+        Raises SaveFailed where checkpoints cannot be written.
+        """
+        self._begin()
+        progress = self.state.progress
+        while progress.epoch < self.section.epochs or not progress.validated:
+            reason = self._boundary()
+            if reason is None and progress.epoch < self.section.epochs:  # else only a validation was missing
+                reason = self._epoch()
+            if reason is not None:
+                log.info("stopping (%s): saving step %d", reason, progress.step)
+                self._save(must=True)
+                failed = reason.startswith("skipped")
+                return Outcome("failed" if failed else "continue", progress.step, reason, self.interrupted)
+        if self.saved != (progress.step, True):
+            self._save(must=True)
+        self.manager.wait()
+        return Outcome("finished", progress.step)
+
+    def _begin(self) -> None:
+        """Restore the newest checkpoint, or seed a new run, and continue its log."""
+        state = self.state
+        self.manager.recover()
+        checkpoint = self.manager.latest(set_aside=True)
+        if checkpoint is None:
+            state.seed(0)
+        else:
+            state.restore(checkpoint)
+            self.saved = (state.progress.step, state.progress.validated)
+            log.info("continuing from %s", checkpoint.folder)
+        self.before = state.progress.seconds
+        if self.monitor is not None:
+            self.manager.before_commit = self.monitor.rows.sync
+            self.monitor.open(state.progress.step, state.progress.validated)
+            self.monitor.status("running", state.progress.step)
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def _epoch(self) -> str | None:
+        """Take the steps to the end of the epoch; return the reason if it is left before."""
+        progress, schedule = self.state.progress, self.schedule
+        if progress.position >= schedule.steps_per_epoch:
+            progress.epoch, progress.position = progress.epoch + 1, 0
+            return None
+        epoch = progress.epoch
+        batches = self.train_loader.batches(epoch, progress.position * schedule.accumulation)
+        began = time.perf_counter()
+        while progress.position < schedule.steps_per_epoch:
+            began = self._step(batches, began)
+            if reason := self._boundary():
+                return reason
+            if progress.epoch != epoch:
+                return None
+        return None
+
+    def _step(self, batches: Iterator[Sample], began: float) -> float:
+        """Take one optimiser step, timed since `began`; return when it ended."""
+        progress, schedule, waited = self.state.progress, self.schedule, 0.0
+
+        def micro_batches() -> Iterator[Sample]:
+            nonlocal waited
+            for _ in range(schedule.accumulation):
+                before = time.perf_counter()
+                sample = next(batches)
+                waited += time.perf_counter() - before
+                yield sample
+
+        rate, epoch = schedule.rate(progress.step), progress.epoch
+        report = self.train_step(micro_batches(), schedule.accumulation, rate, progress.step + 1)
+        self._drain()
+        progress.step += 1
+        progress.position += 1
+        if progress.position == schedule.steps_per_epoch:
+            progress.epoch, progress.position, progress.validated = epoch + 1, 0, False
+        elif self.section.valid_every > 0 and progress.step % self.section.valid_every == 0:
+            progress.validated = False
+        now = time.perf_counter()
+        took = now - began
+        self.longest = max(self.longest, took)
+        self.trained, self.steps = self.trained + took, self.steps + 1
+        row = {
+            "step": progress.step,
+            "epoch": epoch,
+            "learning_rate": rate,
+            "samples_per_second": self.section.global_batch_size / took,
+            "data_wait": waited / took,
+            "memory_mib": memory_mib(self.context.runtime.device),
+        }
+        self.pending = (report, row)
+        return now
+
+    def _boundary(self) -> str | None:
+        """Validate and save what is due between two steps, or return the reason to stop: the same on all ranks."""
+        progress = self.state.progress
+        if progress.skipped >= self.section.max_skipped:
+            skipped, progress.skipped = progress.skipped, 0  # the next start tries again
+            return f"skipped {skipped} steps in a row for a loss or gradient that is not finite"
+        self._poll()
+        wish = self._agree(self._wish())
+        if wish >= _STOP:
+            return self._reason()
+        validated = False
+        if not progress.validated:
+            self._drain()
+            if not self._validate():
+                return self._reason()
+            validated = True
+        if wish == _SAVE or validated:
+            self._save()
+        return None
+
+    # ---- stops ---------------------------------------------------------------------------------------------------
+
+    def _reason(self) -> str:
+        return self.stop.reason(self._reserve()) or "asked for by another process"
+
+    def _reserve(self) -> float:
+        """Return the seconds that a step and a save may take, generously."""
+        return 3.0 * self.longest + 60.0
+
+    def _agree(self, wish: int) -> int:
+        """Return the most urgent wish of any rank."""
+        agreed = self.context.runtime.agree(wish)
+        self.interrupted |= agreed == _INTERRUPT
+        return agreed
+
+    def _stop_wish(self) -> int:
+        if self.stop.interrupted:
+            return _INTERRUPT
+        return _STOP if self.stop.reason(self._reserve()) else _GO_ON
+
+    def _wish(self) -> int:
+        """Return what this rank wants at this boundary: to stop, to save or to go on."""
+        if stop := self._stop_wish():
+            return stop
+        every = self.section.checkpoint.every
+        if self.failures:
+            return _SAVE
+        if isinstance(every, int):
+            step = self.state.progress.step
+            due = step % every == 0 and step > 0 and self.saved != (step, self.state.progress.validated)
+        else:
+            due = time.monotonic() - self.last_save >= every.total_seconds()
+        return _SAVE if due else _GO_ON
+
+    def _must_stop(self) -> bool:
+        """Return whether a rank wants to stop: asked in the midst of a validation."""
+        return self._agree(self._stop_wish()) > _GO_ON
+
+    # ---- log -----------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Log the last step whose numbers have not been read yet.
+
+        This is called after the next step has been queued on the device: the host then waits for a step that is
+        finished or nearly so, while the device already works on the next one.
+        """
+        if self.pending is None:
+            return
+        report, row = self.pending
+        self.pending = None
+        loss, norm, skip, *channels = report.ready()
+        row = {**row, "loss": loss, "grad_norm": norm}
+        progress = self.state.progress
+        progress.skipped = progress.skipped + 1 if skip else 0
+        if skip:
+            row["skipped"] = True
+            self._blame(row["step"], report, channels)
+        if self.monitor is not None:
+            self.monitor.step(row)
+
+    def _blame(self, step: int, report: StepReport, channels: list[float]) -> None:
+        """Log which variable and which times made a step impossible, on every rank that saw it."""
+        variables = self.context.variables
+        outputs = Variables.channel_names(variables.outputs)
+        names = [
+            *(f"input {name}" for name in Variables.channel_names(variables.role("prognostic"))),
+            *(f"forcing {name}" for name in Variables.channel_names(variables.role("dynamic_forcing"))),
+            *(f"target {name}" for name in outputs),
+            *(f"prediction of {name}" for name in outputs),
+        ]
+        bad = [name for name, x in zip(names, channels, strict=True) if not math.isfinite(x)]
+        if not bad and not self.context.runtime.is_main:
+            return
+        times = self.context.store.times
+        when = sorted({str(times[int(i)]) for index in report.index for i in index})
+        log.warning(
+            "step %d skipped: loss or gradient not finite; first offending: %s; samples at %s",
+            step,
+            bad[0] if bad else "the gradient",
+            ", ".join(when),
+        )
+
+    # ---- validation ----------------------------------------------------------------------------------------------
+
+    def _validate(self) -> bool:
+        """Validate, and log the scores; return False where a stop came in between."""
+        progress, began = self.state.progress, time.perf_counter()
+        ended = None if progress.position else progress.epoch
+        row = self.validation(self._must_stop, ended, self.trained, self.steps)
+        if row is None:
+            return False
+        progress.validated = True
+        if not row:
+            log.warning("no validation sample: data.valid has no complete global batch")
+            return True
+        self.score = row["valid_loss"]
+        if progress.best is None or self.score < progress.best:
+            progress.best = self.score
+        if self.monitor is not None:
+            seconds = time.perf_counter() - began
+            self.monitor.validation({"step": progress.step, "epoch": progress.epoch, **row, "seconds": seconds})
+        return True
+
+    # ---- saves ---------------------------------------------------------------------------------------------------
+
+    def _save(self, must: bool = False) -> None:
+        """Save this step; with `must`, return when it is on disk. Raises SaveFailed after three failures in a row."""
+        progress = self.state.progress
+        self._drain()
+        score = self.score if progress.validated else None
+        progress.seconds = self.before + time.monotonic() - self.begun
+        while True:
+            try:
+                self.last_save = time.monotonic()
+                self.state.save(score)
+                if must:
+                    self.manager.wait()
+                self.saved = (progress.step, progress.validated)
+                self.score = None
+                if must:
+                    self.failures = 0
+                return
+            except SaveFailed as error:
+                self._failed(error)
+                if not must:
+                    return
+                time.sleep(1.0)
+
+    def _poll(self) -> None:
+        """Move a save in flight on; one that failed is tried again at this boundary."""
+        was = self.manager.in_flight
+        try:
+            self.manager.poll()
+        except SaveFailed as error:
+            self._failed(error)
+            return
+        if was and not self.manager.in_flight:
+            self.failures = 0
+
+    def _failed(self, error: SaveFailed) -> None:
+        """Count a failed save; raise its error where it is the last of several in a row."""
+        self.failures += 1
+        self.saved = None
+        if self.failures >= _SAVE_TRIES:
+            raise error
+        log.warning("%s; trying again (%d of %d)", error, self.failures + 1, _SAVE_TRIES)
