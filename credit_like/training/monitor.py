@@ -41,7 +41,7 @@ class JsonLines:
                     row = json.loads(line)
                     seen = line.endswith(b"\n") and row["step"] <= step
                     seen = seen and (validated or "valid_loss" not in row or row["step"] < step)
-                except (ValueError, KeyError, TypeError):
+                except (ValueError, KeyError, TypeError, RecursionError):
                     break
                 if not seen:
                     break
