@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError)
 """Exceptions that the file libraries raise for incomplete or invalid files."""
@@ -31,3 +32,10 @@ def reading(what: str, path: object, advice: str) -> Iterator[None]:
     except UNREADABLE as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise UserError(f"expected {what}, got {path}, which cannot be read: {reason}; {advice}") from error
+
+
+def replace(draft: Path, path: Path) -> None:
+    """Rename a finished draft to its final name. Raises UserError where a folder has that name."""
+    if path.is_dir():
+        raise UserError(f"expected a file or nothing at {path}, got a folder; remove it")
+    draft.replace(path)

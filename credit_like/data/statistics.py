@@ -25,7 +25,7 @@ import credit_like
 from credit_like.data import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
-from credit_like.errors import UserError, reading
+from credit_like.errors import UserError, reading, replace
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import Variable, Variables
@@ -103,7 +103,7 @@ class Statistics:
             netcdf_files.save(self.dataset.assign(valid=self.dataset["valid"].astype("i1")), draft, encoding)
             with open(draft, "rb") as written:
                 os.fsync(written.fileno())
-            draft.replace(path)
+            replace(draft, path)
         finally:
             draft.unlink(missing_ok=True)
 

@@ -268,7 +268,8 @@ def _hours(leads: NDArray[Any]) -> list[float]:
 
 
 def _floats(x: NDArray[Any]) -> str:
-    return base64.b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()
+    with np.errstate(over="ignore"):  # what exceeds float32 is shown as infinite
+        return base64.b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()
 
 
 def _bytes(x: NDArray[np.float32], low: float, high: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import xarray as xr
 
 from credit_like.data import netcdf_files
 from credit_like.data.aliases import find
-from credit_like.errors import UserError, reading
+from credit_like.errors import UserError, reading, replace
 
 
 def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
@@ -25,7 +24,7 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
         one = one.drop_vars(["source", "provenance"])
         one["lead_time"].encoding = {"units": "hours", "dtype": "float64"}
         netcdf_files.save(one, part)
-        os.replace(part, path)
+        replace(part, path)
         paths.append(path)
     return paths
 

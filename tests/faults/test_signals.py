@@ -20,7 +20,7 @@ def status(folder) -> dict:
 
 
 def wait_for_rows(folder, count: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     path = folder / "log.jsonl"
     while not (path.exists() and len(path.read_bytes().splitlines()) >= count):
         assert time.monotonic() < deadline
