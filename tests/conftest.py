@@ -23,6 +23,10 @@ settings.register_profile("shared machine", deadline=None, suppress_health_check
 settings.load_profile("shared machine")
 policy.configure()  # as at the start of every run
 
+# A shell without job control starts background processes with SIGINT ignored, which they and their children inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 GRACE = 2.0  # seconds that the other ranks get to end after one has failed
 
 
