@@ -28,7 +28,7 @@ from credit_like.schema.checks import (
     world_of,
 )
 from credit_like.schema.data import Period
-from credit_like.schema.errors import ExperimentError, Locations, Path, Problem, in_order
+from credit_like.schema.errors import ExperimentError, Path, in_order
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import InferenceSection
 from credit_like.schema.load import load_located
@@ -109,11 +109,6 @@ def checked_experiment(
     if findings or store is None:
         raise ExperimentError(in_order([locations.problem(*finding) for finding in findings], str(file)))
     return experiment, store, world_size or world_of(experiment)
-
-
-def check_experiment(experiment: Experiment, locations: Locations, world_size: int | None = None) -> list[Problem]:
-    """Return every problem of a loaded experiment and its stores, for `world_size` (default: its batch job's)."""
-    return [locations.problem(*finding) for finding in _inspect(experiment, world_size, scoring=True)[0]]
 
 
 def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> tuple[list[Finding], Store | None]:

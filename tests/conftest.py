@@ -34,18 +34,12 @@ def _child(rank, world, port: Connection, fn, args, pipe: Connection):
     """Run one rank with the launcher's environment; send back the result or the traceback."""
     import torch
 
+    from credit_like.parallel.environment import local_launch
+
     # This process must not finalise the parent's garbage: that would close the parent's files, and the warning about one
     # keeps alive everything in the frames of that moment.
     gc.freeze()
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=port.recv(),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-    )
+    os.environ.update(local_launch(rank, world, port.recv()))
     torch.set_num_threads(1)
     faulthandler.register(signal.SIGUSR1, file=os.fdopen(os.dup(2), "w"), all_threads=True)
     try:

@@ -101,3 +101,16 @@ def first_host(nodelist: str) -> str:
     if match is None:
         raise UserError(f"expected a list of hosts, got {nodelist!r}")
     return match[1] + (match[2] or "")
+
+
+def local_launch(rank: int, world: int, port: int | str) -> dict[str, str]:
+    """Return the variables that torchrun sets for `rank` of `world` on one node, with its store at `port`."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from credit_like.errors import UserError
+from credit_like.parallel.environment import local_launch
 
 GRACE = 5.0
 """Seconds that the other ranks have to end after one has failed."""
@@ -66,15 +67,7 @@ def run_ranks(world: int, function: Callable[[], Any], timeout: float) -> list[A
 
 def _rank(rank: int, world: int, threads: int, port: Connection, function: Callable[[], Any], pipe: Connection) -> None:
     gc.freeze()  # the child must not finalise the garbage of its parent
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port.recv()),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-    )
+    os.environ.update(local_launch(rank, world, port.recv()))
     torch.set_num_threads(threads)
     try:
         answer = Answer("done", function())

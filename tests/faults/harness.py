@@ -20,6 +20,7 @@ import torch
 from torch.utils import tensorboard  # noqa: F401  (loaded once here, not in every fork)
 
 from credit_like.checkpoint.manager import Checkpoint, steps
+from credit_like.parallel.environment import local_launch
 from tests.faults import tiny
 
 
@@ -80,15 +81,7 @@ def _child(rank, world, port, save_loc, section, body):
         os.dup2(log.fileno(), 2)
     sys.stdout = sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
     logging.basicConfig(level=logging.INFO, force=True, stream=sys.stderr)
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-    )
+    os.environ.update(local_launch(rank, world, port))
     torch.set_num_threads(1)
     status = 1
     try:

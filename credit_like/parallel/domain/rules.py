@@ -56,10 +56,6 @@ class Call:
         """Return all tensors among the arguments, in order."""
         return list(tensors_of(list(self.args.values())))
 
-    def extent(self, rows: Rows) -> Fraction:
-        """Return the number of entries of the row dimension for one entry of `outer`."""
-        return self.height(rows.level) * rows.share
-
     def only(self, name: str) -> tuple[Tensor, Rows]:
         """Return the argument `name` and its rows.
 
