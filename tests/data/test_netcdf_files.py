@@ -63,10 +63,10 @@ def test_threads_that_read_write_fork_and_collect(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
 def test_threads_for_longer_with_memory_checked(tmp_path):
-    """For CREDIT_LIKE_STRESS_SECONDS, a minute if that is not set; 600 are a thorough test."""
+    """For CREDIT_LIKE_STRESS_SECONDS, 15 if that is not set; 600 are a thorough test."""
     checker = ctypes.util.find_library("c_malloc_debug")
     checked = {"LD_PRELOAD": checker, "MALLOC_CHECK_": "3"} if checker else {}
-    seconds = int(os.environ.get("CREDIT_LIKE_STRESS_SECONDS", "60"))
+    seconds = int(os.environ.get("CREDIT_LIKE_STRESS_SECONDS", "15"))
     stress(tmp_path, seconds, PYTHONMALLOC="debug", **checked)
 
 

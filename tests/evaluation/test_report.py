@@ -197,7 +197,7 @@ def test_no_name_and_no_unit_changes_the_page(made, text):
     assert not set("<>&\u2028\u2029") & set(theirs.scripts[0])
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", [HOSTILE[0], *(pytest.param(text, marks=pytest.mark.slow) for text in HOSTILE[1:])])
 def test_a_browser_shows_hostile_names_as_text(browser, made, tmp_path, text):
     file = tmp_path / "report.html"
     file.write_text(report.page(with_everywhere(data_of(made[0]), text)), encoding="utf-8")

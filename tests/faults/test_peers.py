@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 SECTION = {"epochs": 2, "checkpoint": {"every": 2}, "parallelism": {"data": "fsdp2"}}
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_others_within_the_timeout(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.01")
     harness.reference(tmp_path / "whole", SECTION, 2)

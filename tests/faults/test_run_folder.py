@@ -232,11 +232,8 @@ def test_garbage_is_shown_for_what_it_is(run, capsys, pattern, kind) -> None:
 CASES = [(pattern, command) for pattern, commands in AFFECTED.items() for command in commands]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("pattern", "command"), CASES)
-def test_garbage_is_refused_or_passed_over(run, finished, capsys, pattern, command) -> None:
-    """The commands that compute: every kind of garbage in the files that they need."""
-    for kind in KINDS:
+def garbage(run: Path, finished: Path, capsys, pattern: str, command: str, kinds) -> None:
+    for kind in kinds:
         shutil.rmtree(run)
         shutil.copytree(finished, run)
         found = targets(run, pattern)
@@ -244,6 +241,21 @@ def test_garbage_is_refused_or_passed_over(run, finished, capsys, pattern, comma
         for path in found:
             kind(path, path.read_bytes())
         refused(call(command, run), capsys, (pattern, kind, command))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: "-".join(CASES[case]))
+def test_some_garbage_is_refused_or_passed_over(run, finished, capsys, case) -> None:
+    """The commands that compute: every file that they need with one kind of garbage, every kind in turn."""
+    garbage(run, finished, capsys, *CASES[case], [KINDS[case % len(KINDS)]])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize(("pattern", "command"), CASES)
+def test_garbage_is_refused_or_passed_over(run, finished, capsys, pattern, command) -> None:
+    """Every kind of garbage in each file."""
+    garbage(run, finished, capsys, pattern, command, KINDS)
 
 
 @pytest.mark.parametrize(

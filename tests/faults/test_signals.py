@@ -55,7 +55,14 @@ def storm(job) -> None:
         time.sleep(0.0005)
 
 
-@pytest.mark.parametrize(("world", "how"), [(1, once), (1, both), (1, storm), (2, once), (2, storm)])
+@pytest.mark.parametrize(
+    ("world", "how"),
+    [
+        (1, once),
+        (2, storm),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, both), (1, storm), (2, once))),
+    ],
+)
 def test_signals_end_the_run_to_be_continued(tmp_path, world, how, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.01")
     section = {**SECTION, "parallelism": {"data": "none" if world == 1 else "ddp"}}

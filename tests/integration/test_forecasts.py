@@ -57,7 +57,10 @@ LAYOUTS = {
 
 @pytest.mark.parametrize(
     ("layout", "output"),
-    [*((layout, "zarr") for layout in LAYOUTS), pytest.param("domain", "netcdf", marks=pytest.mark.slow)],
+    [
+        *(pytest.param(layout, "zarr", marks=[pytest.mark.slow] * (layout in ("ddp", "tensor"))) for layout in LAYOUTS),
+        pytest.param("domain", "netcdf", marks=pytest.mark.slow),
+    ],
 )
 def test_every_layout_writes_the_store_of_one_process(run, tmp_path, run_ranks, layout, output):
     world, section = LAYOUTS[layout]

@@ -155,7 +155,9 @@ def test_each_problem_is_named_with_its_line_and_nothing_is_written(name, folder
     assert said <= said_too or (command == "submit" and said_too <= said)
 
 
-@pytest.mark.parametrize("name", IN_A_PROCESS)
+@pytest.mark.parametrize(
+    "name", [IN_A_PROCESS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in IN_A_PROCESS[1:])]
+)
 def test_the_answer_takes_less_than_two_seconds(name, folder):
     for _ in range(5):  # the first may have to compile, and a busy machine slows even the processor
         status, lines, seconds = command(folder, CHECK, HERE / name)

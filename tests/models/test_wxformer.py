@@ -107,10 +107,9 @@ def test_the_model_equals_its_definition(case, frames, batch):
 
 
 @pytest.mark.slow
-@settings(cases, max_examples=25)
-@given(configurations(), st.integers(1, 2), st.integers(1, 2))
-def test_the_model_equals_its_definition_on_larger_grids(case, frames, batch):
-    assert_case(case, frames, batch)
+@pytest.mark.parametrize("examples", [5, pytest.param(25, marks=pytest.mark.long)])
+def test_the_model_equals_its_definition_on_larger_grids(examples):
+    settings(cases, max_examples=examples)(given(configurations(), st.integers(1, 2), st.integers(1, 2))(assert_case))()
 
 
 def test_the_default_configuration_equals_its_definition():

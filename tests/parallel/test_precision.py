@@ -136,8 +136,9 @@ def test_every_unit_computes_in_what_the_experiment_says(run_ranks, path):
     [
         pytest.param(Candidate(2), {"amp": True}, "bfloat16 (FSDP2 policy)", marks=pytest.mark.slow),
         (Candidate(2), {"amp": True, "activation_checkpoint": True}, "bfloat16 (FSDP2 policy)"),
-        (Candidate(1, 2, 2), {"amp": True}, "bfloat16 (FSDP2 policy)"),
-        (Candidate(1, 2), {"amp": True}, "bfloat16 (autocast)"),  # one replica: nothing is sharded
+        pytest.param(Candidate(1, 2, 2), {"amp": True}, "bfloat16 (FSDP2 policy)", marks=pytest.mark.slow),
+        # One replica: nothing is sharded.
+        pytest.param(Candidate(1, 2), {"amp": True}, "bfloat16 (autocast)", marks=pytest.mark.slow),
         (Candidate(2, data="ddp"), {"amp": True}, "bfloat16 (autocast)"),
         pytest.param(Candidate(1, 1, 2, data="none"), {"amp": True}, "bfloat16 (autocast)", marks=pytest.mark.slow),
         pytest.param(Candidate(2), {"amp": False}, "float32", marks=pytest.mark.slow),

@@ -55,7 +55,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("ranks", "changes"), CASES)
+@pytest.mark.parametrize(
+    ("ranks", "changes"), [*CASES[:3:2], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1::2])]
+)
 def test_bands_give_the_numbers_of_the_whole(run_ranks, tiny, ranks, changes):
     reference = _serial(tiny, changes)
     results = run_ranks(ranks, _sharded, ranks, tiny, changes, reference)
