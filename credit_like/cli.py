@@ -480,16 +480,24 @@ def export(
 
 @app.command(name="import-credit")
 def import_credit(
-    checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT", show_default=False, help="CREDIT's checkpoint file.")
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", show_default=False, help="CREDIT's experiment (.yml) or checkpoint file.")
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The folder to write.")],
-    config: Annotated[Path | None, typer.Option(help="CREDIT's YAML file, if the checkpoint lacks it.")] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="The experiment to write; for a checkpoint, the folder to write.")
+    ],
+    weights: Annotated[Path | None, typer.Option(help="The checkpoint of the experiment, converted beside it.")] = None,
+    config: Annotated[Path | None, typer.Option(help="CREDIT's YAML file, if a checkpoint lacks it.")] = None,
 ) -> None:
-    """Convert the weights and model section of an NCAR CREDIT checkpoint."""
+    """Translate an experiment of NCAR CREDIT, or convert the weights and model section of its checkpoint."""
+    if file.suffix in (".yml", ".yaml"):
+        from credit_like.migrate import report, run
+
+        typer.echo(report(run(file, weights, output), file, output))
+        return
     from credit_like.checkpoint.commands import import_credit as convert
 
-    sys.exit(convert(checkpoint, config, output))
+    sys.exit(convert(file, config, output))
 
 
 def _print_json(data: Any) -> None:

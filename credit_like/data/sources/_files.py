@@ -132,7 +132,10 @@ def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> l
         for code, digits in _DATE_CODES.items():
             pattern = pattern.replace(code, digits)
         if any(character in pattern for character in "*?["):
-            fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
+            try:
+                fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
+            except ImportError as error:
+                raise UserError(f"expected files that match {path}, got none: {error}") from error
             matches = sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in fs.glob(inside))
             if not matches or not (is_url(path) or all(map(_is_there, matches))):
                 raise UserError(f"expected files that match {path}, got none{_near(path)}")
@@ -206,7 +209,14 @@ def open_files(
 def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr.Dataset:
     try:
         return open_one(path)
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        RuntimeError,
+        TypeError,
+        ImportError,
+    ) as error:  # fsspec's packages are optional
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"expected {expected}, got {path}, which does not open: {reason}") from error
 

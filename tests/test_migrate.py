@@ -1,0 +1,297 @@
+"""CREDIT's experiments become experiments of ours, and no key of theirs is dropped silently."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from credit_like import cli
+from credit_like.errors import UserError
+from credit_like.migrate import Document, read, report, run, translate, written
+from credit_like.schema.load import load_experiment
+
+FIRST = """
+save_loc: '/scratch/$USER/runs/first/'
+seed: 7
+data:
+  variables: ['U', 'V', 'T', 'Q']
+  save_loc: '/data/ERA5_1deg_6h*'
+  level_ids: [1., 60., 137.]
+  surface_variables: ['SP', 't2m']
+  save_loc_surface: '/data/ERA5_1deg_6h*'
+  dynamic_forcing_variables: ['tsi']
+  save_loc_dynamic_forcing: '/data/solar_*.nc'
+  diagnostic_variables: ['rain', 'evaporation']
+  save_loc_diagnostic: '/data/ERA5_1deg_6h*'
+  static_variables: ['z', 'lsm']
+  save_loc_static: '/data/static.nc'
+  mean_path: '/data/mean.nc'
+  std_path: '/data/std_residual.nc'
+  train_years: [1979, 2014]
+  valid_years: [2014, 2018]
+  scaler_type: 'std_new'
+  history_len: 1
+  forecast_len: 3
+  lead_time_periods: 6
+  one_shot: True
+  static_first: False
+model:
+  type: wxformer
+  frames: 1
+  image_height: 181
+  image_width: 360
+  levels: 3
+  channels: 4
+  surface_channels: 2
+  input_only_channels: 3
+  output_only_channels: 2
+  dim: [32, 64, 128, 256]
+  depth: [2, 2, 2, 2]
+  global_window_size: [8, 4, 2, 1]
+  local_window_size: 4
+  cross_embed_kernel_sizes: [[4, 8, 16, 32], [2, 4], [2, 4], [2, 4]]
+  cross_embed_strides: [2, 2, 2, 2]
+  attn_dropout: 0.1
+  upsample_with_ps: True
+  padding_conf: {activate: True, mode: earth, pad_lat: [37, 38], pad_lon: [76, 76]}
+  post_conf:
+    activate: True
+    tracer_fixer: {activate: True, denorm: True, tracer_name: ['Q', 'rain'], tracer_thres: [1e-8, 0]}
+    global_mass_fixer: {activate: True, grid_type: sigma, surface_pressure_name: ['SP'], specific_total_water_name: ['Q']}
+    global_water_fixer: {activate: False}
+    global_energy_fixer: {activate: True}
+loss:
+  training_loss: mae
+  use_latitude_weights: True
+  use_variable_weights: True
+  variable_weights: {SP: 2.0, U: 0.5}
+trainer:
+  type: standard
+  mode: fsdp
+  train_batch_size: 2
+  grad_accum_every: 3
+  learning_rate: 1.0e-4
+  weight_decay: 3.0e-6
+  epochs: 20
+  batches_per_epoch: 100
+  valid_batches_per_epoch: 5
+  stopping_patience: 4
+  use_scheduler: True
+  scheduler: {scheduler_type: cosine-annealing, T_max: 20}
+  amp: True
+  grad_max_norm: 2.5
+  thread_workers: 4
+  something_new: 3
+predict:
+  forecasts: {type: custom, start_year: 2020, start_month: 1, start_day: 1, start_hours: [0, 12], duration: 3, days: 10}
+pbs: {project: NAML0001, nodes: 2, ngpus: 4, walltime: "12:00:00", queue: main, conda: credit, ncpus: 64}
+"""
+
+
+@pytest.fixture
+def first(tmp_path, monkeypatch):
+    monkeypatch.setenv("USER", "someone")
+    path = tmp_path / "first.yml"
+    path.write_text(FIRST)
+    return path
+
+
+def loaded(path):
+    return load_experiment(path)
+
+
+def test_the_first_generation(first, tmp_path):
+    output = tmp_path / "out" / "my.yml"
+    translation = run(first, None, output)
+    ours = loaded(output)
+    assert ours.save_loc == "/scratch/someone/runs/first"
+    assert ours.seed == 7
+    assert [(source.type, source.path) for source in ours.data.source] == [
+        ("zarr", "/data/ERA5_1deg_6h*"), ("netcdf", "/data/solar_*.nc"), ("netcdf", "/data/static.nc"),
+    ]  # fmt: skip
+    assert ours.data.levels == (1, 60, 137)
+    names = {
+        role: [spec.name for group in getattr(ours.data, role) for spec in group[1]]
+        for role in ("prognostic", "diagnostic", "dynamic_forcing", "static")
+    }
+    assert names == {
+        "prognostic": ["U", "V", "T", "Q", "SP", "t2m"],
+        "diagnostic": ["rain", "evaporation"],
+        "dynamic_forcing": ["tsi"],
+        "static": ["z", "lsm"],
+    }
+    # CREDIT's last year is exclusive, its forecast_len counts the steps after the first.
+    assert (ours.data.train[0].start, ours.data.train[0].end) == ("1979-01-01T00:00:00", "2013-12-31T18:00:00")
+    assert (ours.data.valid[0].start, ours.data.valid[0].end) == ("2014-01-01T00:00:00", "2017-12-31T18:00:00")
+    assert (ours.data.test[0].start, ours.data.test[0].end) == ("2020-01-01T00:00:00", "2020-01-13T12:00:00")
+    assert ours.data.forecast_len == 4
+    assert str(ours.data.timestep) == "6:00:00"
+    assert (ours.model.upsample, ours.model.predict, ours.model.position_index) == ("pixel_shuffle", "state", "credit")
+    assert ours.model.padding_conf.pad_lat == (37, 38)
+    assert (ours.loss.type, ours.loss.scale, ours.loss.variable_weights) == ("mae", "state", {"SP": 2.0, "U": 0.5})
+    assert [part.type for part in ours.physics] == ["clip", "clip", "mass"]
+    assert (ours.physics[0].variables, ours.physics[0].minimum) == (("Q",), 1e-8)
+    trainer = ours.trainer
+    assert trainer.parallelism.data == "fsdp2"
+    assert (trainer.micro_batch_size, trainer.global_batch_size) == (2, 2 * 4 * 2 * 3)
+    assert (trainer.optimizer.learning_rate, trainer.optimizer.weight_decay) == (1e-4, 3e-6)
+    assert (trainer.epochs, trainer.batches_per_epoch, trainer.valid_batches) == (20, 100, 5)
+    assert (trainer.amp, trainer.grad_max_norm, trainer.scheduler.type) == (True, 2.5, "linear-warmup-cosine")
+    assert str(ours.inference.lead) == "10 days, 0:00:00"
+    assert str(ours.inference.init.interval) == "12:00:00"
+    assert (ours.site.name, ours.pbs.account, ours.pbs.nodes, ours.pbs.ngpus) == ("derecho", "NAML0001", 2, 4)
+    said = {remark.key: remark for remark in translation.remarks}
+    open_ = {key for key, remark in said.items() if not remark.covered}
+    assert open_ == {
+        "data.mean_path", "data.std_path", "data.one_shot", "model.attn_dropout", "model.post_conf.global_mass_fixer",
+        "model.post_conf.global_energy_fixer", "trainer.stopping_patience", "trainer.something_new", "pbs.ncpus",
+    }  # fmt: skip
+    lines = FIRST.splitlines()
+    assert all(key.rsplit(".", 1)[-1] in lines[remark.line - 1] for key, remark in said.items())
+
+
+def leaves(values, keys=()):
+    if isinstance(values, dict) and values:
+        for key, value in values.items():
+            yield from leaves(value, (*keys, key))
+    else:
+        yield keys
+
+
+def test_a_key_that_means_nothing_here_is_listed_wherever_it_is(first):
+    """A key is added to every section in turn; it is never passed over."""
+    document = yaml.safe_load(FIRST)
+    sections = [(), *((name,) for name, value in document.items() if isinstance(value, dict))]
+    for keys in (*sections, ("model", "post_conf"), ("predict", "forecasts"), ("trainer", "scheduler")):
+        changed = yaml.safe_load(FIRST)
+        inside = changed
+        for key in keys:
+            inside = inside[key]
+        inside["never_heard_of"] = {"activate": True} if keys == ("model", "post_conf") else 1
+        first.write_text(yaml.safe_dump(changed))
+        if keys == ("model",):
+            with pytest.raises(UserError, match="never_heard_of: unknown argument"):
+                translate(first)
+            continue
+        said = " ".join(remark.key for remark in translate(first).remarks)
+        assert "never_heard_of" in said, keys
+
+
+def test_what_has_been_read_is_not_listed():
+    document = Document({"a": {"b": 1, "c": {"d": None}}, "e": []}, {})
+    assert list(document.rest()) == [("a", "b"), ("a", "c", "d"), ("e",)]
+    assert document.get("a", "b") == 1
+    assert document.get("a", "c", "d", default=5) == 5
+    assert document.get("a", "x", default=6) == 6
+    assert list(document.rest()) == [("e",)]
+    document.remark(("e",), "nothing")
+    assert not list(document.rest())
+    assert document.remarks[0].key == "e"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("data: [1", "cannot be read"),
+        ("model: {}", "with a `data` section"),
+        ("data: {train_years: [1979, 2000]}", "expected paths"),
+        ("data: {save_loc: /data/x.zarr, variables: [U]}", "training period"),
+        ("data: {save_loc: /data/x.zarr, variables: [U], train_years: [a, b]}", "values of another kind"),
+        ("data: {source: {a: 1}}", "values of another kind"),
+        ("data: {save_loc: /x.zarr, variables: [U], train_years: [1979, 2000]}", "expected a `model` section"),
+        (
+            "data: {save_loc: /x.zarr, variables: [U], train_years: [1979, 2000]}\nmodel: {type: fuxi}",
+            "model.type: expected one of",
+        ),
+    ],
+)
+def test_what_is_no_experiment_is_one_message_and_nothing_is_written(tmp_path, text, words, capsys):
+    path = tmp_path / "theirs.yml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["import-credit", str(path), "-o", str(tmp_path / "mine.yml")])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+    assert [child.name for child in tmp_path.iterdir()] == ["theirs.yml"]
+
+
+def test_nothing_is_overwritten(first, tmp_path):
+    (tmp_path / "mine.yml").write_text("mine")
+    with pytest.raises(UserError, match="change --output"):
+        run(first, None, tmp_path / "mine.yml")
+    assert (tmp_path / "mine.yml").read_text() == "mine"
+
+
+def test_a_public_store_without_its_package_is_one_message(tmp_path, capsys):
+    path = tmp_path / "public.yml"
+    text = written(translate(_with_source(tmp_path)), path)
+    path.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", str(path)])
+    assert end.value.code == 2
+    said = capsys.readouterr().err
+    assert "gcsfs" in said or "gs://" in said
+    assert "Traceback" not in said
+
+
+def _with_source(folder):
+    path = folder / "theirs.yml"
+    groups = "{prognostic: {vars_3D: [temperature], vars_2D: [surface_pressure]}}"
+    path.write_text(
+        "save_loc: runs/x\n"
+        "data:\n"
+        "  source:\n"
+        f"    WB: {{dataset_type: weatherbench2_era5, resolution: 240x121, levels: [500], variables: {groups}}}\n"
+        "  start_datetime: 1990-01-01\n"
+        "  end_datetime: 1999-12-31\n"
+        "  timestep: 6h\n"
+    )
+    return path
+
+
+# ---- CREDIT's own files ----------------------------------------------------------------------------------------------
+
+DATA = os.environ.get("CREDIT_LIKE_DATA", "")
+FOLDER = Path(DATA).parent / "credit_migration" if DATA else Path("absent")
+FILES = [
+    "arco_era5_wxformer", "weatherbench2_era5_wxformer", "weatherbench2_era5_wxformer_tiny", "wxformer_era5_025deg_6hr",
+    "wxformer_npj_era5_028deg",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="CREDIT_LIKE_DATA unset, or without CREDIT's own files beside it")
+@pytest.mark.parametrize("name", FILES)
+def test_credits_own_files(name, tmp_path, monkeypatch, capsys):
+    """In at most 60 lines, without an unknown key; `check` finds nothing wrong but that the data are elsewhere."""
+    monkeypatch.setenv("USER", "someone")
+    source, output = FOLDER / f"{name}.yml", tmp_path / f"{name}.yml"
+    translation = run(source, None, output)
+    assert len(output.read_text().splitlines()) <= 60
+    assert not [remark for remark in translation.remarks if "unknown" in remark.meaning]
+    assert len(report(translation, source, output).splitlines()) > len(translation.remarks)
+    theirs, ours = read(source).values, loaded(output)
+    named = {
+        name
+        for section in theirs["data"]["source"].values()
+        for group in section["variables"].values()
+        for names in (group or {}).values()
+        if isinstance(names, list)
+        for name in names
+    }
+    found = {
+        spec.name for role in ("prognostic", "diagnostic", "dynamic_forcing", "static")
+        for group in getattr(ours.data, role) for spec in group[1]
+    }  # fmt: skip
+    assert found == named
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", str(output)])
+    assert end.value.code == 2
+    for line in capsys.readouterr().err.splitlines():
+        assert "expected" not in line or any(
+            w in line for w in ("files that match", "existing file", "does not open")
+        ), line
