@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from credit_like import registry
+from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
@@ -76,7 +77,8 @@ def parallel_model(
     """
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
-    return parallelise(model, experiment.trainer, runtime, train)
+    freeze = experiment.start_from.freeze if experiment.start_from is not None else ()
+    return parallelise(model, experiment.trainer, runtime, train, freeze)
 
 
 def attach_weights(
@@ -104,17 +106,24 @@ def attach_weights(
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
     """Return the statistics, read from the experiment's file or from `save_loc/statistics.nc`.
 
-    Where the experiment names no file and none has been written yet, the main process fits them first.
+    Where the experiment names no file and none has been written yet, the main process fits them first. A run that starts
+    from another one has a file of its own in either case: the channels of both keep the normalisation of the source.
     Raises UserError where the experiment names a file that does not exist.
     """
-    path = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
+    given, own = experiment.data.statistics, Path(experiment.save_loc) / "statistics.nc"
+    path = own if experiment.start_from is not None else Path(given or own)
     if runtime.is_main and not path.exists():
-        if experiment.data.statistics:
+        if given and not Path(given).exists():
             raise UserError(
-                f"data.statistics: expected a file, got nothing at {path}; run `credit-like preprocess` first"
+                f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
             )
+        statistics = Statistics.load(given, store) if given else fit_statistics(store, variables, experiment.data)
+        if experiment.start_from is not None:
+            statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
+            for note in notes:
+                log.warning("start_from: %s", note)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fit_statistics(store, variables, experiment.data).save(path)
+        statistics.save(path)
     runtime.barrier()
     return Statistics.load(path, store)
 

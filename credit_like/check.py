@@ -135,6 +135,7 @@ def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> t
     # What follows calls functions that take the data and the times for granted.
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
         findings += _training_findings(store)
+        findings += _origin_findings(store) if not findings else ()
         findings += _forecast_findings(store)
         findings += _evaluation_findings(store, scoring)
     return list(dict.fromkeys(findings)), store
@@ -179,6 +180,40 @@ def _training_findings(store: Store) -> Iterator[Finding]:
         from credit_like.parallel.device import pick_device
 
         yield from _refusal(("trainer", "device"), pick_device, trainer.device)
+
+
+def _origin_findings(store: Store) -> Iterator[Finding]:
+    """Yield what keeps the weights of `start_from` from being taken over; nothing once the run has its own."""
+    experiment, variables, grid = store.experiment, store.variables, store.fields.grid
+    section = experiment.start_from
+    if section is None:
+        return
+    import torch
+
+    from credit_like.checkpoint import transfer
+    from credit_like.checkpoint.manager import steps
+    from credit_like.parallel.apply import freeze_parameters
+
+    with torch.device("meta"):
+        model = registry.of("model", experiment.model).build(
+            experiment.model,
+            in_channels=variables.in_channels,
+            out_channels=variables.out_channels,
+            frames=experiment.data.history_len,
+            height=grid.height,
+            width=grid.width,
+        )
+    yield from _refusal(("start_from", "freeze"), freeze_parameters, model, section.freeze)
+    if steps(FilePath(experiment.save_loc) / "checkpoints"):
+        return
+    channels = transfer.Channels.of(variables, experiment.data.history_len, experiment.model.predict)
+
+    def planned() -> None:
+        source = transfer.Source.open(section)
+        plan = transfer.plan(source, model, experiment.model, channels, section.missing)
+        transfer.check_optimizer(section, source, plan)
+
+    yield from _refusal(("start_from", "path"), planned)
 
 
 def _forecast_findings(store: Store) -> Iterator[Finding]:

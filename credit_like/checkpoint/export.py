@@ -6,6 +6,7 @@ Tensors: fp32, whole, under the model's own names. Metadata, each a JSON text:
     normalisation   per role: channel names in order, mean, std, change_std
     grid            latitude, longitude
     checkpoint      step, weights (ema | raw), validation score, format version, code version
+    origin          of a run that started from another one: path, sha256, step, experiment and kind of those weights
     plugins         per folder or package of plug-ins: name, path, version, sha256 of its files
 Beside the file lies a model card, `<stem>.md`.
 """
@@ -139,6 +140,7 @@ def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
             "version": meta["version"],
         },
         "plugins": meta.get("plugins", []),
+        **({"origin": meta["origin"]} if "origin" in meta else {}),
     }
 
 

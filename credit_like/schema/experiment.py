@@ -11,6 +11,7 @@ from credit_like.schema.base import Section
 from credit_like.schema.data import DataSection
 from credit_like.schema.inference import EvaluationSection, InferenceSection
 from credit_like.schema.launch import PbsSection, SiteSection
+from credit_like.schema.origin import StartFrom
 from credit_like.schema.plugin import ModelConfig, plugin
 from credit_like.schema.trainer import TrainerSection
 
@@ -40,6 +41,8 @@ class Experiment(Section):
     """Folder of the run, with its checkpoints, logs and forecasts. A run is identified by this folder."""
     data: DataSection
     model: _Model
+    start_from: StartFrom | None = None
+    """Weights of another run, with which a run begins that has no checkpoint yet. Default: initial weights of `seed`."""
     loss: plugin("loss", default="mse") = Field(default={"type": "mse"})  # type: ignore[valid-type]
     """Training loss, by its `type`, and its keys."""
     physics: tuple[plugin("physics"), ...] = ()  # type: ignore[valid-type]
@@ -65,6 +68,7 @@ class Experiment(Section):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data for YAML or JSON; it loads back to an equal experiment."""
         data = self.model_dump(mode="json", by_alias=True)
-        if not self.plugins:
-            del data["plugins"]
+        for key in ("plugins", "start_from"):
+            if not data.get(key):
+                data.pop(key, None)
         return data

@@ -116,12 +116,12 @@ class Loop:
         return Outcome("finished", progress.step)
 
     def _begin(self) -> None:
-        """Restore the newest checkpoint, or seed a new run, and continue its log."""
+        """Restore the newest checkpoint, or begin a new run, and continue its log."""
         state = self.state
         self.manager.recover()
         checkpoint = self.manager.latest(set_aside=True)
         if checkpoint is None:
-            state.seed(0)
+            state.start()
         else:
             state.restore(checkpoint)
             self.saved = (state.progress.step, state.progress.validated)
@@ -129,6 +129,7 @@ class Loop:
         self.before = state.progress.seconds
         if self.monitor is not None:
             self.manager.before_commit = self.monitor.rows.sync
+            self.monitor.origin = state.origin
             self.monitor.open(state.progress.step, state.progress.validated)
             self.monitor.status("running", state.progress.step)
 

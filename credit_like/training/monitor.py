@@ -71,6 +71,7 @@ class Monitor:
 
     def __init__(self, folder: Path, total_steps: int, precision: str = "float32") -> None:
         self.folder, self.precision = folder, precision
+        self.origin: Mapping[str, Any] | None = None
         self.total_steps = total_steps
         self.rows = JsonLines(folder / "log.jsonl")
         self._tensorboard: Any = None
@@ -153,7 +154,7 @@ class Monitor:
 
     def status(self, state: str, step: int, reason: str = "") -> None:
         """Replace status.json."""
-        write_status(self.folder, state, step, reason, self.precision)
+        write_status(self.folder, state, step, reason, self.precision, self.origin)
 
     def close(self) -> None:
         """Stop drawing and close the files."""
@@ -163,10 +164,20 @@ class Monitor:
         self.rows.close()
 
 
-def write_status(folder: Path, state: str, step: int, reason: str = "", precision: str | None = None) -> None:
-    """Replace status.json; `precision` is what the model computes in, where that is known."""
-    status = {"state": state, "step": step, "reason": reason}
-    replace_file(folder / "status.json", to_json(status | ({"precision": precision} if precision else {})))
+def write_status(
+    folder: Path,
+    state: str,
+    step: int,
+    reason: str = "",
+    precision: str | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> None:
+    """Replace status.json.
+
+    `precision` is what the model computes in, and `origin` where its first weights came from, where these are known.
+    """
+    status = {"state": state, "step": step, "reason": reason, "precision": precision, "origin": origin}
+    replace_file(folder / "status.json", to_json({key: value for key, value in status.items() if value is not None}))
 
 
 def memory_mib(device: Device) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import credit_like
 from credit_like import registry
+from credit_like.checkpoint import transfer
 from credit_like.checkpoint.files import to_json
 from credit_like.checkpoint.format import Piece
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
@@ -58,6 +59,8 @@ class TrainingState:
         build = registry.of("optimizer", section.optimizer).build
         self.optimizer: Optimizer = build(section.optimizer, self.parameters)
         self.ema = Ema(self.parameters, section.ema_decay) if section.use_ema else None
+        self.origin: dict[str, Any] | None = None
+        """Where the weights came from with which the run began, if from another run (`transfer.Source.provenance`)."""
         self._plugins = registry.record(context.experiment.plugins)
 
     def pieces(self) -> dict[str, Piece]:
@@ -75,6 +78,36 @@ class TrainingState:
         runtime = self.context.runtime
         seed_everything(self.context.experiment.seed, step, runtime.dp_rank, runtime.domain_rank)
 
+    def start(self) -> None:
+        """Begin a new run: seed the random numbers, and take the weights of `start_from` where there is one.
+
+        Raises UserError where the source's weights or optimiser do not fit.
+        """
+        section, context = self.context.experiment.start_from, self.context
+        self.seed(0)
+        if section is None:
+            return
+        source = transfer.Source.open(section)
+        config = context.experiment.model
+        channels = transfer.Channels.of(context.variables, context.experiment.data.history_len, config.predict)
+        plan = transfer.plan(source, self.model, config, channels, section.missing)
+        transfer.check_optimizer(section, source, plan)
+        changes = transfer.load(source, plan, self.model, context.experiment.seed)
+        if section.optimizer:
+            self._take_optimizer(source)
+        if self.ema is not None:
+            self.ema.restart(self.parameters)
+        self.origin = source.provenance()
+        log.info("starting from %s (step %s, %s weights)", source.path, source.step, source.weights)
+        for note in (*plan.notes, *changes):
+            log.info("start_from: %s", note)
+
+    def _take_optimizer(self, source: transfer.Source) -> None:
+        """Load the state of the source's optimiser. Raises UserError where it is that of another optimiser."""
+        assert source.checkpoint is not None
+        pieces = {name: piece for name, piece in self.pieces().items() if name.startswith("optimizer/")}
+        source.checkpoint.load(pieces, ("optimizer/",))
+
     def save(self, score: float | None = None) -> None:
         """Start a checkpoint of this step. Raises SaveFailed."""
         rank = self.context.runtime.rank
@@ -89,7 +122,7 @@ class TrainingState:
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
         checkpoint.load(self.pieces(), prefixes)
         meta, experiment = checkpoint.meta, self.context.experiment
-        self.progress = Progress(**meta["progress"])
+        self.progress, self.origin = Progress(**meta["progress"]), meta.get("origin")
         if changed := _differences(meta["experiment"], experiment.to_dict()):
             log.warning("the experiment changed since step %d: %s", checkpoint.step, ", ".join(changed))
         if plugins := _changed_plugins(meta.get("plugins", []), self._plugins):
@@ -110,6 +143,7 @@ class TrainingState:
         context = self.context
         experiment, grid = context.experiment.to_dict(), context.store.grid
         return {
+            **({"origin": self.origin} if self.origin is not None else {}),
             "progress": asdict(self.progress),
             "global_batch_size": context.experiment.trainer.global_batch_size,
             "experiment": experiment,

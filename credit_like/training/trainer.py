@@ -104,13 +104,18 @@ class Trainer:
             if isinstance(error, KeyboardInterrupt):
                 if self.runtime.is_main:
                     write_status(
-                        self.folder, "continue", step, "interrupted without a checkpoint of this step", self.precision
+                        self.folder,
+                        "continue",
+                        step,
+                        "interrupted without a checkpoint of this step",
+                        self.precision,
+                        self.state.origin,
                     )
                 return
             cause = self.runtime.first_cause(error)
             if cause.rank == self.runtime.rank:
                 reason = str(cause) if self.runtime.world > 1 else cause.message
-                write_status(self.folder, "failed", step, reason, self.precision)
+                write_status(self.folder, "failed", step, reason, self.precision, self.state.origin)
 
     def _report(self, outcome: Outcome) -> None:
         stopped = outcome.state == "continue"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,9 @@ class PaddingConf(Section):
 class Config(Section):
     """The architecture; channels and grid follow from the data. The defaults suit a 32 x 64 grid."""
 
+    keys_without_weights: ClassVar[tuple[str, ...]] = ("padding_conf", "interp", "head_channels")
+    """Keys in which two models with the same function may differ: the weights do not depend on the grid."""
+
     type: Literal["wxformer"] = "wxformer"
     dim: PerStage = (8, 16, 32, 64)
     """Channels of each of the four stages, multiples of `dim_head`; one number applies to all stages."""
@@ -62,6 +65,9 @@ class Config(Section):
     """Interpolate the output bilinearly to the grid of the data; without it, the sizes must match."""
     upsample: Literal["pixel_shuffle", "transpose"] = "pixel_shuffle"
     """Upsampling of the decoder: pixel shuffle, or transposed convolution."""
+    head_channels: Count | None = None
+    """Channels between the two convolutions of the last block (`pixel_shuffle`); by default those of the output. A run that
+    starts from one with more outputs needs as many as that had."""
     use_spectral_norm: bool = False
     """Divide the weights by their spectral norm."""
     position_index: Literal["exact", "credit"] = "exact"

@@ -12,12 +12,14 @@ Between padding and unpadding every tensor is (B, H, W, C).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from credit_like import ops
+from credit_like.models import ChannelAxis
 from credit_like.models.wxformer import Config
 from credit_like.nn import spectral_norm
 from credit_like.nn.attention import LongAttention, ShortAttention
@@ -107,7 +109,9 @@ class WXFormer(nn.Module):
         self.up1 = UpBlock(d3, d3 // 2, groups, upsample=upsample, spectral_norm=normalised)
         self.up2 = UpBlock(d3 // 2 + d2, d3 // 4, groups, upsample=upsample, spectral_norm=normalised)
         self.up3 = UpBlock(d3 // 4 + d1, d3 // 8, groups, upsample=upsample, spectral_norm=normalised)
-        self.head = UpHead(d3 // 8 + d0, out_channels, upsample=upsample, spectral_norm=normalised)
+        self.head = UpHead(
+            d3 // 8 + d0, out_channels, hidden=config.head_channels, upsample=upsample, spectral_norm=normalised
+        )
         self.unpad = Unpad(pad_lat, pad_lon) if padded else nn.Identity()
         self.resize = BilinearResize(height, width) if config.interp else nn.Identity()
 
@@ -125,6 +129,33 @@ class WXFormer(nn.Module):
         y_BHWC = in_own_precision(self.head, torch.cat([y, e0], dim=-1))
         y_BCHW = self.resize(self.unpad(ops.channels_first(y_BHWC)))
         return y_BCHW.unsqueeze(2)
+
+    def channel_axes(self) -> dict[str, tuple[ChannelAxis, ...]]:
+        """Return the tensors of the first and last layers that have entries for channels, by name.
+
+        New outputs start at zero in the last convolution; the channels before it have their initial values, so that it
+        gets gradients.
+        """
+        inputs, outputs = ChannelAxis(1, "inputs"), ChannelAxis(0, "outputs")
+        hidden = ChannelAxis(1, "hidden", key="model.head_channels")
+        axes: dict[str, tuple[ChannelAxis, ...]] = {}
+        for i, kernel in enumerate(sorted(self.config.cross_embed_kernel_sizes[0])):
+            axes[f"stages.0.embed.convs.{i}.weight"] = (inputs,)
+            axes[f"stages.0.embed.convs.{i}.spectral.v"] = (replace(inputs, dim=0, repeat=kernel**2),)
+        if self.config.upsample == "transpose":
+            axes["head.up.weight"] = (replace(outputs, dim=1),)
+            return axes | {"head.up.bias": (outputs,), "head.up.spectral.u": (outputs,)}
+        phases = replace(hidden, dim=0, repeat=4, added="initial")
+        taps = self.head.last.weight.shape[2:].numel()
+        return axes | {
+            "head.up.weight": (phases,),
+            "head.up.bias": (phases,),
+            "head.up.spectral.u": (replace(phases, added="zero"),),
+            "head.last.weight": (outputs, hidden),
+            "head.last.bias": (outputs,),
+            "head.last.spectral.u": (outputs,),
+            "head.last.spectral.v": (replace(hidden, dim=0, repeat=taps),),
+        }
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode as nn.Module.train does; entering evaluation recomputes sigma from the current weights."""
