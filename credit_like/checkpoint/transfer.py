@@ -138,11 +138,15 @@ class Source:
             )
         model, saved = metadata["model"], metadata.get("checkpoint", {})
         normalisation, frames = metadata.get("normalisation"), model["frames"]
-        unnamed = Channels(None, None, frames)
+        channels = Channels(None, None, frames)
+        if normalisation:
+            channels = _channels_of(normalisation, frames, model["config"])
+        if "channels" in metadata:
+            channels = Channels(tuple(metadata["channels"]["inputs"]), tuple(metadata["channels"]["outputs"]), frames)
         return cls(
             path,
             model["config"],
-            _channels_of(normalisation, frames, model["config"]) if normalisation else unnamed,
+            channels,
             normalisation,
             saved.get("step"),
             metadata.get("experiment", {}).get("name"),
