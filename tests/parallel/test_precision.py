@@ -242,7 +242,7 @@ def test_predicting_the_state_loses_little_more_than_predicting_its_change(tiny)
     and of its change in the other.
     """
     errors = _errors(tiny, lambda: _copy(tiny), autocast=True)
-    assert 0 < errors["state"] < 2 * errors["increment"] < 1e-6 * STD
+    assert 0 < errors["state"] < 1.2 * errors["increment"] < 1e-6 * STD
 
 
 def _sharded_errors(rank, tiny):
@@ -255,7 +255,7 @@ def _sharded_errors(rank, tiny):
 
 def test_nor_does_it_where_the_model_is_sharded(run_ranks, tiny):
     for errors in run_ranks(2, _sharded_errors, tiny):
-        assert 0 < errors["state"] < 2 * errors["increment"] < 1e-6 * STD
+        assert 0 < errors["state"] < 1.2 * errors["increment"] < 1e-6 * STD
 
 
 @pytest.mark.parametrize("in_backward", [True, False])
