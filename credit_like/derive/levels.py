@@ -1,0 +1,78 @@
+"""Coefficients of hybrid levels: shipped for ERA5's 137 levels, or read from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from credit_like.errors import UserError, reading
+
+SHIPPED = {"era5-137": "era5-137.yml"}
+"""Name in an experiment → file beside this module."""
+_NAMES = (("a_half", "b_half"), ("a", "b"), ("hyai", "hybi"))
+_REFERENCE = ("P0", "p0")
+
+
+@dataclass(frozen=True, eq=False)
+class HybridLevels:
+    """Interfaces of K levels, p = a + b · p_s with a (K + 1,) in Pa, from the top of the atmosphere to the surface.
+
+    Raises UserError for interfaces that do not descend from the top to the surface.
+    """
+
+    a: NDArray[np.float64]
+    b: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if self.a.ndim != 1 or self.a.shape != self.b.shape or len(self.a) < 3:
+            raise UserError(
+                f"expected as many coefficients a as b, at least 3, got {self.a.shape} and {self.b.shape}; change them"
+            )
+        pressure = self.a + self.b * 1e5
+        if not (np.isfinite(pressure).all() and (np.diff(pressure) > 0).all()):
+            raise UserError(
+                "expected interfaces from the top of the atmosphere to the surface, got pressures (at 1000 hPa at the "
+                f"surface) from {pressure[0]:g} to {pressure[-1]:g} Pa that do not increase throughout; reverse or mend "
+                "the coefficients"
+            )
+
+    def __len__(self) -> int:
+        return len(self.a) - 1
+
+
+def read_levels(where: str) -> HybridLevels:
+    """Return shipped levels by name, or those of a file.
+
+    A netCDF file has `a_half` and `b_half` or, as the history files of CAM, `hyai` and `hybi` with `P0`; a YAML file has
+    lists `a` and `b`. Raises UserError for another name or file.
+    """
+    path = Path(__file__).with_name(SHIPPED[where]) if where in SHIPPED else Path(where)
+    if not path.is_file():
+        raise UserError(f"expected {', '.join(SHIPPED)} or a file of coefficients, got {where!r}; change it")
+    with reading("coefficients of levels", path, "change the file"):
+        found = _read_yaml(path) if path.suffix in (".yml", ".yaml") else _read_netcdf(path)
+    for a, b in _NAMES:
+        if a in found and b in found:
+            scale = next((found[name].item() for name in _REFERENCE if name in found), 1e5) if a == "hyai" else 1.0
+            return HybridLevels(found[a] * scale, found[b])
+    names = " or ".join(f"{a} and {b}" for a, b in _NAMES)
+    raise UserError(f"expected coefficients {names} in {where}, got {', '.join(sorted(found)) or 'nothing'}; change it")
+
+
+def _read_yaml(path: Path) -> dict[str, NDArray[np.float64]]:
+    content = yaml.safe_load(path.read_text())
+    if not isinstance(content, dict):
+        return {}
+    return {str(name): np.array(values, np.float64) for name, values in content.items()}
+
+
+def _read_netcdf(path: Path) -> dict[str, NDArray[np.float64]]:
+    import netCDF4
+
+    wanted = {name for pair in _NAMES for name in pair} | set(_REFERENCE)
+    with netCDF4.Dataset(path) as dataset:
+        return {name: np.asarray(v[...], np.float64) for name, v in dataset.variables.items() if name in wanted}
