@@ -39,7 +39,7 @@ from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
-from credit_like.training.trainer import Trainer
+from credit_like.training.trainer import Trainer, record_failed_start
 from credit_like.training.validation import Batches
 from credit_like.variables import Variables
 
@@ -203,7 +203,15 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     with start(experiment) as runtime:
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
-        return build_trainer(build_context(experiment, runtime)).fit().exit_status
+        try:
+            trainer = build_trainer(build_context(experiment, runtime))
+            # The main process takes the lock of `save_loc` once no rank can fail before that, so that one that fails can
+            # take it to record why.
+            runtime.barrier()
+        except BaseException as error:
+            record_failed_start(save_loc, runtime, error)
+            raise
+        return trainer.fit().exit_status
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:

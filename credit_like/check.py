@@ -97,21 +97,29 @@ class Store:
 
 
 def checked_experiment(
-    file: str | FilePath, overrides: Sequence[str] = (), world_size: int | None = None, scoring: bool = False
+    file: str | FilePath,
+    overrides: Sequence[str] = (),
+    world_size: int | None = None,
+    scoring: bool = False,
+    forecasting: bool = False,
 ) -> tuple[Experiment, Store, int]:
     """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
     `scoring`: the files that forecasts are compared with must be there too; a training does not wait for them.
+    `forecasting`: the default forecasts must fit the data too; otherwise only those that the experiment requests.
     Raises ExperimentError with every problem of the file, or else of its sections and stores.
     """
     experiment, locations = load_located(file, overrides)
-    findings, store = _inspect(experiment, world_size, scoring)
+    requested = experiment.inference != InferenceSection() or (scoring and "inference" in experiment.model_fields_set)
+    findings, store = _inspect(experiment, world_size, scoring, forecasting or requested)
     if findings or store is None:
         raise ExperimentError(in_order([locations.problem(*finding) for finding in findings], str(file)))
     return experiment, store, world_size or world_of(experiment)
 
 
-def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> tuple[list[Finding], Store | None]:
+def _inspect(
+    experiment: Experiment, world_size: int | None, scoring: bool, forecasting: bool
+) -> tuple[list[Finding], Store | None]:
     findings = list(section_findings(experiment, world_size or world_of(experiment)))
     try:
         variables = Variables(experiment.data)
@@ -136,7 +144,7 @@ def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> t
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
         findings += _training_findings(store)
         findings += _origin_findings(store) if not findings else ()
-        findings += _forecast_findings(store)
+        findings += _forecast_findings(store) if forecasting else ()
         findings += _evaluation_findings(store, scoring)
     return list(dict.fromkeys(findings)), store
 
@@ -217,13 +225,11 @@ def _origin_findings(store: Store) -> Iterator[Finding]:
 
 
 def _forecast_findings(store: Store) -> Iterator[Finding]:
-    """Yield problems of leads and output; nothing where the experiment requests no forecast."""
+    """Yield problems of leads, initial times and output."""
     from credit_like.inference.layout import choose
     from credit_like.inference.times import initial_times, kept_leads
 
     inference, data = store.experiment.inference, store.experiment.data
-    if inference == InferenceSection():
-        return
     found = list(_refusal(("inference", "lead"), kept_leads, inference, data.timestep))
     if not found:
         found += _refusal(("inference", "init"), initial_times, inference, store.fields, data)
@@ -518,6 +524,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             "timestep": format_duration(experiment.data.timestep),
         },
         "samples": {split: store.samples(split) for split in SPLITS},
+        "forecasts": _describe_forecasts(store),
         "layout": {
             "world": at.world,
             "data": at.data,
@@ -532,6 +539,18 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
     }
 
 
+def _describe_forecasts(store: Store) -> dict[str, Any]:
+    """Return the number of initial times and the lead in steps, or why `rollout` would refuse the default forecasts."""
+    from credit_like.inference.times import initial_times, lead_steps
+
+    inference, data = store.experiment.inference, store.experiment.data
+    try:
+        steps = lead_steps(inference.lead, data.timestep)
+        return {"initial_times": len(initial_times(inference, store.fields, data)), "steps": steps}
+    except UserError as error:
+        return {"refused": str(error)}
+
+
 def print_table(description: dict[str, Any]) -> None:
     """Print the description as a table."""
     from rich.console import Console
@@ -542,6 +561,7 @@ def print_table(description: dict[str, Any]) -> None:
         return ", ".join(shown) or "none"
 
     grid, times, at = description["grid"], description["times"], description["layout"]
+    made = description["forecasts"]
     processes = "1 process" if at["world"] == 1 else f"{at['world']} processes"
     north, west = grid["latitude"], grid["longitude"]
     rows = {
@@ -553,6 +573,9 @@ def print_table(description: dict[str, Any]) -> None:
         "times": f"{times['count']} from {times['first']} to {times['last']}, stepped by {times['timestep']}",
         "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items())
         + " (before windows with missing fields are left out)",
+        "forecasts": f"none: {made['refused']}"
+        if "refused" in made
+        else f"from {made['initial_times']} times, {made['steps']} steps each",
         "layout": f"{processes} = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",

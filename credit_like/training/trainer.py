@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ import torch
 from credit_like.checkpoint.errors import Locked, SaveFailed
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.lock import RunLock
-from credit_like.checkpoint.manager import CheckpointManager
+from credit_like.checkpoint.manager import CheckpointManager, steps
 from credit_like.context import Context
 from credit_like.errors import UserError
 from credit_like.layout import accumulation
 from credit_like.losses._mean import AreaLoss
+from credit_like.parallel.blame import Cause
 from credit_like.parallel.fsdp2 import fsdp2_dtype
+from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
 from credit_like.training.loop import Loop, Outcome, Schedule
 from credit_like.training.monitor import Monitor, write_status
@@ -49,6 +52,8 @@ class Trainer:
             self.folder / "checkpoints", section.checkpoint.keep, section.checkpoint.async_, self.runtime
         )
         self.state = TrainingState(context, self.manager)
+        if not self.state.parameters:
+            raise UserError(f"model.type: expected a model to train, got {experiment.model.type}, which has no weights")
         # Where FSDP2 has a precision policy, autocast would cast what that keeps in fp32. What was applied counts: a single
         # rank shards nothing, whatever `parallelism.data` says.
         policy = fsdp2_dtype(self.state.model)
@@ -75,8 +80,6 @@ class Trainer:
         `failed` in status.json and the checkpoints before it as they are.
         """
         experiment = self.context.experiment
-        if not self.state.parameters:
-            raise UserError(f"model.type: expected a model to train, got {experiment.model.type}, which has no weights")
         with ExitStack() as stack:
             self._lock(stack)
             limit = seconds_left() if self.runtime.is_main else None
@@ -114,8 +117,7 @@ class Trainer:
                 return
             cause = self.runtime.first_cause(error)
             if cause.rank == self.runtime.rank:
-                reason = str(cause) if self.runtime.world > 1 else cause.message
-                write_status(self.folder, "failed", step, reason, self.precision, self.state.origin)
+                _write_failure(self.folder, self.runtime, cause, step, self.precision, self.state.origin)
 
     def _report(self, outcome: Outcome) -> None:
         stopped = outcome.state == "continue"
@@ -168,6 +170,34 @@ class Trainer:
             context: AbstractContextManager[None] = wrapped.no_sync()
             return context
         return nullcontext()
+
+
+def record_failed_start(folder: Path, runtime: Runtime, error: BaseException) -> None:
+    """Record that a run failed before it held the lock of its folder, unless another process is training there.
+
+    The step is that of the newest checkpoint. Nothing is written where the user has to correct a run that has no folder
+    yet.
+    """
+    if isinstance(error, (KeyboardInterrupt, SystemExit)) or (isinstance(error, UserError) and not folder.is_dir()):
+        return
+    cause = runtime.first_cause(error)
+    if cause.rank != runtime.rank:
+        return
+    with suppress(OSError, Locked):
+        folder.mkdir(parents=True, exist_ok=True)
+        with RunLock(folder):
+            _write_failure(folder, runtime, cause, max(steps(folder / "checkpoints"), default=0))
+
+
+def _write_failure(
+    folder: Path,
+    runtime: Runtime,
+    cause: Cause,
+    step: int,
+    precision: str | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> None:
+    write_status(folder, "failed", step, str(cause) if runtime.world > 1 else cause.message, precision, origin)
 
 
 def _schedule(context: Context, train_loader: Batches) -> Schedule:
