@@ -48,6 +48,8 @@ class StepReport:
 class TrainStep:
     """Takes the micro-batches of one optimiser step.
 
+    `optimizer`, `loss` and the keyword arguments are attributes that another phase may replace.
+
     The loss is averaged over rollout steps and micro-batches, with the gradient taken through the whole rollout. Loss
     and gradient norm are reduced over all ranks, so that one that is not finite is so on all of them. The device then
     skips the update without the host: the optimisers take `skip` as a tensor.
@@ -63,7 +65,7 @@ class TrainStep:
         runtime: Runtime,
         *,
         amp: bool,
-        max_norm: float | None,
+        max_norm: float | None = None,
         shift_seed: int | None = None,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
     ) -> None:
