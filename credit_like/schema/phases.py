@@ -50,7 +50,12 @@ def hungriest(experiment: Experiment) -> Experiment:
 
     def size(phase: Phase) -> tuple[int, ...]:
         data, trainer = phase.experiment.data, phase.experiment.trainer
-        return trainer.micro_batch_size * data.forecast_len, trainer.global_batch_size, data.forecast_len
+        at_once = min(data.forecast_len, trainer.backprop_steps or data.forecast_len)
+        return (
+            trainer.micro_batch_size * at_once,
+            trainer.micro_batch_size * data.forecast_len,
+            trainer.global_batch_size,
+        )
 
     most = max(found, key=size).experiment
     if len(found) == 1:

@@ -137,6 +137,10 @@ class PhaseKeys(Section):
     """Optimiser, by its `type`, and its keys."""
     scheduler: plugin("scheduler", default="linear-warmup-cosine") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
     """Schedule of the learning rate, by its `type`, and its keys."""
+    backprop_steps: int | None = Field(default=None, ge=1)
+    """Largest number of autoregressive steps through which gradients flow. Each such part of a forecast has its own backward
+    pass, and the next one begins at its end state without a gradient. Memory then grows with this number instead of
+    `forecast_len`. Default: all steps."""
     shift_longitude: bool = False
     """Shift the fields by a random number of columns in longitude at every optimiser step. This augmentation varies the
     alignment of the data with the model's windows and reduces overfitting of small data sets. Only for grids that cover
