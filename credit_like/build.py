@@ -37,10 +37,11 @@ from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.phases import Phase, phases
 from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
+from credit_like.training.stage import Batches, Stage
 from credit_like.training.trainer import Trainer, record_failed_start
-from credit_like.training.validation import Batches
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
@@ -128,9 +129,15 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     return Statistics.load(path, store)
 
 
-def build_loader(context: Context, periods: Periods, shuffle: bool, batches: int = 0) -> Loader:
-    """Return this rank's loader of micro-batches, over the windows of `periods` that have all their data."""
-    data, trainer, runtime = context.experiment.data, context.experiment.trainer, context.runtime
+def build_loader(
+    context: Context, periods: Periods, shuffle: bool, batches: int = 0, experiment: Experiment | None = None
+) -> Loader:
+    """Return this rank's loader of micro-batches, over the windows of `periods` that have all their data.
+
+    `experiment` is that of a phase, by default the whole one.
+    """
+    experiment, runtime = experiment or context.experiment, context.runtime
+    data, trainer = experiment.data, experiment.trainer
     windows = Windows(
         context.store,
         context.variables,
@@ -157,14 +164,18 @@ def build_loader(context: Context, periods: Periods, shuffle: bool, batches: int
 
 
 def build_trainer(context: Context, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
-    """Build the loss, the training and validation loaders, and the trainer."""
-    experiment, trainer = context.experiment, context.experiment.trainer
+    """Build the loss, the training and validation loaders of every phase, and the trainer."""
+    return Trainer(context, [_stage(context, phase, loaders) for phase in phases(context.experiment)])
+
+
+def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | None) -> Stage:
+    experiment, trainer = phase.experiment, phase.experiment.trainer
     train_loader, valid_loader = loaders or (
-        build_loader(context, experiment.data.train, True, trainer.batches_per_epoch),
-        build_loader(context, experiment.data.valid, False, trainer.valid_batches),
+        build_loader(context, experiment.data.train, True, trainer.batches_per_epoch, experiment),
+        build_loader(context, experiment.data.valid, False, trainer.valid_batches, experiment),
     )
     loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows)
-    return Trainer(context, loss.to(context.runtime.device), train_loader, valid_loader)
+    return Stage.of(phase, loss.to(context.runtime.device), train_loader, valid_loader, context.runtime.dp_size)
 
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:

@@ -32,6 +32,7 @@ from credit_like.schema.errors import ExperimentError, Path, in_order
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import InferenceSection
 from credit_like.schema.load import load_located
+from credit_like.schema.phases import Phase, phases, written_at
 from credit_like.variables import Variable, Variables
 
 if TYPE_CHECKING:
@@ -169,14 +170,9 @@ def _training_findings(store: Store) -> Iterator[Finding]:
         find = getattr(registry.of("physics", config), "find", None)
         for path, message in _refusal(("physics",), find, config, store.variables) if find else ():
             yield ("physics", i, *path[1:]), message
-    samples = store.samples("train")
-    found = list(_refusal(("trainer", "global_batch_size"), epoch_samples, samples, trainer.global_batch_size))
-    yield from found
-    if not found:
-        taken = epoch_samples(samples, trainer.global_batch_size, trainer.batches_per_epoch)
-        rate = registry.of("scheduler", trainer.scheduler).learning_rate
-        arguments = trainer.optimizer.learning_rate, 0, taken // trainer.global_batch_size * trainer.epochs
-        yield from _refusal(("trainer", "scheduler"), rate, trainer.scheduler, *arguments)
+    for phase in phases(experiment):
+        for path, message in _steps_findings(store, phase):
+            yield written_at(experiment, phase, path), message
     lead = trainer.monitor.lead
     steps = lead if isinstance(lead, int) else lead // experiment.data.timestep
     if trainer.monitor.every and not store.samples("valid", steps):
@@ -222,6 +218,22 @@ def _origin_findings(store: Store) -> Iterator[Finding]:
         transfer.check_optimizer(section, source, plan)
 
     yield from _refusal(("start_from", "path"), planned)
+
+
+def _steps_findings(store: Store, phase: Phase) -> Iterator[Finding]:
+    """Yield problems of the batch size and the learning rate of a phase."""
+    trainer, samples = phase.experiment.trainer, store.samples("train", phase.experiment.data.forecast_len)
+    found = list(_refusal(("trainer", "global_batch_size"), epoch_samples, samples, trainer.global_batch_size))
+    yield from found
+    if not found:
+        rate = registry.of("scheduler", trainer.scheduler).learning_rate
+        arguments = trainer.optimizer.learning_rate, 0, _steps_per_epoch(store, phase) * trainer.epochs
+        yield from _refusal(("trainer", "scheduler"), rate, trainer.scheduler, *arguments)
+
+
+def _steps_per_epoch(store: Store, phase: Phase) -> int:
+    trainer, samples = phase.experiment.trainer, store.samples("train", phase.experiment.data.forecast_len)
+    return epoch_samples(samples, trainer.global_batch_size, trainer.batches_per_epoch) // trainer.global_batch_size
 
 
 def _forecast_findings(store: Store) -> Iterator[Finding]:
@@ -302,8 +314,12 @@ def _time_findings(store: Store) -> Iterator[Finding]:
     """Check the store's times against the periods and the initial times."""
     for split in SPLITS:
         for i, period in enumerate(getattr(store.experiment.data, split)):
-            for message in _period_messages(store, period):
-                yield ("data", split, i), message
+            messages = list(_period_messages(store, period))
+            yield from ((("data", split, i), message) for message in messages)
+            for phase in phases(store.experiment) if not messages else ():
+                where = written_at(store.experiment, phase, ("data", "forecast_len"))
+                for message in _window_messages(store, period, phase.experiment.data.forecast_len):
+                    yield (where if where[0] == "trainer" else ("data", split, i)), message
     yield from _init_findings(store)
 
 
@@ -329,11 +345,15 @@ def _period_messages(store: Store, period: Period) -> Iterator[str]:
             f"expected a time every {format_duration(data.timestep)}, got {len(missing)} of {len(expected)} missing "
             f"from the store, the first {store.text(missing[0])}, change the period or split it in two"
         )
-    window = data.history_len + data.forecast_len
-    if len(expected) < window:
+
+
+def _window_messages(store: Store, period: Period, forecast_len: int) -> Iterator[str]:
+    history_len, times = store.experiment.data.history_len, len(store.inside(period))
+    window = history_len + forecast_len
+    if times < window:
         yield (
-            f"expected at least history_len + forecast_len = {data.history_len} + {data.forecast_len} = {window} "
-            f"times, got {len(expected)}, change the period"
+            f"expected at least history_len + forecast_len = {history_len} + {forecast_len} = {window} "
+            f"times, got {times}, change the period"
         )
 
 
@@ -495,9 +515,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
     """Return a description of the run as plain data."""
     grid, at = store.fields.grid, layout(experiment.trainer, world)
     trainer = experiment.trainer
-    per_epoch = store.samples("train") // trainer.global_batch_size
-    if trainer.batches_per_epoch:
-        per_epoch = min(per_epoch, trainer.batches_per_epoch)
+    parts = [(phase, _steps_per_epoch(store, phase)) for phase in phases(experiment)]
     return {
         "name": experiment.name,
         "save_loc": experiment.save_loc,
@@ -533,9 +551,22 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             "global_batch_size": trainer.global_batch_size,
             "micro_batch_size": trainer.micro_batch_size,
             "accumulation": at.accumulation,
-            "steps_per_epoch": per_epoch,
-            "steps": per_epoch * trainer.epochs,
+            "steps_per_epoch": parts[0][1],
+            "steps": sum(steps * phase.experiment.trainer.epochs for phase, steps in parts),
         },
+        **({"phases": [_describe_phase(*part) for part in parts]} if trainer.phases else {}),
+    }
+
+
+def _describe_phase(phase: Phase, steps_per_epoch: int) -> dict[str, Any]:
+    data, trainer = phase.experiment.data, phase.experiment.trainer
+    return {
+        "phase": phase.number,
+        "epochs": trainer.epochs,
+        "forecast_len": data.forecast_len,
+        "global_batch_size": trainer.global_batch_size,
+        "steps_per_epoch": steps_per_epoch,
+        "steps": steps_per_epoch * trainer.epochs,
     }
 
 
@@ -579,7 +610,14 @@ def print_table(description: dict[str, Any]) -> None:
         "layout": f"{processes} = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",
-        "steps": f"{at['steps_per_epoch']} per epoch, {at['steps']} in all",
+        "steps": f"{at['steps']} in all"
+        if "phases" in description
+        else f"{at['steps_per_epoch']} per epoch, {at['steps']} in all",
+        **{
+            f"phase {p['phase']}": f"{p['epochs']} × {p['steps_per_epoch']} steps, batch {p['global_batch_size']}, "
+            f"forecast_len {p['forecast_len']}"
+            for p in description.get("phases", ())
+        },
         "save_loc": description["save_loc"],
     }
     table = Table(show_header=False, box=None, pad_edge=False)

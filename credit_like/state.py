@@ -67,6 +67,10 @@ class State(_Batch):
     diagnostic: Tensor
     index: Tensor
 
+    def detach(self) -> Self:
+        """Return the same state without its history of gradients."""
+        return replace(self, prognostic=self.prognostic.detach(), diagnostic=self.diagnostic.detach())
+
     @property
     def now(self) -> Tensor:
         """Newest frame (B, Cp, H, W)."""

@@ -110,20 +110,28 @@ class Stepper(nn.Module):
         forcing = torch.nan_to_num((forcing_BCTHW - self.forcing_mean) / self.forcing_std, nan=0.0)
         return torch.cat([prognostic, static, forcing], 1)
 
-    def rollout(self, state: State, forcing_BCTHW: Tensor, leads: int) -> Iterator[State]:
+    def rollout(
+        self, state: State, forcing_BCTHW: Tensor, leads: int, backprop_steps: int | None = None
+    ) -> Iterator[State]:
         """Yield the states of the next `leads` steps.
 
-        `forcing_BCTHW` holds T + leads − 1 times, beginning with that of the oldest frame.
+        `forcing_BCTHW` holds T + leads − 1 times, beginning with that of the oldest frame. Gradients end after every
+        `backprop_steps` steps; by default they flow through all.
         """
         frames = state.prognostic.shape[2]
         for lead in range(leads):
+            if backprop_steps and lead % backprop_steps == 0:
+                state = state.detach()
             state = self(state, forcing_BCTHW[:, :, lead : lead + frames])
             yield state
 
-    def predict_sample(self, sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (prediction, target) for every lead of a sample, each (B, C_out, H, W) in physical units."""
+    def predict_sample(self, sample: Sample, backprop_steps: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (prediction, target) for every lead of a sample, each (B, C_out, H, W) in physical units.
+
+        `backprop_steps` as in `rollout`.
+        """
         state = self.initial(sample.prognostic, sample.index)
-        for lead, after in enumerate(self.rollout(state, sample.forcing, sample.leads)):
+        for lead, after in enumerate(self.rollout(state, sample.forcing, sample.leads, backprop_steps)):
             yield self.outputs(after), sample.target[:, :, lead]
 
     @staticmethod

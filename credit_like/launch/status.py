@@ -38,6 +38,8 @@ class RunStatus:
     state: str
     reason: str | None
     step: int | None
+    phase: int | None
+    """Position in `trainer.phases`; None where the training has one phase alone."""
     epoch: float | None
     loss: float | None
     samples_per_second: float | None
@@ -53,7 +55,8 @@ class RunStatus:
         rate = None if self.samples_per_second is None else f"{self.samples_per_second:.4g} samples/s"
         checkpoint = None if self.checkpoint is None else f"step {self.checkpoint}, {self.checkpoint_time}"
         facts = {
-            "run": self.save_loc, "state": self.state, "reason": self.reason, "step": self.step, "epoch": self.epoch,
+            "run": self.save_loc, "state": self.state, "reason": self.reason, "step": self.step,
+            "phase": self.phase, "epoch": self.epoch,
             "loss": loss, "validation loss": valid, "throughput": rate, "last checkpoint": checkpoint,
         }  # fmt: skip
         return [(name, str(value)) for name, value in facts.items() if value is not None]
@@ -80,6 +83,7 @@ def status(save_loc: Path) -> RunStatus:
         state=str(told.get("state", "not begun")),
         reason=told.get("reason"),
         step=_number(step, "step") if "step" in step else _number(told, "step"),
+        phase=_number(step, "phase"),
         epoch=_number(step, "epoch"),
         loss=_number(step, "loss"),
         samples_per_second=_number(step, "samples_per_second"),

@@ -21,6 +21,7 @@ from credit_like.plan.replay import Key, Recipe, Recipes
 from credit_like.plan.simulate import Rank, places, simulate
 from credit_like.processes import work_for
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.phases import hungriest
 
 Task = tuple[Candidate, int]
 Progress = Callable[[int, int], None]
@@ -65,9 +66,11 @@ def simulate_all(
 ) -> tuple[list[PlanRow], list[Illegal]]:
     """Simulate these layouts; return their rows, and the layouts that the model refuses.
 
+    Of a training in phases, a step of the one that takes the most memory is simulated.
     `places` returns the ranks of a layout to simulate. `known` holds the cached operations of earlier simulations and
     is updated.
     """
+    experiment = hungriest(experiment)
     chosen, known = list(chosen), {} if known is None else known
     tasks = [(layout, rank) for layout in chosen for rank in places(layout)]
     answers = _in_processes(experiment, grid, tasks, processes or os.cpu_count() or 1, progress, known)

@@ -120,7 +120,8 @@ class Monitor:
             since, first = self._started
             if step > first:
                 text += f"  ETA {(now - since) / (step - first) * (self.total_steps - step):.0f} s"
-            log.info("step %d/%d  epoch %d  %s", step, self.total_steps, row["epoch"], text)
+            phase = f"  phase {row['phase']}" if "phase" in row else ""
+            log.info("step %d/%d%s  epoch %d  %s", step, self.total_steps, phase, row["epoch"], text)
 
     def validation(self, row: Mapping[str, Any]) -> None:
         """Log one validation."""
@@ -133,7 +134,8 @@ class Monitor:
                     for name, values in forecast[score].items():
                         scores[f"forecast_{score}_{hours[at]:g}h/{name}"] = values[at]
         self._curves({"valid/loss": row["valid_loss"], **scores}, row["step"])
-        log.info("step %d  validation loss %.5g", row["step"], row["valid_loss"])
+        phase = f"  phase {row['phase']}" if "phase" in row else ""
+        log.info("step %d%s  validation loss %.5g", row["step"], phase, row["valid_loss"])
 
     def _curves(self, values: Mapping[str, float], step: int) -> None:
         """Write scalars to TensorBoard; a run whose files cannot be written continues without them."""

@@ -19,6 +19,7 @@ from credit_like.context import Context
 from credit_like.data.statistics import Statistics
 from credit_like.nn import spectral_norm
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.schema.phases import Phase, phases
 from credit_like.training.ema import Ema
 from credit_like.training.step import Optimizer
 from credit_like.variables import Variables
@@ -51,17 +52,27 @@ class TrainingState:
     """
 
     def __init__(self, context: Context, manager: CheckpointManager) -> None:
-        section = context.experiment.trainer
         self.context, self.manager = context, manager
         self.progress = Progress()
+        self._phases = phases(context.experiment)
         self.model = get_raw_model(context.stepper.model)
         self.parameters = {canonical_name(n): p for n, p in self.model.named_parameters() if p.requires_grad}
-        build = registry.of("optimizer", section.optimizer).build
-        self.optimizer: Optimizer = build(section.optimizer, self.parameters)
-        self.ema = Ema(self.parameters, section.ema_decay) if section.use_ema else None
+        averaged = any(phase.experiment.trainer.use_ema for phase in self._phases)
+        self.ema = Ema(self.parameters, 0.0) if averaged else None
         self.origin: dict[str, Any] | None = None
         """Where the weights came from with which the run began, if from another run (`transfer.Source.provenance`)."""
         self._plugins = registry.record(context.experiment.plugins)
+        self.begin(self._phases[0])
+
+    optimizer: Optimizer
+
+    def begin(self, phase: Phase) -> None:
+        """Begin a phase, with an optimiser state of zero. The average follows the weights in a phase without one."""
+        section = phase.experiment.trainer
+        self.phase = phase
+        self.optimizer = registry.of("optimizer", section.optimizer).build(section.optimizer, self.parameters)
+        if self.ema is not None:
+            self.ema.decay = section.ema_decay if section.use_ema else 0.0
 
     def pieces(self) -> dict[str, Piece]:
         """Return every tensor that training changes, by name: the live tensors, as this rank holds them."""
@@ -115,7 +126,7 @@ class TrainingState:
         self.manager.save(self.progress.step, self.pieces() | random, self._meta(), score)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of any layout.
+        """Continue from a checkpoint of any layout, whose newest step belongs to the phase that has begun.
 
         Raises UserError where its tensors are not those of this experiment's model and optimiser.
         """
@@ -129,7 +140,7 @@ class TrainingState:
             log.warning("plug-ins changed since step %d: %s", checkpoint.step, "; ".join(plugins))
         # The position counts samples: with another batch size it moves to the start of the batch that has the next one.
         samples = self.progress.position * meta["global_batch_size"]
-        self.progress.position = samples // experiment.trainer.global_batch_size
+        self.progress.position = samples // self.phase.experiment.trainer.global_batch_size
         if meta["layout"] == self._layout():
             mine = f"random/{self.context.runtime.rank}/"
             set_random_state({name.removeprefix(mine): checkpoint.read(name) for name in checkpoint.names(mine)})
@@ -145,7 +156,8 @@ class TrainingState:
         return {
             **({"origin": self.origin} if self.origin is not None else {}),
             "progress": asdict(self.progress),
-            "global_batch_size": context.experiment.trainer.global_batch_size,
+            "global_batch_size": self.phase.experiment.trainer.global_batch_size,
+            **({"phase": self.phase.number} if len(self._phases) > 1 else {}),
             "experiment": experiment,
             "experiment_sha256": hashlib.sha256(to_json(experiment)).hexdigest(),
             "layout": self._layout(),

@@ -94,7 +94,9 @@ def _types(rank, path, layout, changes):
         model = trainer.context.stepper.model
         types = _Types(model)
         with meter, types:
-            trainer.train_step.forward(next(samples))
+            sample = next(samples)
+            step = trainer.train_step
+            step.forward(step.stepper.predict_sample(sample), range(sample.leads), sample.leads)
         for name, module in _blocks(model):
             result[name] = keeps_full_precision(module), types.found[name]
         result["says"] = trainer.precision
