@@ -7,7 +7,8 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
-# One thread per process: pytest's workers and the ranks that tests fork already use all cores.
+# One thread per process: pytest's workers and the ranks that tests fork already use all cores. The slow tests wait for
+# processes, jobs and time limits half of the time, so they get a third worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 .PHONY: demo test test-all test-slow lint format bench env clean
@@ -32,7 +33,7 @@ test: $(STAMP)  ## the everyday tests
 	$(PYTEST) -m "not slow"
 
 test-slow: $(STAMP)  ## the slow tests that CI runs: representatives of every layout, kills, job chains, notebooks
-	$(PYTEST) -m "slow and not long"
+	$(PYTEST) -n 3 -m "slow and not long"
 
 test-all: test  ## everything: the full layout matrix, kill storms
 	$(PYTEST) -m slow

@@ -65,7 +65,7 @@ def reference(kind: str, x, y, grid, valid, scale, weights):
                 for j in range(WIDTH):
                     if valid[c, i, j]:
                         e = (x[b, c, i, j] - y[b, c, i, j]) / scale[c]
-                        point = {"mse": e * e, "mae": abs(e), "huber": e * e / 2 if abs(e) <= 1 else abs(e) - 0.5}[kind]
+                        point = {"mse": e * e, "huber": e * e / 2 if abs(e) <= 1 else abs(e) - 0.5}.get(kind, abs(e))
                         top, bottom = top + rows[i] * point, bottom + rows[i]
             total += weights[c] * top / bottom
     return total / sum(weights) / x.shape[0]
@@ -119,3 +119,17 @@ def test_a_misspelt_weight_is_named(variables, grid):
     config = registry.module("loss", "mse").Config(variable_weights={"rian": 1.0})
     with pytest.raises(ValueError, match="did you mean 'rain'"):
         AreaLoss(config, variables, FakeStatistics(np.ones((4, HEIGHT, WIDTH), bool)), grid)
+
+
+def test_level_weights_multiply_those_of_the_variable(variables, grid):
+    config = registry.module("loss", "mse").Config(variable_weights={"u": 2.0}, level_weights={2: 5.0})
+    loss = AreaLoss(config, variables, FakeStatistics(np.ones((4, HEIGHT, WIDTH), bool)), grid)
+    assert loss.channel_weights.tolist() == [2.0, 10.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match=r"level_weights of predicted levels \(1, 2\), got 3"):
+        AreaLoss(config.model_copy(update={"level_weights": {3: 1.0}}), variables, loss, grid)
+
+
+def test_members_are_refused_by_a_loss_that_is_not_of_ensembles(variables, grid):
+    loss = AreaLoss(registry.module("loss", "mae").Config(), variables, FakeStatistics(np.ones((4, 6, 8), bool)), grid)
+    with pytest.raises(ValueError, match="expected a loss of ensembles for several members, got mae"):
+        loss(torch.zeros(4, 4, HEIGHT, WIDTH), torch.zeros(2, 4, HEIGHT, WIDTH))
