@@ -20,6 +20,7 @@ from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
+from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_maps, plot_scores
@@ -265,7 +266,8 @@ def evaluate(experiment: Experiment) -> int:
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     forecasts, truth = forecast_path(experiment), open_truth(experiment, store)
-    results = score(experiment, forecasts, truth, store, variables)
+    variables, training = scored_variables(variables, truth), training_store(store, truth)
+    results = score(experiment, forecasts, truth, training, variables)
     folder = evaluation_folder(experiment)
     save_results(results, folder)
     report = write_report(folder / "report.html", results, forecasts, truth, variables)
@@ -279,9 +281,11 @@ def plot(experiment: Experiment) -> int:
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     folder = evaluation_folder(experiment)
-    units = {variable.name: store.attrs(variable).get("units", "") for variable in variables.outputs}
+    truth = open_truth(experiment, store)
+    variables = scored_variables(variables, truth)
+    units = {variable.name: truth.attrs(variable).get("units", "") for variable in variables.outputs}
     figures = plot_scores(load_results(folder), folder, units)
-    figures += plot_maps(forecast_path(experiment), open_truth(experiment, store), variables, folder)
+    figures += plot_maps(forecast_path(experiment), truth, variables, folder)
     for figure in figures:
         log.info("%s", figure)
     return 0

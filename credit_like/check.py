@@ -238,6 +238,7 @@ def _steps_per_epoch(store: Store, phase: Phase) -> int:
 
 def _forecast_findings(store: Store) -> Iterator[Finding]:
     """Yield problems of leads, initial times and output."""
+    from credit_like.derive.fields import written_derivation
     from credit_like.inference.layout import choose
     from credit_like.inference.times import initial_times, kept_leads
 
@@ -247,10 +248,12 @@ def _forecast_findings(store: Store) -> Iterator[Finding]:
         found += _refusal(("inference", "init"), initial_times, inference, store.fields, data)
     yield from found
     yield from _refusal(("inference", "output"), choose, inference.output, store.variables.outputs)
+    yield from _refusal(("inference", "derive"), written_derivation, store.experiment, store.variables)
 
 
 def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     """Yield problems of metrics, regions, and the files that forecasts are compared with."""
+    from credit_like.derive.fields import scored_derivation
     from credit_like.evaluation.fields import Regions
     from credit_like.evaluation.needs import check_metrics, open_truth
     from credit_like.evaluation.precipitation import is_precipitation
@@ -269,7 +272,9 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
             yield ("evaluation", "metrics", i), message
     for name, box in section.regions.items():
         yield from _refusal(("evaluation", "regions", name), Regions, store.fields.grid, {name: box})
-    if not scoring:
+    derivable = list(_refusal(("evaluation", "derive"), scored_derivation, experiment, store.variables))
+    yield from derivable
+    if not scoring or derivable:
         return
     found = list(_refusal(("evaluation", "truth"), open_truth, experiment, store.fields))
     yield from found

@@ -7,6 +7,7 @@ Within a role, variables on levels (all levels of a variable together) come befo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -78,6 +79,12 @@ class Variables:
     def n(self, role: str) -> int:
         """Return the number of channels of a role."""
         return sum(map(len, self._by_role[role]))
+
+    def with_outputs(self, outputs: Sequence[Variable]) -> Variables:
+        """Return these variables with other outputs than the model's channels, as scores have them."""
+        result = copy(self)
+        result.__dict__["outputs"] = tuple(outputs)
+        return result
 
     @property
     def in_channels(self) -> int:

@@ -190,6 +190,11 @@ def relative_humidity(temperature: Tensor, humidity: Tensor, pressure: Tensor) -
     return humidity * pressure / ((ratio + (1 - ratio) * humidity) * saturated)
 
 
+def wind_speed(u: Tensor, v: Tensor) -> Tensor:
+    """Return √(u² + v²); its gradient is zero where there is no wind."""
+    return torch.linalg.vector_norm(torch.stack([u, v]), dim=0)
+
+
 def column_water(water_KHW: Tensor, thickness_KHW: Tensor) -> Tensor:
     """Return Σ q Δp / g in kg m⁻², with the thickness Δp of each level's layer."""
     return (water_KHW * thickness_KHW).sum(-3) / GRAVITY

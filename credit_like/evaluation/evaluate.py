@@ -25,6 +25,7 @@ from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology, fit_climatology, load_climatology
 from credit_like.evaluation.collect import Collected
+from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.metrics import needs
 from credit_like.evaluation.needs import check_metrics
@@ -174,7 +175,7 @@ def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> 
     else:
         dataset, where = open_forecast(forecasts), str(forecasts)
     made = ", ".join(str(dataset.attrs[key]) for key in ("title", "source") if key in dataset.attrs)
-    return ForecastFiles(dataset, truth.grid, f"{where}: {made}" if made else where)
+    return forecast_files(dataset, truth, f"{where}: {made}" if made else where)
 
 
 def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:

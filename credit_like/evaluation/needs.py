@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 
 from credit_like.data.store import FieldStore, StoreError, open_store
+from credit_like.derive.fields import Derivation, scored_derivation
 from credit_like.errors import UserError
 from credit_like.evaluation.metrics import needs
+from credit_like.schema.data import Role
 from credit_like.schema.experiment import Experiment
-from credit_like.variables import Variables
+from credit_like.variables import Variable, Variables
 
 
 def check_metrics(metrics: Mapping[str, ModuleType], members: int, rainy: Sequence[str]) -> None:
@@ -27,15 +29,55 @@ def check_metrics(metrics: Mapping[str, ModuleType], members: int, rainy: Sequen
 def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:
     """Return the data to compare with: the experiment's own, or `evaluation.truth` with the forecast variables.
 
+    Fields to derive are part of the result; where files of `evaluation.truth` hold all of them, they are read.
     Raises UserError if a forecast variable is absent.
     """
+    derivation = scored_derivation(experiment, store.variables)
+    if derivation is None:
+        return _open_own(experiment, store)
+    from credit_like.evaluation.derived import DerivedStore, published
+
+    ground = derivation.ground(store)
+    if experiment.evaluation.truth is not None:
+        archived = {variable.name: published(variable) for variable in derivation.outputs}
+        if (found := _open_archived(experiment, tuple(archived.values()))) is not None:
+            return DerivedStore(found, derivation, ground, archived)
+    return DerivedStore(_open_own(experiment, store, derivation), derivation, ground)
+
+
+def _open_archived(experiment: Experiment, variables: Sequence[Variable]) -> FieldStore | None:
+    """Open `evaluation.truth` with variables on pressure levels, or return None if it lacks one of them."""
+    nothing = Role()
+    on_levels = tuple(v.spec.model_copy(update={"levels": v.levels}) for v in variables if v.levels)
+    surface = tuple(v.spec for v in variables if not v.levels)
+    update = {
+        "source": experiment.evaluation.truth,
+        "prognostic": Role(level=on_levels, surface=surface),
+        "diagnostic": nothing,
+        "dynamic_forcing": nothing,
+        "static": nothing,
+    }
+    data = experiment.data.model_copy(update=update)
+    try:
+        return open_store(data, Variables(data))
+    except StoreError:
+        return None
+
+
+def _open_own(experiment: Experiment, store: FieldStore, derivation: Derivation | None = None) -> FieldStore:
+    """Return the truth of the predicted variables that are scored, and of those from which others are derived."""
     if experiment.evaluation.truth is None:
         return store
+    needed = {one.name for v in derivation.outputs for one in derivation.inputs(v.name)} if derivation else set()
     data, written = experiment.data, experiment.inference.output.variables
     scored = {
         role: getattr(data, role).model_copy(
             update={
-                kind: tuple(spec for spec in getattr(getattr(data, role), kind) if not written or spec.name in written)
+                kind: tuple(
+                    spec
+                    for spec in getattr(getattr(data, role), kind)
+                    if not written or spec.name in written or spec.name in needed
+                )
                 for kind in ("level", "surface")
             }
         )

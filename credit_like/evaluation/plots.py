@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
+from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.scorecard import channels, labels, lead_text
-from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
+from credit_like.evaluation.sources import Truth, open_forecast
 from credit_like.variables import Variables
 
 _STYLE = {"model": ("C0", "-"), "persistence": ("0.4", "--"), "climatology": ("0.4", ":")}
@@ -62,7 +63,7 @@ def plot_maps(
     """
     folder.mkdir(parents=True, exist_ok=True)
     dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts
-    files = ForecastFiles(dataset, truth.grid, "the forecasts")
+    files = forecast_files(dataset, truth, "the forecasts")
     second = int(files.init[init])
     chosen = sorted({0, len(files.leads) - 1}) if leads is None else list(leads)
     land = land_mask(truth)

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 import credit_like
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
+from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.plots import land_mask
 from credit_like.evaluation.scorecard import channels
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
@@ -53,7 +54,7 @@ def write_report(
     `map_bytes` bounds the points of all maps together. The file is written atomically.
     """
     dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts
-    files = ForecastFiles(dataset, truth.grid, "the forecasts")
+    files = forecast_files(dataset, truth, "the forecasts")
     units = {variable.name: str(truth.attrs(variable).get("units", "")) for variable in variables.outputs}
     data = {
         "experiment": str(results.attrs.get("experiment", "")),

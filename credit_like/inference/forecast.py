@@ -19,6 +19,8 @@ from credit_like import registry
 from credit_like.context import Context
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
+from credit_like.derive.fields import Derivation, written_derivation
+from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
 from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.perturb import perturbations
@@ -77,6 +79,14 @@ def plan(
     """
     section, data = experiment.inference, experiment.data
     init = initial_times(section, store, data, missing)
+    derivation = written_derivation(experiment, variables)
+    derived = derivation.outputs if derivation else ()
+    derived_attrs = (
+        {variable.name: derivation.attrs(variable.name, store) for variable in derived} if derivation else {}
+    )
+    if derivation and derivation.config.pressure_levels:
+        on_pressure = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
+        derived_attrs.update({f"level_{variable.name}": on_pressure for variable in derived if variable.levels})
     made_by = f"credit-like {credit_like.__version__}, {experiment.model.type}"
     attrs = {
         "Conventions": "CF-1.11",
@@ -91,9 +101,9 @@ def plan(
         timestep=round(data.timestep.total_seconds()),
         members=section.ensemble.members,
         grid=store.grid,
-        variables=variables.outputs,
-        chosen=choose(section.output, variables.outputs),
-        variable_attrs={variable.name: store.attrs(variable) for variable in variables.outputs},
+        variables=(*variables.outputs, *derived),
+        chosen=choose(section.output, variables.outputs) | {variable.name: variable.levels for variable in derived},
+        variable_attrs={variable.name: store.attrs(variable) for variable in variables.outputs} | derived_attrs,
         attrs=attrs,
         cf=section.output.flavour == "cf",
     )
@@ -132,6 +142,7 @@ def write_forecasts(
     writer.open()
     # Completeness is determined before anything is computed, so that ranks that share a sample decide alike.
     todo = [group for group in forecast_plan.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]
+    derive = _Derive.of(context)
     background = Background(_WAITING)
     steps, done = _steps(forecast_plan, todo, experiment), 0
 
@@ -157,7 +168,7 @@ def write_forecasts(
         for group in todo:
             writes = False
             for places, lead, state in states(group):
-                if lead in layout.leads and (fields := _fields(stepper, state, gather)) is not None:
+                if lead in layout.leads and (fields := _fields(stepper, state, gather, derive)) is not None:
                     background.submit(partial(_write, writer, places, layout.leads.index(lead), fields))
                     writes = True
                 done += 1
@@ -244,12 +255,44 @@ def _steps(forecast_plan: ForecastPlan, todo: Sequence[Sequence[int]], experimen
     return forecast_plan.leads * sum(len(_batches(group, members, size)) for group in todo)
 
 
-def _fields(stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None) -> HostCopy | None:
-    """Return (B, C, H, W) float32 with NaN at missing points, or None on a rank that does not write."""
+@dataclass(frozen=True)
+class _Derive:
+    """Derived fields of whole fields of the stepper's outputs."""
+
+    derivation: Derivation
+    slices: dict[str, slice]
+    ground_HW: Tensor | None
+    grid: Grid
+
+    @classmethod
+    def of(cls, context: Context) -> _Derive | None:
+        """Return the derived fields to write, or None if there are none."""
+        derivation = written_derivation(context.experiment, context.variables)
+        if derivation is None:
+            return None
+        ground = derivation.ground(context.store)
+        on_device = None if ground is None else torch.from_numpy(ground).to(context.runtime.device)
+        return cls(derivation, Variables.slices(context.variables.outputs), on_device, context.store.grid)
+
+    def append(self, fields_BCHW: Tensor) -> Tensor:
+        """Return the fields followed by the derived ones, in the order of `ForecastLayout.variables`."""
+        by_name = {name: fields_BCHW[:, channels] for name, channels in self.slices.items()}
+        return torch.cat([fields_BCHW, *self.derivation(by_name, self.ground_HW, self.grid).values()], 1)
+
+
+def _fields(
+    stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None, derive: _Derive | None
+) -> HostCopy | None:
+    """Return (B, C, H, W) float32 with NaN at missing points, or None on a rank that does not write.
+
+    Fields are derived after they are gathered, because some need the rows of other ranks.
+    """
     with torch.inference_mode():
         own = stepper.masked(stepper.outputs(state)).float()
         fields = own if gather is None else gather(own)
-        return None if fields is None else to_host(fields)
+        if fields is None:
+            return None
+        return to_host(fields if derive is None else derive.append(fields))
 
 
 def _write(writer: Writer, places: Sequence[ForecastKey], lead: int, fields: HostCopy) -> None:

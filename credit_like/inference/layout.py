@@ -124,6 +124,7 @@ class ForecastLayout:
             if dim := self.level_dim(name):
                 attrs = {"long_name": "level", "units": "1", "axis": "Z", "positive": "down"}
                 attrs.update(self.variable_attrs.get("level", {}))
+                attrs.update(self.variable_attrs.get(f"level_{name}", {}))
                 coords[dim] = (dim, np.array(levels, np.float64), attrs)
         if self.cf:
             valid = calendar.seconds(init)[:, None] + seconds

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 from credit_like.errors import UserError
 from credit_like.schema.base import Duration, Section, format_duration, parse_duration
 from credit_like.schema.data import Periods, Sources, Time, parse_time
+from credit_like.schema.derive import Derive
 from credit_like.schema.plugin import plugin
 
 
@@ -102,6 +103,8 @@ class InferenceSection(Section):
     """Compute in bfloat16; by default as training does."""
     ensemble: Ensemble = Ensemble()
     """Ensemble of perturbed initial states."""
+    derive: Derive | None = None
+    """Fields to write that follow from predicted ones, such as `[{pressure_levels: [850, 500]}, geopotential]`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -150,3 +153,6 @@ class EvaluationSection(Section):
     """Period of the climatology. Default: the training period."""
     bootstrap: int = Field(default=0, ge=0)
     """Number of bootstrap resamples of the initial times, for confidence intervals; 0 = none."""
+    derive: Derive | None = None
+    """Fields to score that follow from predicted ones: of the forecasts, unless their files have them, and of the truth.
+    Default: those of `inference.derive`."""

@@ -46,6 +46,7 @@ def _rollout(rank, file, overrides):
     return build.rollout(load_experiment(file, overrides))
 
 
+DERIVED = "inference.derive=[wind_speed, vorticity, divergence]"
 ENSEMBLE = "inference.ensemble={members: 2, amplitude: {u: 0.5}}"
 LAYOUTS = {
     "ddp": (2, ["trainer.parallelism={data: ddp}", "trainer.micro_batch_size=4"]),
@@ -66,7 +67,7 @@ def test_every_layout_writes_the_store_of_one_process(run, tmp_path, run_ranks, 
     world, section = LAYOUTS[layout]
     paths = [tmp_path / "one", tmp_path / "many"]
     for path, ranks, extra in ((paths[0], 1, []), (paths[1], world, section)):
-        sets = [ENSEMBLE, f"inference.output={{type: {output}, path: {path}}}", *extra]
+        sets = [ENSEMBLE, DERIVED, f"inference.output={{type: {output}, path: {path}}}", *extra]
         assert run_ranks(ranks, _rollout, run, sets) == [0] * ranks
     if layout in ("ddp", "fsdp2"):  # the same arithmetic: the same bytes
         one, many = map(contents, paths)

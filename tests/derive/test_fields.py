@@ -1,0 +1,186 @@
+"""The derived fields of an experiment: values, what they need, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+
+from credit_like.data.store import open_store
+from credit_like.derive import fields, vertical
+from credit_like.derive.fields import Derivation
+from credit_like.derive.horizontal import vorticity
+from credit_like.derive.levels import read_levels
+from credit_like.errors import UserError
+from credit_like.schema.derive import Derive
+from credit_like.variables import Variables
+from tests.derived import LEVELS, everything, make_experiment, make_world
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def opened(world, levels=()):
+    """Return store, variables and the first fields by name."""
+    experiment = make_experiment(world, world / "run", levels)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    values = torch.from_numpy(store.read(variables.outputs, [0, 7]))
+    return store, variables, {name: values[:, at] for name, at in Variables.slices(variables.outputs).items()}
+
+
+def derived(world, config, levels=(), names=None):
+    store, variables, x = opened(world, levels)
+    derivation = Derivation(Derive.model_validate(config), variables)
+    return derivation, derivation(x, torch.from_numpy(derivation.ground(store)), store.grid, names), store, x
+
+
+def test_fields_are_those_of_the_functions(world):
+    derivation, result, store, x = derived(world, everything(world))
+    assert list(result) == [variable.name for variable in derivation.outputs]
+    x = {name: value.double() for name, value in x.items()}
+    ground = torch.from_numpy(derivation.ground(store)).expand(2, -1, -1)
+    surface, wanted = x["surface_pressure"][:, 0], [85_000.0, 25_000.0, 50_000.0]
+    levels = read_levels(str(world / "levels.yml"))
+    interfaces = vertical.interface_pressure(surface, levels.a, levels.b)
+    pressure = vertical.level_pressure(interfaces)
+    phi = vertical.geopotential(ground, x["temperature"], x["specific_humidity"], interfaces)
+    warmth = vertical.surface_temperature(x["temperature"], pressure, phi, ground, surface)
+    phi, t = (vertical.interpolate(field, pressure, wanted) for field in (phi, x["temperature"]))
+    phi, t = vertical.extrapolate_below_ground(phi, t, wanted, warmth, ground, surface)
+    q, u, v = (vertical.interpolate(x[name], pressure, wanted) for name in ("specific_humidity", "u", "v"))
+    at = torch.tensor(wanted, dtype=torch.float64)[:, None, None]
+    assert (at > surface[:, None]).any(), "some points should be below ground"
+    expected = {
+        "geopotential": phi,
+        "temperature_pl": t,
+        "u_pl": u,
+        "wind_speed": (u**2 + v**2).sqrt(),
+        "relative_humidity": vertical.relative_humidity(t, q, at),
+        "vorticity": vorticity(u, v, store.grid),
+        "mean_sea_level_pressure": vertical.mean_sea_level_pressure(warmth, ground, surface)[:, None],
+        "total_column_water": vertical.column_water(x["specific_humidity"], interfaces.diff(dim=-3))[:, None],
+    }
+    for name, value in expected.items():
+        torch.testing.assert_close(result[name], value.float(), msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_rows_at_a_time_change_nothing(world, monkeypatch):
+    _, whole, *_ = derived(world, everything(world))
+    monkeypatch.setattr(fields, "_BLOCK_BYTES", 1)
+    _, pieces, *_ = derived(world, everything(world))
+    for name, value in whole.items():
+        torch.testing.assert_close(pieces[name], value, rtol=0, atol=0)
+
+
+def test_a_field_alone_is_the_same_as_among_others(world):
+    _, whole, *_ = derived(world, everything(world))
+    store, variables, x = opened(world)
+    derivation = Derivation(Derive.model_validate(everything(world)), variables)
+    ground = torch.from_numpy(derivation.ground(store))
+    for variable in derivation.outputs:
+        needed = {one.name: x[one.name] for one in derivation.inputs(variable.name)}
+        alone = derivation(needed, ground, store.grid, [variable.name])
+        torch.testing.assert_close(alone[variable.name], whole[variable.name], rtol=0, atol=0)
+
+
+def test_levels_may_be_listed_in_any_order(world):
+    _, down, *_ = derived(world, everything(world))
+    _, up, *_ = derived(world, everything(world), tuple(range(LEVELS, 0, -1)))
+    for name, value in down.items():
+        torch.testing.assert_close(up[name], value, rtol=0, atol=0)
+
+
+def test_some_of_the_levels_give_nearly_the_same_geopotential(world):
+    _, whole, *_ = derived(world, everything(world))
+    _, some, *_ = derived(world, everything(world), (1, 3, 5, 7, 9, 11, 12))
+    difference = (some["geopotential"] - whole["geopotential"]).abs()[:, [0, 2]]
+    assert 0 < difference.max() < 9.8 * 15
+    assert (some["mean_sea_level_pressure"] - whole["mean_sea_level_pressure"]).abs().max() < 50
+
+
+def test_without_pressure_levels_fields_are_on_those_of_the_model(world):
+    names = ["geopotential", "relative_humidity", "wind_speed"]
+    some = (3, 9, 12)
+    derivation, result, _, x = derived(world, {"fields": names, "model_levels": str(world / "levels.yml")}, some)
+    assert [variable.levels for variable in derivation.outputs] == [some] * 3
+    torch.testing.assert_close(result["wind_speed"], torch.hypot(x["u"], x["v"]))
+    assert (result["geopotential"].diff(dim=1) < 0).all()
+    assert (result["relative_humidity"] > 0).all()
+
+
+def test_gradients_reach_every_input(world):
+    store, variables, x = opened(world)
+    derivation = Derivation(Derive.model_validate(everything(world)), variables)
+    x = {name: value.clone().requires_grad_() for name, value in x.items()}
+    result = derivation(x, torch.from_numpy(derivation.ground(store)), store.grid)
+    sum(value.double().square().mean() for value in result.values()).backward()
+    for name, value in x.items():
+        assert torch.isfinite(value.grad).all(), name
+        assert value.grad.abs().max() > 0, name
+
+
+def test_on_pressure_levels_water_is_weighted_by_layers_between_them(world):
+    config = {"fields": ["total_column_water", "wind_speed"], "pressure_levels": [2.5]}
+    derivation, result, _, x = derived(world, config, (2, 3, 6))
+    q = x["specific_humidity"].double()
+    expected = (q * torch.tensor([50.0, 200.0, 150.0])[:, None, None]).sum(1, keepdim=True) / 9.80665
+    torch.testing.assert_close(result["total_column_water"], expected.float())
+    share = np.log(2.5 / 2) / np.log(3 / 2)
+    between = x["u"][:, :1] + (x["u"][:, 1:2] - x["u"][:, :1]) * share
+    torch.testing.assert_close(result["u_pl"], between)
+    assert "geopotential" not in result
+    assert derivation.hybrid is None
+
+
+@pytest.mark.parametrize(
+    ("remove", "fields_of", "message"),
+    [
+        (
+            "specific_humidity",
+            ["geopotential"],
+            "derive: expected temperature, specific_humidity, surface_pressure, geopotential_at_surface for geopotential, "
+            "got an experiment without specific_humidity; add it",
+        ),
+        (
+            "geopotential_at_surface",
+            ["mean_sea_level_pressure"],
+            "without geopotential_at_surface; add it to data (static)",
+        ),
+        ("v", ["vorticity"], "without v_component_of_wind"),
+        ("surface_pressure", ["total_column_water"], "without surface_pressure"),
+    ],
+)
+def test_what_is_missing_is_named(world, remove, fields_of, message):
+    plain = make_experiment(world, world / "run").to_dict()
+    for role in ("prognostic", "static"):
+        for kind in ("level", "surface"):
+            plain["data"][role][kind] = [v for v in plain["data"][role][kind] if v["name"] != remove]
+    experiment = make_experiment(world, world / "run").model_validate(plain)
+    config = Derive(fields=fields_of, model_levels=str(world / "levels.yml"))
+    with pytest.raises(UserError) as refused:
+        Derivation(config, Variables(experiment.data))
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"fields": ["geopotential"]}, "expected hybrid levels for geopotential, got levels of pressure"),
+        ({"fields": ["wind_speed"], "model_levels": "era5-60"}, "derive.model_levels: expected era5-137 or a file"),
+        ({}, "expected fields or pressure levels, got neither"),
+    ],
+)
+def test_what_is_not_possible_is_refused(world, config, message):
+    _, variables, _ = opened(world)
+    with pytest.raises(UserError) as refused:
+        Derivation(Derive.model_validate(config), variables)
+    assert message in str(refused.value)
+
+
+def test_levels_that_the_coefficients_do_not_have_are_refused(world, tmp_path):
+    make_world(tmp_path, (1, 2, 12))
+    (tmp_path / "levels.yml").write_text("a: [0, 5000, 0]\nb: [0, 0.3, 1]\n")
+    _, variables, _ = opened(tmp_path, (1, 2, 12))
+    with pytest.raises(UserError, match="levels of temperature from 1 to 2, got 1 to 12"):
+        Derivation(Derive(fields=("geopotential",), model_levels=str(tmp_path / "levels.yml")), variables)
