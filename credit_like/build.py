@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from credit_like import registry
@@ -26,7 +25,7 @@ from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_maps, plot_scores
 from credit_like.evaluation.report import write_report
 from credit_like.evaluation.results import load_results, save_results
-from credit_like.evaluation.scorecard import scorecard
+from credit_like.evaluation.scorecard import print_scorecard
 from credit_like.inference.forecast import forecast_path, write_forecasts
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
@@ -271,7 +270,7 @@ def evaluate(experiment: Experiment) -> int:
     folder = evaluation_folder(experiment)
     save_results(results, folder)
     report = write_report(folder / "report.html", results, forecasts, truth, variables)
-    Console().print(scorecard(results))
+    print_scorecard(results)
     log.info("%s", report)
     return 0
 

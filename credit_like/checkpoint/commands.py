@@ -19,6 +19,7 @@ from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.errors import UserError
+from credit_like.terminal import fitted
 
 
 @dataclass(frozen=True)
@@ -188,4 +189,6 @@ def _print(found: Sequence[Entry], verified: bool) -> None:
         size = f"{(entry.bytes or 0) / 2**20:.1f}"
         state = "intact" if verified else "not read"
         table.add_row(str(entry.step), str(entry.epoch), score, size, entry.saved, entry.layout, state)
-    Console(soft_wrap=True).print(table if found else "no checkpoint")
+    console = Console(soft_wrap=True)
+    fitted(console, table, ("MiB", "saved", "layout"))
+    console.print(table if found else "no checkpoint")

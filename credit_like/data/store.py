@@ -98,6 +98,7 @@ class _Place:
     cyclic: bool = False
     still: bool = False
     """A static field, of which the first time is read if it has a time axis."""
+    level_units: str = ""
 
     @property
     def varies(self) -> bool:
@@ -154,6 +155,11 @@ class FieldStore:
     def attrs(self, variable: Variable) -> dict[str, str]:
         """Return units, long_name and standard_name, as far as the files or the experiment specify them."""
         return dict(_SOLAR_ATTRS if variable.spec.compute else self._places[variable.name].attrs)
+
+    def level_units(self, variable: Variable) -> str:
+        """Return the units of the levels of a variable, empty if the files do not specify them."""
+        place = self._places.get(variable.name)
+        return place.level_units if place else ""
 
     def source_of(self, variable: Variable) -> tuple[Any, str] | None:
         """Return the source's configuration and the variable's name in it, or None for a computed variable."""
@@ -545,7 +551,8 @@ def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where
     attrs.update({"units": variable.spec.units} if variable.spec.units else {})
     levels = _levels(variable, var, dims, dataset, where)
     cyclic, still = variable.spec.fill == "cyclic", variable.role == "static"
-    return _Place(source, var, dims, levels, factor, offset, attrs, cyclic, still)
+    level_units = str(dataset["level"].attrs.get("units", "")) if "level" in dataset.coords else ""
+    return _Place(source, var, dims, levels, factor, offset, attrs, cyclic, still, level_units)
 
 
 class _FurtherDimension(UserError):
