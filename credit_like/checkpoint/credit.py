@@ -280,11 +280,13 @@ def _window_of_one(name: str, config: wxformer.Config) -> bool:
 
 
 def _reshape(name: str, value: Tensor, dim_head: int) -> Tensor:
+    # A weight of another shape is returned as it is, so that it is listed with the shape that was expected.
     if re.search(r"\.(qkv|out|expand|contract)\.weight$", name):
-        value = value.flatten(1)
+        value = value.flatten(min(1, value.ndim - 1))
     elif re.search(r"(\.norm|_ff\.norm)\.(weight|bias)$", name):
         value = value.flatten()
-    if re.search(r"\.qkv\.(weight|spectral\.u)$", name):
+    divides = value.ndim > 0 and value.numel() > 0 and len(value) % (3 * dim_head) == 0
+    if re.search(r"\.qkv\.(weight|spectral\.u)$", name) and divides:
         return interleave_qkv(value, dim_head)
     return value
 
