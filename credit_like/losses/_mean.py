@@ -20,9 +20,9 @@ from credit_like.variables import Variables
 class AreaLoss(nn.Module):
     """Scalar loss of a predicted step.
 
-    loss = Σ_c v_c · mean_area(pointwise(e_c / s_c)) / Σ_c v_c, averaged over the batch, with v the variable weights, s
-    the channel's scale. Points without data (`valid` False) are excluded from the mean. Each domain rank computes its
-    part.
+    loss = Σ_c v_c · mean_area(ℓ(e_c / s_c)) / Σ_c v_c, averaged over the batch, with ℓ the `pointwise` or `rowwise` of the
+    loss plug-in, v the variable weights, s the channel's scale. Points without data (`valid` False) are excluded from
+    the mean. Each domain rank computes its part.
     """
 
     scale: Tensor
@@ -34,7 +34,7 @@ class AreaLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.pointwise = loss_module(config).pointwise
+        self.rowwise = hasattr(loss_module(config), "rowwise")
         known = [variable.name for variable in variables.outputs]
         for name in config.variable_weights:
             if name not in known:
@@ -64,7 +64,24 @@ class AreaLoss(nn.Module):
         # Missing points are masked before any non-linear operation, because the gradient of a NaN is NaN even under a
         # zero weight.
         error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
-        return self.area.part(self.pointwise(self.config, error))
+        if not self.rowwise:
+            return self.area.part(loss_values(self.config, error))
+        return self.area.part(loss_values(self.config, error, torch.where(self.valid, target_BCHW, 0) / self.scale))
+
+    def at_lead(self, loss: Tensor, lead: int, leads: int) -> Tensor:
+        """Return the loss of autoregressive step `lead` = 0, 1, … of `leads`, weighted such that a mean over leads remains."""
+        if self.config.lead_weights is None:
+            return loss
+        weights = self.config.lead_weights[:leads]
+        return loss * (weights[lead] * leads / sum(weights))
+
+
+def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None) -> Tensor:
+    """Return what a loss has at each point: `rowwise` of its plug-in, which needs the target, or else `pointwise`."""
+    module = loss_module(config)
+    rowwise = getattr(module, "rowwise", None)
+    values: Tensor = module.pointwise(config, error) if rowwise is None else rowwise(config, error, target)
+    return values
 
 
 def loss_module(config: LossConfig) -> ModuleType:
