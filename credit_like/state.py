@@ -54,6 +54,11 @@ class Sample(_Batch):
     def leads(self) -> int:
         return self.target.shape[2]
 
+    def shortened(self, leads: int) -> Self:
+        """Return the sample with its first `leads` targets alone."""
+        frames = self.prognostic.shape[2]
+        return replace(self, forcing=self.forcing[:, :, : frames + leads - 1], target=self.target[:, :, :leads])
+
 
 @dataclass(frozen=True, eq=False)
 class State(_Batch):

@@ -1,4 +1,4 @@
-"""Losses, one module each with a `Config` and `pointwise`, or `of_members` for an ensemble's score.
+"""Losses, one module each with a `Config` and `pointwise` or `rowwise`, or `of_members` for an ensemble's score.
 
 A plug-in has the attributes of `LossPlugin` or of `EnsembleLossPlugin`.
 
@@ -29,10 +29,15 @@ class LossConfig(Section):
     """Weight per level, 1 by default; it multiplies that of the variable."""
     scale: Literal["change", "state"] = "change"
     """Divide prognostic errors by the standard deviation of the change over a step, or by that of the state."""
+    lead_weights: tuple[float, ...] | None = None
+    """Weight per autoregressive step, as many as `forecast_len`. Default: all steps count alike."""
 
 
 class LossPlugin(Protocol):
-    """Interface of the module of a loss; `Config` is a `LossConfig` with its `type`."""
+    """Interface of the module of a loss; `Config` is a `LossConfig` with its `type`.
+
+    A loss that is no function of the error at each point has `rowwise` instead of `pointwise`.
+    """
 
     Config: type[Any]
 
@@ -41,6 +46,13 @@ class LossPlugin(Protocol):
 
         h may be a band of rows: the loss of a row must depend on that row alone, and must not be divided by a number of
         rows or samples.
+        """
+
+    def rowwise(self, config: Any, error: Tensor, target: Tensor) -> Tensor:
+        """Return values of the shape of `error` (B, C, h, W), whose mean along a row is the loss of the row.
+
+        `error` is prediction − target; both arguments are divided by the channel's scale, and 0 at points without data.
+        h is as in `pointwise`.
         """
 
 

@@ -21,9 +21,10 @@ from credit_like.variables import Variables
 class AreaLoss(nn.Module):
     """Scalar loss of a predicted step.
 
-    loss = Σ_c v_c · mean_area(pointwise(e_c / s_c)) / Σ_c v_c, averaged over the batch, with v the variable weights, s
-    the channel's scale. Points without data (`valid` False) are excluded from the mean. Each domain rank computes its
-    part. A loss of ensembles takes the place of `pointwise` and gets the errors of all members of a sample.
+    loss = Σ_c v_c · mean_area(ℓ(e_c / s_c)) / Σ_c v_c, averaged over the batch, with ℓ the `pointwise` or `rowwise` of the
+    loss plug-in, v the variable weights, s the channel's scale. Points without data (`valid` False) are excluded from
+    the mean. Each domain rank computes its part. `of_members` of a loss of ensembles takes the place of ℓ and gets the
+    errors of all members of a sample.
     """
 
     scale: Tensor
@@ -36,6 +37,7 @@ class AreaLoss(nn.Module):
         super().__init__()
         self.config = config
         self.module = loss_module(config)
+        self.rowwise = hasattr(self.module, "rowwise")
         known = [variable.name for variable in variables.outputs]
         for name in config.variable_weights:
             if name not in known:
@@ -87,10 +89,26 @@ class AreaLoss(nn.Module):
                     f"loss.type: expected a loss of ensembles for several members, got {name}; change it to crps"
                 )
             error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
-            return self.area.part(self.module.pointwise(self.config, error))
+            target = torch.where(self.valid, target_BCHW, 0) / self.scale if self.rowwise else None
+            return self.area.part(loss_values(self.config, error, target))
         members_BKCHW = prediction_BCHW.unflatten(0, (len(target_BCHW), -1))
         error = torch.where(self.valid, members_BKCHW - target_BCHW[:, None], 0) / self.scale
         return self.area.part(of_members(self.config, error))
+
+    def at_lead(self, loss: Tensor, lead: int, leads: int) -> Tensor:
+        """Return the loss of autoregressive step `lead` = 0, 1, … of `leads`, weighted such that a mean over leads remains."""
+        if self.config.lead_weights is None:
+            return loss
+        weights = self.config.lead_weights[:leads]
+        return loss * (weights[lead] * leads / sum(weights))
+
+
+def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None) -> Tensor:
+    """Return what a loss has at each point: `rowwise` of its plug-in, which needs the target, or else `pointwise`."""
+    module = loss_module(config)
+    rowwise = getattr(module, "rowwise", None)
+    values: Tensor = module.pointwise(config, error) if rowwise is None else rowwise(config, error, target)
+    return values
 
 
 def loss_module(config: LossConfig) -> ModuleType:

@@ -158,7 +158,7 @@ def _level_findings(path: Path, levels: tuple[float, ...]) -> Iterator[Finding]:
 
 
 def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Check that the loss's weights are of predicted variables, not negative and not all zero."""
+    """Check that the loss's weights are of predicted variables and of all leads, not negative and not all zero."""
     outputs = [spec.name for _, role, _, spec in specs(experiment.data) if role in OUTPUT_ROLES]
     weights: dict[str, float] = getattr(experiment.loss, "variable_weights", {})
     for name, weight in weights.items():
@@ -172,6 +172,20 @@ def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
             ("loss", "variable_weights"),
             "expected a weight above 0 for some predicted variable, got none, change one",
         )
+
+    leads, forecast_len = getattr(experiment.loss, "lead_weights", None), experiment.data.forecast_len
+    if leads is None:
+        return
+    path, shown_leads = ("loss", "lead_weights"), ", ".join(f"{weight:g}" for weight in leads)
+    if len(leads) != forecast_len:
+        yield (
+            path,
+            f"expected as many weights as forecast_len = {forecast_len}, got {len(leads)}, change one of the two",
+        )
+    elif min(leads) < 0 or not any(leads):
+        yield path, f"expected weights of at least 0, and some above, got {shown_leads}, change them"
+    elif experiment.trainer.random_forecast_len and not leads[0]:
+        yield path, f"expected a first weight above 0 with random_forecast_len, got {shown_leads}, change it"
 
 
 def _name_findings(experiment: Experiment) -> Iterator[Finding]:

@@ -141,6 +141,8 @@ class PhaseKeys(Section):
     """Largest number of autoregressive steps through which gradients flow. Each such part of a forecast has its own backward
     pass, and the next one begins at its end state without a gradient. Memory then grows with this number instead of
     `forecast_len`. Default: all steps."""
+    random_forecast_len: bool = False
+    """Take a random number of autoregressive steps, from 1 to `forecast_len`, at every optimiser step."""
     shift_longitude: bool = False
     """Shift the fields by a random number of columns in longitude at every optimiser step. This augmentation varies the
     alignment of the data with the model's windows and reduces overfitting of small data sets. Only for grids that cover

@@ -69,6 +69,7 @@ class TrainStep:
         max_norm: float | None = None,
         shift_seed: int | None = None,
         backprop_steps: int | None = None,
+        lead_seed: int | None = None,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
@@ -76,7 +77,7 @@ class TrainStep:
         self.amp = amp
         self.max_norm = max_norm
         self.shift_seed = shift_seed
-        self.backprop_steps = backprop_steps
+        self.backprop_steps, self.lead_seed = backprop_steps, lead_seed
         self.accumulate = accumulate
 
     def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> StepReport:
@@ -92,6 +93,9 @@ class TrainStep:
         for number, sample in enumerate(micro_batches):
             index.append(sample.index)
             sample = sample.to(self.runtime.device)
+            if self.lead_seed is not None:
+                # The same on all ranks, as the shift.
+                sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
             states = self.stepper.predict_sample(sample, self.backprop_steps)
             inputs = self._inputs(sample)
             at_once = self.backprop_steps or sample.leads
@@ -126,10 +130,10 @@ class TrainStep:
         """
         total: Tensor | None = None
         outcome: Tensor | None = None
-        for _ in leads:
+        for lead in leads:
             with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
                 prediction, target = next(states)
-            loss = self.loss(prediction, target)
+            loss = self.loss.at_lead(self.loss(prediction, target), lead, of)
             total = loss if total is None else total + loss
             channels = torch.cat([self._sums(target), self._sums(prediction.detach())])
             outcome = channels if outcome is None else outcome + channels

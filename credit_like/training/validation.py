@@ -145,7 +145,8 @@ class Validator:
             for lead in range(sample.leads):
                 with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
                     prediction, target = next(states)
-                total = total + self.loss(prediction, target) / sample.leads
+                loss = self.loss.at_lead(self.loss(prediction, target), lead, sample.leads)
+                total = total + loss / sample.leads
                 if lead in (0, sample.leads - 1):
                     scores.setdefault(lead, []).append(real * self._scores(prediction, target).double().sum(0))
             losses.append(real * total.double() * len(sample.index))
