@@ -53,7 +53,7 @@ GROUP = "credit_like.plugins"
 _HAS = {
     "source": ("Config", "open_dataset"),
     "model": ("Config", "build"),
-    "loss": ("Config", "pointwise or rowwise"),
+    "loss": ("Config", "pointwise or rowwise or of_members"),
     "physics": ("Config", "build"),
     "optimizer": ("Config", "build"),
     "scheduler": ("Config", "learning_rate"),
