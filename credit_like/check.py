@@ -144,7 +144,7 @@ def _inspect(
     # What follows calls functions that take the data and the times for granted.
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
         findings += _training_findings(store)
-        findings += _origin_findings(store) if not findings else ()
+        findings += _parameter_findings(store) if not findings else ()
         findings += _forecast_findings(store) if forecasting else ()
         findings += _evaluation_findings(store, scoring)
     return list(dict.fromkeys(findings)), store
@@ -186,17 +186,26 @@ def _training_findings(store: Store) -> Iterator[Finding]:
         yield from _refusal(("trainer", "device"), pick_device, trainer.device)
 
 
-def _origin_findings(store: Store) -> Iterator[Finding]:
-    """Yield what keeps the weights of `start_from` from being taken over; nothing once the run has its own."""
+def _parameter_findings(store: Store) -> Iterator[Finding]:
+    """Yield problems of patterns of parameters, and what keeps the weights of `start_from` from being taken over.
+
+    The weights are not asked for once the run has its own.
+    """
     experiment, variables, grid = store.experiment, store.variables, store.fields.grid
     section = experiment.start_from
-    if section is None:
+    optimizers = {
+        written_at(experiment, phase, ("trainer", "optimizer")): groups
+        for phase in phases(experiment)
+        if (groups := getattr(phase.experiment.trainer.optimizer, "groups", ()))
+    }
+    if section is None and not optimizers:
         return
     import torch
 
     from credit_like.checkpoint import transfer
     from credit_like.checkpoint.manager import steps
     from credit_like.parallel.apply import freeze_parameters
+    from credit_like.training.groups import members
 
     with torch.device("meta"):
         model = registry.of("model", experiment.model).build(
@@ -207,8 +216,13 @@ def _origin_findings(store: Store) -> Iterator[Finding]:
             height=grid.height,
             width=grid.width,
         )
-    yield from _refusal(("start_from", "freeze"), freeze_parameters, model, section.freeze)
-    if steps(FilePath(experiment.save_loc) / "checkpoints"):
+    if section is not None:
+        yield from _refusal(("start_from", "freeze"), freeze_parameters, model, section.freeze)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for path, groups in optimizers.items():
+        for _, message in _refusal((), members, groups, trained):
+            yield (*path, "groups"), message
+    if section is None or steps(FilePath(experiment.save_loc) / "checkpoints"):
         return
     channels = transfer.Channels.of(variables, experiment.data.history_len, experiment.model.predict)
 

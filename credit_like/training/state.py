@@ -21,6 +21,7 @@ from credit_like.nn import spectral_norm
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.phases import Phase, phases
 from credit_like.training.ema import Ema
+from credit_like.training.groups import build_optimizer
 from credit_like.training.step import Optimizer
 from credit_like.variables import Variables
 
@@ -70,7 +71,7 @@ class TrainingState:
         """Begin a phase, with an optimiser state of zero. The average follows the weights in a phase without one."""
         section = phase.experiment.trainer
         self.phase = phase
-        self.optimizer = registry.of("optimizer", section.optimizer).build(section.optimizer, self.parameters)
+        self.optimizer = build_optimizer(section.optimizer, self.parameters)
         if self.ema is not None:
             self.ema.decay = section.ema_decay if section.use_ema else 0.0
 
