@@ -452,7 +452,7 @@ def _data(
     source.get("data", "retain_graph")
     if source.get("data", "skip_periods") not in (None, 1):
         source.remark(("data", "skip_periods"), "part of `data.timestep`")
-    section: dict[str, Any] = {"source": _sources(source, paths), "timestep": timestep}
+    section: dict[str, Any] = {"source": _sources(paths), "timestep": timestep}
     if levels:
         section["levels"] = [int(level) if level == int(level) else level for level in levels]
     section |= {role: dict(groups) for role, groups in roles.items() if any(groups.values())}
@@ -464,7 +464,7 @@ def _data(
     return section | dict(periods)
 
 
-def _sources(source: Document, paths: Sequence[str]) -> list[dict[str, Any]] | dict[str, Any]:
+def _sources(paths: Sequence[str]) -> list[dict[str, Any]] | dict[str, Any]:
     """Return one source for each distinct path; paths that differ in wildcards alone are one."""
     found: dict[str, dict[str, Any]] = {}
     for path in map(str, paths):
