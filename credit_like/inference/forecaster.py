@@ -17,6 +17,7 @@ import xarray as xr
 from torch import nn
 
 from credit_like import registry
+from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
 from credit_like.data.aliases import find
 from credit_like.data.statistics import Statistics
@@ -35,9 +36,11 @@ def load_forecaster(path: str | Path, device: str | torch.device = "cpu") -> For
     Raises UserError for another kind of file, DamagedCheckpoint for an incomplete one.
     """
     export = load_export(path)
-    experiment = Experiment.model_validate(export.metadata["experiment"])
-    grid = Grid(*(np.array(export.metadata["grid"][axis]) for axis in ("latitude", "longitude")))
-    return Forecaster(export.build().to(device), experiment, export.metadata["normalisation"], grid)
+    with reading_metadata(path):
+        experiment = Experiment.model_validate(export.metadata["experiment"])
+        grid = Grid(*(np.array(export.metadata["grid"][axis]) for axis in ("latitude", "longitude")))
+        normalisation = export.metadata["normalisation"]
+    return Forecaster(export.build().to(device), experiment, normalisation, grid)
 
 
 class Forecaster:

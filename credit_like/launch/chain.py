@@ -52,12 +52,16 @@ def _is_event(value: Event) -> bool:
     kind = value.get("event")
     names = {
         "submission": ("mode",), "submitted": ("mode",), "extended": ("mode", "job", "next"), "cancellation": (),
-    }.get(str(kind), ("mode", "job"))  # fmt: skip
+        "begin": ("mode", "job"), "end": ("mode", "job"),
+    }.get(str(kind), ("mode", "job", "reason"))  # fmt: skip
     numbers = {"end": ("code",), "begin": ("checkpoint",) if value.get("mode") == "train" else ()}.get(str(kind), ())
-    lists = [value.get(name, []) for name in ("ids", "after")]
+    scheduler = value.get("scheduler")
+    lists = [value.get("ids", None if kind == "submitted" else []), value.get("after", [])]
     return (
         all(isinstance(value.get(name), str) for name in ("event", "time", *names))
         and all(isinstance(value.get(number), int) for number in numbers)
+        and (scheduler is None or isinstance(scheduler, str))
+        and isinstance(value.get("site"), str | None)
         and all(isinstance(jobs, list) and all(isinstance(job, str) for job in jobs) for jobs in lists)
     )
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import credit_like
 from credit_like import registry
 from credit_like.checkpoint import transfer
+from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.files import to_json
 from credit_like.checkpoint.format import Piece
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
@@ -44,6 +46,18 @@ class Progress:
     best: float | None = None
     seconds: float = 0.0
     """Wall-clock time in training so far, over all restarts."""
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Progress:
+        """Return what a checkpoint has saved. Raises TypeError or ValueError for values that are no progress."""
+        progress = cls(**saved)
+        counts = (progress.step, progress.epoch, progress.position, progress.skipped)
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise ValueError(f"expected counts of steps and epochs, got {counts}")
+        float(progress.seconds)
+        if progress.best is not None:
+            float(progress.best)
+        return progress
 
 
 class TrainingState:
@@ -134,19 +148,25 @@ class TrainingState:
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
         checkpoint.load(self.pieces(), prefixes)
         meta, experiment = checkpoint.meta, self.context.experiment
-        self.progress, self.origin = Progress(**meta["progress"]), meta.get("origin")
-        if changed := _differences(meta["experiment"], experiment.to_dict()):
+        with reading_metadata(checkpoint.folder):
+            self.progress = Progress.of(meta["progress"])
+            self.origin = meta.get("origin")
+            # The position counts samples: with another batch size it moves to the start of the batch that has the next
+            # one.
+            samples = self.progress.position * int(meta["global_batch_size"])
+            self.progress.position = samples // self.phase.experiment.trainer.global_batch_size
+            changed = _differences(meta["experiment"], experiment.to_dict())
+            plugins = _changed_plugins(meta.get("plugins", []), self._plugins)
+            layout = meta["layout"]
+        if changed:
             log.warning("the experiment changed since step %d: %s", checkpoint.step, ", ".join(changed))
-        if plugins := _changed_plugins(meta.get("plugins", []), self._plugins):
+        if plugins:
             log.warning("plug-ins changed since step %d: %s", checkpoint.step, "; ".join(plugins))
-        # The position counts samples: with another batch size it moves to the start of the batch that has the next one.
-        samples = self.progress.position * meta["global_batch_size"]
-        self.progress.position = samples // self.phase.experiment.trainer.global_batch_size
-        if meta["layout"] == self._layout():
+        if layout == self._layout():
             mine = f"random/{self.context.runtime.rank}/"
             set_random_state({name.removeprefix(mine): checkpoint.read(name) for name in checkpoint.names(mine)})
         else:
-            log.info("step %d was saved by the layout %s", checkpoint.step, meta["layout"])
+            log.info("step %d was saved by the layout %s", checkpoint.step, layout)
             self.seed(self.progress.step)
         spectral_norm.refresh(self.model)
 
