@@ -310,6 +310,13 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
             f"expected a grid whose longitudes go all the way round, got {grid.width} from {grid.longitude[0]:g} to "
             f"{grid.longitude[-1]:g}, remove this key",
         )
+    for phase in phases(store.experiment):
+        if not grid.is_periodic and any(loss.type == "spectral" for loss in _losses(phase.experiment.loss)):
+            yield (
+                written_at(store.experiment, phase, ("loss",)),
+                f"expected a grid whose longitudes go all the way round with the loss spectral, got {grid.width} from "
+                f"{grid.longitude[0]:g} to {grid.longitude[-1]:g}, change the loss",
+            )
     if check := getattr(model, "check", None):
         channels = {"in_channels": store.variables.in_channels, "out_channels": store.variables.out_channels}
         messages += check(grid.height, grid.width, **channels)
@@ -318,6 +325,13 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
     if not messages and (check := getattr(model, "check_parallel", None)):
         for degree, message in check(grid.height, grid.width, tensor=parallelism.tensor, domain=parallelism.domain):
             yield ("trainer", "parallelism", degree), message
+
+
+def _losses(config: Any) -> Iterator[Any]:
+    """Yield a loss and, of a sum, its terms."""
+    yield config
+    for term in getattr(config, "terms", ()):
+        yield from _losses(term.loss)
 
 
 def _model_key(message: str, fields: Any) -> Finding:
