@@ -29,6 +29,7 @@ from credit_like.evaluation.scorecard import print_scorecard
 from credit_like.inference.forecast import forecast_path, write_forecasts
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
+from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
 from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
@@ -100,8 +101,16 @@ def attach_weights(
         for config in experiment.physics
     ]
     static = store.static(rows)
-    stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows).to(runtime.device)
+    noise = noise_keys(experiment, store)
+    stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows, noise)
+    stepper = stepper.to(runtime.device)
     return Context(experiment, runtime, variables, store, statistics, stepper, rows)
+
+
+def noise_keys(experiment: Experiment, store: FieldStore) -> NoiseKeys | None:
+    """Return the keys of the noise of the experiment's model; None for a model without noise."""
+    noisy = getattr(experiment.model, "noise", None) is not None
+    return NoiseKeys(store.seconds, experiment.seed) if noisy else None
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:

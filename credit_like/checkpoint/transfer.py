@@ -16,6 +16,7 @@ by which the first optimiser step then enlarges the layer's weights.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -256,7 +257,8 @@ def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channe
         along = tuple((axis, _along(axis, sides, shape, there)) for axis in axes.get(name, ())) if there else ()
         if there is None:
             result.initial.append(name)
-            problems.append(f"the source has no {name}")
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in getattr(model, "identities", ())):
+                problems.append(f"the source has no {name}")
         elif _mapped_shape(there, along) != shape:
             result.initial.append(name)
             problems.append(f"{name}: expected shape {shape}, got {there} in the source")

@@ -25,6 +25,7 @@ from credit_like.data.store import FieldStore, InMemory, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
+from credit_like.nn.noise import NoiseKeys
 from credit_like.schema.experiment import Experiment
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
@@ -82,7 +83,10 @@ class Forecaster:
             for config in self.experiment.physics
         ]
         predict = self.experiment.model.predict
-        stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics)
+        noise = None
+        if getattr(self.experiment.model, "noise", None) is not None:
+            noise = NoiseKeys(store.seconds, self.experiment.seed)
+        stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics, noise=noise)
         stepper = stepper.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
         return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
 

@@ -41,7 +41,8 @@ class Model(Protocol):
     Tensor parallelism splits the blocks that declare `_tp_col` and `_tp_row`. Domain parallelism reads the attributes
     below. Every layer that mixes rows must have a domain-parallel version, as those of `credit_like.nn` do. An optional
     method `channel_axes()` returns the tensors with channels, by name (`dict[str, tuple[ChannelAxis, ...]]`): with it
-    another run with other variables can start from the weights.
+    another run with other variables can start from the weights. Parameters that match a pattern of `identities`, if the
+    model has this attribute, belong to layers that change nothing at their initial values: a source need not have them.
     """
 
     in_channels: int

@@ -129,6 +129,24 @@ def test_new_inputs_and_outputs_get_gradients(tmp_path):
         assert model.stages[0].embed.convs[0].weight.grad[:, 0].abs().max() > 0
 
 
+def test_noise_is_added_to_a_model_without_it(tmp_path):
+    roles = {"prognostic": ["a"], "diagnostic": [], "dynamic_forcing": [], "static": []}
+    channels = transfer.Channels.of_roles(roles, 1, "increment")
+    plain, noisy = wxformer.Config(), wxformer.Config(noise={"channels": 4})
+    before, model = model_of(plain, channels, 1), model_of(noisy, channels, 2)
+    source = saved(tmp_path / "m.safetensors", before, plain, roles, 1)
+    plan = transfer.plan(source, model, noisy, channels, "error")
+    assert plan.initial
+    assert all(name.startswith("noise.") for name in plan.initial)
+    transfer.load(source, plan, model, 2)
+    x = torch.randn(1, 1, 1, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model(x, key_B=torch.tensor([7])), before(x))
+    source = saved(tmp_path / "n.safetensors", model, noisy, roles, 1)
+    with pytest.raises(UserError, match=r"this model has no noise\."):
+        transfer.plan(source, before, plain, channels, "error")
+
+
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
