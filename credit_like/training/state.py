@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import credit_like
@@ -40,6 +40,9 @@ class Progress:
     validated: bool = True
     """Whether a validation that is due at this step has been done."""
     best: float | None = None
+    """Lowest validation loss of the phase."""
+    losses: list[float | None] = field(default_factory=list)
+    """Validation losses of the phase so far; None for one that is not finite."""
     seconds: float = 0.0
     """Wall-clock time in training so far, over all restarts."""
 
