@@ -100,6 +100,21 @@ def run_status(save_loc: Path) -> Event:
     return status
 
 
+def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
+    """Return step and validation loss of the best checkpoint of the newest phase; None without a validation."""
+    found = []
+    for folder in (save_loc / "checkpoints").glob("step-*"):
+        try:
+            manifest = json.loads((folder / "manifest.json").read_bytes())
+            score, phase = manifest["score"], int(manifest["meta"].get("phase", 0))
+            if score is not None:
+                found.append((-phase, float(score), -int(manifest["step"])))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # being removed, or damaged: training reports it
+    best = min(found, default=None)
+    return None if best is None else (-best[2], best[1])
+
+
 def newest_checkpoint(save_loc: Path) -> int:
     """Return the step of the newest checkpoint, or −1 if there is none."""
     folder = save_loc / "checkpoints"

@@ -113,6 +113,15 @@ class LoaderSection(Section):
     """Number of samples that each worker reads ahead."""
 
 
+class EarlyStopping(Section):
+    """When to end a training, or one of its phases, before its last epoch."""
+
+    patience: int = Field(ge=1)
+    """Number of validations in a row without a better loss after which the phase ends."""
+    min_change: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction by which a loss must be lower than the best so far to be better."""
+
+
 def _absent_if_empty(value: Any) -> Any:
     return None if isinstance(value, list | tuple) and not value else value
 
@@ -131,6 +140,8 @@ class PhaseKeys(Section):
     """Optimiser steps per epoch; 0 = all samples."""
     valid_every: int = Field(default=0, ge=0)
     """Interval in optimiser steps of validations in addition to the one after each epoch; 0 = none."""
+    early_stopping: EarlyStopping | None = None
+    """End where the validation loss no longer falls. Default: the last epoch."""
     valid_batches: int = Field(default=0, ge=0)
     """Number of global batches per validation, from the beginning of `data.valid`; 0 = all."""
     optimizer: plugin("optimizer", default="adamw") = Field(default={"type": "adamw"})  # type: ignore[valid-type]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from credit_like.checkpoint.errors import SaveFailed
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
+from credit_like.training.patience import stalls
 from credit_like.training.stage import Stage, stage_at, stage_of_last_step
 from credit_like.training.state import Progress, TrainingState
 from credit_like.training.step import StepReport
@@ -142,7 +143,7 @@ class Loop:
         progress = self.state.progress
         if (stage := stage_at(self.stages, progress.epoch)) is not self.stage:
             self._begin_phase(stage)
-            progress.best = None  # another phase's losses are not comparable
+            progress.best, progress.losses = None, []  # another phase's losses are not comparable
             log.info("step %d%s begins", progress.step, self._named())
         schedule = self.stage.schedule
         if progress.position >= schedule.steps_per_epoch:
@@ -172,7 +173,8 @@ class Loop:
                 waited += time.perf_counter() - before
                 yield sample
 
-        rate, epoch = schedule.rate(stage.step_of(progress.epoch, progress.position)), progress.epoch
+        rate = schedule.rate(stage.step_of(progress.epoch, progress.position), progress.losses)
+        epoch = progress.epoch
         report = self.train_step(micro_batches(), schedule.accumulation, rate, progress.step + 1)
         self._drain()
         progress.step += 1
@@ -217,6 +219,7 @@ class Loop:
             if not self._validate():
                 return self._reason()
             validated = True
+            self._end_early()
         if wish == _SAVE or validated:
             self._save()
         return None
@@ -316,14 +319,24 @@ class Loop:
         if not row:
             log.warning("no validation sample: data.valid has no complete global batch")
             return True
-        self.score = row["valid_loss"]
-        if progress.best is None or self.score < progress.best:
+        loss: float = row["valid_loss"]
+        self.score = loss if math.isfinite(loss) else None
+        progress.losses.append(self.score)
+        if self.score is not None and (progress.best is None or self.score < progress.best):
             progress.best = self.score
         if self.monitor is not None:
             seconds = time.perf_counter() - began
             record = {"step": progress.step, **self._phase(), "epoch": progress.epoch, **row, "seconds": seconds}
             self.monitor.validation(record)
         return True
+
+    def _end_early(self) -> None:
+        """End the phase where its validation loss no longer falls; the next one, if any, begins."""
+        progress, section = self.state.progress, self.stage.schedule.section.early_stopping
+        if section is not None and stalls(progress.losses, section.patience, section.min_change):
+            progress.epoch, progress.position = self.stage.phase.end, 0
+            why = f"no better validation loss in {section.patience} validations"
+            log.info("step %d%s ends early: %s", progress.step, self._named(), why)
 
     # ---- saves ---------------------------------------------------------------------------------------------------
 

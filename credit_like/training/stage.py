@@ -35,10 +35,14 @@ class Schedule:
     def total_steps(self) -> int:
         return self.steps_per_epoch * self.section.epochs
 
-    def rate(self, step: int) -> float:
-        """Return the learning rate of optimiser step `step` = 0, 1, … of the phase."""
-        scheduler, base = registry.of("scheduler", self.section.scheduler), self.section.optimizer.learning_rate
-        rate: float = scheduler.learning_rate(self.section.scheduler, base, step, self.total_steps)
+    def rate(self, step: int, losses: Sequence[float | None] = ()) -> float:
+        """Return the learning rate of optimiser step `step` = 0, 1, … of the phase, after validations with these losses."""
+        config, base = self.section.scheduler, self.section.optimizer.learning_rate
+        scheduler = registry.of("scheduler", config)
+        if hasattr(scheduler, "learning_rate_after"):
+            rate: float = scheduler.learning_rate_after(config, base, step, self.total_steps, losses)
+        else:
+            rate = scheduler.learning_rate(config, base, step, self.total_steps)
         return rate
 
 

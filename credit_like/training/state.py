@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import credit_like
@@ -44,6 +44,9 @@ class Progress:
     validated: bool = True
     """Whether a validation that is due at this step has been done."""
     best: float | None = None
+    """Lowest validation loss of the phase."""
+    losses: list[float | None] = field(default_factory=list)
+    """Validation losses of the phase so far; None for one that is not finite."""
     seconds: float = 0.0
     """Wall-clock time in training so far, over all restarts."""
 
@@ -57,6 +60,8 @@ class Progress:
         float(progress.seconds)
         if progress.best is not None:
             float(progress.best)
+        if not isinstance(progress.losses, list):
+            raise ValueError(f"expected a list of validation losses, got {progress.losses}")
         return progress
 
 
