@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from credit_like import registry
 from credit_like.checkpoint.errors import SaveFailed
+from credit_like.parallel.tensor_copies import check_copies
 from credit_like.schema.trainer import TrainerSection
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
@@ -313,9 +314,13 @@ class Loop:
     # ---- saves ---------------------------------------------------------------------------------------------------
 
     def _save(self, must: bool = False) -> None:
-        """Save this step; with `must`, return when it is on disk. Raises SaveFailed after three failures in a row."""
+        """Save this step; with `must`, return when it is on disk.
+
+        Raises SaveFailed after three failures in a row, and UserError where tensor ranks disagree on a parameter.
+        """
         progress = self.state.progress
         self._drain()
+        check_copies(self.train_step.copied, self.context.runtime)
         score = self.score if progress.validated else None
         progress.seconds = self.before + time.monotonic() - self.begun
         while True:
