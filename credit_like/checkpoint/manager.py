@@ -293,6 +293,7 @@ class CheckpointManager:
         write_bytes(save.folder / MANIFEST, seal(body))
         sync_folder(save.folder)
         self._publish(save.folder, self.folder / f"step-{save.step}")
+        _remember(self.folder / f"step-{save.step}", body["score"])
         prune(self.folder, self.keep, save.step)
 
     def _publish(self, complete: Path, name: Path) -> None:
@@ -365,7 +366,7 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
     removed: list[int] = []
     for step in steps(folder)[::-1]:
         try:
-            score = Checkpoint.open(folder / f"step-{step}").score
+            score = _score_of(folder / f"step-{step}")
         except DamagedCheckpoint:
             if len(kept) >= keep:
                 removed.append(step)
@@ -385,6 +386,36 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
         if match and sum(step > int(match[1]) for step in kept) >= keep:
             remove(path)
     return removed
+
+
+_scores: dict[tuple[str, int, int, int], float | None] = {}
+"""Score by folder, inode, size and time of change of an intact manifest."""
+
+
+def _score_of(folder: Path) -> float | None:
+    """Return the score of a checkpoint, reading its manifest only if that has changed since it was last read.
+
+    Parsing the manifest of many ranks takes seconds, in which a thread holds up the training step. Raises as
+    `Checkpoint.open`.
+    """
+    try:
+        found = (folder / MANIFEST).stat()
+    except OSError:
+        return Checkpoint.open(folder).score
+    key = _identity(folder, found)
+    if key not in _scores:
+        _scores[key] = Checkpoint.open(folder).score
+    return _scores[key]
+
+
+def _remember(folder: Path, score: float | None) -> None:
+    """Record the score of a checkpoint that was just written."""
+    with suppress(OSError):
+        _scores[_identity(folder, (folder / MANIFEST).stat())] = score
+
+
+def _identity(folder: Path, found: os.stat_result) -> tuple[str, int, int, int]:
+    return str(folder), found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _set_aside(folder: Path) -> None:
