@@ -37,12 +37,16 @@ _STANDARD_NAMES = {
     "latitude": ("latitude",),
     "longitude": ("longitude",),
 }  # fmt: skip
+_DEGREES = {
+    "latitude": ("degrees_north", "degree_north", "degrees_n"),
+    "longitude": ("degrees_east", "degree_east", "degrees_e"),
+}
 _AXES = {"T": "time", "Z": "level", "Y": "latitude", "X": "longitude"}
 _NAMES = {
     "time": ("time", "valid_time", "timestep", "times", "date", "datetime", "step"),
     "level": (
         "level", "lev", "plev", "pressure_level", "isobaricInhPa", "model_level", "hybrid", "pressure", "pfull",
-        "height", "depth",
+        "height", "depth", "bottom_top",
     ),
     "latitude": ("latitude", "lat", "nav_lat", "y", "grid_yt"),
     "longitude": ("longitude", "lon", "nav_lon", "x", "grid_xt"),
@@ -332,6 +336,7 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     Dimensions are named time, level, latitude, longitude. `raw` has nothing decoded. Raises UserError if a dimension
     cannot be recognised or time cannot be decoded.
     """
+    raw = _with_axes(raw)
     names = {here: there for here, there in config.dims.model_dump().items() if there is not None}
     for here, there in names.items():
         if there not in raw.dims and there not in raw.variables:
@@ -359,6 +364,30 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
         times = _decode_time(dataset["time"].variable, units_by, config.calendar, path)
         dataset = dataset.assign_coords(time=("time", times))
     return _within(_regridded(dataset, config, path), config.region)
+
+
+def _with_axes(raw: xr.Dataset) -> xr.Dataset:
+    """Give dimensions without coordinates the ones that other variables hold, as in files of WRF.
+
+    A field of latitudes (or longitudes) over two dimensions that varies along one of them only, and a variable of times
+    along a dimension of time, become the coordinate of that dimension.
+    """
+    bare = [str(dim) for dim in raw.dims if dim not in raw.variables]
+    for variable in list(raw.variables.values()):
+        units = str(variable.attrs.get("units", ""))
+        dims = tuple(map(str, variable.dims))
+        if " since " in units and len(dims) == 1 and dims[0] in bare and dims[0].lower() in _NAMES["time"]:
+            raw = raw.assign_coords({dims[0]: (dims[0], variable.values, variable.attrs)})
+        along = next((axis for axis, known in _DEGREES.items() if units.lower() in known), None)
+        if along is None or len(dims) < 2 or not set(dims[-2:]) <= set(bare):
+            continue
+        values = variable[(0,) * (len(dims) - 2)].values
+        line, dim = (values[:, 0], dims[-2]) if along == "latitude" else (values[0], dims[-1])
+        if np.allclose(values, line[:, None] if along == "latitude" else line, atol=1e-4) and dim not in raw.variables:
+            raw = raw.assign_coords(
+                {dim: (dim, line, {"units": f"degrees_{'north' if along == 'latitude' else 'east'}"})}
+            )
+    return raw
 
 
 def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
