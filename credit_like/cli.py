@@ -147,6 +147,20 @@ def demo(
 
 
 @app.command()
+def new(
+    data: Annotated[
+        list[str], typer.Argument(metavar="DATA...", show_default=False, help="Stores, files, folders, globs or URLs.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The experiment to write.")] = Path("my.yml"),
+) -> None:
+    """Write an experiment for data at hand: roles, periods, and a model that fits."""
+    from credit_like.new import run
+
+    for line in run(data, output):
+        typer.echo(line)
+
+
+@app.command()
 def check(
     file: File,
     set_: Set = None,

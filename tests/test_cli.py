@@ -11,7 +11,7 @@ import pytest
 from credit_like import cli
 
 COMMANDS = [
-    "demo", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "bench",
+    "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "bench",
     "submit", "status", "cancel", "checkpoints", "export", "import-credit",
 ]  # fmt: skip
 

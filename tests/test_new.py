@@ -1,0 +1,323 @@
+"""Experiments proposed for data at hand: they pass `check` and train as they are."""
+
+import os
+from pathlib import Path
+
+import cftime
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+
+from credit_like import build
+from credit_like.cli import main
+from credit_like.errors import UserError
+from credit_like.grid import Grid
+from credit_like.new import fit_model, run, scan
+from credit_like.schema.load import load_experiment
+from credit_like.variables import Variables
+from tests.experiments import representatives
+
+DATA = Path(os.environ.get("CREDIT_LIKE_DATA", "../../shared/data"))
+
+
+class Maker:
+    """Makes fields over given axes, under the names and with the attributes of an archive."""
+
+    def __init__(self, names, sizes, times, levels=(500.0, 850.0), latitude=None, longitude=None):
+        self.names, self.times, self.levels, self.sizes = names, times, list(levels), sizes
+        self.rng = np.random.default_rng(0)
+        self.latitude = np.linspace(90, -90, sizes[0]) if latitude is None else latitude
+        self.longitude = np.arange(sizes[1]) * 360 / sizes[1] if longitude is None else longitude
+
+    def field(self, *axes, scale=1.0):
+        n = {"time": len(self.times), "level": len(self.levels), "latitude": self.sizes[0], "longitude": self.sizes[1]}
+        dims = [self.names[axis] for axis in axes]
+        values = 280 + scale * self.rng.standard_normal([n[axis] for axis in axes]).cumsum(0)
+        return dims, values.astype(np.float32)
+
+    def dataset(self, above=(), surface=(), constant=()):
+        four, three, two = (
+            ("time", "level", "latitude", "longitude"),
+            ("time", "latitude", "longitude"),
+            ("latitude", "longitude"),
+        )
+        fields = {}
+        for axes, names in ((four, above), (three, surface), (two, constant)):
+            for name in names:
+                name, attrs = name if isinstance(name, tuple) else (name, {})
+                fields[name] = (*self.field(*axes), attrs)
+        coords = {
+            self.names["time"]: self.times,
+            self.names["latitude"]: self.latitude,
+            self.names["longitude"]: self.longitude,
+        }
+        if above:
+            coords[self.names["level"]] = self.levels
+        return xr.Dataset(fields, coords)
+
+
+def hours(n, step=6, start="2000-01-01"):
+    return np.datetime64(start, "ns") + np.arange(n) * np.timedelta64(step, "h")
+
+
+PLAIN = {"time": "time", "level": "level", "latitude": "latitude", "longitude": "longitude"}
+SHORT = {"time": "time", "level": "lev", "latitude": "lat", "longitude": "lon"}
+
+
+def weatherbench(folder):
+    """WeatherBench2: long names, longitude before latitude, ascending latitudes, 6-hourly."""
+    made = Maker(PLAIN, (17, 32), hours(80), (50.0, 500.0, 850.0), latitude=np.linspace(-90, 90, 17)).dataset(
+        ["temperature", "geopotential", "u_component_of_wind"],
+        ["2m_temperature", "total_precipitation_6hr", "sea_surface_temperature"],
+        ["land_sea_mask"],
+    )
+    made["total_precipitation_6hr"].attrs["standard_name"] = "precipitation_amount"
+    made.transpose("time", "level", "longitude", "latitude").to_zarr(folder / "era5.zarr", zarr_format=2)
+    return [folder / "era5.zarr"], {
+        "total_precipitation_6hr": "diagnostic",
+        "sea_surface_temperature": "dynamic_forcing",
+        "land_sea_mask": "static",
+    }
+
+
+def climate_data_store(folder):
+    """ERA5 of the Climate Data Store: one file of levels, one of the surface, `valid_time`, hourly."""
+    names = {"time": "valid_time", "level": "pressure_level", "latitude": "latitude", "longitude": "longitude"}
+    maker = Maker(names, (16, 24), hours(60, 1), latitude=np.linspace(60, 30, 16), longitude=np.linspace(-20, 26, 24))
+    maker.dataset(["t", "u", "v", "q", "z"]).to_netcdf(folder / "levels.nc")
+    maker.dataset((), ["t2m", "sp", "tp", "tisr"]).to_netcdf(folder / "surface.nc")
+    return [folder], {"tp": "diagnostic", "t": "prognostic", "sp": "prognostic"}
+
+
+def cmip(folder):
+    """CMIP: a file per variable with bounds, pressure in Pa, no leap years, two files along time."""
+    times = xr.date_range("1999-02-20", periods=60, freq="6h", calendar="noleap", use_cftime=True)
+    assert isinstance(times[0], cftime.DatetimeNoLeap)
+    maker = Maker({**SHORT, "level": "plev"}, (20, 40), times, (85000.0, 50000.0))
+    for name in ("ua", "va", "ta", "tas", "pr", "orog"):
+        above, surface, constant = (
+            [name] if name in group else [] for group in (("ua", "va", "ta"), ("tas", "pr"), ("orog",))
+        )
+        made = maker.dataset(above, surface, constant)
+        made["lat_bnds"] = (("lat", "bnds"), np.zeros((20, 2)))
+        if above:
+            made["plev"].attrs = {"standard_name": "air_pressure", "units": "Pa", "axis": "Z"}
+        if name == "pr":
+            made["pr"].attrs = {"standard_name": "precipitation_flux", "cell_methods": "time: mean"}
+        for half, part in enumerate((slice(0, 30), slice(30, 60))):
+            if name != "orog":
+                made.isel(time=part).to_netcdf(folder / f"{name}_6hr_{half}.nc")
+        if name == "orog":
+            made.drop_vars("time").to_netcdf(folder / "orog_fx.nc")
+    return [folder], {"ua": "prognostic", "pr": "diagnostic", "orog": "static"}
+
+
+def cam(folder):
+    """CAM: interfaces and mid-levels, coefficients of hybrid levels, constants stored at every time."""
+    made = Maker(SHORT, (24, 48), hours(40), (3.6, 500.1, 992.6)).dataset(
+        ["T", "U", "V", "Q"], ["PS", "PRECT", "PHIS", "SOLIN", "ICEFRAC"]
+    )
+    made["lev"].attrs = {"standard_name": "atmosphere_hybrid_sigma_pressure_coordinate", "units": "hPa"}
+    made["PHIS"] = (made["PHIS"].dims, np.repeat(made["PHIS"].values[:1], 40, 0))
+    made["hyai"] = ("ilev", np.linspace(0, 1, 4))
+    made["OMEGA_I"] = (("time", "ilev", "lat", "lon"), np.zeros((40, 4, 24, 48), np.float32))
+    made.to_netcdf(folder / "cam.h1.nc")
+    return [folder / "cam.h1.nc"], {
+        "PHIS": "dynamic_forcing",
+        "PRECT": "diagnostic",
+        "ICEFRAC": "dynamic_forcing",
+        "T": "prognostic",
+    }
+
+
+def wrf(folder):
+    """WRF on a latitude-longitude projection: two-dimensional coordinates, staggered winds, no coordinate of time."""
+    names = {"time": "Time", "level": "bottom_top", "latitude": "south_north", "longitude": "west_east"}
+    maker = Maker(
+        names, (30, 40), hours(30, 1), (1, 2), latitude=np.linspace(30, 50, 30), longitude=np.linspace(-10, 30, 40)
+    )
+    made = maker.dataset(["QVAPOR", "PH"], ["T2", "U10", "V10", "PSFC", "RAINNC"]).drop_vars(list(names.values()))
+    latitude, longitude = (np.broadcast_to(x, (30, 30, 40)) for x in (maker.latitude[:, None], maker.longitude))
+    made["XLAT"] = (("Time", "south_north", "west_east"), latitude, {"units": "degree_north"})
+    made["XLONG"] = (("Time", "south_north", "west_east"), longitude, {"units": "degree_east"})
+    made["XTIME"] = ("Time", 60.0 * np.arange(30), {"units": "minutes since 2000-01-01 00:00:00"})
+    made["HGT"] = maker.field("time", "latitude", "longitude")
+    made["HGT"] = (made["HGT"].dims, np.repeat(made["HGT"].values[:1], 30, 0))
+    made["U"] = (("Time", "bottom_top", "south_north", "west_east_stag"), np.zeros((30, 2, 30, 41), np.float32))
+    made.to_netcdf(folder / "wrfout_d01.nc")
+    return [folder / "wrfout_d01.nc"], {
+        "T2": "prognostic",
+        "RAINNC": "diagnostic",
+        "HGT": "dynamic_forcing",
+        "QVAPOR": "prognostic",
+    }
+
+
+def days_of_360(folder):
+    """Daily means of a model with months of thirty days, over four years: split by years."""
+    times = xr.date_range("2000-01-01", periods=1440, freq="D", calendar="360_day", use_cftime=True)
+    made = Maker(SHORT, (8, 16), times).dataset((), [("tas", {"cell_methods": "time: mean"}), "psl"])
+    made.to_netcdf(folder / "daily.nc")
+    return [folder / "daily.nc"], {"tas": "prognostic"}
+
+
+def gaps(folder):
+    """A region with a gap in time, an even odd width and a variable without values."""
+    times = np.concatenate([hours(30), hours(40, start="2000-02-01")])
+    made = Maker(
+        PLAIN, (21, 33), times, latitude=np.linspace(20, 40, 21), longitude=np.linspace(350, 380, 33) % 360
+    ).dataset((), ["msl", "empty", "flat"])
+    made["empty"][:] = np.nan
+    made["flat"][:] = 3
+    made.to_netcdf(folder / "gap.nc")
+    return [folder / "gap.nc"], {"msl": "prognostic"}
+
+
+def odd_globe(folder):
+    """A global grid of an odd number of longitudes, under names that YAML takes for something else."""
+    made = Maker(PLAIN, (19, 45), hours(50)).dataset((), ["y", "no", "on"])
+    made.to_netcdf(folder / "odd.nc")
+    return [folder / "odd.nc"], {"no": "prognostic"}
+
+
+def belt(folder):
+    """The tropics all the way round, in a zarr store of a folder with dots."""
+    made = Maker(SHORT, (15, 64), hours(40, 3), latitude=np.linspace(-28, 28, 15)).dataset(["ua"], ["rlut"])
+    made.to_zarr(folder / "tropics.v1.zarr", zarr_format=3, consolidated=False)
+    return [folder / "tropics.v1.zarr"], {"rlut": "diagnostic"}
+
+
+STORES = [weatherbench, climate_data_store, cmip, cam, wrf, days_of_360, gaps, odd_globe, belt]
+
+
+def proposed(make, folder):
+    paths, roles = make(folder)
+    lines = run([str(path) for path in paths], folder / "my.yml")
+    variables = Variables(load_experiment(folder / "my.yml").data)
+    for name, role in roles.items():
+        assert variables[name].role == role, name
+    return folder / "my.yml", lines
+
+
+def trained(file, folder):
+    sets = [f"save_loc={folder / 'run'}", "trainer.epochs=1", "trainer.batches_per_epoch=10", "trainer.valid_batches=1"]
+    sets += ["trainer.scheduler.warmup_steps=1", "trainer.device=cpu"]
+    experiment = load_experiment(file, sets)
+    assert build.train(experiment) == 0
+    assert any((folder / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("make", STORES, ids=lambda make: make.__name__)
+def test_made_stores_pass_check(make, tmp_path):
+    _, lines = proposed(make, tmp_path)
+    assert "training samples" in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", representatives([make.__name__ for make in STORES], "cmip", "wrf"))
+def test_made_stores_train(name, tmp_path):
+    trained(proposed(globals()[name], tmp_path)[0], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", representatives(["gcm.zarr", "storm96"], "storm96"))
+def test_real_stores_train(name, tmp_path):
+    if not (DATA / name).exists():
+        pytest.skip(f"{name} is not at {DATA}")
+    run([str((DATA / name).absolute())], tmp_path / "my.yml")
+    trained(tmp_path / "my.yml", tmp_path)
+
+
+def test_whole_years_are_kept_together(tmp_path):
+    file, _ = proposed(days_of_360, tmp_path)
+    data = yaml.safe_load(file.read_text())["data"]
+    assert data["timestep"] == "1d"
+    assert [data[name][0].year for name in ("train", "valid", "test")] == [2000, 2002, 2003]
+    assert data["train"][1].isoformat() == "2001-12-30T00:00:00"
+
+
+def test_periods_leave_gaps_out_and_what_has_no_values_is_named(tmp_path):
+    file, lines = proposed(gaps, tmp_path)
+    assert len(yaml.safe_load(file.read_text())["data"]["train"]) == 2
+    assert any("empty, which has no values" in line for line in lines)
+    assert any("flat, which is 3 everywhere" in line for line in lines)
+    assert "# left out: empty" in file.read_text()
+
+
+def test_axes_of_wrf_are_those_of_its_fields_of_coordinates(tmp_path):
+    (file,), _ = wrf(tmp_path)
+    found = scan([str(file)])
+    np.testing.assert_allclose(found.grid.latitude, np.linspace(30, 50, 30), rtol=1e-6)
+    np.testing.assert_allclose(found.grid.longitude, np.linspace(-10, 30, 40), rtol=1e-6)
+    assert (found.times == hours(30, 1)).all()
+    assert not {"XLAT", "XLONG", "XTIME"} & {variable.name for variable in found.variables}
+
+
+def test_a_slanting_grid_is_refused(tmp_path):
+    (file,), _ = wrf(tmp_path)
+    with xr.load_dataset(file, decode_times=False) as made:
+        made["XLAT"] = made["XLAT"] + 0.1 * made["XLONG"]
+    made.to_netcdf(tmp_path / "slanting.nc")
+    with pytest.raises(UserError, match="T2, which is on south_north"):
+        scan([str(tmp_path / "slanting.nc")])
+
+
+def test_staggered_fields_are_named(tmp_path):
+    _, lines = proposed(wrf, tmp_path)
+    assert any("U, which is on west_east_stag" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "shape", [(8, 16), (32, 64), (33, 36), (64, 128), (181, 360), (721, 1440), (101, 257), (45, 90)]
+)
+@pytest.mark.parametrize("kind", ["globe", "belt", "region"])
+def test_a_model_fits_every_grid(shape, kind):
+    north, east = {"globe": (90, 360), "belt": (30, 360), "region": (60, 100)}[kind]
+    grid = Grid(
+        np.linspace(north, -north / 2 if kind == "region" else -north, shape[0]), np.arange(shape[1]) * east / shape[1]
+    )
+    for samples, gpu in ((50, 0.0), (50_000, 80.0)):
+        model = fit_model(grid, samples, gpu)
+        assert model.check(*shape) == []
+        assert np.prod(model.padded(*shape)) < 3.5 * np.prod([max(32, n) for n in shape])
+
+
+MONTHS = np.arange("2000-01", "2002-01", dtype="M8[M]").astype("M8[ns]")
+
+
+@pytest.mark.parametrize(
+    ("names", "times", "fields", "message"),
+    [
+        (PLAIN, hours(5), [(), ["t2m"]], "at least 12 times.*got 5"),
+        (PLAIN, hours(40), [(), (), ["lsm"]], "to predict.*lsm .static"),
+        ({**PLAIN, "latitude": "cell"}, hours(40), [(), ["t2m"]], "on latitude and longitude.*t2m, which is on cell"),
+        (PLAIN, MONTHS, [(), ["t2m"]], "fixed step"),
+        (PLAIN, hours(40), [(), ["sst", "tp"]], "to predict.*sst .dynamic_forcing"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_in_one_message(names, times, fields, message, tmp_path):
+    Maker(names, (8, 16), times).dataset(*fields).to_netcdf(tmp_path / "data.nc")
+    with pytest.raises(UserError, match=message):
+        run([str(tmp_path / "data.nc")], tmp_path / "my.yml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.nc"]
+
+
+def test_a_single_state_is_refused():
+    path = DATA / "era5_tl31_19590102T00.nc"
+    if not path.exists():
+        pytest.skip(f"it is not at {DATA}")
+    with pytest.raises(UserError, match="at least 12 times"):
+        scan([str(path)])
+
+
+def test_nothing_is_overwritten_and_nothing_found_is_said(tmp_path, capsys):
+    (tmp_path / "my.yml").write_text("mine")
+    for data, message in ((tmp_path, "not there yet"), (tmp_path / "none.nc", "not there yet")):
+        with pytest.raises(UserError, match=message):
+            run([str(data)], tmp_path / "my.yml")
+    with pytest.raises(SystemExit) as end:
+        main(["new", str(tmp_path / "none.nc"), "-o", str(tmp_path / "other.yml")])
+    assert end.value.code == 2
+    assert "existing file or folder" in capsys.readouterr().err
+    assert (tmp_path / "my.yml").read_text() == "mine"
