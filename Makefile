@@ -7,10 +7,11 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
-# One thread per process: pytest's workers and the ranks that tests fork already use all cores.
+# One thread per process: pytest's workers and the ranks that tests fork already use all cores. The slow tests wait for
+# processes, jobs and time limits half of the time, so they get a third worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-.PHONY: demo test test-all test-slow lint format bench env clean
+.PHONY: demo test test-all test-slow lint format bench gpu env clean
 
 $(USER_STAMP): pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
@@ -32,7 +33,7 @@ test: $(STAMP)  ## the everyday tests
 	$(PYTEST) -m "not slow"
 
 test-slow: $(STAMP)  ## the slow tests that CI runs: representatives of every layout, kills, job chains, notebooks
-	$(PYTEST) -m "slow and not long"
+	$(PYTEST) -n 3 -m "slow and not long"
 
 test-all: test  ## everything: the full layout matrix, kill storms
 	$(PYTEST) -m slow
@@ -47,8 +48,11 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## every benchmark, on this machine
-	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+bench: $(STAMP)  ## every benchmark of a CPU, on this machine
+	for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+
+gpu: $(STAMP)  ## checks and times on one CUDA device, 10 minutes; CREDIT=PYTHON names an environment with miles-credit
+	$(BIN)/python benchmarks/gpu.py $(if $(CREDIT),--credit $(CREDIT))
 
 clean:
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

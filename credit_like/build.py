@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from credit_like import registry
+from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
@@ -25,10 +25,11 @@ from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_maps, plot_scores
 from credit_like.evaluation.report import write_report
 from credit_like.evaluation.results import load_results, save_results
-from credit_like.evaluation.scorecard import scorecard
+from credit_like.evaluation.scorecard import print_scorecard
 from credit_like.inference.forecast import forecast_path, write_forecasts
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
+from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
 from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
@@ -37,10 +38,11 @@ from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.phases import Phase, phases
 from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
-from credit_like.training.trainer import Trainer
-from credit_like.training.validation import Batches
+from credit_like.training.stage import Batches, Stage
+from credit_like.training.trainer import Trainer, record_failed_start
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
@@ -77,7 +79,8 @@ def parallel_model(
     """
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
-    return parallelise(model, experiment.trainer, runtime, train)
+    freeze = experiment.start_from.freeze if experiment.start_from is not None else ()
+    return parallelise(model, experiment.trainer, runtime, train, freeze)
 
 
 def attach_weights(
@@ -98,31 +101,52 @@ def attach_weights(
         for config in experiment.physics
     ]
     static = store.static(rows)
-    stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows).to(runtime.device)
+    noise = noise_keys(experiment, store)
+    stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows, noise)
+    stepper = stepper.to(runtime.device)
     return Context(experiment, runtime, variables, store, statistics, stepper, rows)
+
+
+def noise_keys(experiment: Experiment, store: FieldStore) -> NoiseKeys | None:
+    """Return the keys of the noise of the experiment's model; None for a model without noise."""
+    noisy = getattr(experiment.model, "noise", None) is not None
+    return NoiseKeys(store.seconds, experiment.seed) if noisy else None
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
     """Return the statistics, read from the experiment's file or from `save_loc/statistics.nc`.
 
-    Where the experiment names no file and none has been written yet, the main process fits them first.
+    Where the experiment names no file and none has been written yet, the main process fits them first. A run that starts
+    from another one has a file of its own in either case: the channels of both keep the normalisation of the source.
     Raises UserError where the experiment names a file that does not exist.
     """
-    path = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
+    given, own = experiment.data.statistics, Path(experiment.save_loc) / "statistics.nc"
+    path = own if experiment.start_from is not None else Path(given or own)
     if runtime.is_main and not path.exists():
-        if experiment.data.statistics:
+        if given and not Path(given).exists():
             raise UserError(
-                f"data.statistics: expected a file, got nothing at {path}; run `credit-like preprocess` first"
+                f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
             )
+        statistics = Statistics.load(given, store) if given else fit_statistics(store, variables, experiment.data)
+        if experiment.start_from is not None:
+            statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
+            for note in notes:
+                log.warning("start_from: %s", note)
         path.parent.mkdir(parents=True, exist_ok=True)
-        fit_statistics(store, variables, experiment.data).save(path)
+        statistics.save(path)
     runtime.barrier()
     return Statistics.load(path, store)
 
 
-def build_loader(context: Context, periods: Periods, shuffle: bool, batches: int = 0) -> Loader:
-    """Return this rank's loader of micro-batches, over the windows of `periods` that have all their data."""
-    data, trainer, runtime = context.experiment.data, context.experiment.trainer, context.runtime
+def build_loader(
+    context: Context, periods: Periods, shuffle: bool, batches: int = 0, experiment: Experiment | None = None
+) -> Loader:
+    """Return this rank's loader of micro-batches, over the windows of `periods` that have all their data.
+
+    `experiment` is that of a phase, by default the whole one.
+    """
+    experiment, runtime = experiment or context.experiment, context.runtime
+    data, trainer = experiment.data, experiment.trainer
     windows = Windows(
         context.store,
         context.variables,
@@ -149,14 +173,18 @@ def build_loader(context: Context, periods: Periods, shuffle: bool, batches: int
 
 
 def build_trainer(context: Context, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
-    """Build the loss, the training and validation loaders, and the trainer."""
-    experiment, trainer = context.experiment, context.experiment.trainer
+    """Build the loss, the training and validation loaders of every phase, and the trainer."""
+    return Trainer(context, [_stage(context, phase, loaders) for phase in phases(context.experiment)])
+
+
+def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | None) -> Stage:
+    experiment, trainer = phase.experiment, phase.experiment.trainer
     train_loader, valid_loader = loaders or (
-        build_loader(context, experiment.data.train, True, trainer.batches_per_epoch),
-        build_loader(context, experiment.data.valid, False, trainer.valid_batches),
+        build_loader(context, experiment.data.train, True, trainer.batches_per_epoch, experiment),
+        build_loader(context, experiment.data.valid, False, trainer.valid_batches, experiment),
     )
     loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows)
-    return Trainer(context, loss.to(context.runtime.device), train_loader, valid_loader)
+    return Stage.of(phase, loss.to(context.runtime.device), train_loader, valid_loader, context.runtime.dp_size)
 
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
@@ -195,7 +223,15 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     with start(experiment) as runtime:
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
-        return build_trainer(build_context(experiment, runtime)).fit().exit_status
+        try:
+            trainer = build_trainer(build_context(experiment, runtime))
+            # The main process takes the lock of `save_loc` once no rank can fail before that, so that one that fails can
+            # take it to record why.
+            runtime.barrier()
+        except BaseException as error:
+            record_failed_start(save_loc, runtime, error)
+            raise
+        return trainer.fit().exit_status
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
@@ -243,7 +279,7 @@ def evaluate(experiment: Experiment) -> int:
     folder = evaluation_folder(experiment)
     save_results(results, folder)
     report = write_report(folder / "report.html", results, forecasts, truth, variables)
-    Console().print(scorecard(results))
+    print_scorecard(results)
     log.info("%s", report)
     return 0
 

@@ -32,6 +32,7 @@ from credit_like.schema.errors import ExperimentError, Path, in_order
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import InferenceSection
 from credit_like.schema.load import load_located
+from credit_like.schema.phases import Phase, phases, written_at
 from credit_like.variables import Variable, Variables
 
 if TYPE_CHECKING:
@@ -97,21 +98,29 @@ class Store:
 
 
 def checked_experiment(
-    file: str | FilePath, overrides: Sequence[str] = (), world_size: int | None = None, scoring: bool = False
+    file: str | FilePath,
+    overrides: Sequence[str] = (),
+    world_size: int | None = None,
+    scoring: bool = False,
+    forecasting: bool = False,
 ) -> tuple[Experiment, Store, int]:
     """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
     `scoring`: the files that forecasts are compared with must be there too; a training does not wait for them.
+    `forecasting`: the default forecasts must fit the data too; otherwise only those that the experiment requests.
     Raises ExperimentError with every problem of the file, or else of its sections and stores.
     """
     experiment, locations = load_located(file, overrides)
-    findings, store = _inspect(experiment, world_size, scoring)
+    requested = experiment.inference != InferenceSection() or (scoring and "inference" in experiment.model_fields_set)
+    findings, store = _inspect(experiment, world_size, scoring, forecasting or requested)
     if findings or store is None:
         raise ExperimentError(in_order([locations.problem(*finding) for finding in findings], str(file)))
     return experiment, store, world_size or world_of(experiment)
 
 
-def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> tuple[list[Finding], Store | None]:
+def _inspect(
+    experiment: Experiment, world_size: int | None, scoring: bool, forecasting: bool
+) -> tuple[list[Finding], Store | None]:
     findings = list(section_findings(experiment, world_size or world_of(experiment)))
     try:
         variables = Variables(experiment.data)
@@ -135,7 +144,8 @@ def _inspect(experiment: Experiment, world_size: int | None, scoring: bool) -> t
     # What follows calls functions that take the data and the times for granted.
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
         findings += _training_findings(store)
-        findings += _forecast_findings(store)
+        findings += _parameter_findings(store) if not findings else ()
+        findings += _forecast_findings(store) if forecasting else ()
         findings += _evaluation_findings(store, scoring)
     return list(dict.fromkeys(findings)), store
 
@@ -160,14 +170,9 @@ def _training_findings(store: Store) -> Iterator[Finding]:
         find = getattr(registry.of("physics", config), "find", None)
         for path, message in _refusal(("physics",), find, config, store.variables) if find else ():
             yield ("physics", i, *path[1:]), message
-    samples = store.samples("train")
-    found = list(_refusal(("trainer", "global_batch_size"), epoch_samples, samples, trainer.global_batch_size))
-    yield from found
-    if not found:
-        taken = epoch_samples(samples, trainer.global_batch_size, trainer.batches_per_epoch)
-        rate = registry.of("scheduler", trainer.scheduler).learning_rate
-        arguments = trainer.optimizer.learning_rate, 0, taken // trainer.global_batch_size * trainer.epochs
-        yield from _refusal(("trainer", "scheduler"), rate, trainer.scheduler, *arguments)
+    for phase in phases(experiment):
+        for path, message in _steps_findings(store, phase):
+            yield written_at(experiment, phase, path), message
     lead = trainer.monitor.lead
     steps = lead if isinstance(lead, int) else lead // experiment.data.timestep
     if trainer.monitor.every and not store.samples("valid", steps):
@@ -181,15 +186,77 @@ def _training_findings(store: Store) -> Iterator[Finding]:
         yield from _refusal(("trainer", "device"), pick_device, trainer.device)
 
 
+def _parameter_findings(store: Store) -> Iterator[Finding]:
+    """Yield problems of patterns of parameters, and what keeps the weights of `start_from` from being taken over.
+
+    The weights are not asked for once the run has its own.
+    """
+    experiment, variables, grid = store.experiment, store.variables, store.fields.grid
+    section = experiment.start_from
+    optimizers = {
+        written_at(experiment, phase, ("trainer", "optimizer")): groups
+        for phase in phases(experiment)
+        if (groups := getattr(phase.experiment.trainer.optimizer, "groups", ()))
+    }
+    if section is None and not optimizers:
+        return
+    import torch
+
+    from credit_like.checkpoint import transfer
+    from credit_like.checkpoint.manager import steps
+    from credit_like.parallel.apply import freeze_parameters
+    from credit_like.training.groups import members
+
+    with torch.device("meta"):
+        model = registry.of("model", experiment.model).build(
+            experiment.model,
+            in_channels=variables.in_channels,
+            out_channels=variables.out_channels,
+            frames=experiment.data.history_len,
+            height=grid.height,
+            width=grid.width,
+        )
+    if section is not None:
+        yield from _refusal(("start_from", "freeze"), freeze_parameters, model, section.freeze)
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    for path, groups in optimizers.items():
+        for _, message in _refusal((), members, groups, trained):
+            yield (*path, "groups"), message
+    if section is None or steps(FilePath(experiment.save_loc) / "checkpoints"):
+        return
+    channels = transfer.Channels.of(variables, experiment.data.history_len, experiment.model.predict)
+
+    def planned() -> None:
+        source = transfer.Source.open(section)
+        plan = transfer.plan(source, model, experiment.model, channels, section.missing)
+        transfer.check_optimizer(section, source, plan)
+
+    yield from _refusal(("start_from", "path"), planned)
+
+
+def _steps_findings(store: Store, phase: Phase) -> Iterator[Finding]:
+    """Yield problems of the batch size and the learning rate of a phase."""
+    trainer, samples = phase.experiment.trainer, store.samples("train", phase.experiment.data.forecast_len)
+    found = list(_refusal(("trainer", "global_batch_size"), epoch_samples, samples, trainer.global_batch_size))
+    yield from found
+    if not found:
+        rate = registry.of("scheduler", trainer.scheduler).learning_rate
+        arguments = trainer.optimizer.learning_rate, 0, _steps_per_epoch(store, phase) * trainer.epochs
+        yield from _refusal(("trainer", "scheduler"), rate, trainer.scheduler, *arguments)
+
+
+def _steps_per_epoch(store: Store, phase: Phase) -> int:
+    trainer, samples = phase.experiment.trainer, store.samples("train", phase.experiment.data.forecast_len)
+    return epoch_samples(samples, trainer.global_batch_size, trainer.batches_per_epoch) // trainer.global_batch_size
+
+
 def _forecast_findings(store: Store) -> Iterator[Finding]:
-    """Yield problems of leads and output; nothing where the experiment requests no forecast."""
+    """Yield problems of leads, initial times and output."""
     from credit_like.derive.fields import written_derivation
     from credit_like.inference.layout import choose
     from credit_like.inference.times import initial_times, kept_leads
 
     inference, data = store.experiment.inference, store.experiment.data
-    if inference == InferenceSection():
-        return
     found = list(_refusal(("inference", "lead"), kept_leads, inference, data.timestep))
     if not found:
         found += _refusal(("inference", "init"), initial_times, inference, store.fields, data)
@@ -243,6 +310,13 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
             f"expected a grid whose longitudes go all the way round, got {grid.width} from {grid.longitude[0]:g} to "
             f"{grid.longitude[-1]:g}, remove this key",
         )
+    for phase in phases(store.experiment):
+        if not grid.is_periodic and any(loss.type == "spectral" for loss in _losses(phase.experiment.loss)):
+            yield (
+                written_at(store.experiment, phase, ("loss",)),
+                f"expected a grid whose longitudes go all the way round with the loss spectral, got {grid.width} from "
+                f"{grid.longitude[0]:g} to {grid.longitude[-1]:g}, change the loss",
+            )
     if check := getattr(model, "check", None):
         channels = {"in_channels": store.variables.in_channels, "out_channels": store.variables.out_channels}
         messages += check(grid.height, grid.width, **channels)
@@ -251,6 +325,13 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
     if not messages and (check := getattr(model, "check_parallel", None)):
         for degree, message in check(grid.height, grid.width, tensor=parallelism.tensor, domain=parallelism.domain):
             yield ("trainer", "parallelism", degree), message
+
+
+def _losses(config: Any) -> Iterator[Any]:
+    """Yield a loss and, of a sum, its terms."""
+    yield config
+    for term in getattr(config, "terms", ()):
+        yield from _losses(term.loss)
 
 
 def _model_key(message: str, fields: Any) -> Finding:
@@ -266,8 +347,12 @@ def _time_findings(store: Store) -> Iterator[Finding]:
     """Check the store's times against the periods and the initial times."""
     for split in SPLITS:
         for i, period in enumerate(getattr(store.experiment.data, split)):
-            for message in _period_messages(store, period):
-                yield ("data", split, i), message
+            messages = list(_period_messages(store, period))
+            yield from ((("data", split, i), message) for message in messages)
+            for phase in phases(store.experiment) if not messages else ():
+                where = written_at(store.experiment, phase, ("data", "forecast_len"))
+                for message in _window_messages(store, period, phase.experiment.data.forecast_len):
+                    yield (where if where[0] == "trainer" else ("data", split, i)), message
     yield from _init_findings(store)
 
 
@@ -293,11 +378,15 @@ def _period_messages(store: Store, period: Period) -> Iterator[str]:
             f"expected a time every {format_duration(data.timestep)}, got {len(missing)} of {len(expected)} missing "
             f"from the store, the first {store.text(missing[0])}, change the period or split it in two"
         )
-    window = data.history_len + data.forecast_len
-    if len(expected) < window:
+
+
+def _window_messages(store: Store, period: Period, forecast_len: int) -> Iterator[str]:
+    history_len, times = store.experiment.data.history_len, len(store.inside(period))
+    window = history_len + forecast_len
+    if times < window:
         yield (
-            f"expected at least history_len + forecast_len = {data.history_len} + {data.forecast_len} = {window} "
-            f"times, got {len(expected)}, change the period"
+            f"expected at least history_len + forecast_len = {history_len} + {forecast_len} = {window} "
+            f"times, got {times}, change the period"
         )
 
 
@@ -459,9 +548,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
     """Return a description of the run as plain data."""
     grid, at = store.fields.grid, layout(experiment.trainer, world)
     trainer = experiment.trainer
-    per_epoch = store.samples("train") // trainer.global_batch_size
-    if trainer.batches_per_epoch:
-        per_epoch = min(per_epoch, trainer.batches_per_epoch)
+    parts = [(phase, _steps_per_epoch(store, phase)) for phase in phases(experiment)]
     return {
         "name": experiment.name,
         "save_loc": experiment.save_loc,
@@ -488,6 +575,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             "timestep": format_duration(experiment.data.timestep),
         },
         "samples": {split: store.samples(split) for split in SPLITS},
+        "forecasts": _describe_forecasts(store),
         "layout": {
             "world": at.world,
             "data": at.data,
@@ -496,10 +584,35 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             "global_batch_size": trainer.global_batch_size,
             "micro_batch_size": trainer.micro_batch_size,
             "accumulation": at.accumulation,
-            "steps_per_epoch": per_epoch,
-            "steps": per_epoch * trainer.epochs,
+            "steps_per_epoch": parts[0][1],
+            "steps": sum(steps * phase.experiment.trainer.epochs for phase, steps in parts),
         },
+        **({"phases": [_describe_phase(*part) for part in parts]} if trainer.phases else {}),
     }
+
+
+def _describe_phase(phase: Phase, steps_per_epoch: int) -> dict[str, Any]:
+    data, trainer = phase.experiment.data, phase.experiment.trainer
+    return {
+        "phase": phase.number,
+        "epochs": trainer.epochs,
+        "forecast_len": data.forecast_len,
+        "global_batch_size": trainer.global_batch_size,
+        "steps_per_epoch": steps_per_epoch,
+        "steps": steps_per_epoch * trainer.epochs,
+    }
+
+
+def _describe_forecasts(store: Store) -> dict[str, Any]:
+    """Return the number of initial times and the lead in steps, or why `rollout` would refuse the default forecasts."""
+    from credit_like.inference.times import initial_times, lead_steps
+
+    inference, data = store.experiment.inference, store.experiment.data
+    try:
+        steps = lead_steps(inference.lead, data.timestep)
+        return {"initial_times": len(initial_times(inference, store.fields, data)), "steps": steps}
+    except UserError as error:
+        return {"refused": str(error)}
 
 
 def print_table(description: dict[str, Any]) -> None:
@@ -512,6 +625,7 @@ def print_table(description: dict[str, Any]) -> None:
         return ", ".join(shown) or "none"
 
     grid, times, at = description["grid"], description["times"], description["layout"]
+    made = description["forecasts"]
     processes = "1 process" if at["world"] == 1 else f"{at['world']} processes"
     north, west = grid["latitude"], grid["longitude"]
     rows = {
@@ -523,10 +637,20 @@ def print_table(description: dict[str, Any]) -> None:
         "times": f"{times['count']} from {times['first']} to {times['last']}, stepped by {times['timestep']}",
         "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items())
         + " (before windows with missing fields are left out)",
+        "forecasts": f"none: {made['refused']}"
+        if "refused" in made
+        else f"from {made['initial_times']} times, {made['steps']} steps each",
         "layout": f"{processes} = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",
-        "steps": f"{at['steps_per_epoch']} per epoch, {at['steps']} in all",
+        "steps": f"{at['steps']} in all"
+        if "phases" in description
+        else f"{at['steps_per_epoch']} per epoch, {at['steps']} in all",
+        **{
+            f"phase {p['phase']}": f"{p['epochs']} × {p['steps_per_epoch']} steps, batch {p['global_batch_size']}, "
+            f"forecast_len {p['forecast_len']}"
+            for p in description.get("phases", ())
+        },
         "save_loc": description["save_loc"],
     }
     table = Table(show_header=False, box=None, pad_edge=False)

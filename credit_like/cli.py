@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -116,7 +117,11 @@ def _end_rank(error: BaseException, known: bool, status: int) -> NoReturn:
 
 
 def _experiment(
-    file: Path, overrides: list[str] | None, world_size: int | None = None, scoring: bool = False
+    file: Path,
+    overrides: list[str] | None,
+    world_size: int | None = None,
+    scoring: bool = False,
+    forecasting: bool = False,
 ) -> Experiment:
     """Load and check the experiment of a file.
 
@@ -127,7 +132,8 @@ def _experiment(
     from credit_like.parallel.environment import read_environment
 
     launched = read_environment().world
-    return checked_experiment(file, overrides or (), world_size or (launched if launched > 1 else None), scoring)[0]
+    world_size = world_size or (launched if launched > 1 else None)
+    return checked_experiment(file, overrides or (), world_size, scoring, forecasting)[0]
 
 
 @app.command()
@@ -283,7 +289,7 @@ def rollout(
 ) -> None:
     """Forecast from the times of `inference.init` with the newest checkpoint."""
     part, of = _share(share)
-    experiment = _experiment(file, set_)
+    experiment = _experiment(file, set_, forecasting=True)
     from credit_like import build
 
     sys.exit(build.rollout(experiment, share=(part - 1, of)))
@@ -301,7 +307,7 @@ def _share(text: str) -> tuple[int, int]:
 @app.command()
 def evaluate(file: File, set_: Set = None) -> None:
     """Score forecasts against persistence and climatology."""
-    experiment = _experiment(file, set_, scoring=True)
+    experiment = _experiment(file, set_, scoring=True, forecasting=True)
     from credit_like import build
 
     sys.exit(build.evaluate(experiment))
@@ -430,7 +436,7 @@ def submit(
             site=site,
             dry_run=dry_run,
             force=force,
-            check=checked_experiment,
+            check=partial(checked_experiment, forecasting=mode in ("rollout", "evaluate")),
         )
 
     if gpu is not None and mode == "train":

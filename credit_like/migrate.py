@@ -12,17 +12,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from credit_like.errors import UserError
 from credit_like.models.wxformer import Config as WXFormer
+from credit_like.schema.data import DataSection
+from credit_like.variables import ROLES, Variable, Variables
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 Keys = tuple[str | int, ...]
 """Path of a key in a document."""
 
-ROLES = ("prognostic", "diagnostic", "dynamic_forcing", "static")
 _FIRST_GENERATION = {
     "prognostic": (("variables", "level", "save_loc"), ("surface_variables", "surface", "save_loc_surface")),
     "diagnostic": (("diagnostic_variables", "surface", "save_loc_diagnostic"),),
@@ -144,6 +148,8 @@ class Translation:
 
     experiment: dict[str, Any]
     remarks: tuple[Remark, ...]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """What the file of the weights says of their channels and normalisation, where the source says it."""
 
 
 def read(path: Path) -> Document:
@@ -194,6 +200,13 @@ def _translated(source: Document, path: Path, upsample: str | None, start_from: 
     source.read.discard(("data", "source"))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-") or "credit"
     data = _second_generation(source) if second else _first_generation(source)
+    metadata = {} if second or not start_from else _of_the_weights(source, data)
+    if source.get("data", "mean_path") and "normalisation" not in metadata:
+        for key in ("mean_path", "std_path"):
+            source.remark(
+                ("data", key),
+                "not read: `credit-like preprocess` fits the statistics, or name a file in `data.statistics`",
+            )
     model = _model(source, upsample)
     experiment: dict[str, Any] = {
         "name": name,
@@ -214,7 +227,8 @@ def _translated(source: Document, path: Path, upsample: str | None, start_from: 
             keys, instead or "unknown to this translation; see whether it matters", covered=instead is not None
         )
     remarks = sorted(set(source.remarks), key=lambda remark: (remark.line, remark.key))
-    return Translation({key: value for key, value in experiment.items() if value not in ({}, [])}, tuple(remarks))
+    made = {key: value for key, value in experiment.items() if value not in ({}, [])}
+    return Translation(made, tuple(remarks), metadata)
 
 
 def written(translation: Translation, path: Path) -> str:
@@ -327,6 +341,54 @@ def _first_generation(source: Document) -> dict[str, Any]:
     return _data(source, roles, paths, levels, f"{hours}h", periods, shift=1)
 
 
+def _of_the_weights(source: Document, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of the channels in CREDIT's order and, where its files are at hand, their normalisation.
+
+    CREDIT's input is prognostic, static, forcing, or with `static_first: false` prognostic, forcing, static. Its files of
+    mean and standard deviation hold whatever a model was trained with, such as residual standard deviations. Static and
+    cyclic forcing fields are stored as the model sees them: mean 0, standard deviation 1.
+    """
+    variables = Variables(DataSection.model_validate(data))
+    names = {role: Variables.channel_names(variables.role(role)) for role in ROLES}
+    forcing, static = names["dynamic_forcing"], names["static"]
+    first = source.get("data", "static_first", default=True)
+    inputs = [*names["prognostic"], *((*static, *forcing) if first else (*forcing, *static))]
+    channels = {"inputs": inputs, "outputs": [*names["prognostic"], *names["diagnostic"]]}
+    files = [
+        Path(_variables_of_the_shell(str(source.get("data", key, default="")))) for key in ("mean_path", "std_path")
+    ]
+    if not all(path.is_file() for path in files):
+        return {"channels": channels}
+    from credit_like.data import netcdf_files
+
+    mean, std = (netcdf_files.load(path) for path in files)
+    unscaled = {*source.get("data", "forcing_variables", default=[]), *(v.name for v in variables.role("static"))}
+    normalisation: dict[str, dict[str, list[Any]]] = {}
+    for role in ROLES:
+        about = normalisation[role] = {"channels": names[role], "mean": [], "std": [], "change_std": []}
+        for variable in variables.role(role):
+            plain = variable.name in unscaled
+            about["mean"] += [0.0] * len(variable) if plain else _values(mean, variable, files[0])
+            about["std"] += [1.0] * len(variable) if plain else _values(std, variable, files[1])
+        about["change_std"] = [None] * len(about["mean"])
+    return {"channels": channels, "normalisation": normalisation}
+
+
+def _values(dataset: xr.Dataset, variable: Variable, path: Path) -> list[float]:
+    """Return the numbers of each channel of a variable, by level where the file has the levels, else in order."""
+    if variable.name not in dataset:
+        raise UserError(
+            f"{path}: expected {variable.name}, got {', '.join(map(str, dataset.data_vars))}; give its file"
+        )
+    values = dataset[variable.name]
+    if not variable.levels:
+        return [float(values)]
+    known = set(dataset["level"].values.tolist()) if "level" in dataset else set()
+    if known.issuperset(variable.levels):
+        return [float(value) for value in values.sel(level=list(variable.levels)).values]
+    return [float(value) for value in values.values[: len(variable)]]
+
+
 def _levels_of_means(source: Document) -> list[float]:
     """Return the levels in CREDIT's file of means, if it is there: the files of the data may have more."""
     path = Path(str(source.get("data", "mean_path", default="")))
@@ -382,11 +444,6 @@ def _data(
     shift: int,
 ) -> dict[str, Any]:
     """Return the `data` section; `shift` is what CREDIT's `forecast_len` lacks to the number of steps."""
-    for keys in (("data", "mean_path"), ("data", "std_path")):
-        if source.get(*keys):
-            source.remark(
-                keys, "not read: `credit-like preprocess` fits the statistics, or name a file in `data.statistics`"
-            )
     steps = int(source.get("data", "forecast_len", default=1 - shift)) + shift
     if source.get("data", "one_shot") and steps > 1:
         source.remark(("data", "one_shot"), "the loss is the mean over all leads, not that of the last alone")
@@ -395,7 +452,7 @@ def _data(
     source.get("data", "retain_graph")
     if source.get("data", "skip_periods") not in (None, 1):
         source.remark(("data", "skip_periods"), "part of `data.timestep`")
-    section: dict[str, Any] = {"source": _sources(source, paths), "timestep": timestep}
+    section: dict[str, Any] = {"source": _sources(paths), "timestep": timestep}
     if levels:
         section["levels"] = [int(level) if level == int(level) else level for level in levels]
     section |= {role: dict(groups) for role, groups in roles.items() if any(groups.values())}
@@ -407,7 +464,7 @@ def _data(
     return section | dict(periods)
 
 
-def _sources(source: Document, paths: Sequence[str]) -> list[dict[str, Any]] | dict[str, Any]:
+def _sources(paths: Sequence[str]) -> list[dict[str, Any]] | dict[str, Any]:
     """Return one source for each distinct path; paths that differ in wildcards alone are one."""
     found: dict[str, dict[str, Any]] = {}
     for path in map(str, paths):
@@ -795,7 +852,7 @@ def run(path: Path, weights: Path | None, output: Path) -> Translation:
     translation = translate(path, upsample, str(converted) if weights else None)
     output.parent.mkdir(parents=True, exist_ok=True)
     if weights:
-        import_credit(weights, path, converted)
+        import_credit(weights, path, converted, translation.metadata)
     replace_file(output, written(translation, path).encode())
     return translation
 

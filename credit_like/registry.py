@@ -53,7 +53,7 @@ GROUP = "credit_like.plugins"
 _HAS = {
     "source": ("Config", "open_dataset"),
     "model": ("Config", "build"),
-    "loss": ("Config", "pointwise"),
+    "loss": ("Config", "pointwise or rowwise or of_members"),
     "physics": ("Config", "build"),
     "optimizer": ("Config", "build"),
     "scheduler": ("Config", "learning_rate"),
@@ -227,7 +227,7 @@ def _imported(kind: str, name: str, package: Package) -> ModuleType:
             f"expected a {kind} that can be imported, got {_line(error, package.folders)}: {type(error).__name__}: "
             f"{message}, change that file"
         ) from error
-    missing = [attribute for attribute in _HAS[kind] if not hasattr(found, attribute)]
+    missing = [names for names in _HAS[kind] if not any(hasattr(found, name) for name in names.split(" or "))]
     if missing:
         problem = f"no {' and no '.join(missing)}"
     elif "Config" in _HAS[kind] and (got := _type_of(found.Config)) != name:

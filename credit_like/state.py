@@ -5,6 +5,7 @@ Shape suffixes: B batch, C channels, T frames of history, L lead steps, H latitu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Self
 
@@ -16,12 +17,15 @@ from torch import device as Device
 class _Batch:
     def to(self, device: Device | str, non_blocking: bool = True) -> Self:
         """Return a copy on another device."""
-        moved = {f.name: getattr(self, f.name).to(device, non_blocking=non_blocking) for f in fields(self)}
-        return replace(self, **moved)
+        return self._each(lambda x: x.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
         """Return a copy in page-locked memory (the loader calls this if there is a GPU)."""
-        return replace(self, **{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
+        return self._each(lambda x: x.pin_memory())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: change(value) for name, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,18 +58,29 @@ class Sample(_Batch):
     def leads(self) -> int:
         return self.target.shape[2]
 
+    def shortened(self, leads: int) -> Self:
+        """Return the sample with its first `leads` targets alone."""
+        frames = self.prognostic.shape[2]
+        return replace(self, forcing=self.forcing[:, :, : frames + leads - 1], target=self.target[:, :, :leads])
+
 
 @dataclass(frozen=True, eq=False)
 class State(_Batch):
     """The atmosphere at one time t, in physical units; missing points are NaN.
 
     prognostic (B, Cp, T, H, W), newest frame last; diagnostic (B, Cd, H, W), the diagnostic output of the
-    step that led to this state (zeros for an initial state); index (B,) int64 as in `Sample`.
+    step that led to this state (zeros for an initial state); index (B,) int64 as in `Sample`; key (B,) int64, of the
+    noise of the next step, None for a model without noise.
     """
 
     prognostic: Tensor
     diagnostic: Tensor
     index: Tensor
+    key: Tensor | None = None
+
+    def detach(self) -> Self:
+        """Return the same state without its history of gradients."""
+        return replace(self, prognostic=self.prognostic.detach(), diagnostic=self.diagnostic.detach())
 
     @property
     def now(self) -> Tensor:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from credit_like.data.statistics import Statistics
+from credit_like.nn.noise import NoiseKeys
 from credit_like.state import Sample, State
 from credit_like.variables import Variables
 
@@ -46,11 +47,14 @@ class Stepper(nn.Module):
         predict: Predict,
         physics: Sequence[nn.Module] = (),
         rows: slice = slice(None),
+        noise: NoiseKeys | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.predict = predict
         self.physics = nn.ModuleList(physics)
+        self.noise = noise
+        """The keys of the noise of a model that has any."""
         self.n_prognostic = variables.n("prognostic")
         self.shift = 0
         """Longitude shift in columns, applied before the model and undone after it.
@@ -72,20 +76,27 @@ class Stepper(nn.Module):
     def _buffer(self, name: str, value: NDArray[np.floating]) -> None:
         self.register_buffer(name, torch.tensor(value, dtype=torch.float32), persistent=False)
 
-    def initial(self, prognostic_BCTHW: Tensor, index: Tensor) -> State:
-        """Return the state at the newest of T analysed frames (B, Cp, T, H, W)."""
+    def initial(self, prognostic_BCTHW: Tensor, index: Tensor, member: Tensor | None = None) -> State:
+        """Return the state at the newest of T analysed frames (B, Cp, T, H, W).
+
+        `member` (B,) int64 selects the noise of each forecast, together with its initial time; 0 by default.
+        """
         n = self.n_prognostic
         valid, mean = self.valid[:n, None], self.mean[:n, None]
         prognostic = torch.where(valid, prognostic_BCTHW, mean)
         diagnostic = prognostic.new_zeros(prognostic.shape[0], len(self.mean) - n, *prognostic.shape[-2:])
-        return State(prognostic, diagnostic, index)
+        key = None
+        if self.noise is not None:
+            key = self.noise(index, torch.zeros_like(index) if member is None else member)
+        return State(prognostic, diagnostic, index, key)
 
     def forward(self, state: State, forcing_BCTHW: Tensor) -> State:
         """Advance the state by one time step; `forcing_BCTHW` holds the T times of the state's frames."""
         x_BCTHW = self.inputs(state, forcing_BCTHW)
         if self.shift:
             x_BCTHW = x_BCTHW.roll(self.shift, -1)
-        y_BCHW = self.model(x_BCTHW)[:, :, 0].to(state.prognostic.dtype)
+        y_BCTHW = self.model(x_BCTHW) if state.key is None else self.model(x_BCTHW, key_B=state.key)
+        y_BCHW = y_BCTHW[:, :, 0].to(state.prognostic.dtype)
         if self.shift:
             y_BCHW = y_BCHW.roll(-self.shift, -1)
         n, now = self.n_prognostic, state.now
@@ -99,7 +110,8 @@ class Stepper(nn.Module):
             after = fix(after, now)
         after = torch.where(self.valid, after, self.mean)
         frames = torch.cat([state.prognostic[:, :, 1:], after[:, :n, None]], 2)
-        return State(frames, after[:, n:], state.index + 1)
+        key = None if state.key is None else NoiseKeys.after(state.key)
+        return State(frames, after[:, n:], state.index + 1, key)
 
     def inputs(self, state: State, forcing_BCTHW: Tensor) -> Tensor:
         """Return the model input (B, C_in, T, H, W): normalised prognostic, static and forcing channels."""
@@ -110,20 +122,28 @@ class Stepper(nn.Module):
         forcing = torch.nan_to_num((forcing_BCTHW - self.forcing_mean) / self.forcing_std, nan=0.0)
         return torch.cat([prognostic, static, forcing], 1)
 
-    def rollout(self, state: State, forcing_BCTHW: Tensor, leads: int) -> Iterator[State]:
+    def rollout(
+        self, state: State, forcing_BCTHW: Tensor, leads: int, backprop_steps: int | None = None
+    ) -> Iterator[State]:
         """Yield the states of the next `leads` steps.
 
-        `forcing_BCTHW` holds T + leads − 1 times, beginning with that of the oldest frame.
+        `forcing_BCTHW` holds T + leads − 1 times, beginning with that of the oldest frame. Gradients end after every
+        `backprop_steps` steps; by default they flow through all.
         """
         frames = state.prognostic.shape[2]
         for lead in range(leads):
+            if backprop_steps and lead % backprop_steps == 0:
+                state = state.detach()
             state = self(state, forcing_BCTHW[:, :, lead : lead + frames])
             yield state
 
-    def predict_sample(self, sample: Sample) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield (prediction, target) for every lead of a sample, each (B, C_out, H, W) in physical units."""
+    def predict_sample(self, sample: Sample, backprop_steps: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield (prediction, target) for every lead of a sample, each (B, C_out, H, W) in physical units.
+
+        `backprop_steps` as in `rollout`.
+        """
         state = self.initial(sample.prognostic, sample.index)
-        for lead, after in enumerate(self.rollout(state, sample.forcing, sample.leads)):
+        for lead, after in enumerate(self.rollout(state, sample.forcing, sample.leads, backprop_steps)):
             yield self.outputs(after), sample.target[:, :, lead]
 
     @staticmethod

@@ -194,6 +194,7 @@ def prepare(experiment: Experiment, folder: str) -> Problem:
         "use_ema": False,
         "shift_longitude": False,
         "monitor": type(trainer.monitor)(),
+        "phases": None,
     }
     small = experiment.model_copy(
         update={"save_loc": folder, "trainer": trainer.model_copy(update=changes), "data": _short(experiment, store)}

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import xarray as xr
 import yaml
 
 from credit_like import cli
+from credit_like.checkpoint import transfer
+from credit_like.data import netcdf_files
+from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
 from credit_like.migrate import Document, read, report, run, translate, written
+from credit_like.models import wxformer
 from credit_like.schema.load import load_experiment
+from credit_like.variables import Variables
 
 FIRST = """
 save_loc: '/scratch/$USER/runs/first/'
@@ -252,6 +261,67 @@ def _with_source(folder):
         "  timestep: 6h\n"
     )
     return path
+
+
+PARITY = Path(os.environ.get("CREDIT_LIKE_PARITY", "absent"))
+
+
+@pytest.mark.skipif(not PARITY.is_dir(), reason="CREDIT_LIKE_PARITY unset: no recordings of CREDIT")
+@pytest.mark.parametrize("static_first", [True, False])
+def test_a_run_that_starts_from_translated_weights_gives_credits_numbers(tmp_path, static_first):
+    """Channels go by name from CREDIT's order into ours, and the normalisation is that of CREDIT's files."""
+    values = yaml.safe_load(FIRST) | {"save_loc": str(tmp_path / "run")}
+    values["model"] = {"type": "crossformer", **json.loads((PARITY / "pixelshuffle.json").read_text())}
+    values["data"] |= {
+        "variables": ["U", "V"], "level_ids": [10, 20, 30], "surface_variables": ["SP", "t2m", "q2m"],
+        "diagnostic_variables": ["rain"], "static_variables": ["z"], "static_first": static_first, "history_len": 2,
+        "mean_path": str(tmp_path / "mean.nc"), "std_path": str(tmp_path / "std.nc"),
+    }  # fmt: skip
+    values["model"].pop("post_conf", None)
+    (tmp_path / "theirs.yml").write_text(yaml.safe_dump(values))
+    surface = ("SP", "t2m", "q2m", "rain", "tsi")
+    # The file has more levels than the model.
+    mean = {"U": ("level", [0.0, 10.0, 20.0, 30.0]), "V": ("level", [1.0, 11.0, 21.0, 31.0])}
+    mean |= {name: ((), 100.0 + i) for i, name in enumerate(surface)}
+    mean = xr.Dataset(mean, {"level": [5, 10, 20, 30]})
+    netcdf_files.save(mean, tmp_path / "mean.nc")
+    netcdf_files.save(mean * 2 + 1, tmp_path / "std.nc")
+    translation = run(tmp_path / "theirs.yml", PARITY / "pixelshuffle_checkpoint.pt", tmp_path / "my.yml")
+    assert not [remark for remark in translation.remarks if remark.key.endswith(("mean_path", "std_path"))]
+    ours = loaded(tmp_path / "my.yml")
+    variables = Variables(ours.data)
+    source = transfer.Source.open(ours.start_from)
+    model = wxformer.build(
+        ours.model,
+        in_channels=variables.in_channels,
+        out_channels=variables.out_channels,
+        frames=2,
+        height=48,
+        width=96,
+    ).eval()
+    channels = transfer.Channels.of(variables, 2, ours.model.predict)
+    plan = transfer.plan(source, model, ours.model, channels, "error")
+    assert plan.notes == []
+    transfer.load(source, plan, model, 0)
+    recorded = torch.load(PARITY / "pixelshuffle_io.pt", weights_only=True)
+    x, y = recorded["x"], recorded["y"]
+    theirs = ["U@10", "U@20", "U@30", "V@10", "V@20", "V@30", "SP", "t2m", "q2m"]
+    theirs += ["z", "tsi"] if static_first else ["tsi", "z"]
+    with torch.no_grad():
+        found = model(torch.stack([x[:, theirs.index(name)] for name in channels.inputs], 1))
+    torch.testing.assert_close(found, y, rtol=0, atol=1e-5 * float(y.abs().max()))
+
+    names = list(dict.fromkeys([*channels.inputs, *channels.outputs]))
+    fitted = {name: ("channel", np.full(len(names), 7.0)) for name in ("mean", "std", "change_std")}
+    adopted, _ = transfer.adopt(Statistics(xr.Dataset(fitted, {"channel": names})), source)
+    found = {
+        name: [float(adopted.dataset[k].sel(channel=name)) for k in ("mean", "std", "change_std")] for name in names
+    }
+    assert found["U@20"] == [20.0, 41.0, 7.0]
+    assert found["V@10"] == [11.0, 23.0, 7.0]
+    assert found["rain"] == [103.0, 207.0, 7.0]
+    assert found["tsi"] == [104.0, 209.0, 7.0]
+    assert found["z"] == [0.0, 1.0, 7.0]
 
 
 # ---- CREDIT's own files ----------------------------------------------------------------------------------------------

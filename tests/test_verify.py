@@ -176,3 +176,17 @@ def test_the_exit_status(tmp_path):
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(FILE), "--set", f"save_loc={tmp_path}"])
     assert ended.value.code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "loss",
+    [
+        pytest.param("{type: spectral}", marks=pytest.mark.long),
+        pytest.param("{type: log-cosh}", marks=pytest.mark.long),
+        "{type: sum, terms: [{loss: {type: log-cosh}}, {weight: 0.5, loss: {type: spectral}}]}",
+    ],
+)
+def test_losses_are_the_same_in_bands_of_rows(tmp_path, loss):
+    for row in rows(load_experiment(FILE, [f"save_loc={tmp_path}", f"loss={loss}"]), "domain 2").values():
+        assert row.ok, row

@@ -46,7 +46,7 @@ def _clear(save_loc: Path, statistics: bool) -> None:
     if (save_loc / "forecasts" / "forecast.json").is_file():
         made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
     if statistics:
-        made.append(save_loc / "statistics.nc")
+        made += [save_loc / "statistics.nc", *save_loc.glob(".statistics.nc.*")]
     made += [save_loc / name for file in FILES[::-1] for name in (f".{file}.tmp", file)]
     for path in made:
         remove(path)

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.errors import UserError
+from credit_like.terminal import fitted
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,9 @@ def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
             checkpoint = Checkpoint.open(folder / f"step-{step}")
             if verify:
                 checkpoint.verify()
+            _entry(step, checkpoint, best=False)  # metadata of another form are reported as damage too
             opened[step] = checkpoint
-        except (DamagedCheckpoint, ValueError) as error:
+        except ValueError as error:
             opened[step] = str(error)
     scores = {s: c.score for s, c in opened.items() if isinstance(c, Checkpoint) and c.score is not None}
     best = min(scores, key=lambda step: (scores[step], -step)) if scores else None
@@ -58,9 +60,11 @@ def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
 def _entry(step: int, found: Checkpoint | str, best: bool) -> Entry:
     if isinstance(found, str):
         return Entry(step, damage=found)
-    layout = ", ".join(f"{key} {value}" for key, value in found.meta["layout"].items())
+    with reading_metadata(found.folder):
+        layout = ", ".join(f"{key} {value}" for key, value in found.meta["layout"].items())
+        epoch = found.meta["progress"]["epoch"]
     saved = dt.datetime.fromtimestamp((found.folder / "manifest.json").stat().st_mtime).isoformat(" ", "seconds")
-    return Entry(step, found.meta["progress"]["epoch"], found.score, best, found.bytes, saved, layout)
+    return Entry(step, epoch, found.score, best, found.bytes, saved, layout)
 
 
 def differences(first: Path, second: Path) -> list[tuple[str, str, str]]:
@@ -75,7 +79,7 @@ def differences(first: Path, second: Path) -> list[tuple[str, str, str]]:
     rows = [
         (key, repr(x), repr(y))
         for part in ("experiment", "layout", "progress", "version")
-        for key, x, y in _leaves(part, a.meta[part], b.meta[part])
+        for key, x, y in _leaves(part, a.meta.get(part), b.meta.get(part))
     ]
     for name in sorted(set(a.names()) | set(b.names())):
         shapes = [repr(c.manifest["tensors"][name]["shape"]) if name in c.names() else "absent" for c in (a, b)]
@@ -188,4 +192,6 @@ def _print(found: Sequence[Entry], verified: bool) -> None:
         size = f"{(entry.bytes or 0) / 2**20:.1f}"
         state = "intact" if verified else "not read"
         table.add_row(str(entry.step), str(entry.epoch), score, size, entry.saved, entry.layout, state)
-    Console(soft_wrap=True).print(table if found else "no checkpoint")
+    console = Console(soft_wrap=True)
+    fitted(console, table, ("MiB", "saved", "layout"))
+    console.print(table if found else "no checkpoint")

@@ -280,11 +280,13 @@ def _window_of_one(name: str, config: wxformer.Config) -> bool:
 
 
 def _reshape(name: str, value: Tensor, dim_head: int) -> Tensor:
+    # A weight of another shape is returned as it is, so that it is listed with the shape that was expected.
     if re.search(r"\.(qkv|out|expand|contract)\.weight$", name):
-        value = value.flatten(1)
+        value = value.flatten(min(1, value.ndim - 1))
     elif re.search(r"(\.norm|_ff\.norm)\.(weight|bias)$", name):
         value = value.flatten()
-    if re.search(r"\.qkv\.(weight|spectral\.u)$", name):
+    divides = value.ndim > 0 and value.numel() > 0 and len(value) % (3 * dim_head) == 0
+    if re.search(r"\.qkv\.(weight|spectral\.u)$", name) and divides:
         return interleave_qkv(value, dim_head)
     return value
 
@@ -329,12 +331,14 @@ def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: str | Path) -> Path:
+def import_credit(
+    checkpoint: str | Path, config_yaml: str | Path | None, out: str | Path, metadata: Mapping[str, Any] | None = None
+) -> Path:
     """Convert a CREDIT checkpoint to `out`, a safetensors file of fp32 weights under our names.
 
-    Its metadata has one key, `model`: JSON with `config` (our model section), `in_channels` (of a frame),
-    `out_channels`, `frames`, `height`, `width`. The model section is also written to `<out stem>.model.yml` beside it,
-    ready to be included in an experiment.
+    Its metadata has the key `model`: JSON with `config` (our model section), `in_channels` (of a frame),
+    `out_channels`, `frames`, `height`, `width`; and the keys of `metadata`, each as JSON. The model section is also
+    written to `<out stem>.model.yml` beside it, ready to be included in an experiment.
 
     `config_yaml` is CREDIT's YAML. Its `model` block is read, and its `data` block for channel counts that the model
     block lacks. Without it the checkpoint must fit CREDIT's default arguments. Returns the path. Raises UserError as
@@ -358,7 +362,8 @@ def import_credit(checkpoint: str | Path, config_yaml: str | Path | None, out: s
     weights = {name: value.float().contiguous() for name, value in model.state_dict().items()}
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.with_name(f".{out.name}.tmp")
-    save_file(weights, beside, metadata={"model": json.dumps(described)})
+    about = {"model": described, **(metadata or {})}
+    save_file(weights, beside, metadata={key: json.dumps(value) for key, value in about.items()})
     section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
     replace_file(out.with_name(f"{out.stem}.model.yml"), section.encode())
     beside.replace(out)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from credit_like.errors import UserError
+from contextlib import AbstractContextManager
+
+from credit_like.errors import UserError, reading
 
 
 class DamagedCheckpoint(UserError):
@@ -15,3 +17,8 @@ class SaveFailed(Exception):
 
 class Locked(UserError):
     """Another process uses this run folder."""
+
+
+def reading_metadata(path: object) -> AbstractContextManager[None]:
+    """Convert errors of reading metadata that are intact but not in the form of this release to UserError."""
+    return reading("the metadata of a checkpoint of this release", path, "read it with the release that wrote it")

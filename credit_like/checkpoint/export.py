@@ -6,6 +6,7 @@ Tensors: fp32, whole, under the model's own names. Metadata, each a JSON text:
     normalisation   per role: channel names in order, mean, std, change_std
     grid            latitude, longitude
     checkpoint      step, weights (ema | raw), validation score, format version, code version
+    origin          of a run that started from another one: path, sha256, step, experiment and kind of those weights
     plugins         per folder or package of plug-ins: name, path, version, sha256 of its files
 Beside the file lies a model card, `<stem>.md`.
 """
@@ -22,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from credit_like import registry
-from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
@@ -43,12 +44,15 @@ class Export:
 
         `plugins` gives folders (absolute paths) or packages of plug-ins, if they have moved since the run.
         """
-        described = dict(self.metadata["model"])
-        if plugins is None:
-            plugins = self.metadata.get("experiment", {}).get("plugins", ())
-        with registry.searching(plugins):
-            plugin = registry.module("model", described["config"]["type"])
-        model: nn.Module = plugin.build(plugin.Config.model_validate(described.pop("config")), **described)
+        with reading_metadata(self.path):
+            described = dict(self.metadata["model"])
+            config = described.pop("config")
+            if plugins is None:
+                plugins = self.metadata.get("experiment", {}).get("plugins", ())
+            with registry.searching(plugins):
+                plugin = registry.module("model", config["type"])
+            config = plugin.Config.model_validate(config)
+        model: nn.Module = plugin.build(config, **described)
         model.load_state_dict(self.weights)
         spectral_norm.refresh(model)
         return model.eval()
@@ -105,12 +109,14 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
     if weights == "ema" and not checkpoint.names("ema/"):
         weights = "raw"
     tensors = full_weights(checkpoint, weights)
-    metadata = describe(checkpoint, weights)
+    with reading_metadata(checkpoint.folder):
+        metadata = describe(checkpoint, weights)
+        text = card(out, metadata, tensors)
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.with_name(f".{out.name}.tmp")
     write_tensors(beside, tensors, {key: json.dumps(value) for key, value in metadata.items()})
     beside.replace(out)
-    replace_file(out.with_suffix(".md"), card(out, metadata, tensors).encode())
+    replace_file(out.with_suffix(".md"), text.encode())
     return out
 
 
@@ -139,6 +145,7 @@ def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
             "version": meta["version"],
         },
         "plugins": meta.get("plugins", []),
+        **({"origin": meta["origin"]} if "origin" in meta else {}),
     }
 
 
@@ -158,7 +165,8 @@ def load_export(path: str | Path) -> Export:
         raise UserError(
             f"{path}: expected metadata `model`, got {sorted(metadata)}; write it with `credit-like export`"
         )
-    return Export(path, {key: json.loads(value) for key, value in metadata.items() if key != "format"}, weights)
+    with reading_metadata(path):
+        return Export(path, {key: json.loads(value) for key, value in metadata.items() if key != "format"}, weights)
 
 
 def card(out: Path, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str:

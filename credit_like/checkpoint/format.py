@@ -136,7 +136,53 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{path} is not readable: {error}") from error
     if not intact:
         raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")
-    return migrate(body, path)
+    body = migrate(body, path)
+    if not _has_form(body):
+        raise DamagedCheckpoint(f"{path} is intact but not in the form of a manifest; another program wrote it")
+    return body
+
+
+def _has_form(body: Mapping[str, Any]) -> bool:
+    """Return whether a manifest has the keys and types that `seal` is given; `meta` may hold anything."""
+
+    files = body.get("files")
+    if not isinstance(files, dict):
+        return False
+
+    def is_size(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+    def is_box(value: object) -> bool:
+        return isinstance(value, list) and all(map(is_size, value))
+
+    def is_piece(value: object, rank: int) -> bool:
+        return (
+            isinstance(value, dict)
+            and isinstance(value.get("file"), str)
+            and value["file"] in files
+            and isinstance(value.get("key"), str)
+            and all(is_box(value.get(box)) and len(value[box]) == rank for box in ("offset", "shape"))
+        )
+
+    def is_tensor(value: object) -> bool:
+        return (
+            isinstance(value, dict)
+            and isinstance(value.get("dtype"), str)
+            and value["dtype"] in DTYPES
+            and is_box(value.get("shape"))
+            and isinstance(value.get("pieces"), list)
+            and all(is_piece(piece, len(value["shape"])) for piece in value["pieces"])
+        )
+
+    tensors, score = body.get("tensors"), body.get("score")
+    return (
+        is_size(body.get("step"))
+        and (score is None or isinstance(score, int | float))
+        and isinstance(body.get("meta"), dict)
+        and all(isinstance(f, dict) and is_size(f.get("bytes")) and "sha256" in f for f in files.values())
+        and isinstance(tensors, dict)
+        and all(map(is_tensor, tensors.values()))
+    )
 
 
 def migrate(body: dict[str, Any], path: Path) -> dict[str, Any]:

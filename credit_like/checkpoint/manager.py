@@ -91,6 +91,11 @@ class Checkpoint:
         return self.manifest["score"]
 
     @property
+    def phase(self) -> int:
+        """Return the phase of training of the newest step; 0 where there is one alone."""
+        return int(self.meta.get("phase", 0))
+
+    @property
     def bytes(self) -> int:
         return sum(entry["bytes"] for entry in self.manifest["files"].values())
 
@@ -158,6 +163,7 @@ class CheckpointManager:
     runtime: Runtime = field(default_factory=Runtime)
     before_commit: Callable[[], None] | None = None
     _plan: list[dict[str, Any]] | None = None
+    _planned: frozenset[str] = frozenset()
     _buffers: dict[str, Tensor] = field(default_factory=dict)
     _save: _Save | None = None
 
@@ -169,8 +175,9 @@ class CheckpointManager:
         `meta` is plain JSON data. Raises SaveFailed on all ranks, for this save or the earlier one.
         """
         self.wait()
-        if self._plan is None:
-            self._plan = shards.share_out(pieces)
+        if self._planned != pieces.keys():
+            self._plan, self._planned = shards.share_out(pieces), frozenset(pieces)
+            self._buffers.clear()
         body = {"format": FORMAT, "step": step, "score": score, "meta": json.loads(json.dumps(meta, allow_nan=False))}
         ready = self._stage(pieces)
         folder = self.folder / f".step-{step}.tmp"
@@ -357,15 +364,16 @@ def steps(folder: Path) -> list[int]:
 def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
     """Remove superseded checkpoints and return their steps.
 
-    Keeps the `keep` newest, the one with the best (lowest) score and the one just `saved`. Damaged checkpoints, and
+    Keeps the `keep` newest, the one with the best (lowest) score of the newest phase that has one, and the one just
+    `saved`. Damaged checkpoints, and
     those set aside earlier, do not count; they are removed once `keep` intact ones are newer.
     """
     kept: list[int] = []
-    scores: dict[int, float] = {}
+    scores: dict[int, tuple[int, float]] = {}
     removed: list[int] = []
     for step in steps(folder)[::-1]:
         try:
-            score = Checkpoint.open(folder / f"step-{step}").score
+            checkpoint = Checkpoint.open(folder / f"step-{step}")
         except DamagedCheckpoint:
             if len(kept) >= keep:
                 removed.append(step)
@@ -373,8 +381,8 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
         except UserError:  # written by a later release
             continue
         kept.append(step)
-        if score is not None:
-            scores[step] = score
+        if checkpoint.score is not None:
+            scores[step] = -checkpoint.phase, checkpoint.score
     removed += kept[keep:]
     spared = {saved, min(scores, key=lambda step: (scores[step], -step)) if scores else None}
     removed = sorted(step for step in removed if step not in spared)

@@ -65,6 +65,12 @@ class PassPiece:
     def times(self) -> int:
         return sum(len(positions) for positions, _ in self.blocks)
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether all results exist; some may be absent if the removal after an earlier pass was interrupted."""
+        means = (self.file.with_suffix(f".{name}.npy") for name in ("mean", "count") if self.slots)
+        return self.file.exists() and all(file.exists() for file in means)
+
 
 def preprocess(
     store: FieldStore,
@@ -86,7 +92,7 @@ def preprocess(
     parts = folder / "preprocess-parts"
     parts.mkdir(parents=True, exist_ok=True)
     pieces = list(_pieces(store, variables, data, parts, by_day=climatology_days > 0))
-    todo = [piece for piece in pieces if not piece.file.exists()]
+    todo = [piece for piece in pieces if not piece.is_complete]
     total = sum(piece.times for piece in pieces)
     done = total - sum(piece.times for piece in todo)
     by_file = {piece.file: piece.times for piece in pieces}

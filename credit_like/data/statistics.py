@@ -26,6 +26,7 @@ from credit_like.data import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
 from credit_like.errors import UserError, reading, replace
+from credit_like.processes import draft_beside
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import Variable, Variables
@@ -97,7 +98,7 @@ class Statistics:
         """Save as netCDF under a temporary name, then rename, so that readers never see an incomplete file."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft = draft_beside(path)
         encoding = {"valid": {"zlib": True, "dtype": "i1"}}
         try:
             netcdf_files.save(self.dataset.assign(valid=self.dataset["valid"].astype("i1")), draft, encoding)

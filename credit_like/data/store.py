@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.direct import direct
+from credit_like.data.sources._conventions import DIMS, listed
 from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
@@ -95,6 +96,14 @@ class _Place:
     offset: float
     attrs: dict[str, str]
     cyclic: bool = False
+    still: bool = False
+    """A static field, of which the first time is read if it has a time axis."""
+    level_units: str = ""
+
+    @property
+    def varies(self) -> bool:
+        """Return whether the field depends on time."""
+        return "time" in self.dims and not self.still
 
 
 class FieldStore:
@@ -146,6 +155,11 @@ class FieldStore:
     def attrs(self, variable: Variable) -> dict[str, str]:
         """Return units, long_name and standard_name, as far as the files or the experiment specify them."""
         return dict(_SOLAR_ATTRS if variable.spec.compute else self._places[variable.name].attrs)
+
+    def level_units(self, variable: Variable) -> str:
+        """Return the units of the levels of a variable, empty if the files do not specify them."""
+        place = self._places.get(variable.name)
+        return place.level_units if place else ""
 
     def source_of(self, variable: Variable) -> tuple[Any, str] | None:
         """Return the source's configuration and the variable's name in it, or None for a computed variable."""
@@ -258,7 +272,7 @@ class FieldStore:
             start += len(run)
 
     def _source_positions(self, place: _Place, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        if "time" not in place.dims:
+        if not place.varies:
             return np.full(len(positions), -1, np.int64)
         if place.cyclic:
             axis = self._dataset(place.source)["time"].values
@@ -332,7 +346,8 @@ class FieldStore:
         if "level" in place.dims:
             box.insert(0, (levels[0], levels[-1] + 1))
         for position, target in zip(run.tolist(), targets, strict=True):
-            spans = [(position, position + 1), *box] if "time" in place.dims else box
+            at = max(position, 0)
+            spans = [(at, at + 1), *box] if "time" in place.dims else box
             shape = [stop - start for start, stop in spans]
             array.box([(a + o, b + o) for (a, b), o in zip(spans, offsets, strict=True)], target.reshape(shape))
         return True
@@ -340,16 +355,17 @@ class FieldStore:
     def _block(self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
         """Read (T, C, H, W) as stored."""
         key: dict[str, Any] = {"latitude": slice(*rows.indices(self.grid.height))}
-        if run[0] >= 0:
-            key["time"] = slice(int(run[0]), int(run[-1]) + 1)
+        if "time" in place.dims:
+            key["time"] = slice(int(run[0]), int(run[-1]) + 1) if place.varies else slice(0, 1)
         low = min(place.levels, default=0)
         if "level" in place.dims:
             key["level"] = slice(low, max(place.levels) + 1)
         values = stored[tuple(key.get(str(dim), slice(None)) for dim in stored.dims)].values
         order = [place.dims.index(dim) for dim in ("time", "level", "latitude", "longitude") if dim in place.dims]
         values = values.transpose(order)
-        if "time" not in place.dims:
-            values = np.broadcast_to(values, (len(run), *values.shape))
+        if not place.varies:
+            field = values[0] if "time" in place.dims else values
+            values = np.broadcast_to(field, (len(run), *field.shape))
         if "level" not in place.dims:
             return values[:, None]
         wanted = [level - low for level in place.levels]
@@ -414,7 +430,9 @@ def _nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
 
 
 def open_store(data: DataSection, variables: Variables) -> FieldStore:
-    """Open the sources of an experiment and locate every variable, level and unit in them; read no fields.
+    """Open the sources of an experiment and locate every variable, level and unit in them.
+
+    No fields are read, except where a static variable has several times, which must be equal.
 
     Raises StoreError (a ValueError) that lists all problems together.
     """
@@ -424,6 +442,7 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
         raise StoreError(problems)
     by_path = {source.config.path: i for i, source in enumerate(sources) if i >= len(data.source)}
     places: dict[str, _Place] = {}
+    further: list[_FurtherDimension] = []
     for variable in variables:
         if variable.spec.compute:
             continue
@@ -431,10 +450,12 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
         among = [by_path[variable.spec.path]] if variable.spec.path else list(range(len(data.source)))
         try:
             places[variable.name] = _find(variable, among, sources, datasets)
+        except _FurtherDimension as error:
+            further.append(error)
         except ValueError as error:
             problems.append((where, str(error)))
-    if problems:
-        raise StoreError(problems)
+    if problems or further:
+        raise StoreError([*_merged_problems(further), *problems])
     grid = _common_grid(sources, datasets, places)
     step = int(data.timestep.total_seconds())
     times, positions = _common_times(sources, datasets, places, step)
@@ -508,17 +529,19 @@ def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where
         raise UserError(
             f"expected {var} of {where} on latitude and longitude, got dimensions {dims} without {sorted(missing)[0]}"
         )
-    if other := set(dims) - {"time", "level", "latitude", "longitude"}:
-        raise UserError(
-            f"expected {var} of {where} on time, level, latitude, longitude, got dimension {sorted(other)[0]!r}; "
-            "name the dimensions in data.source.dims"
-        )
-    if variable.role == "static" and stored.sizes.get("time", 1) > 1:
+    if other := sorted(set(dims) - set(DIMS)):
+        raise _FurtherDimension(dataset, var, other[0], where)
+    if variable.role == "static" and stored.sizes.get("time", 1) > 1 and not _constant(stored):
         raise UserError(
             f"expected a static field, got {stored.sizes['time']} times of {var}; move it to dynamic_forcing"
         )
     if variable.role != "static" and "time" not in dims:
         raise UserError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
+    if "time" in dims and "time" not in dataset.coords and variable.role != "static":
+        raise UserError(
+            f"expected times of {var} in {where}, got a time dimension without a coordinate; name it in "
+            "data.source.dims.time"
+        )
     if stored.dtype.kind not in "iufb":
         raise UserError(f"expected real numbers in {var} of {where}, got {stored.dtype}; make the store anew")
     attrs = {key: str(stored.attrs[key]) for key in _ATTRS if key in stored.attrs}
@@ -527,7 +550,40 @@ def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where
         factor, offset = units.conversion(attrs["units"], variable.spec.units)
     attrs.update({"units": variable.spec.units} if variable.spec.units else {})
     levels = _levels(variable, var, dims, dataset, where)
-    return _Place(source, var, dims, levels, factor, offset, attrs, variable.spec.fill == "cyclic")
+    cyclic, still = variable.spec.fill == "cyclic", variable.role == "static"
+    level_units = str(dataset["level"].attrs.get("units", "")) if "level" in dataset.coords else ""
+    return _Place(source, var, dims, levels, factor, offset, attrs, cyclic, still, level_units)
+
+
+class _FurtherDimension(UserError):
+    """A variable has a dimension of which the experiment does not select a value."""
+
+    def __init__(self, dataset: xr.Dataset, var: str, dim: str, where: str) -> None:
+        self.var, self.key = var, (where, dim)
+        first = dataset[dim].values[0] if dim in dataset.variables else 0
+        self.got = (
+            f"of {where} on time, level, latitude, longitude, got dimension {dim!r} ({listed(dataset, dim)}); set "
+            f"data.source.select: {{{dim}: {first}}} to read one, or name it in data.source.dims"
+        )
+        super().__init__(f"expected {var} {self.got}")
+
+
+def _merged_problems(found: Sequence[_FurtherDimension]) -> Problems:
+    """Return one problem for each dimension of a source, with all the variables that have it."""
+    by_key: dict[tuple[str, str], list[_FurtherDimension]] = {}
+    for problem in found:
+        by_key.setdefault(problem.key, []).append(problem)
+    return [
+        (("data", "source"), f"expected {', '.join(dict.fromkeys(one.var for one in group))} {group[0].got}")
+        for group in by_key.values()
+    ]
+
+
+def _constant(stored: xr.DataArray) -> bool:
+    """Return whether a field is the same at its first, middle and last time, as static fields of CAM and WRF are."""
+    times = stored.sizes["time"]
+    first, *others = (stored.isel(time=t).values for t in (0, times // 2, times - 1))
+    return all(np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)
 
 
 def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dataset, where: str) -> tuple[int, ...]:
@@ -585,7 +641,7 @@ def _common_times(
     sources: Sequence[_Source], datasets: Sequence[xr.Dataset], places: dict[str, _Place], step: int
 ) -> tuple[Times, list[NDArray[np.int64] | None]]:
     """Return the times that all time-varying sources share, thinned to the step, and their positions in each source."""
-    used = sorted({place.source for place in places.values() if "time" in place.dims and not place.cyclic})
+    used = sorted({place.source for place in places.values() if place.varies and not place.cyclic})
     if not used:
         raise StoreError([(("data", "source"), "expected a variable with times, got none")])
     axes = {i: datasets[i]["time"].values for i in used}

@@ -17,7 +17,7 @@ from credit_like.variables import Variable
 
 Array = NDArray[np.float64]
 # Vectors whose squared error is the sum of those of their components.
-_VECTORS = {
+VECTORS = {
     "wind_vector": ("u_component_of_wind", "v_component_of_wind"),
     "10m_wind_vector": ("10m_u_component_of_wind", "10m_v_component_of_wind"),
 }
@@ -135,7 +135,7 @@ class Collected:
 
     def _add_vectors(self) -> None:
         """Add the squared errors of wind vectors where both components exist on the same levels."""
-        for vector, components in _VECTORS.items():
+        for vector, components in VECTORS.items():
             found = [find(component, self.levels) for component in components]
             u, v = found
             if u is None or v is None or self.levels[u] != self.levels[v]:

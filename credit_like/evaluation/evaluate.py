@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data import times as calendar
+from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology, fit_climatology, load_climatology
-from credit_like.evaluation.collect import Collected
+from credit_like.evaluation.collect import VECTORS, Collected
 from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.metrics import needs
@@ -163,9 +164,24 @@ def evaluate(
     provenance = [source.provenance for source in sources.values()]
     result = result.assign_coords(provenance=("source", provenance))
     result.attrs["experiment"] = experiment.name
+    _describe(result, scored, truth)
     for name, path in published.items():
         result = xr.concat([result, read_results(path, name, result)], "source", join="exact", combine_attrs="override")
     return result
+
+
+def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore) -> None:
+    """Set the units of the variables and of the levels as attributes; a vector has those of its first component."""
+    units = {variable.name: truth.attrs(variable).get("units", "") for variable in scored}
+    for vector, components in VECTORS.items():
+        if vector in result and (first := find(components[0], units)):
+            units[vector] = units[first]
+    for name, unit in units.items():
+        if name in result and unit:
+            result[name].attrs["units"] = unit
+    of_levels = {unit for variable in scored if variable.levels and (unit := truth.level_units(variable))}
+    if "level" in result.coords and len(of_levels) == 1:
+        result["level"].attrs["units"] = of_levels.pop()
 
 
 def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:

@@ -7,17 +7,38 @@ from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from credit_like.evaluation.naming import channel_text, exponent_text, hours_text, level_units_of, units_text
+from credit_like.terminal import fitted
+
 _HOURS = (6, 24, 72, 120, 240)
 _REFERENCES = ("persistence", "climatology")
+_IN_UNITS = ("bias", "mae", "crps", "fair_crps", "spread", "activity")
+"""Metrics in the units of their variable."""
+
+
+def print_scorecard(results: xr.Dataset, console: Console | None = None) -> None:
+    """Print the table of scores; columns that do not fit are left out and named below it."""
+    console = console or Console()
+    table = scorecard(results)
+    headers = [str(column.header) for column in table.columns]
+    left_out = fitted(console, table, headers[3:])
+    console.print(table)
+    if left_out:
+        console.print(
+            f"not shown in {console.width} columns: {', '.join(left_out)}; scores.csv has all", highlight=False
+        )
 
 
 def scorecard(results: xr.Dataset, source: str = "model", region: str = "global") -> Table:
     """Return a table of the RMSE of `source` and all other sources, and of its other labelled metrics, for a few leads.
 
-    A green number is better than both persistence and climatology, a red one worse than one of them.
+    Numbers of one row of variables share a power of ten. A green number is better than both persistence and
+    climatology, a red one worse than one of them.
     """
     others = [str(name) for name in results["source"].values if name != source]
     metrics = set(map(str, results["metric"].values))
@@ -28,20 +49,31 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
     table.add_column("variable", no_wrap=True)
     table.add_column("lead", justify="right", no_wrap=True)
     for name in (source, *others):
-        table.add_column(name, justify="right", min_width=5)
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("/ pers.", justify="right", no_wrap=True)
     for label in shown.values():
         table.add_column(label, justify="right", no_wrap=True)
+    leads = _some(results["lead_time"].values)
     for name, scores in channels(results, region):
-        for number, lead in enumerate(_some(results["lead_time"].values)):
-            here = scores.sel(lead_time=lead)
+        rows = scores.sel(lead_time=leads, source=[source, *others])
+        exponent = _exponent(rows.sel(metric="rmse").values)
+        head = [
+            channel_text(name, level_units_of(results)),
+            _unit(str(results[name.partition("@")[0]].attrs.get("units", "")), exponent),
+        ]
+        for number, lead in enumerate(leads):
+            here = rows.sel(lead_time=lead)
             rmse = {which: float(here.sel(source=which, metric="rmse")) for which in (source, *others)}
-            row: list[str | Text] = [name if number == 0 else "", lead_text(lead), _coloured(rmse, source)]
-            row += [_number(rmse[other]) for other in others]
+            first = head[number] if number < len(head) else ""
+            row: list[str | Text] = [first, hours_text(lead), _coloured(rmse, source, exponent)]
+            row += [_number(rmse[other], exponent) for other in others]
             ratio = rmse[source] / rmse["persistence"] if rmse.get("persistence") else np.nan
             row.append(f"{ratio:.2f}" if np.isfinite(ratio) else "–")
-            row += [_number(float(here.sel(source=source, metric=metric))) for metric in shown]
-            table.add_row(*row, end_section=number == len(_some(results["lead_time"].values)) - 1)
+            row += [
+                _number(float(here.sel(source=source, metric=metric)), exponent if metric in _IN_UNITS else 0)
+                for metric in shown
+            ]
+            table.add_row(*row, end_section=number == len(leads) - 1)
     return table
 
 
@@ -80,17 +112,33 @@ def _some(leads: np.ndarray) -> list[np.timedelta64]:
     return sorted({leads[0], leads[-1], *(lead for lead in leads if lead in quoted)})
 
 
-def _number(value: float) -> str:
-    """Format with three significant digits, without an exponent where that is readable."""
-    if not np.isfinite(value):
+def _exponent(values: NDArray[np.float64]) -> int:
+    """Return the power of ten, in steps of three, that leaves at most three digits before the point; 0 for 0.01 … 99 999."""
+    finite = np.abs(values[np.isfinite(values)])
+    largest = float(finite.max()) if finite.size else 0.0
+    if largest == 0 or 1e-2 <= largest < 1e5:
+        return 0
+    return 3 * int(np.floor(np.log10(largest) / 3))
+
+
+def _unit(units: str, exponent: int) -> str:
+    power = f"{exponent_text(exponent)} " if exponent else ""
+    return f"  {power}{units_text(units)}".rstrip()
+
+
+def _number(value: float, exponent: int = 0) -> str:
+    """Format in units of 10^exponent with three significant digits and no exponent."""
+    scaled = value / 10.0**exponent
+    if not np.isfinite(scaled):
         return "–"
-    if abs(value) >= 1000:
-        return f"{value:.0f}"
-    return f"{value:.3g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.1e}"
+    if scaled == 0:
+        return "0"
+    return f"{scaled:.{max(0, min(4, 2 - int(np.floor(np.log10(abs(scaled))))))}f}"
 
 
-def _coloured(rmse: dict[str, float], source: str) -> Text:
+def _coloured(rmse: dict[str, float], source: str, exponent: int) -> Text:
     references = [rmse[name] for name in _REFERENCES if np.isfinite(rmse.get(name, np.nan))]
+    text = _number(rmse[source], exponent)
     if not references or not np.isfinite(rmse[source]):
-        return Text(_number(rmse[source]))
-    return Text(_number(rmse[source]), style="green" if rmse[source] < min(references) else "red")
+        return Text(text)
+    return Text(text, style="green" if rmse[source] < min(references) else "red")

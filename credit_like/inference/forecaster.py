@@ -17,6 +17,7 @@ import xarray as xr
 from torch import nn
 
 from credit_like import registry
+from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
 from credit_like.data.aliases import find
 from credit_like.data.statistics import Statistics
@@ -24,6 +25,7 @@ from credit_like.data.store import FieldStore, InMemory, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
+from credit_like.nn.noise import NoiseKeys
 from credit_like.schema.experiment import Experiment
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
@@ -35,9 +37,11 @@ def load_forecaster(path: str | Path, device: str | torch.device = "cpu") -> For
     Raises UserError for another kind of file, DamagedCheckpoint for an incomplete one.
     """
     export = load_export(path)
-    experiment = Experiment.model_validate(export.metadata["experiment"])
-    grid = Grid(*(np.array(export.metadata["grid"][axis]) for axis in ("latitude", "longitude")))
-    return Forecaster(export.build().to(device), experiment, export.metadata["normalisation"], grid)
+    with reading_metadata(path):
+        experiment = Experiment.model_validate(export.metadata["experiment"])
+        grid = Grid(*(np.array(export.metadata["grid"][axis]) for axis in ("latitude", "longitude")))
+        normalisation = export.metadata["normalisation"]
+    return Forecaster(export.build().to(device), experiment, normalisation, grid)
 
 
 class Forecaster:
@@ -79,7 +83,10 @@ class Forecaster:
             for config in self.experiment.physics
         ]
         predict = self.experiment.model.predict
-        stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics)
+        noise = None
+        if getattr(self.experiment.model, "noise", None) is not None:
+            noise = NoiseKeys(store.seconds, self.experiment.seed)
+        stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics, noise=noise)
         stepper = stepper.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
         return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
 

@@ -52,12 +52,16 @@ def _is_event(value: Event) -> bool:
     kind = value.get("event")
     names = {
         "submission": ("mode",), "submitted": ("mode",), "extended": ("mode", "job", "next"), "cancellation": (),
-    }.get(str(kind), ("mode", "job"))  # fmt: skip
+        "begin": ("mode", "job"), "end": ("mode", "job"),
+    }.get(str(kind), ("mode", "job", "reason"))  # fmt: skip
     numbers = {"end": ("code",), "begin": ("checkpoint",) if value.get("mode") == "train" else ()}.get(str(kind), ())
-    lists = [value.get(name, []) for name in ("ids", "after")]
+    scheduler = value.get("scheduler")
+    lists = [value.get("ids", None if kind == "submitted" else []), value.get("after", [])]
     return (
         all(isinstance(value.get(name), str) for name in ("event", "time", *names))
         and all(isinstance(value.get(number), int) for number in numbers)
+        and (scheduler is None or isinstance(scheduler, str))
+        and isinstance(value.get("site"), str | None)
         and all(isinstance(jobs, list) and all(isinstance(job, str) for job in jobs) for jobs in lists)
     )
 
@@ -94,6 +98,21 @@ def run_status(save_loc: Path) -> Event:
     if not isinstance(status, dict) or not isinstance(status.get("state"), str):
         return {"state": "unknown", "reason": f"{path} is damaged"}
     return status
+
+
+def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
+    """Return step and validation loss of the best checkpoint of the newest phase; None without a validation."""
+    found = []
+    for folder in (save_loc / "checkpoints").glob("step-*"):
+        try:
+            manifest = json.loads((folder / "manifest.json").read_bytes())
+            score, phase = manifest["score"], int(manifest["meta"].get("phase", 0))
+            if score is not None:
+                found.append((-phase, float(score), -int(manifest["step"])))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            continue  # being removed, or damaged: training reports it
+    best = min(found, default=None)
+    return None if best is None else (-best[2], best[1])
 
 
 def newest_checkpoint(save_loc: Path) -> int:

@@ -1,4 +1,4 @@
-"""This machine as a batch system: it runs one job after the other, each with a walltime."""
+"""The local machine as a batch system: it runs one job after the other, each with a walltime."""
 
 from __future__ import annotations
 

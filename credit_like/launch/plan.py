@@ -17,6 +17,7 @@ from credit_like.schema.base import format_duration
 from credit_like.schema.checks import layout
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.launch import Mode, PbsSection, SiteSection
+from credit_like.schema.phases import hungriest
 
 Chain = int | Literal["auto"]
 _AWKWARD = re.compile(r"[\s,'\"\\]")
@@ -168,10 +169,8 @@ def plan_jobs(
         raise UserError(f"expected --chain with a number, because jobs at {site.name} may not submit others, got auto")
     details: dict[str, Any] = {}
     if mode == "train":
-        details |= {
-            "layout": layout(experiment.trainer, request.world),
-            "samples_per_step": experiment.trainer.global_batch_size,
-        }
+        trainer = hungriest(experiment).trainer
+        details |= {"layout": layout(trainer, request.world), "samples_per_step": trainer.global_batch_size}
     elif mode == "rollout":
         times, group = initial_times(experiment), experiment.trainer.parallelism.model_ranks
         if request.processes % group:

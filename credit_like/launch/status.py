@@ -10,7 +10,7 @@ from typing import Any
 
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
-from credit_like.launch.chain import Event, history, newest_checkpoint, queued_ids, run_status
+from credit_like.launch.chain import Event, best_checkpoint, history, newest_checkpoint, queued_ids, run_status
 from credit_like.schema import sites
 from credit_like.schema.launch import SiteSection
 
@@ -38,12 +38,16 @@ class RunStatus:
     state: str
     reason: str | None
     step: int | None
+    phase: int | None
+    """Position in `trainer.phases`; None where the training has one phase alone."""
     epoch: float | None
     loss: float | None
     samples_per_second: float | None
     valid_loss: float | None
     checkpoint: int | None
     checkpoint_time: str | None
+    best: tuple[int, float] | None
+    """Step and validation loss of the best checkpoint, which is kept."""
     jobs: tuple[JobRow, ...]
 
     def rows(self) -> list[tuple[str, str]]:
@@ -53,8 +57,10 @@ class RunStatus:
         rate = None if self.samples_per_second is None else f"{self.samples_per_second:.4g} samples/s"
         checkpoint = None if self.checkpoint is None else f"step {self.checkpoint}, {self.checkpoint_time}"
         facts = {
-            "run": self.save_loc, "state": self.state, "reason": self.reason, "step": self.step, "epoch": self.epoch,
+            "run": self.save_loc, "state": self.state, "reason": self.reason, "step": self.step,
+            "phase": self.phase, "epoch": self.epoch,
             "loss": loss, "validation loss": valid, "throughput": rate, "last checkpoint": checkpoint,
+            "best checkpoint": None if self.best is None else f"step {self.best[0]}, validation loss {self.best[1]:.6g}",
         }  # fmt: skip
         return [(name, str(value)) for name, value in facts.items() if value is not None]
 
@@ -80,12 +86,14 @@ def status(save_loc: Path) -> RunStatus:
         state=str(told.get("state", "not begun")),
         reason=told.get("reason"),
         step=_number(step, "step") if "step" in step else _number(told, "step"),
+        phase=_number(step, "phase"),
         epoch=_number(step, "epoch"),
         loss=_number(step, "loss"),
         samples_per_second=_number(step, "samples_per_second"),
         valid_loss=_number(validation, "valid_loss", "val_loss"),
         checkpoint=checkpoint if checkpoint >= 0 else None,
         checkpoint_time=_modified(folder) if folder.is_dir() else None,
+        best=best_checkpoint(save_loc),
         jobs=tuple(job_rows(events, _scheduler_states(events))),
     )
 

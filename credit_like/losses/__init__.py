@@ -1,4 +1,6 @@
-"""Losses, one module each with a `Config` and `pointwise`. A plug-in has the attributes of `LossPlugin`.
+"""Losses, one module each with a `Config` and `pointwise` or `rowwise`, or `of_members` for an ensemble's score.
+
+A plug-in has the attributes of `LossPlugin` or of `EnsembleLossPlugin`.
 
 Errors are divided by the channel's scale before they reach the loss, so they are of order one. The means over area,
 variables and batch are the same for all losses (`credit_like.losses._mean`).
@@ -6,7 +8,7 @@ variables and batch are the same for all losses (`credit_like.losses._mean`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -23,12 +25,19 @@ class LossConfig(Section):
     """Weight rows by their area; otherwise every grid point has the same weight."""
     variable_weights: dict[str, float] = Field(default={})
     """Weight per predicted variable, 1 by default."""
+    level_weights: dict[float, Annotated[float, Field(gt=0)]] = Field(default={})
+    """Weight per level, 1 by default; it multiplies that of the variable."""
     scale: Literal["change", "state"] = "change"
     """Divide prognostic errors by the standard deviation of the change over a step, or by that of the state."""
+    lead_weights: tuple[float, ...] | None = None
+    """Weight per autoregressive step, as many as `forecast_len`. Default: all steps count alike."""
 
 
 class LossPlugin(Protocol):
-    """Interface of the module of a loss; `Config` is a `LossConfig` with its `type`."""
+    """Interface of the module of a loss; `Config` is a `LossConfig` with its `type`.
+
+    A loss that is no function of the error at each point has `rowwise` instead of `pointwise`.
+    """
 
     Config: type[Any]
 
@@ -37,4 +46,23 @@ class LossPlugin(Protocol):
 
         h may be a band of rows: the loss of a row must depend on that row alone, and must not be divided by a number of
         rows or samples.
+        """
+
+    def rowwise(self, config: Any, error: Tensor, target: Tensor) -> Tensor:
+        """Return values of the shape of `error` (B, C, h, W), whose mean along a row is the loss of the row.
+
+        `error` is prediction − target; both arguments are divided by the channel's scale, and 0 at points without data.
+        h is as in `pointwise`.
+        """
+
+
+class EnsembleLossPlugin(Protocol):
+    """Interface of the module of a loss that compares all members of an ensemble with the truth."""
+
+    Config: type[Any]
+
+    def of_members(self, config: Any, error_BKCHW: Tensor) -> Tensor:
+        """Return the loss at each point, (B, C, h, W), from the errors of K members.
+
+        Rows and samples are independent of each other, as in `LossPlugin.pointwise`.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 import numpy as np
@@ -20,9 +21,10 @@ from credit_like.variables import Variables
 class AreaLoss(nn.Module):
     """Scalar loss of a predicted step.
 
-    loss = Σ_c v_c · mean_area(pointwise(e_c / s_c)) / Σ_c v_c, averaged over the batch, with v the variable weights, s
-    the channel's scale. Points without data (`valid` False) are excluded from the mean. Each domain rank computes its
-    part.
+    loss = Σ_c v_c · mean_area(ℓ(e_c / s_c)) / Σ_c v_c, averaged over the batch, with ℓ the `pointwise` or `rowwise` of the
+    loss plug-in, v the variable weights, s the channel's scale. Points without data (`valid` False) are excluded from
+    the mean. Each domain rank computes its part. `of_members` of a loss of ensembles takes the place of ℓ and gets the
+    errors of all members of a sample.
     """
 
     scale: Tensor
@@ -34,7 +36,8 @@ class AreaLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
-        self.pointwise = loss_module(config).pointwise
+        self.module = loss_module(config)
+        self.rowwise = hasattr(self.module, "rowwise")
         known = [variable.name for variable in variables.outputs]
         for name in config.variable_weights:
             if name not in known:
@@ -42,10 +45,19 @@ class AreaLoss(nn.Module):
                     f"expected loss.variable_weights of predicted variables, got {name!r}"
                     f"{registry.did_you_mean(name, known)}"
                 )
+        levels = {level for variable in variables.outputs for level in variable.levels}
+        for level in config.level_weights:
+            if level not in levels:
+                shown = ", ".join(f"{each:g}" for each in sorted(levels)) or "none"
+                raise UserError(f"expected loss.level_weights of predicted levels ({shown}), got {level:g}")
         _, std, change_std = statistics.select(variables.outputs)
         prognostic = variables.n("prognostic")
         scale = np.concatenate([(change_std if config.scale == "change" else std)[:prognostic], std[prognostic:]])
-        weights = [config.variable_weights.get(v.name, 1.0) for v in variables.outputs for _ in v.channels]
+        weights = [
+            config.variable_weights.get(v.name, 1.0) * config.level_weights.get(level, 1.0)
+            for v in variables.outputs
+            for level in v.levels or (math.nan,)
+        ]
         mask = torch.from_numpy(statistics.mask(variables.outputs))
         row_weights = grid.latitude_weights() if config.latitude_weights else np.ones(grid.height)
         self.area = AreaMean(torch.from_numpy(row_weights)[:, None] * mask, rows)
@@ -55,16 +67,48 @@ class AreaLoss(nn.Module):
         self.register_buffer("valid", mask[:, rows], persistent=False)
 
     def forward(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return this rank's part of the loss of fields in physical units, as a scalar in fp32 or wider."""
+        """Return this rank's part of the loss of fields in physical units, as a scalar in fp32 or wider.
+
+        The prediction may hold K members of each sample of the target, one after the other along the batch.
+        """
         weighted = self.per_channel(prediction_BCHW, target_BCHW) * self.channel_weights
         return weighted.sum(-1).mean() / self.total_weight
 
     def per_channel(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-        """Return (B, C): this rank's part of the area mean of each channel."""
+        """Return (B, C): this rank's part of the area mean of each channel.
+
+        Raises UserError for several members and a loss that is not of ensembles.
+        """
+        of_members = getattr(self.module, "of_members", None)
         # Missing points are masked before any non-linear operation, because the gradient of a NaN is NaN even under a
         # zero weight.
-        error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
-        return self.area.part(self.pointwise(self.config, error))
+        if of_members is None:
+            if len(prediction_BCHW) != len(target_BCHW):
+                name = self.module.__name__.rpartition(".")[2]
+                raise UserError(
+                    f"loss.type: expected a loss of ensembles for several members, got {name}; change it to crps"
+                )
+            error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
+            target = torch.where(self.valid, target_BCHW, 0) / self.scale if self.rowwise else None
+            return self.area.part(loss_values(self.config, error, target))
+        members_BKCHW = prediction_BCHW.unflatten(0, (len(target_BCHW), -1))
+        error = torch.where(self.valid, members_BKCHW - target_BCHW[:, None], 0) / self.scale
+        return self.area.part(of_members(self.config, error))
+
+    def at_lead(self, loss: Tensor, lead: int, leads: int) -> Tensor:
+        """Return the loss of autoregressive step `lead` = 0, 1, … of `leads`, weighted such that a mean over leads remains."""
+        if self.config.lead_weights is None:
+            return loss
+        weights = self.config.lead_weights[:leads]
+        return loss * (weights[lead] * leads / sum(weights))
+
+
+def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None) -> Tensor:
+    """Return what a loss has at each point: `rowwise` of its plug-in, which needs the target, or else `pointwise`."""
+    module = loss_module(config)
+    rowwise = getattr(module, "rowwise", None)
+    values: Tensor = module.pointwise(config, error) if rowwise is None else rowwise(config, error, target)
+    return values
 
 
 def loss_module(config: LossConfig) -> ModuleType:

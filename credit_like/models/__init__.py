@@ -5,21 +5,44 @@ A plug-in is a module with the attributes of `ModelPlugin`; what it builds is a 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from credit_like.schema.plugin import ModelConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Model", "ModelConfig", "ModelPlugin"]
+__all__ = ["ChannelAxis", "Model", "ModelConfig", "ModelPlugin"]
+
+
+@dataclass(frozen=True)
+class ChannelAxis:
+    """A dimension of a parameter or buffer that has entries for channels, as `Model.channel_axes` lists them.
+
+    A run that starts from the weights of another one takes these entries by the names of the channels.
+    """
+
+    dim: int
+    side: Literal["inputs", "outputs", "hidden"]
+    """Whose channels: those of the input (frames side by side, oldest first), of the output, or channels within the model
+    whose number follows that of the output. Hidden channels have no names and go in order."""
+    repeat: int = 1
+    """Consecutive entries for each channel."""
+    added: Literal["zero", "initial"] = "zero"
+    """What a new channel's entries start as. An input or output must start at zero somewhere on its way."""
+    key: str = ""
+    """For hidden channels: the key of the experiment that sets their number."""
 
 
 class Model(Protocol):
     """A torch module that maps the normalised fields of one time to those of the next.
 
     Tensor parallelism splits the blocks that declare `_tp_col` and `_tp_row`. Domain parallelism reads the attributes
-    below. Every layer that mixes rows must have a domain-parallel version, as those of `credit_like.nn` do.
+    below. Every layer that mixes rows must have a domain-parallel version, as those of `credit_like.nn` do. An optional
+    method `channel_axes()` returns the tensors with channels, by name (`dict[str, tuple[ChannelAxis, ...]]`): with it
+    another run with other variables can start from the weights. Parameters that match a pattern of `identities`, if the
+    model has this attribute, belong to layers that change nothing at their initial values: a source need not have them.
     """
 
     in_channels: int

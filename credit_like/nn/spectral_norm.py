@@ -306,19 +306,27 @@ def layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _by_class(model: nn.Module) -> Iterator[tuple[type[SpectralNorm], list[Member]]]:
-    """Yield the normalised layers grouped by class, because a class may process all of its layers at once."""
+def _by_class(model: nn.Module, trained: bool = False) -> Iterator[tuple[type[SpectralNorm], list[Member]]]:
+    """Yield the normalised layers (with `trained`, those whose weights are not frozen) grouped by class.
+
+    A class may process all of its layers at once.
+    """
     members: dict[type[SpectralNorm], list[Member]] = {}
     for _, layer in layers(model):
         assert isinstance(layer.spectral, SpectralNorm)
         assert isinstance(layer.weight, Tensor)
+        if trained and not layer.weight.requires_grad:
+            continue
         members.setdefault(type(layer.spectral), []).append((layer.spectral, layer.weight))
     yield from members.items()
 
 
 def before_step(model: nn.Module) -> None:
-    """Run one power iteration of every normalised weight; call it once per optimiser step, before the forwards."""
-    for kind, members in _by_class(model):
+    """Run one power iteration of every normalised weight; call it once per optimiser step, before the forwards.
+
+    Frozen weights keep their sigma, so that the function of a frozen layer does not change.
+    """
+    for kind, members in _by_class(model, trained=True):
         kind.iterate_all(members)
 
 

@@ -69,7 +69,8 @@ class UpBlock(Layer):
 class UpHead(Layer):
     """The last block: (B, H, W, in) to (B, 2H, 2W, out), without normalisation.
 
-    pixel_shuffle: conv(shuffle(conv(x))). transpose: one transposed convolution 4 x 4, stride 2, padding 1.
+    pixel_shuffle: conv(shuffle(conv(x))), with `hidden` channels between the two, by default as many as the output.
+    transpose: one transposed convolution 4 x 4, stride 2, padding 1.
     """
 
     shard_unit = True
@@ -77,14 +78,21 @@ class UpHead(Layer):
     full_precision = True  # its output is the predicted field
 
     def __init__(
-        self, in_channels: int, out_channels: int, *, upsample: str = "pixel_shuffle", spectral_norm: bool = False
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        hidden: int | None = None,
+        upsample: str = "pixel_shuffle",
+        spectral_norm: bool = False,
     ) -> None:
         super().__init__()
         assert upsample in UPSAMPLE, upsample
         self.upsample = upsample
         if upsample == "pixel_shuffle":
-            self.up: nn.Module = Conv2d(in_channels, 4 * out_channels, subpixel=2, spectral_norm=spectral_norm)
-            self.last = Conv2d(out_channels, out_channels, spectral_norm=spectral_norm)
+            hidden = hidden or out_channels
+            self.up: nn.Module = Conv2d(in_channels, 4 * hidden, subpixel=2, spectral_norm=spectral_norm)
+            self.last = Conv2d(hidden, out_channels, spectral_norm=spectral_norm)
         else:
             self.up = ConvTranspose2d(in_channels, out_channels, 4, padding=1, spectral_norm=spectral_norm)
 

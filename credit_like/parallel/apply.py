@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from credit_like.errors import UserError
 from credit_like.nn import init, spectral_norm
 from credit_like.nn.spectral_norm import SpectralNorm
 from credit_like.parallel.ddp import apply_ddp
@@ -23,19 +27,23 @@ from credit_like.schema.trainer import TrainerSection
 _RECOMPILE_LIMIT = 256
 
 
-def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, train: bool = True) -> nn.Module:
+def parallelise(
+    model: nn.Module, section: TrainerSection, runtime: Runtime, train: bool = True, freeze: Sequence[str] = ()
+) -> nn.Module:
     """Apply tensor and domain parallelism, activation checkpointing, compilation, and FSDP2 or DDP, in this order.
 
     Without `train` the last is omitted: replicas then hold whole models and need not take the same number of steps.
+    Parameters whose names match a pattern of `freeze` are not trained: no rank computes, stores or sends their gradients.
 
     The model may be on the meta device; `materialise` then allocates and initialises it. Multiply the local loss by
     `runtime.gradient_scale` before backward, so that every gradient is the one of the whole batch. Raises UserError, on
-    all ranks, if a degree does not fit the model.
+    all ranks, if a degree does not fit the model, and for a pattern that matches no parameter.
     """
     if "tp" in runtime.submeshes:
         apply_tensor_parallel(model, runtime.submeshes["tp"])
     if "domain" in runtime.submeshes:
         apply_domain_parallel(model, runtime.submeshes["domain"])
+    freeze_parameters(model, freeze)
     if section.activation_checkpoint:
         _apply_activation_checkpointing(model)
     if section.compile if section.compile is not None else runtime.device.type == "cuda":
@@ -57,6 +65,28 @@ def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, tra
         if mesh is not None:
             return _replicated(model, mesh)
     return model
+
+
+def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
+    """Exclude the parameters whose names match one of the patterns, such as `stages.0.*`, from training.
+
+    Raises UserError for a pattern that matches no parameter, and where none is left to train.
+    """
+    parameters = {canonical_name(name): parameter for name, parameter in model.named_parameters()}
+    for pattern in patterns:
+        matched = fnmatch.filter(parameters, pattern)
+        if not matched:
+            raise UserError(
+                f"start_from.freeze: expected patterns of names of parameters, such as {next(iter(parameters), '')}, got "
+                f"{pattern}, which matches none; change it"
+            )
+        for name in matched:
+            parameters[name].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise UserError(
+            "start_from.freeze: expected patterns that leave some parameters to train, got "
+            f"{', '.join(patterns)}, which match all; change them"
+        )
 
 
 def _replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:

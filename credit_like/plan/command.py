@@ -118,9 +118,8 @@ def _fitting(experiment: Experiment, grid: Any) -> Any:
 
 
 def _progress(world: int) -> Any:
-    def say(done: int, total: int) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{world} ranks: {done} of {total} simulated" + "\n" * (done == total))
-            sys.stderr.flush()
+    def say(done: int, total: int, line: str) -> None:
+        sys.stderr.write(f"{world} ranks, layout {done} of {total}: {line}\n")
+        sys.stderr.flush()
 
     return say

@@ -8,6 +8,7 @@ from typing import Any
 
 from credit_like.schema.checks import layout_findings
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.phases import phases
 from credit_like.schema.trainer import Parallelism
 
 
@@ -101,7 +102,8 @@ def _pairs(world: int) -> Iterator[tuple[int, int]]:
 
 
 def _refuses(experiment: Experiment, world: int) -> str:
-    return "; ".join(message for _, message in layout_findings(experiment.trainer, world))
+    findings = (found for phase in phases(experiment) for found in layout_findings(phase.experiment.trainer, world))
+    return "; ".join(dict.fromkeys(message for _, message in findings))
 
 
 def _model_refuses(experiment: Experiment, height: int, width: int, tensor: int = 1, domain: int = 1) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 
@@ -21,9 +21,10 @@ from credit_like.plan.replay import Key, Recipe, Recipes
 from credit_like.plan.simulate import Rank, places, simulate
 from credit_like.processes import work_for
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.phases import hungriest
 
 Task = tuple[Candidate, int]
-Progress = Callable[[int, int], None]
+Progress = Callable[[int, int, str], None]
 
 
 def plan(
@@ -32,7 +33,7 @@ def plan(
     machine: Machine,
     grid: Grid,
     processes: int | None = None,
-    progress: Progress = lambda done, all_: None,
+    progress: Progress = lambda done, all_, line: None,
 ) -> PlanReport:
     """Simulate every legal layout of `world` ranks, `processes` at a time (default: the number of cores)."""
     legal, illegal = layouts(experiment, world, grid.height, grid.width)
@@ -59,15 +60,17 @@ def simulate_all(
     machine: Machine,
     grid: Grid,
     processes: int | None = None,
-    progress: Progress = lambda done, all_: None,
+    progress: Progress = lambda done, all_, line: None,
     places: Callable[[Candidate], list[int]] = places,
     known: dict[Key, Recipe] | None = None,
 ) -> tuple[list[PlanRow], list[Illegal]]:
     """Simulate these layouts; return their rows, and the layouts that the model refuses.
 
+    Of a training in phases, a step of the one that takes the most memory is simulated.
     `places` returns the ranks of a layout to simulate. `known` holds the cached operations of earlier simulations and
     is updated.
     """
+    experiment = hungriest(experiment)
     chosen, known = list(chosen), {} if known is None else known
     tasks = [(layout, rank) for layout in chosen for rank in places(layout)]
     answers = _in_processes(experiment, grid, tasks, processes or os.cpu_count() or 1, progress, known)
@@ -97,7 +100,7 @@ def _in_processes(
     operations of all simulations that have finished.
     """
     context = multiprocessing.get_context("fork")
-    waiting, answers = deque(tasks), {}
+    waiting, answers, left = deque(tasks), {}, Counter(layout for layout, _ in tasks)
     running: dict[Connection, tuple[Task, ForkProcess]] = {}
     try:
         while waiting or running:
@@ -120,12 +123,24 @@ def _in_processes(
                         f"the simulation of {task[0]}, rank {task[1]} ended with {process.exitcode}"
                     ) from None
                 process.join()
-                progress(len(answers), len(tasks))
+                left[task[0]] -= 1
+                if not left[task[0]]:
+                    done = len(left) - sum(map(bool, left.values()))
+                    progress(
+                        done, len(left), _line([answers[other] for other in tasks if other[0] == task[0]], task[0])
+                    )
     finally:
         for _, process in running.values():
             process.terminate()
             process.join()
     return answers
+
+
+def _line(ranks: Sequence[Rank | str], layout: Candidate) -> str:
+    """Return one line on a simulated layout."""
+    refused = [rank for rank in ranks if isinstance(rank, str)]
+    peak = max((rank.peak for rank in ranks if not isinstance(rank, str)), default=0.0)
+    return f"{layout}: " + (f"not possible, {refused[0]}" if refused else f"{peak / 1e9:.2f} GB")
 
 
 def _answer(

@@ -10,20 +10,21 @@ from rich.table import Table
 
 from credit_like.plan.estimate import PlanReport, PlanRow
 from credit_like.plan.machine import Machine
+from credit_like.terminal import fitted
 
 _HEAD = ("dp", "tensor", "domain", "replicate", "GB", "fits", "s/step", "samples/s", "GFLOP", "GB sent", "collectives")
+_DROPPABLE = ("GFLOP", "GB sent", "collectives")
 
 
 def print_report(report: PlanReport, console: Console | None = None) -> None:
     """Print the table, the impossible degrees, the assumptions and the recommended section to paste."""
     console = console or Console(soft_wrap=True)
-    if not console.is_terminal:
-        console.width = max(console.width, 120)
     table = Table(title=f"{report.name} on {report.world} × {report.machine.name}", box=None, pad_edge=False)
     for column in _HEAD:
         table.add_column(column, justify="right", no_wrap=True)
     for row in report.rows:
         table.add_row(*_cells(row), style=None if row.fits else "dim")
+    fitted(console, table, _DROPPABLE)
     console.print(table)
     for reason in report.illegal:
         console.print(f"not possible: {reason.degree} {reason.value}: {reason.reason}", markup=False, highlight=False)
@@ -36,7 +37,8 @@ def print_report(report: PlanReport, console: Console | None = None) -> None:
         return
     console.print(f"\n# recommended for {report.world} GPUs\n{block(best)}", markup=False, highlight=False)
     for name, size in sorted(best.fullest.parts.items(), key=lambda item: -item[1]):
-        console.print(f"#   {size / 1e9:8.3f} GB {name}", markup=False, highlight=False)
+        if size >= 5e5:
+            console.print(f"#   {size / 1e9:8.3f} GB {name}", markup=False, highlight=False)
 
 
 def print_machine(machine: Machine) -> None:

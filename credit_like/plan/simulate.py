@@ -91,6 +91,7 @@ class _NoData:
 
     def __init__(self, grid: Grid, variables: Variables) -> None:
         self.grid, self.variables = grid, variables
+        self.seconds = np.zeros(1, np.int64)
 
     def static(self, rows: slice = slice(None)) -> Fields:
         height = len(range(*rows.indices(self.grid.height)))

@@ -22,6 +22,7 @@ from credit_like.schema.data import DataSection, Period, VariableSpec
 from credit_like.schema.errors import Path, shown
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import Ensemble
+from credit_like.schema.phases import phases, written_at
 from credit_like.schema.places import place_findings
 from credit_like.schema.trainer import TrainerSection
 
@@ -89,7 +90,9 @@ def world_of(experiment: Experiment) -> int:
 
 def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
     """Run every check that needs no data."""
-    yield from layout_findings(experiment.trainer, world)
+    for phase in phases(experiment):
+        for path, message in (*layout_findings(phase.experiment.trainer, world), *_weight_findings(phase.experiment)):
+            yield written_at(experiment, phase, path), message
     yield from _period_findings(experiment.data)
     yield from _variable_findings(experiment.data)
     yield from _name_findings(experiment)
@@ -154,10 +157,9 @@ def _level_findings(path: Path, levels: tuple[float, ...]) -> Iterator[Finding]:
         )
 
 
-def _name_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Check names that refer to variables or plug-ins."""
+def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Check that the loss's weights are of predicted variables and of all leads, not negative and not all zero."""
     outputs = [spec.name for _, role, _, spec in specs(experiment.data) if role in OUTPUT_ROLES]
-    prognostic = [spec.name for _, role, _, spec in specs(experiment.data) if role == "prognostic"]
     weights: dict[str, float] = getattr(experiment.loss, "variable_weights", {})
     for name, weight in weights.items():
         path: Path = ("loss", "variable_weights", name)
@@ -170,6 +172,25 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
             ("loss", "variable_weights"),
             "expected a weight above 0 for some predicted variable, got none, change one",
         )
+
+    leads, forecast_len = getattr(experiment.loss, "lead_weights", None), experiment.data.forecast_len
+    if leads is None:
+        return
+    path, shown_leads = ("loss", "lead_weights"), ", ".join(f"{weight:g}" for weight in leads)
+    if len(leads) != forecast_len:
+        yield (
+            path,
+            f"expected as many weights as forecast_len = {forecast_len}, got {len(leads)}, change one of the two",
+        )
+    elif min(leads) < 0 or not any(leads):
+        yield path, f"expected weights of at least 0, and some above, got {shown_leads}, change them"
+    elif experiment.trainer.random_forecast_len and not leads[0]:
+        yield path, f"expected a first weight above 0 with random_forecast_len, got {shown_leads}, change it"
+
+
+def _name_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Check names that refer to variables or plug-ins."""
+    prognostic = [spec.name for _, role, _, spec in specs(experiment.data) if role == "prognostic"]
     yield from ensemble_findings(experiment.inference.ensemble, prognostic)
     yield from _metric_findings(experiment)
 

@@ -11,6 +11,7 @@ from credit_like.schema.base import Section
 from credit_like.schema.data import DataSection
 from credit_like.schema.inference import EvaluationSection, InferenceSection
 from credit_like.schema.launch import PbsSection, SiteSection
+from credit_like.schema.origin import StartFrom
 from credit_like.schema.plugin import ModelConfig, plugin
 from credit_like.schema.trainer import TrainerSection
 
@@ -40,6 +41,8 @@ class Experiment(Section):
     """Folder of the run, with its checkpoints, logs and forecasts. A run is identified by this folder."""
     data: DataSection
     model: _Model
+    start_from: StartFrom | None = None
+    """Weights of another run, with which a run begins that has no checkpoint yet. Default: initial weights of `seed`."""
     loss: plugin("loss", default="mse") = Field(default={"type": "mse"})  # type: ignore[valid-type]
     """Training loss, by its `type`, and its keys."""
     physics: tuple[plugin("physics"), ...] = ()  # type: ignore[valid-type]
@@ -60,11 +63,52 @@ class Experiment(Section):
     def _with_plugins(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         """Validate with this experiment's plug-ins only, not those of experiments loaded before."""
         with registry.searching():
-            return validate(data)
+            return validate(_with_whole_phases(data))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data for YAML or JSON; it loads back to an equal experiment."""
         data = self.model_dump(mode="json", by_alias=True)
-        if not self.plugins:
-            del data["plugins"]
+        for key in ("plugins", "start_from"):
+            if not data.get(key):
+                data.pop(key, None)
+        for phase in data["trainer"].get("phases", ()):
+            for key, common in _common(data).items():
+                if key in phase and phase[key]["type"] == common["type"]:
+                    # A key that is absent from the phase alone would be taken from the common section when loaded.
+                    phase[key] = dict.fromkeys(common) | phase[key]
         return data
+
+
+_PARTLY: dict[str, dict[str, Any]] = {
+    "optimizer": TrainerSection.model_fields["optimizer"].default,
+    "scheduler": TrainerSection.model_fields["scheduler"].default,
+    "loss": Experiment.model_fields["loss"].default,
+}
+"""The plug-ins of which a phase may change some keys, by default as here."""
+
+
+def _common(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return what an experiment as plain data has outside its phases for the keys of `_PARTLY`."""
+    trainer = data.get("trainer")
+    found = {**(trainer if isinstance(trainer, dict) else {}), "loss": data.get("loss")}
+    given = {key: found.get(key) for key in _PARTLY}
+    return {key: {**_PARTLY[key], **(value if isinstance(value, dict) else {})} for key, value in given.items()}
+
+
+def _with_whole_phases(data: Any) -> Any:
+    """Return an experiment's plain data with the optimiser, scheduler and loss of each phase completed."""
+    trainer = data.get("trainer") if isinstance(data, dict) else None
+    if not isinstance(trainer, dict) or not isinstance(trainer.get("phases"), list | tuple):
+        return data
+    common = _common(data)
+
+    def whole(phase: Any) -> Any:
+        if not isinstance(phase, dict):
+            return phase
+        own = {key: value for key, value in phase.items() if key in common and isinstance(value, dict)}
+        return phase | {
+            key: common[key] | value if value.get("type", common[key]["type"]) == common[key]["type"] else value
+            for key, value in own.items()
+        }
+
+    return data | {"trainer": trainer | {"phases": [whole(phase) for phase in trainer["phases"]]}}

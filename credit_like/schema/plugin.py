@@ -17,6 +17,7 @@ class ModelConfig(Protocol):
 
     - `check(height, width, *, in_channels, out_channels) -> list[str]`: what keeps it from working on a grid, each
       `key: expected …, got …; change …`;
+    - `keys_without_weights`: names of keys in which two models with the same weights may differ (see `start_from`);
     - `check_parallel(height, width, *, tensor, domain) -> list[tuple[str, str]]`: (degree, problem).
     """
 
@@ -29,6 +30,9 @@ class ModelConfig(Protocol):
     @property
     def predict(self) -> Literal["increment", "state"]:
         """`increment` or `state`: what the prognostic outputs are."""
+
+    def model_dump(self, *, mode: str = "python") -> dict[str, Any]:
+        """Return the keys and their values, as pydantic's models do."""
 
 
 class PluginError(UserError):

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from credit_like.errors import UserError
 from credit_like.layout import Degrees
@@ -106,13 +113,22 @@ class LoaderSection(Section):
     """Number of samples that each worker reads ahead."""
 
 
-class TrainerSection(Section):
-    """How to train: layout, batch, optimiser, checkpoints and when to stop."""
+class EarlyStopping(Section):
+    """When to end a training, or one of its phases, before its last epoch."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of training and forecasts; `auto` = the GPU if there is one, else the CPU."""
-    parallelism: Parallelism = Parallelism()
-    """Degrees of data, tensor and domain parallelism."""
+    patience: int = Field(ge=1)
+    """Number of validations in a row without a better loss after which the phase ends."""
+    min_change: float = Field(default=0.0, ge=0, lt=1)
+    """Fraction by which a loss must be lower than the best so far to be better."""
+
+
+def _absent_if_empty(value: Any) -> Any:
+    return None if isinstance(value, list | tuple) and not value else value
+
+
+class PhaseKeys(Section):
+    """The keys that may change between the phases of a training: none of them concerns the model or the layout."""
+
     global_batch_size: int = Field(default=1, ge=1)
     """Samples per optimiser step, over all ranks."""
     micro_batch_size: int = Field(default=1, ge=1)
@@ -124,8 +140,57 @@ class TrainerSection(Section):
     """Optimiser steps per epoch; 0 = all samples."""
     valid_every: int = Field(default=0, ge=0)
     """Interval in optimiser steps of validations in addition to the one after each epoch; 0 = none."""
+    early_stopping: EarlyStopping | None = None
+    """End where the validation loss no longer falls. Default: the last epoch."""
     valid_batches: int = Field(default=0, ge=0)
     """Number of global batches per validation, from the beginning of `data.valid`; 0 = all."""
+    optimizer: plugin("optimizer", default="adamw") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
+    """Optimiser, by its `type`, and its keys."""
+    scheduler: plugin("scheduler", default="linear-warmup-cosine") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
+    """Schedule of the learning rate, by its `type`, and its keys."""
+    backprop_steps: int | None = Field(default=None, ge=1)
+    """Largest number of autoregressive steps through which gradients flow. Each such part of a forecast has its own backward
+    pass, and the next one begins at its end state without a gradient. Memory then grows with this number instead of
+    `forecast_len`. Default: all steps."""
+    random_forecast_len: bool = False
+    """Take a random number of autoregressive steps, from 1 to `forecast_len`, at every optimiser step."""
+    shift_longitude: bool = False
+    """Shift the fields by a random number of columns in longitude at every optimiser step. This augmentation varies the
+    alignment of the data with the model's windows and reduces overfitting of small data sets. Only for grids that cover
+    the full circle of longitude."""
+    grad_max_norm: float | None = Field(default=1.0, gt=0)
+    """Norm to which larger gradients are clipped; null = no clipping."""
+    use_ema: bool = False
+    """Keep an exponential moving average of the weights, for validation and forecasts."""
+    ema_decay: float = Field(default=0.9999, gt=0, lt=1)
+    """Decay of the moving average per optimiser step; the first steps use a smaller one."""
+
+
+class PhaseSection(PhaseKeys):
+    """A phase of the training. A key that is left out has the value that it has without phases.
+
+    In `optimizer`, `scheduler` and `loss`, this holds for each of their keys, unless the phase has another `type`.
+    """
+
+    forecast_len: int = Field(default=1, ge=1)
+    """Autoregressive steps per training sample, instead of `data.forecast_len`."""
+    loss: plugin("loss", default="mse") = Field(default={"type": "mse"})  # type: ignore[valid-type]
+    """Training loss, instead of the section `loss`."""
+
+    @model_serializer(mode="wrap")
+    def _without_absent(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out the keys that the phase does not set."""
+        data: dict[str, Any] = handler(self)
+        return {key: value for key, value in data.items() if key in self.model_fields_set}
+
+
+class TrainerSection(PhaseKeys):
+    """How to train: layout, batch, optimiser, checkpoints and when to stop."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of training and forecasts; `auto` = the GPU if there is one, else the CPU."""
+    parallelism: Parallelism = Parallelism()
+    """Degrees of data, tensor and domain parallelism."""
     amp: bool = False
     """Compute in bfloat16: by FSDP2's policy where the model is sharded, by autocast elsewhere. Weights, their updates, the
     input's embedding, the head and all sums over ranks stay in float32."""
@@ -143,20 +208,9 @@ class TrainerSection(Section):
     matmul_precision: Literal["highest", "high", "medium"] = "high"
     """How CUDA multiplies matrices of float32: `high` is TensorFloat-32, whose products have 10 bits of mantissa. No effect on
     a CPU."""
-    optimizer: plugin("optimizer", default="adamw") = Field(default={"type": "adamw"})  # type: ignore[valid-type]
-    """Optimiser, by its `type`, and its keys."""
-    scheduler: plugin("scheduler", default="linear-warmup-cosine") = Field(default={"type": "linear-warmup-cosine"})  # type: ignore[valid-type]
-    """Schedule of the learning rate, by its `type`, and its keys."""
-    shift_longitude: bool = False
-    """Shift the fields by a random number of columns in longitude at every optimiser step. This augmentation varies the
-    alignment of the data with the model's windows and reduces overfitting of small data sets. Only for grids that cover
-    the full circle of longitude."""
-    grad_max_norm: float | None = Field(default=1.0, gt=0)
-    """Norm to which larger gradients are clipped; null = no clipping."""
-    use_ema: bool = False
-    """Keep an exponential moving average of the weights, for validation and forecasts."""
-    ema_decay: float = Field(default=0.9999, gt=0, lt=1)
-    """Decay of the moving average per optimiser step; the first steps use a smaller one."""
+    phases: Annotated[tuple[PhaseSection, ...] | None, BeforeValidator(_absent_if_empty)] = None
+    """Phases of the training, one after the other. Each begins at the end of an epoch with a new optimiser state and the
+    start of its learning rate schedule. Default: one phase."""
     max_skipped: int = Field(default=10, ge=1)
     """Number of consecutive optimiser steps with a non-finite loss or gradient, which are skipped, before the run
     stops."""

@@ -32,6 +32,12 @@ class Ema:
         weights = [local(p) for p in self.parameters.values()]
         torch._foreach_lerp_(list(self.average.values()), weights, 1.0 - decay)
 
+    @torch.no_grad()
+    def restart(self, parameters: Mapping[str, Tensor]) -> None:
+        """Set every average to its weight, as for a run that has not taken a step."""
+        for name, parameter in parameters.items():
+            self.average[name].copy_(local(parameter))
+
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """Exchange the weights for their averages inside the context, and restore them afterwards."""

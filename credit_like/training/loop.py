@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from credit_like import registry
 from credit_like.checkpoint.errors import SaveFailed
-from credit_like.schema.trainer import TrainerSection
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
-from credit_like.training.state import TrainingState
-from credit_like.training.step import StepReport, TrainStep
+from credit_like.training.patience import stalls
+from credit_like.training.stage import Stage, stage_at, stage_of_last_step
+from credit_like.training.state import Progress, TrainingState
+from credit_like.training.step import StepReport
 from credit_like.training.stop import StopRequest
-from credit_like.training.validation import Batches, Validation
+from credit_like.training.validation import Validation
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
@@ -43,43 +43,31 @@ class Outcome:
         return 1 if self.state == "failed" else 130 if self.interrupted else 0
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The steps of a run: their number, the micro-batches of each, and the learning rate of each."""
-
-    section: TrainerSection
-    accumulation: int
-    """Micro-batches of this rank in an optimiser step."""
-    steps_per_epoch: int
-
-    @property
-    def total_steps(self) -> int:
-        return self.steps_per_epoch * self.section.epochs
-
-    def rate(self, step: int) -> float:
-        """Return the learning rate of optimiser step `step` = 0, 1, …"""
-        scheduler, base = registry.of("scheduler", self.section.scheduler), self.section.optimizer.learning_rate
-        rate: float = scheduler.learning_rate(self.section.scheduler, base, step, self.total_steps)
-        return rate
+TakeStep = Callable[[Iterable[Sample], int, float, int], StepReport]
 
 
 class Loop:
-    """One stretch of training, from the start or a checkpoint to the end or a stop."""
+    """One stretch of training, from the start or a checkpoint to the end or a stop.
+
+    `stages` are the phases in order. `enter` prepares the optimiser, `train_step` and `validation` for one of them.
+    """
 
     def __init__(
         self,
         state: TrainingState,
-        schedule: Schedule,
-        train_step: TrainStep,
-        train_loader: Batches,
+        stages: Sequence[Stage],
+        enter: Callable[[Stage], None],
+        train_step: TakeStep,
         validation: Validation,
         stop: StopRequest,
         monitor: Monitor | None,
     ) -> None:
-        self.state, self.schedule, self.train_step, self.train_loader = state, schedule, train_step, train_loader
+        self.state, self.stages, self.enter, self.train_step = state, stages, enter, train_step
         self.validation, self.stop, self.monitor = validation, stop, monitor
         self.context, self.manager = state.context, state.manager
-        self.section = schedule.section
+        self.stage = stages[0]
+        """The phase of the newest step, whose optimiser state is in `state`; before the first step, the first phase."""
+        self.epochs = stages[-1].phase.end
         self.pending: tuple[StepReport, dict[str, Any]] | None = None
         self.saved: tuple[int, bool] | None = None
         """Step of the newest save, and whether a validation due there came before it."""
@@ -101,9 +89,9 @@ class Loop:
         """
         self._begin()
         progress = self.state.progress
-        while progress.epoch < self.section.epochs or not progress.validated:
+        while progress.epoch < self.epochs or not progress.validated:
             reason = self._boundary()
-            if reason is None and progress.epoch < self.section.epochs:  # else only a validation was missing
+            if reason is None and progress.epoch < self.epochs:  # else only a validation was missing
                 reason = self._epoch()
             if reason is not None:
                 log.info("stopping (%s): saving step %d", reason, progress.step)
@@ -116,32 +104,53 @@ class Loop:
         return Outcome("finished", progress.step)
 
     def _begin(self) -> None:
-        """Restore the newest checkpoint, or seed a new run, and continue its log."""
+        """Restore the newest checkpoint, or begin a new run, and continue its log."""
         state = self.state
         self.manager.recover()
         checkpoint = self.manager.latest(set_aside=True)
         if checkpoint is None:
-            state.seed(0)
+            state.start()
         else:
+            saved = Progress(**checkpoint.meta["progress"])
+            if (stage := stage_of_last_step(self.stages, saved.epoch, saved.position)) is not self.stage:
+                self._begin_phase(stage)
             state.restore(checkpoint)
             self.saved = (state.progress.step, state.progress.validated)
-            log.info("continuing from %s", checkpoint.folder)
+            log.info("continuing from %s%s", checkpoint.folder, self._named())
         self.before = state.progress.seconds
         if self.monitor is not None:
             self.manager.before_commit = self.monitor.rows.sync
+            self.monitor.origin = state.origin
             self.monitor.open(state.progress.step, state.progress.validated)
             self.monitor.status("running", state.progress.step)
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
+    def _begin_phase(self, stage: Stage) -> None:
+        """Prepare the steps of a phase, with an optimiser state of zero."""
+        self._drain()
+        if (close := getattr(self.stage.train_loader, "close", None)) is not None:
+            close()  # its workers read no more
+        self.stage = stage
+        self.enter(stage)
+
+    def _named(self) -> str:
+        """Return the phase as a log line shows it; nothing where there is one alone."""
+        return f"  phase {self.stage.phase.number}" if len(self.stages) > 1 else ""
+
     def _epoch(self) -> str | None:
         """Take the steps to the end of the epoch; return the reason if it is left before."""
-        progress, schedule = self.state.progress, self.schedule
+        progress = self.state.progress
+        if (stage := stage_at(self.stages, progress.epoch)) is not self.stage:
+            self._begin_phase(stage)
+            progress.best, progress.losses = None, []  # another phase's losses are not comparable
+            log.info("step %d%s begins", progress.step, self._named())
+        schedule = self.stage.schedule
         if progress.position >= schedule.steps_per_epoch:
             progress.epoch, progress.position = progress.epoch + 1, 0
             return None
         epoch = progress.epoch
-        batches = self.train_loader.batches(epoch, progress.position * schedule.accumulation)
+        batches = self.stage.train_loader.batches(epoch, progress.position * schedule.accumulation)
         began = time.perf_counter()
         while progress.position < schedule.steps_per_epoch:
             began = self._step(batches, began)
@@ -153,7 +162,8 @@ class Loop:
 
     def _step(self, batches: Iterator[Sample], began: float) -> float:
         """Take one optimiser step, timed since `began`; return when it ended."""
-        progress, schedule, waited = self.state.progress, self.schedule, 0.0
+        progress, stage, waited = self.state.progress, self.stage, 0.0
+        schedule, section = stage.schedule, stage.schedule.section
 
         def micro_batches() -> Iterator[Sample]:
             nonlocal waited
@@ -163,14 +173,15 @@ class Loop:
                 waited += time.perf_counter() - before
                 yield sample
 
-        rate, epoch = schedule.rate(progress.step), progress.epoch
+        rate = schedule.rate(stage.step_of(progress.epoch, progress.position), progress.losses)
+        epoch = progress.epoch
         report = self.train_step(micro_batches(), schedule.accumulation, rate, progress.step + 1)
         self._drain()
         progress.step += 1
         progress.position += 1
         if progress.position == schedule.steps_per_epoch:
             progress.epoch, progress.position, progress.validated = epoch + 1, 0, False
-        elif self.section.valid_every > 0 and progress.step % self.section.valid_every == 0:
+        elif section.valid_every > 0 and progress.step % section.valid_every == 0:
             progress.validated = False
         now = time.perf_counter()
         took = now - began
@@ -178,19 +189,24 @@ class Loop:
         self.trained, self.steps = self.trained + took, self.steps + 1
         row = {
             "step": progress.step,
+            **self._phase(),
             "epoch": epoch,
             "learning_rate": rate,
-            "samples_per_second": self.section.global_batch_size / took,
+            "samples_per_second": section.global_batch_size / took,
             "data_wait": waited / took,
             "memory_mib": memory_mib(self.context.runtime.device),
         }
         self.pending = (report, row)
         return now
 
+    def _phase(self) -> dict[str, int]:
+        """Return the phase as records of the log have it; nothing where there is one alone."""
+        return {"phase": self.stage.phase.number} if len(self.stages) > 1 else {}
+
     def _boundary(self) -> str | None:
         """Validate and save what is due between two steps, or return the reason to stop: the same on all ranks."""
         progress = self.state.progress
-        if progress.skipped >= self.section.max_skipped:
+        if progress.skipped >= self.stage.schedule.section.max_skipped:
             skipped, progress.skipped = progress.skipped, 0  # the next start tries again
             return f"skipped {skipped} steps in a row for a loss or gradient that is not finite"
         self._poll()
@@ -203,6 +219,7 @@ class Loop:
             if not self._validate():
                 return self._reason()
             validated = True
+            self._end_early()
         if wish == _SAVE or validated:
             self._save()
         return None
@@ -231,7 +248,7 @@ class Loop:
         """Return what this rank wants at this boundary: to stop, to save or to go on."""
         if stop := self._stop_wish():
             return stop
-        every = self.section.checkpoint.every
+        every = self.stage.schedule.section.checkpoint.every
         if self.failures:
             return _SAVE
         if isinstance(every, int):
@@ -302,13 +319,24 @@ class Loop:
         if not row:
             log.warning("no validation sample: data.valid has no complete global batch")
             return True
-        self.score = row["valid_loss"]
-        if progress.best is None or self.score < progress.best:
+        loss: float = row["valid_loss"]
+        self.score = loss if math.isfinite(loss) else None
+        progress.losses.append(self.score)
+        if self.score is not None and (progress.best is None or self.score < progress.best):
             progress.best = self.score
         if self.monitor is not None:
             seconds = time.perf_counter() - began
-            self.monitor.validation({"step": progress.step, "epoch": progress.epoch, **row, "seconds": seconds})
+            record = {"step": progress.step, **self._phase(), "epoch": progress.epoch, **row, "seconds": seconds}
+            self.monitor.validation(record)
         return True
+
+    def _end_early(self) -> None:
+        """End the phase where its validation loss no longer falls; the next one, if any, begins."""
+        progress, section = self.state.progress, self.stage.schedule.section.early_stopping
+        if section is not None and stalls(progress.losses, section.patience, section.min_change):
+            progress.epoch, progress.position = self.stage.phase.end, 0
+            why = f"no better validation loss in {section.patience} validations"
+            log.info("step %d%s ends early: %s", progress.step, self._named(), why)
 
     # ---- saves ---------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,14 @@ import torch
 from torch import device as Device
 
 from credit_like.checkpoint.files import replace_file, to_json
+from credit_like.terminal import duration, shortened
 
 log = logging.getLogger(__name__)
 
 _LINE_EVERY = 30.0
 """Seconds between plain log lines."""
+_BESIDE = 50
+"""Columns of the progress bar without its text and the steps, at most."""
 
 
 class JsonLines:
@@ -71,11 +74,13 @@ class Monitor:
 
     def __init__(self, folder: Path, total_steps: int, precision: str = "float32") -> None:
         self.folder, self.precision = folder, precision
+        self.origin: Mapping[str, Any] | None = None
         self.total_steps = total_steps
         self.rows = JsonLines(folder / "log.jsonl")
         self._tensorboard: Any = None
         self._progress: Any = None
         self._task: Any = None
+        self._above = ExitStack()
         self._last_line = -math.inf
         self._started: tuple[float, int] | None = None
 
@@ -87,17 +92,11 @@ class Monitor:
         self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            self._progress = Progress(
-                TextColumn("[bold]training"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[text]}"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-            )
-            self._progress.start()
+            from credit_like.terminal import logging_above, progress_bar
+
+            self._progress = progress_bar(Console(stderr=True), "training")
+            self._above.enter_context(logging_above(self._progress))
             self._task = self._progress.add_task("", total=self.total_steps, completed=step, text="")
 
     def step(self, row: Mapping[str, Any]) -> None:
@@ -106,20 +105,25 @@ class Monitor:
         step = row["step"]
         keys = ("loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait")
         self._curves({f"train/{key}": row[key] for key in keys}, step)
-        text = (
-            f"loss {row['loss']:.4g}  {row['samples_per_second']:.3g} samples/s  "
-            f"data wait {100 * row['data_wait']:.0f}%  {row['memory_mib']:.0f} MiB"
+        parts = (
+            f"loss {row['loss']:.4g}",
+            f"{row['samples_per_second']:.3g} samples/s",
+            f"data wait {100 * row['data_wait']:.0f}%",
+            f"{row['memory_mib']:.0f} MiB",
         )
+        text = "  ".join(parts)
         now = time.monotonic()
         self._started = self._started or (now, step)
         if self._progress is not None:
-            self._progress.update(self._task, completed=step, text=text)
+            columns = self._progress.console.width - _BESIDE - 2 * len(str(self.total_steps))
+            self._progress.update(self._task, completed=step, text=shortened(parts, columns))
         elif now - self._last_line >= _LINE_EVERY or step == self.total_steps:
             self._last_line = now
             since, first = self._started
             if step > first:
-                text += f"  ETA {(now - since) / (step - first) * (self.total_steps - step):.0f} s"
-            log.info("step %d/%d  epoch %d  %s", step, self.total_steps, row["epoch"], text)
+                text += f"  {duration((now - since) / (step - first) * (self.total_steps - step))} left"
+            phase = f"  phase {row['phase']}" if "phase" in row else ""
+            log.info("step %d/%d%s  epoch %d  %s", step, self.total_steps, phase, row["epoch"], text)
 
     def validation(self, row: Mapping[str, Any]) -> None:
         """Log one validation."""
@@ -132,7 +136,8 @@ class Monitor:
                     for name, values in forecast[score].items():
                         scores[f"forecast_{score}_{hours[at]:g}h/{name}"] = values[at]
         self._curves({"valid/loss": row["valid_loss"], **scores}, row["step"])
-        log.info("step %d  validation loss %.5g", row["step"], row["valid_loss"])
+        phase = f"  phase {row['phase']}" if "phase" in row else ""
+        log.info("step %d%s  validation loss %.5g", row["step"], phase, row["valid_loss"])
 
     def _curves(self, values: Mapping[str, float], step: int) -> None:
         """Write scalars to TensorBoard; a run whose files cannot be written continues without them."""
@@ -153,20 +158,29 @@ class Monitor:
 
     def status(self, state: str, step: int, reason: str = "") -> None:
         """Replace status.json."""
-        write_status(self.folder, state, step, reason, self.precision)
+        write_status(self.folder, state, step, reason, self.precision, self.origin)
 
     def close(self) -> None:
         """Stop drawing and close the files."""
-        if self._progress is not None:
-            self._progress.stop()
+        self._above.close()
         self._close_tensorboard()
         self.rows.close()
 
 
-def write_status(folder: Path, state: str, step: int, reason: str = "", precision: str | None = None) -> None:
-    """Replace status.json; `precision` is what the model computes in, where that is known."""
-    status = {"state": state, "step": step, "reason": reason}
-    replace_file(folder / "status.json", to_json(status | ({"precision": precision} if precision else {})))
+def write_status(
+    folder: Path,
+    state: str,
+    step: int,
+    reason: str = "",
+    precision: str | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> None:
+    """Replace status.json.
+
+    `precision` is what the model computes in, and `origin` where its first weights came from, where these are known.
+    """
+    status = {"state": state, "step": step, "reason": reason, "precision": precision, "origin": origin}
+    replace_file(folder / "status.json", to_json({key: value for key, value in status.items() if value is not None}))
 
 
 def memory_mib(device: Device) -> float:

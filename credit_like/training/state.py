@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import credit_like
 from credit_like import registry
+from credit_like.checkpoint import transfer
+from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.files import to_json
 from credit_like.checkpoint.format import Piece
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
@@ -18,7 +21,9 @@ from credit_like.context import Context
 from credit_like.data.statistics import Statistics
 from credit_like.nn import spectral_norm
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.schema.phases import Phase, phases
 from credit_like.training.ema import Ema
+from credit_like.training.groups import build_optimizer
 from credit_like.training.step import Optimizer
 from credit_like.variables import Variables
 
@@ -39,8 +44,25 @@ class Progress:
     validated: bool = True
     """Whether a validation that is due at this step has been done."""
     best: float | None = None
+    """Lowest validation loss of the phase."""
+    losses: list[float | None] = field(default_factory=list)
+    """Validation losses of the phase so far; None for one that is not finite."""
     seconds: float = 0.0
     """Wall-clock time in training so far, over all restarts."""
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> Progress:
+        """Return what a checkpoint has saved. Raises TypeError or ValueError for values that are no progress."""
+        progress = cls(**saved)
+        counts = (progress.step, progress.epoch, progress.position, progress.skipped)
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            raise ValueError(f"expected counts of steps and epochs, got {counts}")
+        float(progress.seconds)
+        if progress.best is not None:
+            float(progress.best)
+        if not isinstance(progress.losses, list):
+            raise ValueError(f"expected a list of validation losses, got {progress.losses}")
+        return progress
 
 
 class TrainingState:
@@ -50,15 +72,27 @@ class TrainingState:
     """
 
     def __init__(self, context: Context, manager: CheckpointManager) -> None:
-        section = context.experiment.trainer
         self.context, self.manager = context, manager
         self.progress = Progress()
+        self._phases = phases(context.experiment)
         self.model = get_raw_model(context.stepper.model)
         self.parameters = {canonical_name(n): p for n, p in self.model.named_parameters() if p.requires_grad}
-        build = registry.of("optimizer", section.optimizer).build
-        self.optimizer: Optimizer = build(section.optimizer, self.parameters)
-        self.ema = Ema(self.parameters, section.ema_decay) if section.use_ema else None
+        averaged = any(phase.experiment.trainer.use_ema for phase in self._phases)
+        self.ema = Ema(self.parameters, 0.0) if averaged else None
+        self.origin: dict[str, Any] | None = None
+        """Where the weights came from with which the run began, if from another run (`transfer.Source.provenance`)."""
         self._plugins = registry.record(context.experiment.plugins)
+        self.begin(self._phases[0])
+
+    optimizer: Optimizer
+
+    def begin(self, phase: Phase) -> None:
+        """Begin a phase, with an optimiser state of zero. The average follows the weights in a phase without one."""
+        section = phase.experiment.trainer
+        self.phase = phase
+        self.optimizer = build_optimizer(section.optimizer, self.parameters)
+        if self.ema is not None:
+            self.ema.decay = section.ema_decay if section.use_ema else 0.0
 
     def pieces(self) -> dict[str, Piece]:
         """Return every tensor that training changes, by name: the live tensors, as this rank holds them."""
@@ -75,6 +109,36 @@ class TrainingState:
         runtime = self.context.runtime
         seed_everything(self.context.experiment.seed, step, runtime.dp_rank, runtime.domain_rank)
 
+    def start(self) -> None:
+        """Begin a new run: seed the random numbers, and take the weights of `start_from` where there is one.
+
+        Raises UserError where the source's weights or optimiser do not fit.
+        """
+        section, context = self.context.experiment.start_from, self.context
+        self.seed(0)
+        if section is None:
+            return
+        source = transfer.Source.open(section)
+        config = context.experiment.model
+        channels = transfer.Channels.of(context.variables, context.experiment.data.history_len, config.predict)
+        plan = transfer.plan(source, self.model, config, channels, section.missing)
+        transfer.check_optimizer(section, source, plan)
+        changes = transfer.load(source, plan, self.model, context.experiment.seed)
+        if section.optimizer:
+            self._take_optimizer(source)
+        if self.ema is not None:
+            self.ema.restart(self.parameters)
+        self.origin = source.provenance()
+        log.info("starting from %s (step %s, %s weights)", source.path, source.step, source.weights)
+        for note in (*plan.notes, *changes):
+            log.info("start_from: %s", note)
+
+    def _take_optimizer(self, source: transfer.Source) -> None:
+        """Load the state of the source's optimiser. Raises UserError where it is that of another optimiser."""
+        assert source.checkpoint is not None
+        pieces = {name: piece for name, piece in self.pieces().items() if name.startswith("optimizer/")}
+        source.checkpoint.load(pieces, ("optimizer/",))
+
     def save(self, score: float | None = None) -> None:
         """Start a checkpoint of this step. Raises SaveFailed."""
         rank = self.context.runtime.rank
@@ -82,26 +146,32 @@ class TrainingState:
         self.manager.save(self.progress.step, self.pieces() | random, self._meta(), score)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint of any layout.
+        """Continue from a checkpoint of any layout, whose newest step belongs to the phase that has begun.
 
         Raises UserError where its tensors are not those of this experiment's model and optimiser.
         """
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
         checkpoint.load(self.pieces(), prefixes)
         meta, experiment = checkpoint.meta, self.context.experiment
-        self.progress = Progress(**meta["progress"])
-        if changed := _differences(meta["experiment"], experiment.to_dict()):
+        with reading_metadata(checkpoint.folder):
+            self.progress = Progress.of(meta["progress"])
+            self.origin = meta.get("origin")
+            # The position counts samples: with another batch size it moves to the start of the batch that has the next
+            # one.
+            samples = self.progress.position * int(meta["global_batch_size"])
+            self.progress.position = samples // self.phase.experiment.trainer.global_batch_size
+            changed = _differences(meta["experiment"], experiment.to_dict())
+            plugins = _changed_plugins(meta.get("plugins", []), self._plugins)
+            layout = meta["layout"]
+        if changed:
             log.warning("the experiment changed since step %d: %s", checkpoint.step, ", ".join(changed))
-        if plugins := _changed_plugins(meta.get("plugins", []), self._plugins):
+        if plugins:
             log.warning("plug-ins changed since step %d: %s", checkpoint.step, "; ".join(plugins))
-        # The position counts samples: with another batch size it moves to the start of the batch that has the next one.
-        samples = self.progress.position * meta["global_batch_size"]
-        self.progress.position = samples // experiment.trainer.global_batch_size
-        if meta["layout"] == self._layout():
+        if layout == self._layout():
             mine = f"random/{self.context.runtime.rank}/"
             set_random_state({name.removeprefix(mine): checkpoint.read(name) for name in checkpoint.names(mine)})
         else:
-            log.info("step %d was saved by the layout %s", checkpoint.step, meta["layout"])
+            log.info("step %d was saved by the layout %s", checkpoint.step, layout)
             self.seed(self.progress.step)
         spectral_norm.refresh(self.model)
 
@@ -110,8 +180,10 @@ class TrainingState:
         context = self.context
         experiment, grid = context.experiment.to_dict(), context.store.grid
         return {
+            **({"origin": self.origin} if self.origin is not None else {}),
             "progress": asdict(self.progress),
-            "global_batch_size": context.experiment.trainer.global_batch_size,
+            "global_batch_size": self.phase.experiment.trainer.global_batch_size,
+            **({"phase": self.phase.number} if len(self._phases) > 1 else {}),
             "experiment": experiment,
             "experiment_sha256": hashlib.sha256(to_json(experiment)).hexdigest(),
             "layout": self._layout(),

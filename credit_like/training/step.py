@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -48,7 +48,10 @@ class StepReport:
 class TrainStep:
     """Takes the micro-batches of one optimiser step.
 
-    The loss is averaged over rollout steps and micro-batches, with the gradient taken through the whole rollout. Loss
+    `optimizer`, `loss` and the keyword arguments are attributes that another phase may replace.
+
+    The loss is averaged over rollout steps and micro-batches. The gradient is taken through the whole rollout, or through
+    at most `backprop_steps` steps of it; every such part has its own backward pass, which frees its activations. Loss
     and gradient norm are reduced over all ranks, so that one that is not finite is so on all of them. The device then
     skips the update without the host: the optimisers take `skip` as a tensor.
     """
@@ -63,8 +66,10 @@ class TrainStep:
         runtime: Runtime,
         *,
         amp: bool,
-        max_norm: float | None,
+        max_norm: float | None = None,
         shift_seed: int | None = None,
+        backprop_steps: int | None = None,
+        lead_seed: int | None = None,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
@@ -72,6 +77,7 @@ class TrainStep:
         self.amp = amp
         self.max_norm = max_norm
         self.shift_seed = shift_seed
+        self.backprop_steps, self.lead_seed = backprop_steps, lead_seed
         self.accumulate = accumulate
 
     def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> StepReport:
@@ -87,11 +93,20 @@ class TrainStep:
         for number, sample in enumerate(micro_batches):
             index.append(sample.index)
             sample = sample.to(self.runtime.device)
-            with self.accumulate(number == count - 1):
-                loss, channels = self.forward(sample)
-                (loss * (self.runtime.gradient_scale / count)).backward()
-            total = loss.detach() / count + (0 if total is None else total)
-            blame = channels + (0 if blame is None else blame)
+            if self.lead_seed is not None:
+                # The same on all ranks, as the shift.
+                sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
+            states = self.stepper.predict_sample(sample, self.backprop_steps)
+            inputs = self._inputs(sample)
+            at_once = self.backprop_steps or sample.leads
+            for first in range(0, sample.leads, at_once):
+                leads = range(first, min(first + at_once, sample.leads))
+                with self.accumulate(number == count - 1 and leads.stop == sample.leads):
+                    loss, outcome = self.forward(states, leads, sample.leads)
+                    (loss * (self.runtime.gradient_scale / count)).backward()
+                total = loss.detach() / count + (0 if total is None else total)
+                channels = torch.cat([inputs, outcome])
+                blame = channels + (0 if blame is None else blame)
         assert total is not None
         assert blame is not None
         self.stepper.shift = 0
@@ -107,25 +122,24 @@ class TrainStep:
         values = torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()])
         return StepReport(to_host(values), index)
 
-    def forward(self, sample: Sample) -> tuple[Tensor, Tensor]:
-        """Return this rank's part of the loss, and a number per channel that is finite if the channel is.
+    def forward(self, states: Iterator[tuple[Tensor, Tensor]], leads: range, of: int) -> tuple[Tensor, Tensor]:
+        """Take the next steps of a rollout of `of` steps, those to `leads`.
 
-        The channels are those of input, forcing, target and prediction.
+        Return this rank's part of the loss, and a number per channel of target and prediction that is finite if the
+        channel is.
         """
         total: Tensor | None = None
         outcome: Tensor | None = None
-        inputs = self._inputs(sample)
-        states = self.stepper.predict_sample(sample)
-        for _ in range(sample.leads):
-            with torch.autocast(sample.prognostic.device.type, torch.bfloat16, enabled=self.amp):
+        for lead in leads:
+            with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
                 prediction, target = next(states)
-            loss = self.loss(prediction, target)
+            loss = self.loss.at_lead(self.loss(prediction, target), lead, of)
             total = loss if total is None else total + loss
             channels = torch.cat([self._sums(target), self._sums(prediction.detach())])
             outcome = channels if outcome is None else outcome + channels
         assert total is not None
         assert outcome is not None
-        return total / sample.leads, torch.cat([inputs, outcome])
+        return total / of, outcome
 
     def _inputs(self, sample: Sample) -> Tensor:
         """Return `_sums` of prognostic and forcing channels; missing values of a forcing are filled by the stepper."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,21 @@ import torch
 from credit_like.checkpoint.errors import Locked, SaveFailed
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.lock import RunLock
-from credit_like.checkpoint.manager import CheckpointManager
+from credit_like.checkpoint.manager import CheckpointManager, steps
 from credit_like.context import Context
 from credit_like.errors import UserError
-from credit_like.layout import accumulation
 from credit_like.losses._mean import AreaLoss
+from credit_like.parallel.blame import Cause
 from credit_like.parallel.fsdp2 import fsdp2_dtype
+from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
-from credit_like.training.loop import Loop, Outcome, Schedule
+from credit_like.training.loop import Loop, Outcome
 from credit_like.training.monitor import Monitor, write_status
+from credit_like.training.stage import Batches, Schedule, Stage
 from credit_like.training.state import TrainingState
 from credit_like.training.step import TrainStep
 from credit_like.training.stop import StopRequest, seconds_left
-from credit_like.training.validation import Batches, Validation
+from credit_like.training.validation import Validation
 
 log = logging.getLogger(__name__)
 
@@ -35,38 +38,66 @@ _LOCK_PATIENCE = 60.0
 class Trainer:
     """Trains the stepper's model as the experiment says, from wherever the run in `experiment.save_loc` stands.
 
-    Raises UserError where the training samples are less than one global batch, and for an optimiser, learning rate or
-    short forecasts that do not fit the run.
+    `stages` are the phases of the experiment in order; `stage` is the one of the newest step. Raises UserError for an
+    optimiser or short forecasts that do not fit the run.
     """
 
-    def __init__(self, context: Context, loss: AreaLoss, train_loader: Batches, valid_loader: Batches) -> None:
+    def __init__(self, context: Context, stages: Sequence[Stage]) -> None:
         experiment, section = context.experiment, context.experiment.trainer
-        self.context, self.runtime, self.loss, self.train_loader = context, context.runtime, loss, train_loader
+        self.context, self.runtime, self.stages, self.stage = context, context.runtime, stages, stages[0]
         self.folder = Path(experiment.save_loc)
-        self.schedule = _schedule(context, train_loader)
-        self.schedule.rate(0)  # a schedule that does not fit the run is refused before anything is read
         self.manager = CheckpointManager(
             self.folder / "checkpoints", section.checkpoint.keep, section.checkpoint.async_, self.runtime
         )
         self.state = TrainingState(context, self.manager)
+        if not self.state.parameters:
+            raise UserError(f"model.type: expected a model to train, got {experiment.model.type}, which has no weights")
         # Where FSDP2 has a precision policy, autocast would cast what that keeps in fp32. What was applied counts: a single
         # rank shards nothing, whatever `parallelism.data` says.
         policy = fsdp2_dtype(self.state.model)
         amp = section.amp and policy is None
         self.precision = _precision(policy, amp)
-        self.validation = Validation(context, valid_loader, loss, self.state.ema, amp)
+        self.validation = Validation(context, self.stage, self.state.ema, amp)
         self.train_step = TrainStep(
             context.stepper,
-            loss,
+            self.loss,
             self.state.optimizer,
             self.state.parameters,
             self.state.ema,
             self.runtime,
             amp=amp,
-            max_norm=section.grad_max_norm,
-            shift_seed=experiment.seed if section.shift_longitude else None,
             accumulate=self._communicate,
         )
+        self._step = self.train_step
+        self._enter(self.stage)
+
+    @property
+    def loss(self) -> AreaLoss:
+        return self.stage.loss
+
+    @property
+    def train_loader(self) -> Batches:
+        return self.stage.train_loader
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.stage.schedule
+
+    @property
+    def total_steps(self) -> int:
+        """Optimiser steps of all phases."""
+        return sum(stage.schedule.total_steps for stage in self.stages)
+
+    def _enter(self, stage: Stage) -> None:
+        """Prepare the steps and validations of a phase, with an optimiser state of zero."""
+        section, step = stage.schedule.section, self._step
+        self.stage = stage
+        self.state.begin(stage.phase)
+        self.validation.begin(stage)
+        step.loss, step.optimizer, step.max_norm = stage.loss, self.state.optimizer, section.grad_max_norm
+        step.backprop_steps = section.backprop_steps
+        step.lead_seed = self.context.experiment.seed if section.random_forecast_len else None
+        step.shift_seed = self.context.experiment.seed if section.shift_longitude else None
 
     def fit(self) -> Outcome:
         """Train to the end, or until something asks to stop; with a checkpoint in either case.
@@ -75,15 +106,13 @@ class Trainer:
         `failed` in status.json and the checkpoints before it as they are.
         """
         experiment = self.context.experiment
-        if not self.state.parameters:
-            raise UserError(f"model.type: expected a model to train, got {experiment.model.type}, which has no weights")
         with ExitStack() as stack:
             self._lock(stack)
             limit = seconds_left() if self.runtime.is_main else None
             stop = stack.enter_context(StopRequest(experiment.trainer.stop_after, limit))
             monitor = None
             if self.runtime.is_main:
-                monitor = Monitor(self.folder, self.schedule.total_steps, self.precision)
+                monitor = Monitor(self.folder, self.total_steps, self.precision)
                 stack.callback(monitor.close)
             try:
                 outcome = self._go(stop, monitor)
@@ -104,13 +133,17 @@ class Trainer:
             if isinstance(error, KeyboardInterrupt):
                 if self.runtime.is_main:
                     write_status(
-                        self.folder, "continue", step, "interrupted without a checkpoint of this step", self.precision
+                        self.folder,
+                        "continue",
+                        step,
+                        "interrupted without a checkpoint of this step",
+                        self.precision,
+                        self.state.origin,
                     )
                 return
             cause = self.runtime.first_cause(error)
             if cause.rank == self.runtime.rank:
-                reason = str(cause) if self.runtime.world > 1 else cause.message
-                write_status(self.folder, "failed", step, reason, self.precision)
+                _write_failure(self.folder, self.runtime, cause, step, self.precision, self.state.origin)
 
     def _report(self, outcome: Outcome) -> None:
         stopped = outcome.state == "continue"
@@ -119,7 +152,7 @@ class Trainer:
             "%s at step %d of %d%s%s",
             "stopped" if stopped else outcome.state,
             outcome.step,
-            self.schedule.total_steps,
+            self.total_steps,
             f" ({outcome.reason})" if outcome.reason else "",
             "; the same command continues" if stopped else "",
         )
@@ -127,7 +160,7 @@ class Trainer:
     def _go(self, stop: StopRequest, monitor: Monitor | None) -> Outcome:
         """Train; return how it ended, also where checkpoints cannot be written."""
         log.info("computing in %s", self.precision)
-        loop = Loop(self.state, self.schedule, self.train_step, self.train_loader, self.validation, stop, monitor)
+        loop = Loop(self.state, self.stages, self._enter, self.train_step, self.validation, stop, monitor)
         try:
             return loop.run()
         except SaveFailed as error:
@@ -165,17 +198,32 @@ class Trainer:
         return nullcontext()
 
 
-def _schedule(context: Context, train_loader: Batches) -> Schedule:
-    """Return the steps of the run. Raises UserError where the training samples are less than one global batch."""
-    section, replicas = context.experiment.trainer, context.runtime.dp_size
-    per_step = accumulation(section.global_batch_size, section.micro_batch_size, replicas)
-    schedule = Schedule(section, per_step, len(train_loader) // per_step)
-    if schedule.steps_per_epoch == 0:
-        raise UserError(
-            f"expected at least one global batch of {section.global_batch_size} training samples, got "
-            f"{len(train_loader) * section.micro_batch_size * replicas}; change trainer.global_batch_size or data.train"
-        )
-    return schedule
+def record_failed_start(folder: Path, runtime: Runtime, error: BaseException) -> None:
+    """Record that a run failed before it held the lock of its folder, unless another process is training there.
+
+    The step is that of the newest checkpoint. Nothing is written where the user has to correct a run that has no folder
+    yet.
+    """
+    if isinstance(error, (KeyboardInterrupt, SystemExit)) or (isinstance(error, UserError) and not folder.is_dir()):
+        return
+    cause = runtime.first_cause(error)
+    if cause.rank != runtime.rank:
+        return
+    with suppress(OSError, Locked):
+        folder.mkdir(parents=True, exist_ok=True)
+        with RunLock(folder):
+            _write_failure(folder, runtime, cause, max(steps(folder / "checkpoints"), default=0))
+
+
+def _write_failure(
+    folder: Path,
+    runtime: Runtime,
+    cause: Cause,
+    step: int,
+    precision: str | None = None,
+    origin: Mapping[str, Any] | None = None,
+) -> None:
+    write_status(folder, "failed", step, str(cause) if runtime.world > 1 else cause.message, precision, origin)
 
 
 def _precision(policy: torch.dtype | None, autocast: bool) -> str:

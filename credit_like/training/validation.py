@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,18 +22,12 @@ from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
 from credit_like.training.forecasts import Allowance, ShortForecasts
+from credit_like.training.stage import Stage
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
 
 _CLIMATOLOGY_TIMES = 40
-
-
-class Batches(Protocol):
-    """What training and validation ask of a loader."""
-
-    def __len__(self) -> int: ...
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]: ...
 
 
 class Validation:
@@ -42,12 +36,18 @@ class Validation:
     `amp`: compute in bfloat16 autocast. Raises UserError for short forecasts that the data do not allow.
     """
 
-    def __init__(self, context: Context, loader: Batches, loss: AreaLoss, ema: Ema | None, amp: bool) -> None:
+    def __init__(self, context: Context, stage: Stage, ema: Ema | None, amp: bool) -> None:
         monitor = context.experiment.trainer.monitor
-        self.context, self.loader, self.loss, self.ema, self.amp = context, loader, loss, ema, amp
+        self.context, self.stage, self.ema, self.amp = context, stage, ema, amp
         self.forecasts = ShortForecasts(context, amp) if monitor.every else None
         self.allowance = Allowance(monitor.share)
         self._validator: Validator | None = None
+
+    def begin(self, stage: Stage) -> None:
+        """Validate with the loss and the samples of another phase from here on."""
+        self.stage = stage
+        if self._validator is not None:
+            self._validator.loss = stage.loss
 
     def __call__(
         self, stop: Callable[[], bool], ended: int | None, trained: float, steps: int
@@ -57,13 +57,14 @@ class Validation:
         `ended`: how many epochs have ended if one has just ended, else None. `trained`: the seconds that the last
         `steps` optimiser steps took.
         """
-        if not len(self.loader):
+        loader = self.stage.valid_loader
+        if not len(loader):
             return {}
         stepper, validator = self.context.stepper, self._made()
         stepper.eval()
         with self.ema.swapped_in() if self.ema is not None else nullcontext():
             spectral_norm.refresh(stepper.model)
-            row = validator(self.loader.batches(0), stop)
+            row = validator(loader.batches(0), stop)
             if row and self._forecasts_due(ended, trained, steps):
                 row = self._forecast(row, validator.climatology, stop)
         spectral_norm.refresh(stepper.model)
@@ -77,17 +78,18 @@ class Validation:
             times = context.store.period(context.experiment.data.train)
             climatology = time_mean(context.store, context.variables, times, context.rows, context.runtime)
             names = Variables.channel_names(context.variables.outputs)
-            self._validator = Validator(context.stepper, self.loss, context.runtime, names, climatology, self.amp)
+            self._validator = Validator(context.stepper, self.stage.loss, context.runtime, names, climatology, self.amp)
         return self._validator
 
     def _forecasts_due(self, ended: int | None, trained: float, steps: int) -> bool:
         """Return whether short forecasts go with this validation: at the end of an epoch, if there is time for them."""
-        trainer, runtime = self.context.experiment.trainer, self.context.runtime
+        experiment, runtime = self.stage.phase.experiment, self.context.runtime
+        trainer = experiment.trainer
         if self.forecasts is None or ended is None or ended % trainer.monitor.every:
             return False
         # A step of training costs about three of the model per sample; once they have run, their own time is known.
         per_sample = trained / max(1, steps) / (trainer.global_batch_size // runtime.dp_size)
-        estimate = self.forecasts.steps * per_sample / (3 * self.context.experiment.data.forecast_len)
+        estimate = self.forecasts.steps * per_sample / (3 * experiment.data.forecast_len)
         due = runtime.broadcast(self.allowance.affords(trained, estimate))
         if not due:
             seconds, most = self.allowance.cost or estimate, 100 * self.allowance.share
@@ -143,7 +145,8 @@ class Validator:
             for lead in range(sample.leads):
                 with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
                     prediction, target = next(states)
-                total = total + self.loss(prediction, target) / sample.leads
+                loss = self.loss.at_lead(self.loss(prediction, target), lead, sample.leads)
+                total = total + loss / sample.leads
                 if lead in (0, sample.leads - 1):
                     scores.setdefault(lead, []).append(real * self._scores(prediction, target).double().sum(0))
             losses.append(real * total.double() * len(sample.index))

@@ -169,6 +169,8 @@ def test_weights_of_another_shape_or_missing_are_listed(tmp_path):
         ValueError, match=r"(?s)stages\.2\.layers\.1\.short\.norm\.weight: not in the checkpoint.*expected \("
     ):
         credit.load_credit_model(tmp_path / "checkpoint.pt", wrong)
+    with pytest.raises(UserError, match=r"qkv\.weight: expected \("):
+        credit.load_credit_model(tmp_path / "checkpoint.pt", {**ARGUMENTS, "dim_head": 32, "dim": [32, 64, 128, 256]})
     with pytest.raises(ValueError, match="use_spectral_norm: expected True"):
         credit.load_credit_model(tmp_path / "checkpoint.pt", {**ARGUMENTS, "use_spectral_norm": False})
 

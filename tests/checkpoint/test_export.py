@@ -72,7 +72,10 @@ def test_a_model_comes_back_and_computes_the_same(tmp_path) -> None:
         )
         again = load_export(tmp_path / "m.safetensors").build()
         assert isinstance(again, torch.nn.Module)
-        torch.testing.assert_close(again(x), expected, rtol=0, atol=1e-6)
+        # Found again from the saved vectors, σ differs from that of the power iteration in its last bits.
+        torch.testing.assert_close(again(x), expected, rtol=0, atol=1e-5 * float(expected.abs().max()))
+    for (_, before), (_, after) in zip(spectral_norm.layers(model), spectral_norm.layers(again), strict=True):
+        torch.testing.assert_close(after.spectral.inv_sigma, before.spectral.inv_sigma, rtol=1e-6, atol=0)
 
 
 def test_what_is_not_an_export_is_refused(run, tmp_path) -> None:

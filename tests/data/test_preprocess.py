@@ -60,6 +60,28 @@ def test_a_stopped_pass_goes_on_and_reads_nothing_twice(stored, tmp_path, small_
     same(statistics, fit_statistics(store, variables, data))
 
 
+@pytest.mark.parametrize("removed", ["mean.npy", "count.npy", "npz"])
+def test_a_pass_killed_while_it_removes_its_pieces_is_repeated(stored, tmp_path, small_pieces, monkeypatch, removed):
+    _, data, variables, store = stored()
+    remove = module.shutil.rmtree
+
+    def killed(folder):
+        next(folder.glob(f"*.{removed}")).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        module.shutil, "rmtree", lambda path, **options: (killed if "parts" in path.name else remove)(path, **options)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(store, variables, data, tmp_path / "out", climatology_days=5)
+    expected = {p: p.read_bytes() for p in (tmp_path / "out" / "climatology.zarr").rglob("*") if p.is_file()}
+    assert expected
+    monkeypatch.setattr(module.shutil, "rmtree", remove)
+    preprocess(store, variables, data, tmp_path / "out", climatology_days=5)
+    assert {p: p.read_bytes() for p in expected} == expected
+    assert not (tmp_path / "out" / "preprocess-parts").exists()
+
+
 def test_pieces_of_other_data_are_not_taken(stored, tmp_path, small_pieces, data_section):
     from credit_like.variables import Variables
 

@@ -1,6 +1,9 @@
 """One streamed pass against numpy on everything at once."""
 
 import logging
+import os
+import socket
+import subprocess
 
 import numpy as np
 import pytest
@@ -220,3 +223,15 @@ def test_statistics_of_another_grid_are_refused(stored, dataset, tmp_path):
         (tmp_path / "cut.nc").write_bytes(content[:kept])
         with pytest.raises(UserError, match=r"cut\.nc"):
             Statistics.load(tmp_path / "cut.nc", store)
+
+
+def test_drafts_of_dead_processes_are_removed_and_those_of_living_ones_kept(stored, tmp_path):
+    _, data, variables, store = stored()
+    host = socket.gethostname()
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    kept = {f".statistics.nc.{host}-{x}" for x in (os.getppid(), "x", 10**30)} | {".statistics.nc.elsewhere-1"}
+    for name in (*kept, f".statistics.nc.{host}-{ended.pid}", f".statistics.nc.{host}-{os.getpid()}"):
+        (tmp_path / name).write_bytes(b"")
+    fit_statistics(store, variables, data).save(tmp_path / "statistics.nc")
+    assert {path.name for path in tmp_path.glob(".statistics.nc.*")} == kept

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from credit_like import cli
+from credit_like import build, cli
+from credit_like.checkpoint.lock import RunLock
 from credit_like.data.store import ReadError
 from credit_like.errors import UserError
+from credit_like.schema.load import load_experiment
 from tests.experiments import DEMO
 from tests.faults import harness
 from tests.integration.test_restart import TINY
@@ -73,7 +75,7 @@ def one_cause(folder: Path, rank: int, moment: str, error: str) -> None:
     assert planted not in said[1 - rank]
     for text, expected in ((said[rank], error == "fault"), (said[1 - rank], False)):
         assert text.count("Traceback (most recent call last)") == expected, text
-    if moment not in ("start", "statistics"):
+    if moment != "start" or error != "user":  # a folder is not made for what the user has to correct
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "failed"
         assert status["reason"].startswith(f"rank {rank}: ")
@@ -119,3 +121,34 @@ def test_a_rank_that_waits_for_ever_is_ended(tmp_path) -> None:
     job = harness.Job(tmp_path / "run", {}, 2, body=lonely)
     assert job.wait(60)
     assert job.end() == [2, 2]
+
+
+def start_that_fails(folder: Path, error: Exception, monkeypatch) -> dict | None:
+    """The status that a run leaves whose statistics raise `error`."""
+
+    def fail(*arguments):
+        raise error
+
+    monkeypatch.setattr(build, "load_statistics", fail)
+    with pytest.raises(type(error)):
+        build.train(load_experiment(DEMO, [*TINY, f"save_loc={folder}"]))
+    status = folder / "status.json"
+    return json.loads(status.read_text()) if status.exists() else None
+
+
+@pytest.mark.parametrize("error", ERRORS.values())
+def test_a_start_that_fails_is_recorded_at_the_newest_checkpoint(tmp_path, monkeypatch, error) -> None:
+    (tmp_path / "checkpoints" / "step-12").mkdir(parents=True)
+    (tmp_path / "status.json").write_text('{"state": "running", "step": 14}')
+    said = error.args[0] if isinstance(error, (UserError, ReadError)) else f"KeyError: {error}"
+    assert start_that_fails(tmp_path, error, monkeypatch) == {"state": "failed", "step": 12, "reason": said}
+
+
+def test_a_start_that_fails_leaves_the_record_of_another_process_and_makes_no_folder_to_be_corrected(
+    tmp_path, monkeypatch
+) -> None:
+    with RunLock(tmp_path):
+        assert start_that_fails(tmp_path, ERRORS["fault"], monkeypatch) is None
+    assert start_that_fails(tmp_path / "run", ERRORS["user"], monkeypatch) is None
+    assert not (tmp_path / "run").exists()
+    assert start_that_fails(tmp_path / "run", ERRORS["read"], monkeypatch)["state"] == "failed"

@@ -15,6 +15,17 @@ SECTIONS = {
     "rollout": {"forecast_len": 3},
     "accumulating": {"global_batch_size": 8},
     "muon": {"optimizer": {"type": "muon", "learning_rate": 1e-2}},
+    "phases": {
+        "phases": [
+            {"epochs": 1},
+            {
+                "epochs": 1,
+                "forecast_len": 3,
+                "global_batch_size": 8,
+                "optimizer": {"type": "muon", "learning_rate": 1e-2},
+            },
+        ]
+    },
 }
 LAYOUTS = {1: {"data": "none"}, 2: {"data": "fsdp2"}, 4: {"data": "fsdp2"}}
 
@@ -49,7 +60,7 @@ def check(tmp_path, name: str, worlds: tuple[int, ...], stops: tuple[int, ...]) 
         np.testing.assert_allclose(b[key], a[key], rtol=1e-4, atol=2e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["plain", "muon"])
+@pytest.mark.parametrize("name", ["plain", "muon", pytest.param("phases", marks=pytest.mark.slow)])
 def test_one_then_two_then_one(tmp_path, name) -> None:
     # 4 is mid-epoch; 9 is the end of the first epoch, before its validation.
     check(tmp_path, name, (1, 2, 1), (4, 9))

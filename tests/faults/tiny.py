@@ -19,8 +19,10 @@ from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.phases import phases
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
+from credit_like.training.stage import Stage
 from credit_like.training.trainer import Trainer
 from credit_like.variables import Variables
 
@@ -164,12 +166,17 @@ def trainer(
     model = Model(variables.in_channels, variables.out_channels, width, dropout)
     model = wrap(model) if wrap else model
     stepper = Stepper(model, variables, statistics, np.zeros((0, HEIGHT, WIDTH), np.float32), "increment")
-    made = Trainer(
-        Context(e, runtime, variables, store, statistics, stepper),
-        AreaLoss(e.loss, variables, statistics, store.grid),
-        Loader(store, e, runtime, 0, TIMES - 8, True),
-        Loader(store, e, runtime, TIMES - 8, TIMES, False),
-    )
+    stages = [
+        Stage.of(
+            phase,
+            AreaLoss(phase.experiment.loss, variables, statistics, store.grid),
+            Loader(store, phase.experiment, runtime, 0, TIMES - 8, True),
+            Loader(store, phase.experiment, runtime, TIMES - 8, TIMES, False),
+            runtime.dp_size,
+        )
+        for phase in phases(e)
+    ]
+    made = Trainer(Context(e, runtime, variables, store, statistics, stepper), stages)
     if stop_at is not None:
         stop_after_step(made, stop_at)
     return made

@@ -65,13 +65,18 @@ def reference(kind: str, x, y, grid, valid, scale, weights):
                 for j in range(WIDTH):
                     if valid[c, i, j]:
                         e = (x[b, c, i, j] - y[b, c, i, j]) / scale[c]
-                        point = {"mse": e * e, "mae": abs(e), "huber": e * e / 2 if abs(e) <= 1 else abs(e) - 0.5}[kind]
+                        point = {
+                            "mse": e * e,
+                            "sum": e * e,  # by default of one term
+                            "huber": e * e / 2 if abs(e) <= 1 else abs(e) - 0.5,
+                            "log-cosh": np.log(np.cosh(e)),
+                        }.get(kind, abs(e))  # a CRPS of one member is the absolute error
                         top, bottom = top + rows[i] * point, bottom + rows[i]
             total += weights[c] * top / bottom
     return total / sum(weights) / x.shape[0]
 
 
-@pytest.mark.parametrize("kind", registry.names("loss"))
+@pytest.mark.parametrize("kind", [name for name in registry.names("loss") if name != "spectral"])
 @pytest.mark.parametrize("scale", ["change", "state"])
 def test_equals_the_definition(kind, scale, variables, grid):
     rng = np.random.default_rng(0)
@@ -119,3 +124,95 @@ def test_a_misspelt_weight_is_named(variables, grid):
     config = registry.module("loss", "mse").Config(variable_weights={"rian": 1.0})
     with pytest.raises(ValueError, match="did you mean 'rain'"):
         AreaLoss(config, variables, FakeStatistics(np.ones((4, HEIGHT, WIDTH), bool)), grid)
+
+
+def test_level_weights_multiply_those_of_the_variable(variables, grid):
+    config = registry.module("loss", "mse").Config(variable_weights={"u": 2.0}, level_weights={2: 5.0})
+    loss = AreaLoss(config, variables, FakeStatistics(np.ones((4, HEIGHT, WIDTH), bool)), grid)
+    assert loss.channel_weights.tolist() == [2.0, 10.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match=r"level_weights of predicted levels \(1, 2\), got 3"):
+        AreaLoss(config.model_copy(update={"level_weights": {3: 1.0}}), variables, loss, grid)
+
+
+def test_members_are_refused_by_a_loss_that_is_not_of_ensembles(variables, grid):
+    loss = AreaLoss(registry.module("loss", "mae").Config(), variables, FakeStatistics(np.ones((4, 6, 8), bool)), grid)
+    with pytest.raises(ValueError, match="expected a loss of ensembles for several members, got mae"):
+        loss(torch.zeros(4, 4, HEIGHT, WIDTH), torch.zeros(2, 4, HEIGHT, WIDTH))
+
+
+def every_point(grid):
+    return FakeStatistics(np.ones((4, HEIGHT, grid.width), bool))
+
+
+@pytest.mark.parametrize("width", [WIDTH, WIDTH + 1])
+@pytest.mark.parametrize("phase_weight", [1.0, 0.3])
+def test_spectral_equals_the_definition_wave_by_wave(variables, width, phase_weight):
+    grid = Grid(np.linspace(75, -75, HEIGHT), np.arange(width) * 360 / width)
+    x, y = np.random.default_rng(0).normal(size=(2, 1, 4, HEIGHT, width)) * [[[[[3.0]]]], [[[[1.0]]]]] + 250
+    config = registry.module("loss", "spectral").Config(phase_weight=phase_weight)
+    loss = AreaLoss(config, variables, every_point(grid), grid).double()
+    _, std, change = every_point(grid).select(variables.outputs)
+    scales = [*change[:3], std[3]]
+    longitude, expected = np.deg2rad(grid.longitude), 0.0
+    for c in range(4):
+        for i in range(HEIGHT):
+            row = 0.0
+            for k in range(-((width - 1) // 2), width // 2 + 1):  # every wave, of either sign
+                p, t = (np.mean(f[0, c, i] / scales[c] * np.exp(-1j * k * longitude)) for f in (x, y))
+                if k == 0:
+                    row += abs(p - t) ** 2
+                else:
+                    turned = 1 - np.cos(np.angle(p) - np.angle(t))
+                    p, t = abs(p), abs(t)
+                    larger = (p**2 + t**2 + np.hypot(p**2 - t**2, 0.01 * (p**2 + t**2))) / 2
+                    assert max(p, t) ** 2 <= larger <= 1.01 * max(p, t) ** 2
+                    row += (p - t) ** 2 + phase_weight * 2 * larger * turned
+            expected += grid.latitude_weights()[i] / grid.latitude_weights().sum() * row / 4
+    assert float(loss(torch.tensor(x), torch.tensor(y))) == pytest.approx(expected, rel=1e-9)
+
+
+def test_spectral_of_a_perfect_forecast_is_zero_and_of_a_smooth_one_more_than_of_a_shifted_one(variables, grid):
+    """Under `mse`, a forecast without small waves beats one that has them in the wrong place; under `spectral` it does not."""
+    angle = torch.deg2rad(torch.tensor(grid.longitude)).expand(1, 4, HEIGHT, WIDTH)
+    truth, shifted, smooth = torch.sin(3 * angle), torch.sin(3 * angle + 0.6 * np.pi), torch.zeros_like(angle)
+    values = {}
+    for kind, options in (("mse", {}), ("spectral", {"phase_weight": 0.25})):
+        config = registry.module("loss", kind).Config(**options)
+        loss = AreaLoss(config, variables, every_point(grid), grid).double()
+        assert float(loss(truth, truth)) == pytest.approx(0, abs=1e-24)
+        values[kind] = float(loss(shifted, truth)), float(loss(smooth, truth))
+    assert values["mse"][0] > values["mse"][1]
+    assert values["spectral"][0] < values["spectral"][1]
+
+
+def test_spectral_is_differentiable(variables):
+    config = registry.module("loss", "spectral").Config()
+    rowwise = registry.module("loss", "spectral").rowwise
+    error, target = torch.randn(2, 1, 2, 2, WIDTH, dtype=torch.float64)
+    assert torch.autograd.gradcheck(lambda e: rowwise(config, e, target), (error.requires_grad_(),))
+    for target in (torch.zeros(1, 1, 1, WIDTH), torch.full((1, 1, 1, WIDTH), 1e-25), torch.full((1, 1, 1, WIDTH), 1e5)):
+        nothing = torch.zeros(1, 1, 1, WIDTH, requires_grad=True)
+        rowwise(config, nothing, target).sum().backward()
+        assert bool(nothing.grad.isfinite().all())
+
+
+def test_a_sum_is_the_sum_of_its_losses(variables, grid):
+    x, y = torch.randn(2, 3, 4, HEIGHT, WIDTH, dtype=torch.float64)
+    kinds, shared = {"mae": 2.0, "spectral": 0.5, "huber": 1.0}, {"scale": "state", "variable_weights": {"p": 3.0}}
+
+    def value(kind, **options):
+        return float(
+            AreaLoss(registry.module("loss", kind).Config(**options), variables, every_point(grid), grid).double()(x, y)
+        )
+
+    terms = [{"weight": weight, "loss": {"type": kind}} for kind, weight in kinds.items()]
+    expected = sum(weight * value(kind, **shared) for kind, weight in kinds.items())
+    assert value("sum", terms=terms, **shared) == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_all_terms_share_is_refused_in_one_of_them():
+    config = registry.module("loss", "sum").Config
+    with pytest.raises(ValueError, match="expected scale beside the terms"):
+        config(terms=[{"loss": {"type": "mse", "scale": "state"}}])
+    again = config(terms=[{"loss": {"type": "huber", "delta": 2}}])
+    assert config.model_validate(again.model_dump(mode="json")) == again

@@ -4,6 +4,7 @@ A file says what it expects: `#! a && b` at the end of a line asks for a message
 of the parts; `#!! a && b` for a message anywhere. Each message belongs to one such comment.
 """
 
+import json
 import os
 import resource
 import subprocess
@@ -182,3 +183,19 @@ def test_the_file_that_the_others_include_is_right(folder, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert not end.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["rollout"], ["evaluate"], ["submit", "--dry-run", "--mode", "rollout"]])
+def test_default_forecasts_that_do_not_fit_are_told_by_check_and_refused_by_who_makes_them(folder, capsys, command):
+    """The default lead is 5 days, the test period not four; a training may ignore this."""
+    path = str(HERE / "parts/base.yml")
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", path, "--json"])
+    assert not end.value.code
+    told = json.loads(capsys.readouterr().out)["forecasts"]["refused"]
+    assert told.startswith("inference.lead: expected a lead that fits into the data after a time of the test period")
+    with pytest.raises(SystemExit) as end:
+        cli.main([*command, path])
+    assert end.value.code == 2
+    assert _message(capsys.readouterr().err.strip()) == _message(told)
+    assert not (folder / "run").exists()

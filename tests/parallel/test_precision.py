@@ -94,7 +94,9 @@ def _types(rank, path, layout, changes):
         model = trainer.context.stepper.model
         types = _Types(model)
         with meter, types:
-            trainer.train_step.forward(next(samples))
+            sample = next(samples)
+            step = trainer.train_step
+            step.forward(step.stepper.predict_sample(sample), range(sample.leads), sample.leads)
         for name, module in _blocks(model):
             result[name] = keeps_full_precision(module), types.found[name]
         result["says"] = trainer.precision
@@ -242,7 +244,7 @@ def test_predicting_the_state_loses_little_more_than_predicting_its_change(tiny)
     and of its change in the other.
     """
     errors = _errors(tiny, lambda: _copy(tiny), autocast=True)
-    assert 0 < errors["state"] < 2 * errors["increment"] < 1e-6 * STD
+    assert 0 < errors["state"] < 1.2 * errors["increment"] < 1e-6 * STD
 
 
 def _sharded_errors(rank, tiny):
@@ -255,7 +257,7 @@ def _sharded_errors(rank, tiny):
 
 def test_nor_does_it_where_the_model_is_sharded(run_ranks, tiny):
     for errors in run_ranks(2, _sharded_errors, tiny):
-        assert 0 < errors["state"] < 2 * errors["increment"] < 1e-6 * STD
+        assert 0 < errors["state"] < 1.2 * errors["increment"] < 1e-6 * STD
 
 
 @pytest.mark.parametrize("in_backward", [True, False])

@@ -57,7 +57,11 @@ def test_plan_of_some_ranks(small, tmp_path, capsys, ranks, layouts):
     assert (
         call("plan", file, "--gpus", str(ranks), "--grid", "64x128", "--json", "--plot", tmp_path / "memory.png") == 0
     )
-    document = json.loads(capsys.readouterr().out)
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    lines = [line.split(": ")[0] for line in err.splitlines() if " ranks, layout " in line]
+    assert len(lines) >= len(layouts)  # the model refuses some more
+    assert lines == [f"{ranks} ranks, layout {n} of {len(lines)}" for n in range(1, len(lines) + 1)]
     assert (tmp_path / "memory.png").exists()
     rows = {(x["dp"], x["tensor"], x["domain"], x["replicate"]): x for x in document["layouts"]}
     assert all(dp * tensor * domain == ranks and dp % copies == 0 for dp, tensor, domain, copies in rows)

@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import cftime
 import fsspec
@@ -22,35 +22,20 @@ from xarray.core import indexing
 from credit_like.data.direct import DirectArray, Spans, direct
 from credit_like.data.netcdf_files import open_lazily
 from credit_like.data.regrid import conservative, read_weights, regrid, regular
+from credit_like.data.sources._conventions import (
+    DIMS,
+    fields,
+    numeric_times,
+    plane_axes,
+    reduced,
+    roles,
+    text_times,
+)
 from credit_like.data.times import Times, to_text
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.schema.base import Section
 
-DIMS = ("time", "level", "latitude", "longitude")
-_STANDARD_NAMES = {
-    "time": ("time",),
-    "level": (
-        "air_pressure", "model_level_number", "atmosphere_sigma_coordinate", "height", "altitude", "depth",
-        "atmosphere_hybrid_sigma_pressure_coordinate", "atmosphere_hybrid_height_coordinate",
-    ),
-    "latitude": ("latitude",),
-    "longitude": ("longitude",),
-}  # fmt: skip
-_DEGREES = {
-    "latitude": ("degrees_north", "degree_north", "degrees_n"),
-    "longitude": ("degrees_east", "degree_east", "degrees_e"),
-}
-_AXES = {"T": "time", "Z": "level", "Y": "latitude", "X": "longitude"}
-_NAMES = {
-    "time": ("time", "valid_time", "timestep", "times", "date", "datetime", "step"),
-    "level": (
-        "level", "lev", "plev", "pressure_level", "isobaricInhPa", "model_level", "hybrid", "pressure", "pfull",
-        "height", "depth", "bottom_top",
-    ),
-    "latitude": ("latitude", "lat", "nav_lat", "y", "grid_yt"),
-    "longitude": ("longitude", "lon", "nav_lon", "x", "grid_xt"),
-}  # fmt: skip
 _DATE_CODES = {
     "%Y": "[0-9]" * 4,
     "%m": "[0-9]" * 2,
@@ -107,6 +92,14 @@ class FileConfig(Section):
     rename: dict[str, str] = Field(default={})
     """Name in the files → name in the experiment, for variables whose `var` is not enough."""
     dims: Dims = Dims()
+    select: dict[str, int | float | str] = Field(default={})
+    """Dimension of the files → the value to read, such as `{number: 0}`. Dimensions of size 1 need not be given; those
+    without coordinate count from 0.
+    """
+    duplicates: Literal["first"] | None = None
+    """What to read where the files have a time more than once: `first` reads its first field, in the order of the
+    files. Default: refuse such files.
+    """
     time_units: str | None = None
     """Units of the time coordinate, if the files lack them: `hours since 1990-01-01`, or `hours since reftime` with a
     variable of the files that holds the start as text.
@@ -181,31 +174,57 @@ def _near(path: str) -> str:
     return f"; {parent} has {', '.join(close)}" if close else f"; {parent} is empty"
 
 
-def open_files(
-    config: FileConfig, open_one: Callable[[str], xr.Dataset], expected: str, strict_time: bool = True
-) -> xr.Dataset:
+def open_files(config: FileConfig, open_one: Callable[[str], xr.Dataset], expected: str) -> xr.Dataset:
     """Open all files of a configuration as one lazy dataset; `open_one` opens a file with nothing decoded.
 
-    Files with the same variables are joined along time. Files with different variables are merged and must have equal
-    times. Raises ValueError if a file is not of the `expected` kind, coordinates differ or times overlap.
+    Files with the same fields are joined along time. Files with different fields are merged and must have equal times;
+    a file with a single time beside files with more has constant fields. Raises ValueError if a file is not of the
+    `expected` kind, coordinates differ or times overlap.
     """
+    known: set[str] = set()
+
+    def opened(path: str) -> xr.Dataset:
+        raw = _open(path, open_one, expected)
+        known.update(map(str, raw.variables), map(str, raw.dims))
+        return canonical(raw, config, path)
+
     groups: dict[tuple[str, ...], list[_File]] = {}
     for path in find_files(config.path, config.storage_options):
-        file = _File(path, lambda path=path: canonical(_open(path, open_one, expected), config, path))  # type: ignore[misc]
-        groups.setdefault(tuple(sorted(map(str, file.dataset().data_vars))), []).append(file)
+        file = _File(path, lambda path=path: opened(path))  # type: ignore[misc]
+        groups.setdefault(tuple(sorted(fields(file.dataset()) or map(str, file.dataset().data_vars))), []).append(file)
+    if unknown := sorted(set(config.select) - known):
+        raise UserError(
+            f"expected data.source.select to name dimensions of the files, got {unknown[0]!r}; remove it or use one of "
+            f"{', '.join(sorted(known))}"
+        )
+    parts = [
+        (files[0].path, _join(files, config.duplicates) if len(files) > 1 else files[0].dataset())
+        for files in groups.values()
+    ]
+    longest = max(part.sizes.get("time", 1) for _, part in parts)
     merged: xr.Dataset | None = None
-    for files in groups.values():
-        joined = files[0].dataset() if len(files) == 1 else _join(files)
+    for path, part in parts:
+        if longest > 1 and part.sizes.get("time") == 1:
+            part = part.isel(time=0, drop=True)
         if merged is None:
-            merged = joined
+            merged = part
             continue
-        if both := sorted(set(map(str, merged.data_vars)) & set(map(str, joined.data_vars))):
+        if both := sorted(set(fields(merged)) & set(fields(part))):
             raise UserError(
                 f"expected files of the same variables or of different ones, got {', '.join(both)} in several files "
-                f"beside others, e.g. {files[0].path}; give such a variable its own `path`, or list several sources"
+                f"beside others, e.g. {path}; give such a variable its own `path`, or list several sources"
             )
-        _same_coordinates(merged, joined, files[0].path, ("time", *DIMS[1:]))
-        merged = merged.assign(joined.data_vars)
+        _same_coordinates(merged, part, path, DIMS)
+        merged = merged.assign(
+            {
+                name: values
+                for name, values in part.variables.items()
+                if name not in merged.variables and name not in part.coords
+            }
+        )
+        merged = merged.assign_coords(
+            {name: part[name] for name in DIMS if name in part.coords and name not in merged.coords}
+        )
     assert merged is not None
     return merged
 
@@ -249,23 +268,22 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
                 )
 
 
-def _join(files: Sequence[_File]) -> xr.Dataset:
+def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     """Join the files along time, in the order of their first times."""
-    if "time" not in files[0].dataset().coords:
-        raise UserError(f"expected files with a time axis where there are several, got {files[0].path} without one")
+    for file in files:
+        if "time" not in file.dataset().coords:
+            raise UserError(f"expected files with a time axis where there are several, got {file.path} without one")
     files = sorted(files, key=lambda file: file.dataset()["time"].values[0])
-    first = files[0].dataset()
     for file in files[1:]:
-        _same_coordinates(first, file.dataset(), file.path, DIMS[1:])
+        _same_coordinates(files[0].dataset(), file.dataset(), file.path, DIMS[1:])
+    files = _consecutive(files, duplicates)
+    first = files[0].dataset()
     axes = [file.dataset()["time"].values for file in files]
-    for before, after, file in zip(axes, axes[1:], files[1:], strict=False):
-        if after[0] <= before[-1]:
-            raise UserError(
-                f"expected files that follow each other in time, got {to_text(after[0])} in {file.path} a second time"
-            )
     bounds = np.cumsum([0, *map(len, axes)])
     variables: dict[str, Any] = {}
     for name, variable in first.data_vars.items():
+        if any(name not in file.dataset() for file in files):
+            continue  # not a field: the files of a group have the same fields
         if "time" not in variable.dims:
             variables[str(name)] = variable.variable
             continue
@@ -275,6 +293,25 @@ def _join(files: Sequence[_File]) -> xr.Dataset:
         variables[str(name)] = xr.Variable(variable.dims, lazy, variable.attrs)
     coordinates = {name: coordinate for name, coordinate in first.coords.items() if "time" not in coordinate.dims}
     return xr.Dataset(variables, {**coordinates, "time": np.concatenate(axes)}, first.attrs)
+
+
+def _consecutive(files: Sequence[_File], duplicates: str | None) -> list[_File]:
+    """Return the files without the times that an earlier file has. Raises UserError if there are some to refuse."""
+    kept = [files[0]]
+    for file in files[1:]:
+        before, after = kept[-1].dataset()["time"].values[-1], file.dataset()["time"].values
+        again = int(np.sum(after <= before))
+        if not again:
+            kept.append(file)
+        elif duplicates is None:
+            raise UserError(
+                f"expected files that follow each other in time, got {to_text(after[0])} in {file.path} a second time "
+                f"(after {kept[-1].path}); set data.source.duplicates: first, or remove the file"
+            )
+        elif again < len(after):
+            rest = file.dataset().isel(time=slice(again, None))
+            kept.append(_File(file.path, lambda rest=rest: rest))  # type: ignore[misc]
+    return kept
 
 
 class _Joined(DirectArray):
@@ -336,17 +373,20 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     Dimensions are named time, level, latitude, longitude. `raw` has nothing decoded. Raises UserError if a dimension
     cannot be recognised or time cannot be decoded.
     """
-    raw = _with_axes(raw)
-    names = {here: there for here, there in config.dims.model_dump().items() if there is not None}
-    for here, there in names.items():
+    given = {here: there for here, there in config.dims.model_dump().items() if there is not None}
+    for here, there in given.items():
         if there not in raw.dims and there not in raw.variables:
             raise UserError(
                 f"expected {path} to have the {here} dimension {there!r}, got {', '.join(map(str, raw.dims))}"
             )
-    for dim in raw.dims:
-        role = _role(raw, str(dim))
-        if role and role not in names:
-            names[role] = str(dim)
+    names = {here: dim for here, dim in roles(raw, given).items() if dim not in config.select}
+    raw = reduced(raw, names, config.select, path)
+    axes = {} if config.regrid and config.regrid.weights else plane_axes(raw, names, path)
+    written = None
+    if (of_time := names.get("time")) in raw.dims and of_time not in raw.variables:
+        written = text_times(raw, str(of_time), config.calendar)
+        if written is None and (numbers := numeric_times(raw, str(of_time))):
+            raw = raw.assign_coords({str(of_time): raw[numbers].variable.load()})
     units_by = _start(raw, config)
     renamed = {there: here for here, there in names.items() if there != here and there in {*raw.dims, *raw.variables}}
     blocked = [here for here in renamed.values() if here in raw.variables or here in raw.dims]
@@ -356,38 +396,39 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
             f"expected {path} to have {wrong[0]!r} (data.source.rename), got {', '.join(map(str, raw.data_vars))}"
         )
     dataset = dataset.rename(config.rename)
+    dataset = dataset.drop_vars([name for name in axes if name in dataset.variables])
+    dataset = dataset.assign_coords({name: (name, values) for name, values in axes.items()})
     for name in ("latitude", "longitude"):
-        if name not in dataset.coords and name in dataset.dims:
+        if name not in dataset.coords and name in dataset.dims and not (config.regrid and config.regrid.weights):
             raise UserError(f"expected values of {name} in {path}, got a dimension without coordinate")
     dataset = _decode_values(dataset)
     if "time" in dataset.variables and "time" in dataset.dims:
         times = _decode_time(dataset["time"].variable, units_by, config.calendar, path)
         dataset = dataset.assign_coords(time=("time", times))
+    elif written is not None:
+        dataset = dataset.assign_coords(time=("time", written))
+    dataset = _increasing(dataset, config.duplicates, path)
     return _within(_regridded(dataset, config, path), config.region)
 
 
-def _with_axes(raw: xr.Dataset) -> xr.Dataset:
-    """Give dimensions without coordinates the ones that other variables hold, as in files of WRF.
-
-    A field of latitudes (or longitudes) over two dimensions that varies along one of them only, and a variable of times
-    along a dimension of time, become the coordinate of that dimension.
-    """
-    bare = [str(dim) for dim in raw.dims if dim not in raw.variables]
-    for variable in list(raw.variables.values()):
-        units = str(variable.attrs.get("units", ""))
-        dims = tuple(map(str, variable.dims))
-        if " since " in units and len(dims) == 1 and dims[0] in bare and dims[0].lower() in _NAMES["time"]:
-            raw = raw.assign_coords({dims[0]: (dims[0], variable.values, variable.attrs)})
-        along = next((axis for axis, known in _DEGREES.items() if units.lower() in known), None)
-        if along is None or len(dims) < 2 or not set(dims[-2:]) <= set(bare):
-            continue
-        values = variable[(0,) * (len(dims) - 2)].values
-        line, dim = (values[:, 0], dims[-2]) if along == "latitude" else (values[0], dims[-1])
-        if np.allclose(values, line[:, None] if along == "latitude" else line, atol=1e-4) and dim not in raw.variables:
-            raw = raw.assign_coords(
-                {dim: (dim, line, {"units": f"degrees_{'north' if along == 'latitude' else 'east'}"})}
+def _increasing(dataset: xr.Dataset, duplicates: str | None, path: str) -> xr.Dataset:
+    """Return the dataset with increasing times; repeated ones are dropped if the experiment says so."""
+    if "time" not in dataset.coords or "time" not in dataset.dims:
+        return dataset
+    times = dataset["time"].values
+    first = np.unique(times, return_index=True)[1]
+    if len(first) < len(times):
+        if duplicates is None:
+            again = times[np.setdiff1d(np.arange(len(times)), first)[0]]
+            raise UserError(
+                f"expected each time once in {path}, got {to_text(again)} twice; set data.source.duplicates: first"
             )
-    return raw
+        dataset = dataset.isel(time=np.sort(first))
+    times = dataset["time"].values
+    back = np.flatnonzero(times[1:] <= times[:-1])
+    if len(back):
+        raise UserError(f"expected increasing times in {path}, got {to_text(times[back[0] + 1])} out of order")
+    return dataset
 
 
 def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
@@ -416,22 +457,6 @@ def _grid_of(path: str) -> Grid:
     with xr.open_zarr(path, decode_cf=False, consolidated=False, chunks=None) if is_store else open_lazily(path) as raw:
         named = canonical(raw.drop_vars("time", errors="ignore"), FileConfig(), path)
         return Grid(*(named[name].values.astype(np.float64) for name in ("latitude", "longitude")))
-
-
-def _role(raw: xr.Dataset, dim: str) -> str | None:
-    """Return the role of a dimension from its standard name, axis, units or common names."""
-    attrs = raw[dim].attrs if dim in raw.variables else {}
-    for role, standard_names in _STANDARD_NAMES.items():
-        if attrs.get("standard_name") in standard_names:
-            return role
-    if attrs.get("axis") in _AXES:
-        return _AXES[attrs["axis"]]
-    units = str(attrs.get("units", ""))
-    if units in ("degrees_north", "degree_north", "degrees_N"):
-        return "latitude"
-    if units in ("degrees_east", "degree_east", "degrees_E"):
-        return "longitude"
-    return next((role for role in DIMS if dim in _NAMES[role] or dim.lower() in _NAMES[role]), None)
 
 
 def _start(raw: xr.Dataset, config: FileConfig) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Count = Annotated[int, Field(ge=1)]
 Pads = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+Scale = Annotated[float, Field(ge=0)]
 PerStage = tuple[Count, Count, Count, Count]
 
 
@@ -33,8 +34,28 @@ class PaddingConf(Section):
     """Numbers of columns added (west, east)."""
 
 
+class NoiseConf(Section):
+    """Noise that enters the decoder, by layers that start as the identity."""
+
+    type: Literal["decoder"] = "decoder"
+    channels: Count = 16
+    """Independent normal numbers at each point of each resolution."""
+    scales: tuple[Scale, Scale, Scale, Scale] = (1.0, 1.0, 1.0, 1.0)
+    """Standard deviation of the noise at the input of each block of the decoder, from the coarsest resolution to the finest;
+    0 = no noise there."""
+
+    @model_validator(mode="after")
+    def _some(self) -> NoiseConf:
+        if not any(self.scales):
+            raise UserError("expected a scale above 0, got 0 at every resolution; change one or remove model.noise")
+        return self
+
+
 class Config(Section):
     """The architecture; channels and grid follow from the data. The defaults suit a 32 x 64 grid."""
+
+    keys_without_weights: ClassVar[tuple[str, ...]] = ("padding_conf", "interp", "head_channels", "noise")
+    """Keys in which two models with the same function may differ: the weights do not depend on the grid."""
 
     type: Literal["wxformer"] = "wxformer"
     dim: PerStage = (8, 16, 32, 64)
@@ -62,10 +83,15 @@ class Config(Section):
     """Interpolate the output bilinearly to the grid of the data; without it, the sizes must match."""
     upsample: Literal["pixel_shuffle", "transpose"] = "pixel_shuffle"
     """Upsampling of the decoder: pixel shuffle, or transposed convolution."""
+    head_channels: Count | None = None
+    """Channels between the two convolutions of the last block (`pixel_shuffle`); by default those of the output. A run that
+    starts from one with more outputs needs as many as that had."""
     use_spectral_norm: bool = False
     """Divide the weights by their spectral norm."""
     position_index: Literal["exact", "credit"] = "exact"
     """Indexing of the position bias; `credit` reproduces the one that weights trained with NCAR's CREDIT need."""
+    noise: NoiseConf | None = None
+    """Noise that makes the members of an ensemble differ."""
     predict: Literal["increment", "state"] = "increment"
     """What the prognostic outputs are: the normalised change over one step, or the normalised next state."""
 

@@ -7,23 +7,27 @@
     ├─ stage 2: cross-embed, layers ── e2 ───────┐      │      │
     └─ stage 3: cross-embed, layers ── e3 ─ up 1 ┴ up 2 ┴ up 3 ┴ head ─ unpad, resize ─ y (B, C_out, 1, H, W)
 
-Between padding and unpadding every tensor is (B, H, W, C).
+Between padding and unpadding every tensor is (B, H, W, C). With `noise`, random numbers enter before each block of the
+decoder (up 1 to head).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from credit_like import ops
+from credit_like.models import ChannelAxis
 from credit_like.models.wxformer import Config
 from credit_like.nn import spectral_norm
 from credit_like.nn.attention import LongAttention, ShortAttention
 from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.layer import Layer
+from credit_like.nn.noise import Noise
 from credit_like.nn.padding import Pad, Unpad
 from credit_like.nn.precision import in_own_precision
 from credit_like.nn.resize import BilinearResize
@@ -90,6 +94,8 @@ class Stage(nn.Module):
 class WXFormer(nn.Module):
     """WXFormer for one grid and one set of channels; the module docstring shows its structure."""
 
+    identities = ("noise.*",)
+
     def __init__(
         self, config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int
     ) -> None:
@@ -107,24 +113,68 @@ class WXFormer(nn.Module):
         self.up1 = UpBlock(d3, d3 // 2, groups, upsample=upsample, spectral_norm=normalised)
         self.up2 = UpBlock(d3 // 2 + d2, d3 // 4, groups, upsample=upsample, spectral_norm=normalised)
         self.up3 = UpBlock(d3 // 4 + d1, d3 // 8, groups, upsample=upsample, spectral_norm=normalised)
-        self.head = UpHead(d3 // 8 + d0, out_channels, upsample=upsample, spectral_norm=normalised)
+        self.head = UpHead(
+            d3 // 8 + d0, out_channels, hidden=config.head_channels, upsample=upsample, spectral_norm=normalised
+        )
+        self.noise = nn.ModuleDict()
+        if config.noise is not None:
+            for level, features in enumerate((d3, d3 // 2 + d2, d3 // 4 + d1, d3 // 8 + d0)):
+                if scale := config.noise.scales[level]:
+                    self.noise[str(level)] = Noise(features, config.noise.channels, scale, level)
         self.unpad = Unpad(pad_lat, pad_lon) if padded else nn.Identity()
         self.resize = BilinearResize(height, width) if config.interp else nn.Identity()
 
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Map (B, in_channels, frames, H, W) to (B, out_channels, 1, H, W), both in normalised units."""
+    def forward(self, x_BCTHW: Tensor, key_B: Tensor | None = None) -> Tensor:
+        """Map (B, in_channels, frames, H, W) to (B, out_channels, 1, H, W), both in normalised units.
+
+        `key_B` (B,) int64 selects the noise of each sample (`nn.noise`); without it there is none.
+        """
         x_BHWC = ops.channels_last(self.pad(x_BCTHW.flatten(1, 2)))
         skips = []
         for stage in self.stages:
             x_BHWC = stage(x_BHWC)
             skips.append(x_BHWC)
         e0, e1, e2, e3 = skips
-        y = self.up1(e3)
-        y = self.up2(torch.cat([y, e2], dim=-1))
-        y = self.up3(torch.cat([y, e1], dim=-1))
-        y_BHWC = in_own_precision(self.head, torch.cat([y, e0], dim=-1))
+        y = self.up1(self._with_noise(0, e3, key_B))
+        y = self.up2(self._with_noise(1, torch.cat([y, e2], dim=-1), key_B))
+        y = self.up3(self._with_noise(2, torch.cat([y, e1], dim=-1), key_B))
+        y_BHWC = in_own_precision(self.head, self._with_noise(3, torch.cat([y, e0], dim=-1), key_B))
         y_BCHW = self.resize(self.unpad(ops.channels_first(y_BHWC)))
         return y_BCHW.unsqueeze(2)
+
+    def channel_axes(self) -> dict[str, tuple[ChannelAxis, ...]]:
+        """Return the tensors of the first and last layers that have entries for channels, by name.
+
+        New outputs start at zero in the last convolution; the channels before it have their initial values, so that it
+        gets gradients.
+        """
+        inputs, outputs = ChannelAxis(1, "inputs"), ChannelAxis(0, "outputs")
+        hidden = ChannelAxis(1, "hidden", key="model.head_channels")
+        axes: dict[str, tuple[ChannelAxis, ...]] = {}
+        for i, kernel in enumerate(sorted(self.config.cross_embed_kernel_sizes[0])):
+            axes[f"stages.0.embed.convs.{i}.weight"] = (inputs,)
+            axes[f"stages.0.embed.convs.{i}.spectral.v"] = (replace(inputs, dim=0, repeat=kernel**2),)
+        if self.config.upsample == "transpose":
+            axes["head.up.weight"] = (replace(outputs, dim=1),)
+            return axes | {"head.up.bias": (outputs,), "head.up.spectral.u": (outputs,)}
+        phases = replace(hidden, dim=0, repeat=4, added="initial")
+        taps = self.head.last.weight.shape[2:].numel()
+        return axes | {
+            "head.up.weight": (phases,),
+            "head.up.bias": (phases,),
+            "head.up.spectral.u": (replace(phases, added="zero"),),
+            "head.last.weight": (outputs, hidden),
+            "head.last.bias": (outputs,),
+            "head.last.spectral.u": (outputs,),
+            "head.last.spectral.v": (replace(hidden, dim=0, repeat=taps),),
+        }
+
+    def _with_noise(self, level: int, x_BHWC: Tensor, key_B: Tensor | None) -> Tensor:
+        """Return the input of a block of the decoder, with noise if there is any at its resolution."""
+        if str(level) not in self.noise:
+            return x_BHWC
+        noisy: Tensor = self.noise[str(level)](x_BHWC, key_B=key_B)
+        return noisy
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode as nn.Module.train does; entering evaluation recomputes sigma from the current weights."""

@@ -21,7 +21,8 @@ from credit_like.parallel.domain.rules import Rows
 class DomainLayer(nn.Module):
     """Mixin of every domain layer.
 
-    `row_dim` is the dimension of rows in the layer's input and output, which are one tensor each.
+    `row_dim` is the dimension of rows in the layer's input and output, which are one tensor each. What else a layer gets,
+    by keyword, has no rows.
     """
 
     row_dim: ClassVar[int] = 1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from credit_like.bands import Band
 from credit_like.nn import resize
@@ -34,8 +34,7 @@ def interpolate_rows(x_BCHW: Tensor, band: Band, source: Band, height_in: int, h
 
     Coordinates are those of the whole image.
     """
-    wide = torch.promote_types(x_BCHW.dtype, torch.float32)
-    rows = torch.arange(*band, dtype=wide, device=x_BCHW.device)
+    rows = torch.arange(*band, dtype=torch.float64, device=x_BCHW.device)
     position = ((rows + 0.5) * (height_in / height_out) - 0.5).clamp(min=0)
     below = position.floor()
     fraction = (position - below)[:, None].to(x_BCHW.dtype)
@@ -62,8 +61,7 @@ class DomainBilinearResize(DomainLayer, resize.BilinearResize):
             return x_BCHW
         x_BCHW = self.manager.fetch(x_BCHW, self.plan, 2)
         if x_BCHW.shape[-1] != self.width:
-            size = (x_BCHW.shape[-2], self.width)
-            x_BCHW = nn.functional.interpolate(x_BCHW, size=size, mode="bilinear", align_corners=False)
+            x_BCHW = resize.bilinear(x_BCHW, (x_BCHW.shape[-2], self.width))
         if self.height_in == self.height:
             return x_BCHW[..., self.band[0] - self.source[0] : self.band[1] - self.source[0], :]
         return interpolate_rows(x_BCHW, self.band, self.source, self.height_in, self.height)

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from credit_like.bands import Band
+from credit_like.nn.resize import bilinear
 from credit_like.parallel.domain.manager import DomainManager
 from credit_like.parallel.domain.resize import interpolate_rows, source_band
 
@@ -67,7 +68,7 @@ def unpad_shard_interp(
     x = x[..., west : x.shape[-1] - east]
     if not same:
         if x.shape[-1] != image_w:
-            x = nn.functional.interpolate(x, size=(x.shape[-2], image_w), mode="bilinear", align_corners=False)
+            x = bilinear(x, (x.shape[-2], image_w))
         x = interpolate_rows(x, targets[manager.rank], sources[manager.rank], height, image_h)
     return x.unflatten(1, y_pred.shape[1:3]) if y_pred.ndim == 5 else x
 
@@ -78,7 +79,7 @@ def _unpad_interp(y_pred: Tensor, padding_opt: Any, image_h: int, image_w: int) 
     x = y_pred.flatten(1, 2) if y_pred.ndim == 5 else y_pred
     x = x[..., north : x.shape[-2] - south, west : x.shape[-1] - east]
     if x.shape[-2:] != (image_h, image_w):
-        x = nn.functional.interpolate(x, size=(image_h, image_w), mode="bilinear", align_corners=False)
+        x = bilinear(x, (image_h, image_w))
     return x.unflatten(1, y_pred.shape[1:3]) if y_pred.ndim == 5 else x
 
 

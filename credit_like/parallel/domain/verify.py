@@ -227,7 +227,7 @@ class _Trace(TorchDispatchMode):
             self._record(_Step(module, "domain layer", (), ((rows, _shape(out, rows)),)))
         self.stack.pop()
 
-    def _stand_in(self, x: Tensor) -> Tensor:
+    def _stand_in(self, x: Tensor, **shared: Any) -> Tensor:
         """Return a band of the current domain layer's output on the whole image, with the same memory order."""
         assert self.whole is not None
         if len(self.outputs) >= len(self.whole.outputs):

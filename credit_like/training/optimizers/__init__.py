@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+from pydantic import Field
+
+from credit_like.schema.base import Section
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -11,8 +15,29 @@ if TYPE_CHECKING:
     from credit_like.training.step import Optimizer
 
 
+class Group(Section):
+    """Parameters with a learning rate or weight decay of their own."""
+
+    match: str = Field(min_length=1)
+    """Pattern of names of parameters, such as `head.*`; a parameter belongs to the first group that matches it."""
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Takes the place of the optimiser's in the schedule; default: that one."""
+    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    """Default: that of the optimiser."""
+
+
+class OptimizerConfig(Section):
+    """Keys that all of our optimisers have."""
+
+    groups: tuple[Group, ...] = ()
+    """Groups of parameters with keys of their own; all others have those of the optimiser."""
+
+
 class OptimizerPlugin(Protocol):
-    """The module of an optimiser; `Config` is a `Section` with its `type` and `learning_rate`."""
+    """The module of an optimiser; `Config` is a `Section` with its `type` and `learning_rate`.
+
+    A `Config` that inherits from `OptimizerConfig` may have groups of parameters; each of them is built by itself.
+    """
 
     Config: type[Any]
 

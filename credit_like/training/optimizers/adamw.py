@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from credit_like.schema.base import Section
+from credit_like.training.optimizers import OptimizerConfig
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class Config(Section):
+class Config(OptimizerConfig):
     type: Literal["adamw"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from credit_like.schema.base import Section
+from credit_like.training.optimizers import OptimizerConfig
 from credit_like.training.optimizers.adamw import Beta
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from credit_like.training.optimizers._muon import Muon
 
 
-class Config(Section):
+class Config(OptimizerConfig):
     """`learning_rate` is that of an AdamW run: updates of matrices are scaled to AdamW's typical size."""
 
     type: Literal["muon"] = "muon"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 
@@ -12,3 +13,11 @@ class SchedulerPlugin(Protocol):
 
     def learning_rate(self, config: Any, base: float, step: int, total_steps: int) -> float:
         """Return the rate of optimiser step `step` = 0, 1, …; `base` is the optimiser's `learning_rate`."""
+
+    def learning_rate_after(
+        self, config: Any, base: float, step: int, total_steps: int, losses: Sequence[float | None]
+    ) -> float:
+        """Optional: return the rate of a step after validations with these losses, instead of `learning_rate`.
+
+        The losses are those of the phase, the oldest first; None is one that is not finite.
+        """

@@ -1,0 +1,583 @@
+"""Check and measure training on one GPU, in at most ten minutes; write benchmarks/results/gpu.md.
+
+    python benchmarks/gpu.py [--credit PYTHON [--stub FOLDER]] [--minutes 10] [--output FILE.md]
+    python benchmarks/gpu.py --small --output FILE.md
+
+The table has one row for each of these, in the order in which they are measured:
+
+- arithmetic: output and gradients of a model in float32, TensorFloat-32, bfloat16 and compiled, against float64 on the CPU;
+- NCCL in a world of one process: each kind of collective that training uses, and the host's own over gloo;
+- training steps of the 1° and 0.25° models, eager and compiled: time, MFU, share of the memory bandwidth, and peak memory
+  against that of `credit-like plan`; a step after the first ones is taken with CUDA set to refuse waits of the host;
+- the same step with samples from the loader and with a sample that stays on the device;
+- forward and backward of our 1° model compared with NCAR CREDIT's own in the environment of `--credit`, else with the
+  definition as transcribed in the tests.
+
+MFU is the operations of the step, as `plan` counts them, over its time and the vendor's peak in bfloat16. The share of the
+bandwidth takes the bytes that the operations would move one by one; fused ones move less. Where the vendor's figures are
+not known, the measured speeds of a matrix product and a copy take their place.
+
+Every group of measurements has a process of its own, and one that fails or takes too long is a row that says so; the exit
+status is then 1. `--small` runs the same code on the CPU at reduced sizes; its times have no meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime as dt
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).parents[1]
+Row = dict[str, Any]
+
+STEPS = ["1°,1,eager", "1°,1,compiled", "0.25°,1,compiled", "1°,8,compiled", "0.25°,1,eager"]
+TARGETS = {"1°": 100.0, "0.25°": 16.0}  # samples/s on an H100
+SMALL_GRID, SMALL_MODEL = (32, 64), {"dim": (8, 16, 32, 64), "depth": (1, 1, 1, 1), "dim_head": 8}
+LEVELS = 2
+ROUNDS = 5
+LIMITS = {"float32": 1e-5, "float32, compiled": 1e-5, "TensorFloat-32": 1e-2, "bfloat16": 1e-1}
+
+
+# ---- experiments -----------------------------------------------------------------------------------------------------
+
+
+def experiment(model: str, small: bool, **trainer: Any) -> Any:
+    """Return the 1° experiment with this model on one device, in bfloat16; reduced if `small`."""
+    import plan
+
+    from credit_like.schema.experiment import Experiment
+
+    section = {
+        "parallelism": {"data": "none"},
+        "device": "cpu" if small else "cuda",
+        "loader": {"num_workers": 0 if small else 8},
+    }
+    found = plan.experiment(model, **(section | trainer))
+    if not small:
+        return found
+    document = found.to_dict()
+    document["model"] = {"type": "wxformer", "use_spectral_norm": True, **SMALL_MODEL}
+    document["data"]["levels"] = document["data"]["levels"][:LEVELS]
+    return Experiment.model_validate(document)
+
+
+def grid(model: str, small: bool) -> Any:
+    """Return the grid of a model."""
+    import plan
+
+    from credit_like.plan.run import grid_of
+
+    return grid_of("x".join(map(str, SMALL_GRID)) if small else plan.MODELS[model][1])
+
+
+def trainer_of(found: Any, where: Any) -> Any:
+    """Return a trainer without data, as the planner makes it, on a real device."""
+    from credit_like import build
+    from credit_like.plan.simulate import _NoData, _trainer
+    from credit_like.variables import Variables
+
+    runtime = build.start(found)
+    variables = Variables(found.data)
+    store: Any = _NoData(where, variables)
+    model = build.parallel_model(found, variables, store, runtime)
+    return _trainer(model, found, runtime, variables, store, where)
+
+
+def sample_on(trainer: Any, where: Any) -> Any:
+    """Return a sample of random fields on the trainer's device."""
+    from credit_like.plan.simulate import sample_of
+
+    sample = sample_of(trainer.context.experiment, trainer.context.variables, where, slice(None))
+    generator = torch.Generator().manual_seed(0)
+    drawn = {
+        field.name: torch.randn(getattr(sample, field.name).shape, generator=generator)
+        for field in dataclasses.fields(sample)
+        if field.name != "index"
+    }
+    return dataclasses.replace(sample, **drawn).to(trainer.runtime.device, non_blocking=False)
+
+
+@contextmanager
+def structure_only(small: bool) -> Iterator[None]:
+    """Compile without generating code where the sizes are reduced: on a CPU that takes minutes."""
+    if not small:
+        yield
+        return
+    compile_unit = nn.Module.compile
+
+    def quick(module: nn.Module, **options: Any) -> None:
+        compile_unit(module, backend="eager", **options)
+
+    nn.Module.compile = quick  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.compile = compile_unit  # type: ignore[method-assign]
+
+
+def wait(device: torch.device) -> None:
+    """Wait until the device has completed all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_per_step(step: Callable[[], None], device: torch.device, small: bool) -> float:
+    """Return the median time of a step over rounds of several; within a round the host does not wait."""
+    wait(device)
+    began = time.perf_counter()
+    step()
+    wait(device)
+    number = 1 if small else max(1, min(50, round(1.5 / (time.perf_counter() - began))))
+    times = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        for _ in range(number):
+            step()
+        wait(device)
+        times.append((time.perf_counter() - began) / number)
+    return statistics.median(times)
+
+
+# ---- groups of measurements; each runs in a process of its own ---------------------------------------------------------
+
+
+def machine(small: bool) -> list[Row]:
+    """Return the device's name and speeds: the vendor's where they are known, else measured ones."""
+    from credit_like.plan.calibrate import _copies, _name, _products
+    from credit_like.plan.machine import PRESETS
+
+    device = torch.device("cpu" if small else "cuda")
+    name = _name(device)
+    product, copied = _products(device, torch.bfloat16), _copies(device)
+    memory = 0.0 if small else torch.cuda.get_device_properties(device).total_memory / 1e9
+    squeezed = name.lower().replace(" ", "").replace("-", "")
+    known = [m for m in PRESETS.values() if m.name.partition("-")[0] in squeezed and not small]
+    best = min(known, key=lambda m: abs(m.memory - memory), default=None)
+    note = f"a matrix product in bfloat16 {product:.4g} TFLOP/s, a copy {copied:.4g} GB/s"
+    return [
+        {
+            "what": "machine",
+            "setting": name,
+            "note": note + (f"; vendor {best.peak:g} TFLOP/s, {best.bandwidth:g} GB/s" if best else ""),
+            "peak": best.peak if best else product,
+            "bandwidth": best.bandwidth if best else copied,
+            "preset": best.name if best else "h100",
+        }
+    ]
+
+
+def arithmetic(small: bool) -> list[Row]:
+    """Compare output and gradients of the zoo's smallest model with those in float64 on the CPU with plain operations."""
+    import yaml
+
+    from credit_like import ops
+    from credit_like.models import wxformer
+    from credit_like.nn import spectral_norm
+    from credit_like.nn.init import initialise
+
+    height, width = SMALL_GRID if small else (64, 128)
+    section = yaml.safe_load((ROOT / "models" / "wxformer-tiny" / "model.yml").read_text())["model"]
+    section = {key: value for key, value in section.items() if key != "predict"} | {"use_spectral_norm": True}
+    section |= SMALL_MODEL if small else {}
+    config = wxformer.Config.model_validate(section)
+    x = torch.randn(2, 6, 1, height, width, generator=torch.Generator().manual_seed(0))
+
+    def run(
+        device: str, dtype: torch.dtype, matmul: str = "highest", bf16: bool = False, compiled: bool = False
+    ) -> Any:
+        torch.set_float32_matmul_precision(matmul)
+        model = initialise(
+            wxformer.build(config, in_channels=6, out_channels=5, frames=1, height=height, width=width), 0
+        )
+        model.to(device, dtype)
+        spectral_norm.refresh(model)
+        if compiled:
+            from credit_like.parallel.fsdp2 import _units
+
+            for unit in _units(model):
+                unit.compile(dynamic=False)
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            y = model(x.to(device, dtype))
+        y.square().mean().backward()
+        gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        return [t.detach().double().cpu() for t in (y, gradients)]
+
+    with ops.cpu.policy.disabled():
+        expected = run("cpu", torch.float64)
+    device = "cpu" if small else "cuda"
+    ways: dict[str, dict[str, Any]] = {
+        "float32": {},
+        "TensorFloat-32": {"matmul": "high"},
+        "bfloat16": {"bf16": True, "matmul": "high"},
+        "float32, compiled": {"compiled": True},
+    }
+    rows = []
+    for name, options in ways.items():
+        with structure_only(small):
+            got = run(device, torch.float32, **options)
+        errors = [float((a - b).norm() / b.norm()) for a, b in zip(got, expected, strict=True)]
+        good = max(errors) < LIMITS[name]
+        note = f"output {errors[0]:.0e}, gradients {errors[1]:.0e} from float64; limit {LIMITS[name]:.0e}"
+        rows.append({"what": "arithmetic", "setting": name, "note": note, "failed": not good})
+    return rows
+
+
+def world_of_one(small: bool) -> list[Row]:
+    """Join a process group of one rank as training does, and run every kind of collective over it."""
+    import socket
+
+    import torch.distributed as dist
+
+    from credit_like.parallel import collectives
+    from credit_like.parallel.environment import Environment
+    from credit_like.parallel.rendezvous import join
+
+    device = torch.device("cpu") if small else torch.device("cuda", 0)
+    if not small:
+        torch.cuda.set_device(device)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    began = time.perf_counter()
+    join(Environment(0, 1, address="127.0.0.1", port=port), device, dt.timedelta(minutes=1))
+    group = dist.group.WORLD
+    assert group is not None
+    x = torch.arange(4.0, device=device, requires_grad=True)
+    shard = torch.empty(4, device=device)
+    dist.reduce_scatter_tensor(shard, x.detach())
+    dist.barrier()
+    host = torch.tensor([3])
+    dist.all_reduce(host, dist.ReduceOp.MAX)
+    results: dict[str, Tensor] = {
+        "all-reduce": collectives.all_reduce_sum(x, group),
+        "all-gather": collectives.gather_over(x, group)[0],
+        "all-to-all": collectives.all_to_all(x, [4], [4], group),
+        "reduce-scatter": shard,
+        "host": x + (host.to(device) - 3),
+    }
+    results["all-reduce"].sum().backward()
+    assert x.grad is not None
+    results["backward"] = x + (x.grad - 1)
+    wrong = [name for name, y in results.items() if not torch.equal(y.detach(), x.detach())]
+    dist.destroy_process_group()
+    note = (
+        f"wrong: {', '.join(wrong)}" if wrong else f"{', '.join(results)}; {time.perf_counter() - began:.1f} s in all"
+    )
+    setting = f"{'gloo' if small else 'NCCL'}, world of 1"
+    return [{"what": "collectives", "setting": setting, "note": note, "failed": bool(wrong)}]
+
+
+def planned(small: bool, case: str, preset: str) -> list[Row]:
+    """Return the operations, bytes and peak memory of a step by `credit-like plan`."""
+    from credit_like.plan.layouts import Candidate
+    from credit_like.plan.machine import machine_of
+    from credit_like.plan.run import plan_one
+
+    model, batch, _ = case.split(",")
+    found = experiment(model, small, global_batch_size=int(batch), micro_batch_size=int(batch), device="cpu")
+    row = plan_one(found, Candidate(1, data="none"), machine_of(preset, {}), grid(model, small), 1)
+    rank = row.fullest
+    return [{"flops": rank.flops, "traffic": rank.traffic, "memory": rank.peak}]
+
+
+def step(small: bool, case: str) -> list[Row]:
+    """Measure training steps on a sample that stays on the device."""
+    from credit_like.plan.meter import Meter
+    from credit_like.plan.simulate import measured_step
+
+    model, batch, how = case.split(",")
+    found = experiment(
+        model, small, global_batch_size=int(batch), micro_batch_size=int(batch), compile=how == "compiled"
+    )
+    where = grid(model, small)
+    with structure_only(small):
+        trainer = trainer_of(found, where)
+    sample, device = sample_on(trainer, where), trainer.runtime.device
+    reports = []
+
+    def take() -> None:
+        reports.append(trainer.train_step([sample], 1, 1e-4, len(reports) + 1))
+
+    began = time.perf_counter()
+    take()
+    take()
+    wait(device)
+    first = time.perf_counter() - began
+    waits = ""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            take()
+        except RuntimeError as error:
+            waits = f"the host waits for the device: {str(error).splitlines()[0]}"
+        torch.cuda.set_sync_debug_mode("default")
+    taken = seconds_per_step(take, device, small)
+    if device.type == "cuda":
+        memory = torch.cuda.max_memory_allocated()
+    else:
+        meter = Meter()
+        with torch.compiler.set_stance("force_eager"):
+            memory = sum(measured_step(trainer, iter([sample]), 1, meter).values()) + meter.peak
+        memory += sum(getattr(sample, f.name).nbytes for f in dataclasses.fields(sample))
+    numbers = [report.ready() for report in reports]
+    skipped = sum(values[2] for values in numbers)
+    notes = [f"first two steps {first:.0f} s", trainer.precision]
+    if skipped:
+        notes.append(f"{skipped:g} of {len(numbers)} steps were not finite")
+    if waits:
+        notes.append(waits)
+    row = {"what": "training step", "setting": f"{model}, batch {batch}, {how}", "seconds": taken, "batch": int(batch)}
+    return [row | {"memory": memory, "note": "; ".join(notes), "failed": bool(skipped or waits), "model": model}]
+
+
+def loader(small: bool) -> list[Row]:
+    """Compare steps on samples from the loader with steps on one of them that stays on the device."""
+    import loader as stores
+
+    from credit_like import build
+    from credit_like.schema.experiment import Experiment
+
+    height, width = SMALL_GRID if small else (181, 360)
+    times, levels = (8, 2) if small else (24, 19)
+    stores.LEVELS = list(range(1, levels + 1))
+    with tempfile.TemporaryDirectory() as folder:
+        written = stores.weather(times, height, width)
+        chunks = {name: {"chunks": (1, *v.shape[1:])} for name, v in written.items()}
+        written.to_zarr(Path(folder, "weather.zarr"), encoding=chunks, consolidated=False, mode="w")
+        days = [f"2000-01-{day:02}T{hour:02}" for day, hour in ((1, 0), (1 + (times - 2) // 4, 0))]
+        found = experiment("1°", small, compile=not small).to_dict()
+        found["save_loc"] = str(Path(folder, "run"))
+        found["data"] = {
+            "source": {"type": "zarr", "path": str(Path(folder, "weather.zarr"))},
+            "timestep": "6h",
+            "levels": stores.LEVELS,
+            "prognostic": {"level": list("utvq"), "surface": ["sp", "t2m", "u10", "v10"]},
+            "dynamic_forcing": {"surface": [{"name": "toa", "compute": "solar"}]},
+            "train": days,
+            "valid": days,
+            "test": days,
+        }
+        found["trainer"] |= {"global_batch_size": 1, "micro_batch_size": 1, "epochs": 10000}
+        made = Experiment.model_validate(found)
+        runtime = build.start(made)
+        with structure_only(small):
+            trainer = build.build_trainer(build.build_context(made, runtime))
+        device = runtime.device
+        kept = next(iter(trainer.train_loader.batches(0))).to(device, non_blocking=False)
+        coming: Iterator[Any] = iter(())
+        epoch = number = 0
+
+        def take(sample: Any) -> None:
+            nonlocal number
+            number += 1
+            trainer.train_step([sample], 1, 1e-4, number)
+
+        def from_loader() -> None:
+            nonlocal coming, epoch
+            sample = next(coming, None)
+            while sample is None:
+                epoch += 1
+                coming = trainer.train_loader.batches(epoch)
+                sample = next(coming, None)
+            take(sample)
+
+        for _ in range(2):
+            take(kept)
+        from_loader()
+        pairs = [
+            (seconds_per_step(from_loader, device, small), seconds_per_step(lambda: take(kept), device, small))
+            for _ in range(2)
+        ]
+        trainer.train_loader.close()
+    with_loader, without = (statistics.median(side) for side in zip(*pairs, strict=True))
+    workers = made.trainer.loader.num_workers
+    setting = f"1°, batch 1, {f'{workers} workers' if workers else 'a thread'}, files in the page cache"
+    note = f"without the loader {without:.4g} s/step: {with_loader / without:.2f} ×"
+    return [{"what": "loader", "setting": setting, "seconds": with_loader, "batch": 1, "note": note}]
+
+
+def beside(small: bool, credit: str | None, stub: str | None) -> list[Row]:
+    """Compare our 1° model with NCAR CREDIT's own, or with the transcribed definition, in alternating steps."""
+    import wxformer
+
+    options = SimpleNamespace(
+        credit=credit, stub=stub, against="definition", threads=1 if small else os.cpu_count() or 1, pairs=1 if small else 10,
+        device="cpu" if small else "cuda", bf16=bool(credit), compile=bool(credit) and not small,
+    )  # fmt: skip
+    mode = "infer" if small else "train"
+    with tempfile.TemporaryDirectory() as folder:
+        name = "wxformer-tiny" if small else "wxformer-1deg"
+        config = next(path for path in wxformer.zoo(Path(folder)) if path.stem == name)
+        if not small:
+            full = json.loads(config.read_text()) | {"image_height": 181, "image_width": 360}
+            config.write_text(json.dumps(full))
+        found = wxformer.compare(config, mode, [], options)
+    other = wxformer.NAMES["credit" if credit else "definition"]
+    how = "bfloat16, compiled; theirs float32 as published" if credit else "both float32"
+    limit = LIMITS["bfloat16" if credit else "TensorFloat-32"]
+    note = (
+        f"{other} {found['other']:.4g} s: ratio {found['ratio']:.2f}, of memory {found['memory_ratio']:.2f}; outputs differ by "
+        f"{found['difference']:.0e}, limit {limit:.0e}"
+    )
+    row = {"what": f"beside {other}", "setting": f"{name}, {mode}, {how}", "seconds": found["ours"], "batch": 1}
+    return [row | {"note": note, "failed": not found["difference"] < limit}]
+
+
+GROUPS: dict[str, Callable[..., list[Row]]] = {
+    "machine": machine,
+    "arithmetic": arithmetic,
+    "collectives": world_of_one,
+    "planned": planned,
+    "step": step,
+    "loader": loader,
+    "beside": beside,
+}
+
+
+# ---- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def in_process(group: str, deadline: float, small: bool, *arguments: str | None) -> list[Row]:
+    """Run a group in a process of its own until `deadline`; return its rows, or one that says why there are none."""
+    title = {"what": group, "setting": ", ".join(a for a in arguments if a)}
+    left = deadline - time.monotonic()
+    if left < 1:
+        return [title | {"note": "not measured: no time was left", "failed": True}]
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "rows.json")
+        call = json.dumps([group, small, *arguments])
+        process = subprocess.Popen(
+            [sys.executable, __file__, "--one", call, "--output", str(answer)],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            said, _ = process.communicate(timeout=left)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it started
+            process.communicate()
+            return [title | {"note": "not finished: no time was left", "failed": True}]
+        if process.returncode or not answer.exists():
+            last = (said.strip().splitlines() or [""])[-1]
+            print(said, file=sys.stderr)
+            return [title | {"note": f"ended with status {process.returncode}: {last[:300]}", "failed": True}]
+        rows: list[Row] = json.loads(answer.read_text())
+        return rows
+
+
+def line(row: Row, about: Row, plan: Row) -> str:
+    """Return a row of the table."""
+    seconds, memory, batch = row.get("seconds"), row.get("memory"), row.get("batch")
+    rate = batch / seconds if seconds and batch else None
+    model, note = row.get("model"), row["note"]
+    if model and rate and not about["small"]:
+        note += f"; {rate / TARGETS[model]:.2f} of the {TARGETS[model]:g} samples/s to be reached on an H100"
+    mfu = plan["flops"] / (seconds * about["peak"] * 1e12) if plan and seconds else None
+    share = plan["traffic"] / (seconds * about["bandwidth"] * 1e9) if plan and seconds else None
+    expected = plan["memory"] if plan else None
+    cells = [
+        row["what"],
+        row["setting"],
+        f"{seconds:.4g}" if seconds else "",
+        f"{rate:.3g}" if rate else "",
+        f"{mfu:.1%}" if mfu else "",
+        f"{share:.0%}" if share else "",
+        f"{memory / 1e9:.3g}" if memory else "",
+        f"{expected / 1e9:.3g} ({memory / expected:.2f} ×)" if memory and expected else "",
+        ("**failed** " if row.get("failed") else "") + note,
+    ]
+    return "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+
+
+def measure(options: argparse.Namespace) -> tuple[list[str], bool]:
+    """Return the lines of the table, and whether every row is as it should be."""
+    small, deadline = options.small, time.monotonic() + 60 * options.minutes
+    (about,) = in_process("machine", deadline, small)
+    if "peak" not in about:
+        raise SystemExit(f"the device could not be measured: {about['note']}")
+    about["small"] = small
+    lines = [
+        "# Training on one GPU" if not small else "# A rehearsal of the GPU benchmark on a CPU, at reduced sizes",
+        "",
+        f"{dt.date.today()}, {about['setting']}, torch {torch.__version__}, CUDA {torch.version.cuda}. Each row is described by "
+        "`python benchmarks/gpu.py --help`.",
+        "",
+        "| what | setting | s/step | samples/s | MFU | of bandwidth | peak GB | planned GB (ratio) | notes |",
+        "|" + "---|" * 9,
+    ]  # fmt: skip
+    print("\n".join(lines), flush=True)
+    good = True
+
+    def add(rows: list[Row], plan: Row | None = None) -> None:
+        nonlocal good
+        for row in rows:
+            good &= not row.get("failed")
+            lines.append(line(row, about, plan or {}))
+            print(lines[-1], flush=True)
+
+    add([about])
+    add(in_process("arithmetic", deadline, small))
+    add(in_process("collectives", deadline, small))
+    cases = ["1°,1,eager", "1°,1,compiled"] if small else STEPS
+    plans: dict[str, Row] = {}
+    for case in cases[:3]:
+        add(in_process("step", deadline, small, case), plan_of(case, plans, deadline, about))
+    add(in_process("loader", deadline, small))
+    add(in_process("beside", deadline, small, options.credit, options.stub))
+    for case in cases[3:]:
+        add(in_process("step", deadline, small, case), plan_of(case, plans, deadline, about))
+    return lines, good
+
+
+def plan_of(case: str, plans: dict[str, Row], deadline: float, about: Row) -> Row:
+    """Return what `plan` says of a step; it is the same for eager and compiled ones. {} if it fails."""
+    key = case.rpartition(",")[0]
+    if key not in plans:
+        (found,) = in_process("planned", deadline, about["small"], case, about["preset"])
+        if "flops" not in found:
+            print(f"no plan of {case}: {found['note']}", file=sys.stderr)
+            found = {}
+        plans[key] = found
+    return plans[key]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true", help="the same on the CPU, at reduced sizes")
+    parser.add_argument("--credit", help="python of an environment with miles-credit")
+    parser.add_argument("--stub", help="folder put before that environment's import path")
+    parser.add_argument("--minutes", type=float, default=10.0, help="time after which nothing more is measured")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "gpu.md")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        group, small, *arguments = json.loads(options.one)
+        options.output.write_text(json.dumps(GROUPS[group](small, *arguments)))
+        return
+    if not options.small and not torch.cuda.is_available():
+        raise SystemExit("expected a CUDA device, got none; rehearse on the CPU with --small")
+    lines, good = measure(options)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text("\n".join(lines) + "\n")
+    raise SystemExit(0 if good else 1)
+
+
+if __name__ == "__main__":
+    main()

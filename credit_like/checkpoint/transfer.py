@@ -1,0 +1,462 @@
+"""Weights of another run as the start of this one.
+
+Parameters go by name, channels of the first and last layers by the names of variables and levels. What both models have
+in common then gives the same forecast: the input of a variable that the source lacks has weight zero, and the output of
+such a variable is zero in normalised units, which is its mean, or no change with `predict: increment`. An input that
+this model lacks counts as if it were always at its mean.
+
+The channels that both have keep the source's normalisation (`adopt`), so that weights need not be changed for other
+statistics. Folding those into the weights would not be exact: a layer that pads with zeros sees another value beyond the
+edge of the grid, and a layer with spectral norm has no free scale.
+
+With spectral norm, W/σ stays the source's: u and v get zeros at new channels. Where channels are dropped, the σ of the
+remaining matrix may be smaller; v is scaled so that σ starts at its old value, and the list of changes names the factor
+by which the first optimiser step then enlarges the layer's weights.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.export import find
+from credit_like.checkpoint.format import MANIFEST, Piece, Reader
+from credit_like.checkpoint.manager import Checkpoint
+from credit_like.checkpoint.shards import named_pieces
+from credit_like.data.statistics import Statistics
+from credit_like.errors import UserError
+from credit_like.models import ChannelAxis, ModelConfig
+from credit_like.nn import init, spectral_norm
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.schema.origin import StartFrom
+from credit_like.variables import ROLES, Variables
+
+Normalisation = Mapping[str, Mapping[str, Sequence[Any]]]
+"""Per role: `channels`, `mean`, `std` and `change_std`, as exports have them."""
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Names of the channels of one input frame and of the output, in order; None where they are not known."""
+
+    inputs: tuple[str, ...] | None
+    outputs: tuple[str, ...] | None
+    frames: int = 1
+
+    @classmethod
+    def of(cls, variables: Variables, frames: int, predict: str) -> Channels:
+        """Return the channels of an experiment."""
+        return cls.of_roles({role: Variables.channel_names(variables.role(role)) for role in ROLES}, frames, predict)
+
+    @classmethod
+    def of_roles(cls, names: Mapping[str, Sequence[str]], frames: int, predict: str) -> Channels:
+        """Return the channels for the names of each role."""
+        inputs = (*names["prognostic"], *names["static"], *names["dynamic_forcing"])
+        # A prognostic output may be a change, a diagnostic one never is: a variable that changes its role has no weights.
+        kind = "change of " if predict == "increment" else ""
+        outputs = (*(f"{kind}{name}" for name in names["prognostic"]), *names["diagnostic"])
+        return cls(inputs, outputs, frames)
+
+
+@dataclass
+class Source:
+    """Weights elsewhere: a checkpoint of a run, or one safetensors file."""
+
+    path: Path
+    config: dict[str, Any]
+    """The `model` section."""
+    channels: Channels
+    normalisation: Normalisation | None
+    step: int | None
+    experiment: str | None
+    weights: str
+    shapes: dict[str, tuple[int, ...]]
+    """Shapes of the model's tensors by name."""
+    checkpoint: Checkpoint | None = None
+    names: dict[str, str] = field(default_factory=dict)
+    """Name of each tensor in the checkpoint."""
+
+    @classmethod
+    def open(cls, section: StartFrom) -> Source:
+        """Open the source without reading its tensors.
+
+        Raises UserError if there is none, or what is there has no weights of a model.
+        """
+        path = Path(section.path)
+        if not path.exists():
+            raise UserError(
+                f"start_from.path: expected a run, a checkpoint or an export, got nothing at {path}; change the path"
+            )
+        try:
+            return cls._of_file(path) if path.is_file() else cls._of_run(path, section.weights)
+        except (DamagedCheckpoint, SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+            told = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"start_from.path: expected a run, a checkpoint or an export, got {path}: {told}; change the path"
+            ) from error
+
+    @classmethod
+    def _of_run(cls, path: Path, weights: str) -> Source:
+        checkpoint = find(path)
+        averages = checkpoint.names("ema/") if weights == "ema" else []
+        names = {name.removeprefix("model/"): name for name in checkpoint.names("model/")}
+        names |= {name.removeprefix("ema/"): name for name in averages}
+        shapes = {name: tuple(checkpoint.manifest["tensors"][full]["shape"]) for name, full in names.items()}
+        meta = checkpoint.meta
+        experiment, normalisation = meta["experiment"], meta["normalisation"]
+        return cls(
+            checkpoint.folder,
+            experiment["model"],
+            _channels_of(normalisation, experiment["data"].get("history_len", 1), experiment["model"]),
+            normalisation,
+            checkpoint.step,
+            experiment["name"],
+            "ema" if averages else "raw",
+            shapes,
+            checkpoint,
+            names,
+        )
+
+    @classmethod
+    def _of_file(cls, path: Path) -> Source:
+        with safe_open(path, framework="pt") as file:
+            metadata = {key: json.loads(value) for key, value in (file.metadata() or {}).items() if key != "format"}
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        if "model" not in metadata:
+            raise UserError(
+                f"start_from.path: expected a run, a checkpoint or an export, got {path} without metadata `model`; "
+                "write the file with `credit-like export` or `credit-like import-credit`"
+            )
+        model, saved = metadata["model"], metadata.get("checkpoint", {})
+        normalisation, frames = metadata.get("normalisation"), model["frames"]
+        channels = Channels(None, None, frames)
+        if normalisation:
+            channels = _channels_of(normalisation, frames, model["config"])
+        if "channels" in metadata:
+            channels = Channels(tuple(metadata["channels"]["inputs"]), tuple(metadata["channels"]["outputs"]), frames)
+        return cls(
+            path,
+            model["config"],
+            channels,
+            normalisation,
+            saved.get("step"),
+            metadata.get("experiment", {}).get("name"),
+            saved.get("weights", "raw"),
+            shapes,
+        )
+
+    def fill(self, pieces: Mapping[str, Piece]) -> None:
+        """Copy the values of each piece's box; nothing else is read."""
+        if self.checkpoint is not None:
+            reader = Reader(self.checkpoint.folder, self.checkpoint.manifest)
+            for name, piece in pieces.items():
+                reader.fill(self.names[name], piece)
+            return
+        with safe_open(self.path, framework="pt") as file:
+            for name, piece in pieces.items():
+                box = _slices(piece)
+                piece.local.copy_(file.get_slice(name)[box] if box else file.get_tensor(name))
+
+    def read(self, name: str) -> Tensor:
+        """Return a whole tensor in fp32."""
+        whole = torch.empty(self.shapes[name])
+        self.fill({name: Piece.whole(whole)})
+        return whole
+
+    def provenance(self) -> dict[str, Any]:
+        """Return where the weights come from: path, SHA-256 of the content, step, experiment and kind of weights.
+
+        The content of a checkpoint is that of its manifest, which has the checksums of its files.
+        """
+        with (self.path / MANIFEST if self.checkpoint is not None else self.path).open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return {
+            "path": str(self.path.resolve()),
+            "sha256": sha256,
+            "step": self.step,
+            "experiment": self.experiment,
+            "weights": self.weights,
+        }
+
+
+def _channels_of(normalisation: Normalisation, frames: int, config: Mapping[str, Any]) -> Channels:
+    names = {role: normalisation[role]["channels"] for role in ROLES}
+    return Channels.of_roles(names, frames, config.get("predict", "increment"))
+
+
+def _slices(piece: Piece) -> tuple[slice, ...]:
+    return tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.local.shape, strict=True))
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where the entries of an axis are in the source, -1 for new ones; the source has `there` entries."""
+
+    at: tuple[int, ...]
+    there: int
+
+    def repeated(self, count: int) -> Positions:
+        """Return the positions for an axis with `count` consecutive entries for each one here."""
+        at = tuple(p * count + r if p >= 0 else -1 for p in self.at for r in range(count))
+        return Positions(at, self.there * count)
+
+    @property
+    def unchanged(self) -> bool:
+        return self.at == tuple(range(self.there))
+
+    @property
+    def dropped(self) -> bool:
+        """Whether entries of the source have no place."""
+        return len({p for p in self.at if p >= 0}) < self.there
+
+
+def by_name(wanted: Sequence[str], there: Sequence[str]) -> Positions:
+    """Return where each wanted name is."""
+    at = {name: i for i, name in enumerate(there)}
+    return Positions(tuple(at.get(name, -1) for name in wanted), len(there))
+
+
+@dataclass
+class Plan:
+    """Where every tensor of a model comes from."""
+
+    direct: list[str] = field(default_factory=list)
+    """Tensors that are the source's."""
+    mapped: dict[str, tuple[tuple[ChannelAxis, Positions], ...]] = field(default_factory=dict)
+    """Tensors that get the source's entries at other positions, or new ones."""
+    initial: list[str] = field(default_factory=list)
+    """Tensors that keep their initial values."""
+    notes: list[str] = field(default_factory=list)
+    """What differs between the two models, for people."""
+
+
+def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channels, missing: str) -> Plan:
+    """Return how this model, which may be on meta, gets the source's weights.
+
+    Raises UserError with everything that cannot be taken over, unless `missing` is `initial`.
+    """
+    model, result = get_raw_model(model), Plan()
+    problems = _different_keys(source.config, config)
+    axes: Mapping[str, tuple[ChannelAxis, ...]] = getattr(model, "channel_axes", dict)()
+    sides = _sides(source, channels, result.notes)
+    if not axes and not all(side.unchanged for side in sides.values()):
+        problems.append(f"model.type: {config.type} does not say which of its tensors have channels (`channel_axes`)")
+    shapes = {name: piece.shape for name, piece in named_pieces(model).items()}
+    for name, shape in shapes.items():
+        there = source.shapes.get(name)
+        along = tuple((axis, _along(axis, sides, shape, there)) for axis in axes.get(name, ())) if there else ()
+        if there is None:
+            result.initial.append(name)
+            if not any(fnmatch.fnmatch(name, pattern) for pattern in getattr(model, "identities", ())):
+                problems.append(f"the source has no {name}")
+        elif _mapped_shape(there, along) != shape:
+            result.initial.append(name)
+            problems.append(f"{name}: expected shape {shape}, got {there} in the source")
+        elif all(positions.unchanged for _, positions in along):
+            result.direct.append(name)
+        else:
+            result.mapped[name] = along
+            problems += [
+                f"{axis.key}: expected at least {positions.there // axis.repeat} as in the source, whose outputs share "
+                f"them, got {len(positions.at) // axis.repeat}"
+                for axis, positions in along
+                if axis.side == "hidden" and positions.dropped
+            ]
+    problems += [f"this model has no {name}" for name in sorted(set(source.shapes) - set(shapes))]
+    problems = list(dict.fromkeys(problems))
+    _keep_norms_together(model, result)
+    if problems and missing == "error":
+        shown = "; ".join(problems[:4]) + (f"; and {len(problems) - 4} more" if len(problems) > 4 else "")
+        raise UserError(
+            f"start_from.path: expected weights with which this model gives the source's forecasts, got {source.path}: "
+            f"{shown}; change the model, or set start_from.missing to initial"
+        )
+    if not result.direct and not result.mapped:
+        raise UserError(
+            f"start_from.path: expected weights of such a model, got {source.path}, of which no tensor fits; change it"
+        )
+    result.notes += [f"not taken over: {problem}" for problem in problems]
+    return result
+
+
+def _different_keys(there: Mapping[str, Any], config: ModelConfig) -> list[str]:
+    """Return the keys of the model in which the functions of the two differ."""
+    here = config.model_dump(mode="json")
+    if there.get("type") != here["type"]:
+        return [f"model.type: expected {there.get('type')!r} as in the source, got {here['type']!r}"]
+    free = getattr(config, "keys_without_weights", ())
+    return [
+        f"model.{key}: expected {there[key]!r} as in the source, got {here[key]!r}"
+        for key in there
+        if key not in free and key in here and here[key] != there[key]
+    ]
+
+
+def _sides(source: Source, channels: Channels, notes: list[str]) -> dict[str, Positions]:
+    """Return the positions of inputs (of all frames) and outputs; what is new or dropped is added to `notes`."""
+    assert channels.inputs is not None
+    assert channels.outputs is not None
+    theirs = source.channels
+    inputs, outputs = theirs.inputs, theirs.outputs
+    if inputs is None or outputs is None:
+        inputs, outputs = channels.inputs, channels.outputs
+        notes.append("the source does not name its channels: they are taken in order")
+    for side, here, there in (("inputs", channels.inputs, inputs), ("outputs", channels.outputs, outputs)):
+        new, gone = [n for n in here if n not in there], [n for n in there if n not in here]
+        notes += [f"new {side}: {', '.join(new)}"] if new else []
+        notes += [f"dropped {side}: {', '.join(gone)}"] if gone else []
+    # A channel's frames lie side by side, oldest first. The newest are the same; older ones are new, or dropped.
+    shift, at = theirs.frames - channels.frames, by_name(channels.inputs, inputs).at
+    if shift:
+        notes.append(f"frames of history: {channels.frames}, {theirs.frames} in the source")
+    frames = range(shift, theirs.frames)
+    each = tuple(p * theirs.frames + t if p >= 0 and t >= 0 else -1 for p in at for t in frames)
+    return {"inputs": Positions(each, len(inputs) * theirs.frames), "outputs": by_name(channels.outputs, outputs)}
+
+
+def _along(
+    axis: ChannelAxis, sides: Mapping[str, Positions], shape: tuple[int, ...], there: tuple[int, ...]
+) -> Positions:
+    """Return the positions of the entries along an axis of a tensor."""
+    if axis.side != "hidden":
+        return sides[axis.side].repeated(axis.repeat)
+    count = there[axis.dim]
+    return Positions(tuple(i if i < count else -1 for i in range(shape[axis.dim])), count)
+
+
+def _mapped_shape(there: tuple[int, ...], along: Sequence[tuple[ChannelAxis, Positions]]) -> tuple[int, ...] | None:
+    """Return the shape of a mapped tensor, None where the source's tensor has other channels than its names say."""
+    result = list(there)
+    for axis, positions in along:
+        if positions.there != there[axis.dim]:
+            return None
+        result[axis.dim] = len(positions.at)
+    return tuple(result)
+
+
+def _keep_norms_together(model: nn.Module, result: Plan) -> None:
+    """Treat weight, u and v of a spectral norm alike: all initial where one of them is, else all mapped."""
+    for name, _ in spectral_norm.layers(model):
+        parts = [f"{canonical_name(name)}.{leaf}" for leaf in _OF_A_NORM]
+        initial = any(part in result.initial for part in parts)
+        if initial or any(part in result.mapped for part in parts):
+            result.direct = [name for name in result.direct if name not in parts]
+            mapped = {part: result.mapped.pop(part, ()) for part in parts}
+            if initial:
+                result.initial += [part for part in parts if part not in result.initial]
+            else:
+                result.mapped |= mapped
+
+
+_OF_A_NORM = ("weight", "spectral.u", "spectral.v")
+
+
+def check_optimizer(section: StartFrom, source: Source, plan: Plan) -> None:
+    """Raise UserError where the state of the optimiser is wanted of a source that has none for these weights."""
+    if section.optimizer and (source.checkpoint is None or plan.mapped or plan.initial):
+        raise UserError(
+            "start_from.optimizer: expected a checkpoint of the same model with the same variables, got "
+            f"{source.path}; set it to false"
+        )
+
+
+@torch.no_grad()
+def load(source: Source, plan: Plan, model: nn.Module, seed: int) -> list[str]:
+    """Fill this rank's part of a model that has its initial values; return what the first optimiser step will change.
+
+    A rank reads the boxes that it holds, and the whole tensors of the first and last layers where channels differ.
+    """
+    model = get_raw_model(model)
+    pieces = named_pieces(model)
+    source.fill({name: pieces[name] for name in plan.direct if pieces[name].local.numel()})
+    whole = {name: source.read(name) for name in plan.mapped}
+    mapped = dict(_mapped(whole, plan, model, seed))
+    changes = list(_rescaled(whole, mapped, model))
+    for name, value in mapped.items():
+        if pieces[name].local.numel():
+            pieces[name].local.copy_(value[_slices(pieces[name])])
+    spectral_norm.refresh(model)
+    return changes
+
+
+def _mapped(whole: Mapping[str, Tensor], plan: Plan, model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors with channels: the source's entries where it has them, else zeros or initial values."""
+    owners = {canonical_name(name): (module, leaf) for module, leaf, name, _ in init.own_parameters(model)}
+    for name, along in plan.mapped.items():
+        value = whole[name]
+        for axis, positions in along:
+            at = torch.tensor(positions.at)
+            new = (at < 0).view([-1 if dim == axis.dim else 1 for dim in range(value.ndim)])
+            value = value.index_select(axis.dim, at.clamp(min=0))
+            if axis.added == "initial" and new.any():
+                module, leaf = owners[name]
+                initial = init.initial_value(module, leaf, name, tuple(value.shape), seed)
+                v = whole.get(name.removesuffix("weight") + "spectral.v")
+                value = torch.where(new, initial if v is None else _without(initial, v), value)
+            else:
+                value = value.masked_fill(new, 0.0)
+        yield name, value
+
+
+def _without(weight: Tensor, v: Tensor) -> Tensor:
+    """Return the weight with rows orthogonal to v: such rows do not change the singular value of v."""
+    matrix = spectral_norm.as_matrix(weight, 0)
+    return spectral_norm.from_matrix(matrix - torch.outer(matrix @ v, v), weight.shape, 0)
+
+
+def _rescaled(whole: Mapping[str, Tensor], mapped: dict[str, Tensor], model: nn.Module) -> Iterator[str]:
+    """Scale v of each spectral norm that lost channels so that σ is the source's; yield what that means."""
+    for name, layer in spectral_norm.layers(model):
+        spectral, name = layer.spectral, canonical_name(name)
+        assert isinstance(spectral, spectral_norm.SpectralNorm)
+        weight, u, v = (f"{name}.{leaf}" for leaf in _OF_A_NORM)
+        if weight not in mapped:
+            continue
+        before, after = (spectral_norm.as_matrix(of[weight], spectral.output_dim) for of in (whole, mapped))
+        sigma = torch.dot(whole[u], before @ whole[v])
+        remaining = torch.dot(mapped[u], after @ mapped[v])
+        mapped[v] = mapped[v] * (sigma / remaining.clamp(min=1e-3 * sigma))
+        iterated = nn.functional.normalize(after.T @ mapped[u], dim=0)
+        factor = float(sigma / (after @ iterated).norm())
+        if abs(factor - 1.0) > 1e-3:
+            yield f"{name}: without the dropped channels the first optimiser step scales this layer by {factor:.3g}"
+
+
+# ---- normalisation ---------------------------------------------------------------------------------------------------
+
+
+def adopt(statistics: Statistics, source: Source) -> tuple[Statistics, list[str]]:
+    """Return statistics with the source's mean, std and change_std of the channels that it has; and notes on them.
+
+    A channel whose own mean or standard deviation is far from the source's may be in other units: it gets a note.
+    """
+    dataset, notes = statistics.dataset.copy(deep=True), []
+    at = {str(name): i for i, name in enumerate(dataset["channel"].values)}
+    for about in (source.normalisation or {}).values():
+        for name, mean, std, change in zip(*(about[k] for k in ("channels", *_MOMENTS)), strict=True):
+            if name not in at:
+                continue
+            own_mean, own_std = (float(dataset[key].values[at[name]]) for key in ("mean", "std"))
+            if abs(own_mean - mean) > 5 * max(std, own_std) or not 0.05 < own_std / std < 20:
+                notes.append(
+                    f"{name}: mean {own_mean:.4g} and std {own_std:.4g} here, {mean:.4g} and {std:.4g} in the source; "
+                    "compare their units"
+                )
+            for key, value in zip(_MOMENTS, (mean, std, change), strict=True):
+                if value is not None:
+                    dataset[key].values[at[name]] = value
+    dataset.attrs["adopted_from"] = str(source.path)
+    return Statistics(dataset), notes
+
+
+_MOMENTS = ("mean", "std", "change_std")

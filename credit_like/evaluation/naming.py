@@ -1,0 +1,70 @@
+"""How tables and figures write units, levels, leads and positions."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import xarray as xr
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_FACTOR = re.compile(r"([A-Za-zµ°%]+)(?:\*\*|\^)?([-+]?\d+)?")
+_HECTOPASCAL = {"hpa": 1.0, "mbar": 1.0, "millibar": 1.0, "millibars": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
+
+
+def units_text(units: str) -> str:
+    """Return units as print has them: `m s⁻¹` for `m s**-1`, `m s-1` and `m/s`; nothing for dimensionless ones."""
+    text = units.strip()
+    if text in ("", "1", "(0 - 1)", "0-1", "dimensionless", "none", "~"):
+        return ""
+    factors = []
+    for number, part in enumerate(re.split(r"\s*/\s*", text)):
+        for word in part.replace("·", " ").replace(".", " ").split():
+            match = _FACTOR.fullmatch(word)
+            if match is None:
+                return text
+            exponent = int(match[2] or 1) * (-1 if number else 1)
+            factors.append(match[1] + (str(exponent).translate(_SUPERSCRIPTS) if exponent != 1 else ""))
+    return " ".join(factors)
+
+
+def level_text(level: float, units: str) -> str:
+    """Return a level with its units, pressures in hPa: `850 hPa`, `2 m`, or `level 3` where the units are unknown."""
+    if (factor := _HECTOPASCAL.get(units.strip().lower())) is not None:
+        return f"{level * factor:g} hPa"
+    shown = units_text(units)
+    return f"{level:g} {shown}" if shown and shown != "level" else f"level {level:g}"
+
+
+def channel_text(name: str, level_units: str) -> str:
+    """Return `u 850 hPa` for the channel `u@85000` on a level coordinate in Pa."""
+    variable, _, level = name.partition("@")
+    return f"{variable} {level_text(float(level), level_units)}" if level else variable
+
+
+def level_units_of(results: xr.Dataset) -> str:
+    """Return the units of the level coordinate of scores, empty where they are unknown."""
+    return str(results["level"].attrs.get("units", "")) if "level" in results.coords else ""
+
+
+def exponent_text(exponent: int) -> str:
+    """Return `10⁻⁵`."""
+    return "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def hours_text(lead: np.timedelta64) -> str:
+    """Return a lead in hours, the one unit of tables and figures: `72 h`."""
+    return f"{lead / np.timedelta64(1, 'h'):g} h"
+
+
+def longitude_text(degrees: float) -> str:
+    """Return `80°W` for 280 and for −80."""
+    east = (degrees + 180) % 360 - 180
+    if np.isclose(abs(east), 180) or np.isclose(east, 0):
+        return f"{abs(east):g}°"
+    return f"{abs(east):g}°{'E' if east > 0 else 'W'}"
+
+
+def latitude_text(degrees: float) -> str:
+    """Return `30°N`."""
+    return "0°" if np.isclose(degrees, 0) else f"{abs(degrees):g}°{'N' if degrees > 0 else 'S'}"

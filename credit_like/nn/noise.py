@@ -1,0 +1,119 @@
+"""Noise that is a function of its place alone: of seed, member, initial time, lead, resolution and global position.
+
+A member of an ensemble is therefore the same on any number of ranks, in any batch and after any restart. The numbers
+come from hashing a counter with integers (SplitMix64; Steele, Lea and Flood, OOPSLA 2014), on the device of the fields
+and without a generator's state. int64 wraps around as unsigned arithmetic does; shifts to the right are made logical.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from credit_like.nn.layer import Layer
+
+
+def _signed(value: int) -> int:
+    """Return the number below 2^63 that has the same 64 bits."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+GAMMA = _signed(0x9E3779B97F4A7C15)
+"""The increment of SplitMix64's counter."""
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix(x: Tensor) -> Tensor:
+    """Return the 64 mixed bits of each int64: the finaliser of SplitMix64."""
+    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
+    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
+    return x ^ _shifted(x, 31)
+
+
+def absorb(key: Tensor, value: Tensor | int) -> Tensor:
+    """Return a key that depends on `key` and on `value`, both int64."""
+    return mix((key ^ value) + GAMMA)
+
+
+def standard_normal(
+    key_B: Tensor, first_row: int, rows: int, columns: int, channels: int, dtype: torch.dtype
+) -> Tensor:
+    """Return independent normal numbers (B, rows, columns, channels) for the rows of an image from `first_row` on.
+
+    Each hash gives two numbers (Box and Muller, Ann. Math. Statist. 29, 610, 1958), from 32 bits each. The columns are
+    those of the whole image, so that a row is the same in any band of rows.
+    """
+    pairs = (channels + 1) // 2
+    per_row = columns * pairs
+    counter = torch.arange(first_row * per_row, (first_row + rows) * per_row, device=key_B.device)
+    # The key comes first: torch's compiler computes with bare positions in unbounded integers.
+    bits = mix((key_B[:, None] ^ counter) * GAMMA).unflatten(1, (rows, columns, pairs))
+    radius = (((bits & 0xFFFFFFFF).to(dtype) + 0.5) * 2.0**-32).log().mul(-2).sqrt()
+    angle = _shifted(bits, 32).to(dtype) * (2 * math.pi * 2.0**-32)
+    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :channels]
+
+
+class Noise(Layer):
+    """x + x · (z A) + z B with normal noise z at each point, and A and B zero at first: the layer starts as the identity.
+
+    z (B, H, W, channels) depends on the key of the sample, on the layer's `level` and on the position in the image. The
+    first term lets the size of the noise depend on the flow.
+    """
+
+    shard_unit = True
+    recompute = "forward"  # the noise is cheaper to compute again than to keep
+
+    def __init__(self, features: int, channels: int, scale: float, level: int) -> None:
+        super().__init__()
+        self.channels, self.scale, self.level = channels, scale, level
+        self.first_row = 0
+        """The first of the rows that the input has, in the whole image."""
+        self.weight = nn.Parameter(torch.empty(2 * features, channels))
+
+    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return zeros, with which the layer is the identity."""
+        return torch.zeros(shape)
+
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
+        """Add noise to (B, H, W, C) by the key of each sample, int64; without keys return the input."""
+        if key_B is None:
+            return x_BHWC
+        wide = torch.promote_types(x_BHWC.dtype, torch.float32)
+        rows, columns = x_BHWC.shape[1:3]
+        z = standard_normal(absorb(key_B, self.level), self.first_row, rows, columns, self.channels, wide)
+        mixed = nn.functional.linear((self.scale * z).to(self.weight.dtype), self.weight).to(x_BHWC.dtype)
+        factor, offset = mixed.chunk(2, -1)
+        return x_BHWC + (x_BHWC * factor + offset)
+
+
+class NoiseKeys(nn.Module):
+    """Keys of the noise of forecasts from the times `seconds` (since 1970), one for each position of the data."""
+
+    seconds: Tensor
+
+    def __init__(self, seconds: NDArray[np.int64], *seed: int | str) -> None:
+        super().__init__()
+        self.register_buffer("seconds", torch.tensor(seconds, dtype=torch.int64), persistent=False)
+        self.reseed(*seed)
+
+    def reseed(self, *seed: int | str) -> None:
+        """Make all further keys a function of these numbers and words."""
+        digest = hashlib.sha256("/".join(map(str, seed)).encode()).digest()
+        self.seed = int.from_bytes(digest[:8], "big", signed=True)
+
+    def forward(self, index_B: Tensor, member_B: Tensor) -> Tensor:
+        """Return the key (B,) of the first step of each forecast, from its initial position and its member."""
+        return absorb(absorb(member_B, self.seed), self.seconds[index_B])
+
+    @staticmethod
+    def after(key_B: Tensor) -> Tensor:
+        """Return the keys of the step that follows."""
+        return key_B + GAMMA

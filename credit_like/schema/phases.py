@@ -1,0 +1,73 @@
+"""The phases of a training, each as an experiment of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from credit_like.schema.errors import Path
+from credit_like.schema.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a training, with the values of all keys during it."""
+
+    number: int
+    """Position in `trainer.phases`, from 0."""
+    first_epoch: int
+    experiment: Experiment
+    """The experiment with the keys that the phase changes, and without `trainer.phases`."""
+
+    @property
+    def end(self) -> int:
+        """Epoch at which the next phase begins."""
+        return self.first_epoch + self.experiment.trainer.epochs
+
+
+def phases(experiment: Experiment) -> tuple[Phase, ...]:
+    """Return the phases of an experiment in order; without `trainer.phases`, the whole training as one."""
+    trainer = experiment.trainer
+    if not trainer.phases:
+        return (Phase(0, 0, experiment),)
+    result: list[Phase] = []
+    for number, section in enumerate(trainer.phases):
+        changed: dict[str, Any] = {key: getattr(section, key) for key in section.model_fields_set}
+        update: dict[str, Any] = {}
+        if "loss" in changed:
+            update["loss"] = changed.pop("loss")
+        if "forecast_len" in changed:
+            update["data"] = experiment.data.model_copy(update={"forecast_len": changed.pop("forecast_len")})
+        update["trainer"] = trainer.model_copy(update={**changed, "phases": None})
+        first = result[-1].end if result else 0
+        result.append(Phase(number, first, experiment.model_copy(update=update)))
+    return tuple(result)
+
+
+def hungriest(experiment: Experiment) -> Experiment:
+    """Return the experiment of the phase that takes the most memory; without `trainer.phases`, the experiment itself."""
+    found = phases(experiment)
+
+    def size(phase: Phase) -> tuple[int, ...]:
+        data, trainer = phase.experiment.data, phase.experiment.trainer
+        at_once = min(data.forecast_len, trainer.backprop_steps or data.forecast_len)
+        return (
+            trainer.micro_batch_size * at_once,
+            trainer.micro_batch_size * data.forecast_len,
+            trainer.global_batch_size,
+        )
+
+    most = max(found, key=size).experiment
+    if len(found) == 1:
+        return most
+    use_ema = any(phase.experiment.trainer.use_ema for phase in found)  # the average is kept during all phases
+    return most.model_copy(update={"trainer": most.trainer.model_copy(update={"use_ema": use_ema})})
+
+
+def written_at(experiment: Experiment, phase: Phase, path: Path) -> Path:
+    """Return where a key of a phase's experiment is written: in the phase, if it sets the key, or outside."""
+    if not experiment.trainer.phases:
+        return path
+    own = experiment.trainer.phases[phase.number].model_fields_set
+    inside = path[1:] if path[:1] in (("trainer",), ("data",)) else path
+    return ("trainer", "phases", phase.number, *inside) if inside and inside[0] in own else path

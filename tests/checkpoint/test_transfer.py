@@ -1,0 +1,365 @@
+"""A run starts from the weights of another one, and what both predict is the same at the start."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from credit_like import build
+from credit_like.check import checked_experiment
+from credit_like.checkpoint import transfer
+from credit_like.checkpoint.export import export, find, load_export
+from credit_like.checkpoint.manager import CheckpointManager
+from credit_like.checkpoint.shards import named_pieces
+from credit_like.errors import UserError
+from credit_like.models import wxformer
+from credit_like.nn import spectral_norm
+from credit_like.nn.init import initialise
+from credit_like.schema.load import load_experiment
+from credit_like.schema.origin import StartFrom
+from tests.experiments import BANDED_MODEL, DEMO, SHORT, SMALL_MODEL, representatives
+
+HEIGHT, WIDTH = 32, 64
+ROLES = ("prognostic", "diagnostic", "dynamic_forcing", "static")
+
+
+def model_of(config, channels, seed):
+    """A model whose u and v belong to its weights, as after some steps of training."""
+    model = wxformer.build(
+        config,
+        in_channels=len(channels.inputs),
+        out_channels=len(channels.outputs),
+        frames=channels.frames,
+        height=HEIGHT,
+        width=WIDTH,
+    )
+    initialise(model, seed)
+    for _ in range(20):
+        spectral_norm.before_step(model)
+    return model.eval()
+
+
+def saved(path, model, config, roles, frames):
+    """The file of a model, as an export or a translated one has it."""
+    normalisation = {
+        role: {
+            "channels": names,
+            "mean": [0.0] * len(names),
+            "std": [1.0] * len(names),
+            "change_std": [1.0] * len(names),
+        }
+        for role, names in roles.items()
+    }
+    metadata = {"model": {"config": config.model_dump(mode="json"), "frames": frames}, "normalisation": normalisation}
+    save_file(dict(model.state_dict()), path, {key: json.dumps(value) for key, value in metadata.items()})
+    return transfer.Source.open(StartFrom(path=str(path)))
+
+
+@st.composite
+def variable_sets(draw):
+    """Channels of each role, in random order; a name never changes its role."""
+    pool = {"prognostic": "abcd", "diagnostic": "ef", "dynamic_forcing": "gh", "static": "ij"}
+    sets = {role: draw(st.lists(st.sampled_from(names), unique=True)) for role, names in pool.items()}
+    sets["prognostic"] = sets["prognostic"] or ["a"]
+    return sets
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    there=variable_sets(),
+    here=variable_sets(),
+    frames=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    upsample=st.sampled_from(["pixel_shuffle", "transpose"]),
+    normalised=st.booleans(),
+    predict=st.sampled_from(["increment", "state"]),
+)
+def test_what_two_sets_of_variables_have_in_common_is_predicted_alike(
+    tmp_path_factory, there, here, frames, upsample, normalised, predict
+):
+    keys = {"upsample": upsample, "use_spectral_norm": normalised, "predict": predict, "dim": (8, 16, 32, 64)}
+    theirs = transfer.Channels.of_roles(there, frames[0], predict)
+    ours = transfer.Channels.of_roles(here, frames[1], predict)
+    config = wxformer.Config(**keys)
+    source_model = model_of(config, theirs, 1)
+    source = saved(tmp_path_factory.mktemp("source") / "m.safetensors", source_model, config, there, frames[0])
+    config = wxformer.Config(**keys, head_channels=max(len(theirs.outputs), len(ours.outputs)))
+    model = model_of(config, ours, 2)
+    plan = transfer.plan(source, model, config, ours, "error")
+    transfer.load(source, plan, model, 2)
+
+    generator = torch.Generator().manual_seed(0)
+    field = {name: torch.randn(2, 2, HEIGHT, WIDTH, generator=generator) for name in {*theirs.inputs, *ours.inputs}}
+
+    def inputs(channels, known):
+        x = torch.stack([field[n] if n in known else torch.zeros_like(field[n]) for n in channels.inputs], 1)
+        x = x.clone()
+        x[:, :, : 2 - min(frames)] = 0.0  # a frame that one of the two does not see
+        return x[:, :, 2 - channels.frames :]
+
+    with torch.no_grad():
+        expected = source_model(inputs(theirs, ours.inputs))[:, :, 0]
+        found = model(inputs(ours, ours.inputs))[:, :, 0]
+    for i, name in enumerate(ours.outputs):
+        want = expected[:, theirs.outputs.index(name)] if name in theirs.outputs else torch.zeros_like(found[:, i])
+        torch.testing.assert_close(found[:, i], want, rtol=0, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_new_inputs_and_outputs_get_gradients(tmp_path):
+    roles = {"prognostic": ["a"], "diagnostic": [], "dynamic_forcing": [], "static": []}
+    for upsample in ("pixel_shuffle", "transpose"):
+        config = wxformer.Config(upsample=upsample, use_spectral_norm=True)
+        there = transfer.Channels.of_roles(roles, 1, "increment")
+        source = saved(tmp_path / f"{upsample}.safetensors", model_of(config, there, 1), config, roles, 1)
+        here = transfer.Channels.of_roles(roles | {"prognostic": ["b", "a"]}, 1, "increment")
+        model = model_of(config, here, 2)
+        transfer.load(source, transfer.plan(source, model, config, here, "error"), model, 2)
+        x = torch.randn(1, 2, 1, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
+        (model(x) - 1.0).square().mean().backward()
+        last = model.head.last if upsample == "pixel_shuffle" else model.head.up
+        gradient = last.weight.grad[0] if upsample == "pixel_shuffle" else last.weight.grad[:, 0]
+        assert gradient.abs().max() > 0
+        assert model.stages[0].embed.convs[0].weight.grad[:, 0].abs().max() > 0
+
+
+def test_noise_is_added_to_a_model_without_it(tmp_path):
+    roles = {"prognostic": ["a"], "diagnostic": [], "dynamic_forcing": [], "static": []}
+    channels = transfer.Channels.of_roles(roles, 1, "increment")
+    plain, noisy = wxformer.Config(), wxformer.Config(noise={"channels": 4})
+    before, model = model_of(plain, channels, 1), model_of(noisy, channels, 2)
+    source = saved(tmp_path / "m.safetensors", before, plain, roles, 1)
+    plan = transfer.plan(source, model, noisy, channels, "error")
+    assert plan.initial
+    assert all(name.startswith("noise.") for name in plan.initial)
+    transfer.load(source, plan, model, 2)
+    x = torch.randn(1, 1, 1, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model(x, key_B=torch.tensor([7])), before(x))
+    source = saved(tmp_path / "n.safetensors", model, noisy, roles, 1)
+    with pytest.raises(UserError, match=r"this model has no noise\."):
+        transfer.plan(source, before, plain, channels, "error")
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"predict": "state"}, "model.predict: expected 'increment' as in the source, got 'state'"),
+        ({"dim": (8, 16, 32, 128)}, r"model.dim: expected \[8, 16, 32, 64\] as in the source"),
+        ({"upsample": "transpose"}, "model.upsample: expected 'pixel_shuffle' as in the source"),
+        ({}, "model.head_channels: expected at least 2 as in the source, whose outputs share them, got 1"),
+    ],
+)
+def test_a_model_that_cannot_keep_the_function_is_refused(tmp_path, keys, told):
+    roles = {"prognostic": ["a"], "diagnostic": ["b"], "dynamic_forcing": [], "static": []}
+    config = wxformer.Config()
+    there = transfer.Channels.of_roles(roles, 1, "increment")
+    source = saved(tmp_path / "m.safetensors", model_of(config, there, 1), config, roles, 1)
+    config = wxformer.Config(**keys)
+    here = transfer.Channels.of_roles(roles | {"diagnostic": [] if not keys else ["b"]}, 1, config.predict)
+    model = model_of(config, here, 2)
+    with pytest.raises(UserError, match=told):
+        transfer.plan(source, model, config, here, "error")
+    plan = transfer.plan(source, model, config, here, "initial")
+    assert any("not taken over" in note for note in plan.notes)
+    before = {name: piece.local.clone() for name, piece in named_pieces(model).items()}
+    transfer.load(source, plan, model, 2)
+    after = named_pieces(model)
+    assert all(torch.equal(after[name].local, before[name]) for name in plan.initial)
+    assert all(
+        torch.equal(after[name].local, source_value) for name, source_value in values(source, plan.direct).items()
+    )
+
+
+def values(source, names):
+    return {name: source.read(name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("made", "told"),
+    [
+        (lambda path: None, "got nothing at"),
+        (lambda path: path.write_bytes(b"garbage"), "expected a run, a checkpoint or an export"),
+        (lambda path: save_file({"x": torch.zeros(1)}, path), "without metadata `model`"),
+        (lambda path: path.mkdir(), "expected an intact checkpoint"),
+    ],
+)
+def test_what_holds_no_weights_is_one_message(tmp_path, made, told):
+    made(tmp_path / "m.safetensors")
+    with pytest.raises(UserError, match=told):
+        transfer.Source.open(StartFrom(path=str(tmp_path / "m.safetensors")))
+
+
+# ---- whole runs ------------------------------------------------------------------------------------------------------
+
+
+FITTING = (
+    SMALL_MODEL,
+    "trainer.scheduler={type: constant}",
+    "trainer.global_batch_size=4",
+    "trainer.micro_batch_size=1",
+    "inference.init=[2000-01-12, 2000-01-12T06, 6h]",
+    "inference.lead=12h",
+)
+
+
+def experiment(folder, *overrides):
+    trainer = ("trainer.epochs=1", "trainer.batches_per_epoch=2", "trainer.loader.num_workers=0")
+    return load_experiment(DEMO, [*SHORT, *FITTING, *trainer, f"save_loc={folder}", *overrides])
+
+
+def started(wanted, runtime_of):
+    """The context of a run as it is before its first step."""
+    context = build.build_context(wanted, runtime_of)
+    build.build_trainer(context).state.start()
+    return context
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("pretrained")
+    assert build.train(experiment(folder)) == 0
+    return folder
+
+
+def stepped(context, weights=None):
+    """The first forecast from the store's first time, by channel name, in physical units."""
+    stepper, variables, store = context.stepper.eval(), context.variables, context.store
+    with torch.no_grad():
+        prognostic = torch.from_numpy(store.read(variables.role("prognostic"), [0])).movedim(0, 1)[None]
+        forcing = torch.zeros(1, variables.n("dynamic_forcing"), 1, *prognostic.shape[-2:])
+        after = stepper(stepper.initial(prognostic, torch.zeros(1, dtype=torch.int64)), forcing)
+    names = variables.channel_names(variables.outputs)
+    return dict(zip(names, stepper.outputs(after)[0], strict=True))
+
+
+CHANGES = {
+    "the same": (),
+    "a variable less": ("data.diagnostic={}", SMALL_MODEL.replace("}", ", head_channels: 8}")),
+    "reordered": ("data.levels=[2, 1]", "data.prognostic={level: [height, v, u], surface: [column_water]}"),
+    "a forcing more": ("data.dynamic_forcing={surface: [{name: toa, compute: solar}]}",),
+    "other statistics": ("data.train=[2000-01-02, 2000-01-07]",),
+}
+
+
+@pytest.mark.parametrize(("kind", "change"), [*(("run", change) for change in CHANGES), ("export", "other statistics")])
+def test_the_first_forecast_is_the_source_s(pretrained, tmp_path, change, kind):
+    path = pretrained if kind == "run" else export(pretrained, tmp_path / "m.safetensors")
+    runtime = build.start(experiment(pretrained))
+    with runtime:
+        before = build.build_context(experiment(pretrained), runtime, train=False)
+        build.load_weights(before)
+        wanted = experiment(tmp_path / "fine", f"start_from={path}", *CHANGES[change])
+        after = started(wanted, runtime)
+        expected, found = stepped(before), stepped(after)
+    assert found.keys() <= expected.keys()
+    for name, field in found.items():
+        scale = float(expected[name].abs().max())
+        torch.testing.assert_close(field, expected[name], rtol=0, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.slow
+def test_the_run_s_own_checkpoints_win_and_remember_their_origin(pretrained, tmp_path):
+    source = export(pretrained, tmp_path / "source.safetensors")
+    wanted = experiment(tmp_path / "fine", f"start_from={source}")
+    assert build.train(wanted) == 0
+    origin = find(tmp_path / "fine").meta["origin"]
+    assert origin["experiment"] == "demo"
+    assert origin["step"] == find(pretrained).step
+    assert json.loads((tmp_path / "fine/status.json").read_text())["origin"] == origin
+    source.unlink()
+    more = experiment(tmp_path / "fine", f"start_from={source}", "trainer.epochs=2")
+    assert build.train(more) == 0
+    newest = find(tmp_path / "fine")
+    assert newest.step == 4
+    assert newest.meta["origin"] == origin
+    assert load_export(export(tmp_path / "fine", tmp_path / "again.safetensors")).metadata["origin"] == origin
+
+
+def test_frozen_weights_stay_and_have_no_state(pretrained, tmp_path):
+    wanted = experiment(tmp_path / "fine", f"start_from={{path: {pretrained}, weights: raw, freeze: ['stages.*']}}")
+    assert build.train(wanted) == 0
+    before, after = find(pretrained), find(tmp_path / "fine")
+    names = [name for name in after.names("model/") if name.startswith("model/stages.")]
+    assert names
+    assert all(torch.equal(before.read(name), after.read(name)) for name in names)
+    assert any(not torch.equal(before.read(n), after.read(n)) for n in after.names("model/head."))
+    assert not [name for name in after.names() if name.startswith(("ema/stages", "optimizer/")) and ".stages" in name]
+    assert not [name for name in after.names("ema/") if name.startswith("ema/stages.")]
+
+
+@pytest.mark.slow
+def test_the_state_of_the_optimiser_is_taken_over(pretrained, tmp_path):
+    wanted = experiment(tmp_path / "fine", f"start_from={{path: {pretrained}, weights: raw, optimizer: true}}")
+    with build.start(wanted) as runtime:
+        state = build.build_trainer(build.build_context(wanted, runtime)).state
+        state.start()
+        source = find(pretrained)
+        moments = {name: piece for name, piece in state.pieces().items() if name.startswith("optimizer/")}
+        assert moments
+        for name, piece in moments.items():
+            np.testing.assert_array_equal(piece.local.numpy(), source.read(name).numpy())
+
+
+def fine_tuned(rank, folder, source, parallelism):
+    section = f"{{path: {source}, weights: raw, freeze: ['stages.1.*', '*.bias']}}"
+    more = ("data.dynamic_forcing={surface: [{name: toa, compute: solar}]}", "data.levels=[2, 1]")
+    wanted = experiment(folder, f"start_from={section}", f"trainer.parallelism={parallelism}", *more, BANDED_MODEL)
+    return build.train(wanted)
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    source, folder = tmp_path_factory.mktemp("banded"), tmp_path_factory.mktemp("one")
+    assert build.train(experiment(source, BANDED_MODEL)) == 0
+    assert fine_tuned(0, folder, source, "{}") == 0
+    return source, find(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "parallelism",
+    representatives(["{data: fsdp2}", "{data: ddp}", "{tensor: 2}", "{domain: 2}"], "{data: fsdp2}", "{domain: 2}"),
+)
+def test_every_layout_starts_alike_and_trains_the_same_parameters(one_process, run_ranks, tmp_path, parallelism):
+    source, expected = one_process
+    assert run_ranks(2, fine_tuned, tmp_path / "fine", source, parallelism) == [0, 0]
+    found = find(tmp_path / "fine")
+    assert found.names("optimizer/") == expected.names("optimizer/")
+    assert found.names("model/") == expected.names("model/")
+    for name in found.names("model/"):
+        if name.startswith("model/stages.1.") or name.endswith(".bias"):
+            # Weights that do not train have the source's bits; those of the last layer follow their channels.
+            torch.testing.assert_close(found.read(name), expected.read(name), rtol=0, atol=0)
+        else:
+            torch.testing.assert_close(found.read(name), expected.read(name), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("{path: SOURCE, freeze: ['nothing.*']}", "nothing.*, which matches none"),
+        ("{path: SOURCE, freeze: ['*']}", "which match all"),
+        ("{path: /nowhere}", "got nothing at /nowhere"),
+        ("{path: SOURCE, extra: 1}", "extra"),
+    ],
+)
+def test_a_section_that_cannot_work_is_refused_before_anything_is_written(pretrained, tmp_path, section, told):
+    settings = [*SHORT, *FITTING, f"save_loc={tmp_path / 'fine'}"]
+    settings.append(f"start_from={section.replace('SOURCE', str(pretrained))}")
+    with pytest.raises((UserError, ValueError), match=re.escape(told)):
+        checked_experiment(DEMO, settings)
+    with pytest.raises((UserError, ValueError), match=re.escape(told)):
+        build.train(load_experiment(DEMO, settings))
+    assert not CheckpointManager(tmp_path / "fine/checkpoints").latest()
+
+
+def test_check_finds_nothing_wrong_with_a_source_that_fits(pretrained, tmp_path):
+    settings = [*SHORT, *FITTING, f"save_loc={tmp_path / 'fine'}"]
+    checked_experiment(DEMO, [*settings, f"start_from={pretrained}", *CHANGES["a forcing more"]])

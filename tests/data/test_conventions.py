@@ -1,0 +1,155 @@
+"""Files as they come from archives and models are read without an edit; what cannot be read names file and cure."""
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray as xr
+import yaml
+from typer.testing import CliRunner
+
+from credit_like.cli import app
+from credit_like.data.sources import netcdf
+from credit_like.data.store import StoreError, open_store
+from credit_like.schema.data import DataSection
+from credit_like.variables import Variables
+from tests.data.conventions import MAKERS, cds, coordinate, wrf
+from tests.experiments import SMALL_MODEL
+
+
+def opened(made, **changes):
+    data = DataSection.model_validate({**made.data, **changes})
+    variables = Variables(data)
+    return variables, open_store(data, variables)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_values_of_every_convention(tmp_path, kind):
+    made = MAKERS[kind](tmp_path)
+    variables, store = opened(made)
+    assert len(store) == 40
+    assert store.start == "2001-01-01T00:00:00"
+    assert store.grid.height, store.grid.width == (9, 12)
+    for name, expected in made.expected.items():
+        variable = variables[name]
+        if variable.role == "static":
+            index = [v.name for v in variables.role("static")].index(name)
+            np.testing.assert_array_equal(store.static(slice(2, 7))[index], expected[2:7])
+            np.testing.assert_array_equal(store.read([variable], [3, 39])[:, 0], np.stack([expected] * 2))
+        else:
+            wanted = [5, 19, 20, 39]
+            channel = list(variable.levels).index(made.data["levels"][0]) if variable.levels else 0
+            np.testing.assert_array_equal(store.read([variable], wanted)[:, channel], expected[wanted])
+
+
+def test_times_that_two_files_have(tmp_path):
+    made = cds(tmp_path, overlap=2)
+    with pytest.raises(
+        StoreError,
+        match=r"2001-01-05T12:00:00 in .*accum_02.nc a second time \(after .*accum_01.nc\); "
+        r"set data.source.duplicates: first",
+    ):
+        opened(made)
+    variables, store = opened(made, source={**made.data["source"], "duplicates": "first"})
+    assert len(store) == 40
+    np.testing.assert_array_equal(store.read([variables["tp"]], range(16, 24))[:, 0], made.expected["tp"][16:24])
+
+
+def test_a_time_that_a_file_has_twice(tmp_path, dataset):
+    ds = dataset(steps=8)[["u", "sp"]]
+    xr.concat([ds.isel(time=slice(0, 5)), ds.isel(time=slice(4, 8)) + 1], "time").to_netcdf(tmp_path / "a.nc")
+    config = netcdf.Config(path=f"{tmp_path}/a.nc")
+    with pytest.raises(ValueError, match=r"each time once in .*a.nc, got 2001-01-02T00:00:00 twice; set .*duplicates"):
+        netcdf.open_dataset(config)
+    got = netcdf.open_dataset(config.model_copy(update={"duplicates": "first"}))
+    assert got.sizes["time"] == 8
+    np.testing.assert_array_equal(got["sp"].values[:5], ds["sp"].values[:5])
+    np.testing.assert_array_equal(got["sp"].values[5:], ds["sp"].values[5:] + 1)
+
+
+@pytest.mark.parametrize(("values", "wanted"), [([0, 1, 2], 1), (["r1", "r2", "r3"], "r2"), (None, 1)])
+def test_one_member_is_selected(tmp_path, dataset, values, wanted):
+    ds = dataset(steps=8)
+    members = xr.concat([ds + i for i in range(3)], "number", data_vars="all")
+    if values:
+        members = members.assign_coords(number=values)
+    members.to_netcdf(tmp_path / "a.nc")
+    base = {"type": "netcdf", "path": f"{tmp_path}/a.nc"}
+    made = {
+        "timestep": "6h", "levels": [500], "prognostic": {"level": ["u", "t"], "surface": ["sp"]},
+        "train": ["2001-01-01", "2001-01-02"], "valid": ["2001-01-01", "2001-01-02"],
+        "test": ["2001-01-01", "2001-01-02"],
+    }  # fmt: skip
+    first = "r1" if values and isinstance(values[0], str) else 0
+    data = DataSection.model_validate({**made, "source": base})
+    with pytest.raises(StoreError) as caught:
+        open_store(data, Variables(data))
+    ((place, message),) = caught.value.problems
+    assert place == ("data", "source")
+    assert message.startswith("expected u, t, sp of")
+    assert f"set data.source.select: {{number: {first}}}" in message
+    data = DataSection.model_validate({**made, "source": {**base, "select": {"number": wanted}}})
+    variables = Variables(data)
+    np.testing.assert_array_equal(
+        open_store(data, variables).read([variables["sp"]], [2, 5])[:, 0], (ds["sp"] + 1).values[[2, 5]]
+    )
+
+
+@pytest.mark.parametrize(
+    ("select", "message"),
+    [
+        ({"number": 7}, r"expected number of .*a.nc \(0, 1, 2\), got 7; change data.source.select.number"),
+        ({"nmber": 0}, r"expected data.source.select to name dimensions of the files, got 'nmber'"),
+    ],
+)
+def test_a_member_that_is_not_there(tmp_path, dataset, select, message):
+    xr.concat([dataset(steps=2)] * 3, "number").assign_coords(number=[0, 1, 2]).to_netcdf(tmp_path / "a.nc")
+    with pytest.raises(ValueError, match=message):
+        netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc", select=select))
+
+
+def test_statics_of_another_calendar_and_time(tmp_path, dataset, data_section):
+    ds = dataset(calendar="noleap")
+    ds.drop_vars(["orography", "lsm"]).to_netcdf(tmp_path / "fields.nc")
+    still = ds[["orography", "lsm"]].expand_dims(time=xr.date_range("1900-01-01", periods=1))
+    still.to_netcdf(tmp_path / "still.nc", encoding={"time": {"units": "hours since 1900-01-01"}})
+    source = [{"type": "netcdf", "path": f"{tmp_path}/{name}.nc"} for name in ("fields", "still")]
+    data = data_section("", source=source)
+    variables = Variables(data)
+    store = open_store(data, variables)
+    assert store.calendar == "noleap"
+    np.testing.assert_array_equal(store.static(), np.stack([ds["orography"].values, ds["lsm"].values]))
+
+
+def test_a_curvilinear_grid_is_refused_with_the_key_that_helps(tmp_path):
+    made = wrf(tmp_path, curved=5.0)
+    with pytest.raises(
+        StoreError, match=r"one latitude for each row of .*got a curvilinear grid; set data.source.regrid"
+    ):
+        opened(made)
+
+
+def test_of_time_and_step_the_one_that_varies_is_time(tmp_path):
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        coordinate(file, "step", [0.0], units="hours", standard_name="forecast_period")
+        coordinate(file, "time", [0, 6], "i8", units="hours since 2001-01-01", standard_name="forecast_reference_time")
+        coordinate(file, "latitude", [10.0, 0.0], units="degrees_north")
+        coordinate(file, "longitude", [0.0, 10.0], units="degrees_east")
+        file.createVariable("t", "f4", ("time", "step", "latitude", "longitude"))[:] = 1
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc"))
+    assert got["t"].dims == ("time", "latitude", "longitude")
+    assert str(got["time"].values[1]) == "2001-01-01T06:00:00"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", MAKERS)
+def test_check_and_train_take_the_files_as_they_come(tmp_path, kind):
+    (tmp_path / "files").mkdir()
+    made = MAKERS[kind](tmp_path / "files", height=32, width=64)
+    trainer = {"epochs": 1, "global_batch_size": 2, "batches_per_epoch": 2, "loader": {"num_workers": 0}}
+    model = yaml.safe_load(SMALL_MODEL.split("=", 1)[1])
+    document = {"name": "made", "save_loc": f"{tmp_path}/run", "data": made.data, "model": model, "trainer": trainer}
+    (tmp_path / "my.yml").write_text(yaml.safe_dump(document))
+    for command in ("check", "train"):
+        result = CliRunner().invoke(app, [command, str(tmp_path / "my.yml")])
+        assert result.exit_code == 0, result.output
+    assert list((tmp_path / "run" / "checkpoints").iterdir())

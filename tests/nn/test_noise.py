@@ -1,0 +1,124 @@
+"""Noise: SplitMix64's published numbers, its distribution, independence of layout, and layers that start as the identity."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from credit_like.models import wxformer
+from credit_like.nn import init, noise
+from credit_like.nn.noise import GAMMA, Noise, NoiseKeys, absorb, mix, standard_normal
+
+HEIGHT, WIDTH = 32, 64
+KEYS = torch.tensor([5, -7])
+
+
+def model(**changes):
+    config = wxformer.Config.model_validate({"noise": {"channels": 5}, **changes})
+    blank = wxformer.build(config, in_channels=3, out_channels=2, frames=1, height=HEIGHT, width=WIDTH)
+    return init.initialise(blank, 0)
+
+
+def stirred(model):
+    """Give every layer of noise weights other than 0."""
+    for name, parameter in model.named_parameters():
+        if name.startswith("noise."):
+            generator = torch.Generator().manual_seed(len(name) + parameter.numel())
+            parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def test_hashes_are_those_of_splitmix64():
+    """The first numbers of SplitMix64 from the seed 1234567, as its reference implementation gives them."""
+    counter = torch.tensor([1234567]) + torch.arange(1, 6) * GAMMA
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+    assert [value % 2**64 for value in mix(counter).tolist()] == expected
+
+
+def test_numbers_are_independent_and_normal():
+    """4 · 10^5 numbers: the tolerances are 5 standard errors of each moment, and of correlations between neighbours."""
+    z = standard_normal(KEYS, 0, 50, 40, 100, torch.float64)
+    count = z.numel()
+    for power, (mean, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96)}.items():
+        assert float((z**power).mean()) == pytest.approx(mean, abs=5 * math.sqrt(variance / count))
+    pairs = [
+        (z[0], z[1]),  # samples
+        (z[:, 1:], z[:, :-1]),  # rows
+        (z[:, :, 1:], z[:, :, :-1]),  # columns
+        (z[..., 1:], z[..., :-1]),  # channels
+        (z[..., :50], z[..., 50:]),  # cosine and sine of one angle
+        (z[..., :50] ** 2 - 1, z[..., 50:] ** 2 - 1),
+    ]
+    pairs += [(z[:1], standard_normal(absorb(KEYS[:1], level), 0, 50, 40, 100, torch.float64)) for level in range(3)]
+    pairs += [(z[:1], standard_normal(NoiseKeys.after(KEYS[:1]), 0, 50, 40, 100, torch.float64))]
+    for one, other in pairs:
+        size = float(one.pow(2).mean() * other.pow(2).mean()) ** 0.5
+        assert abs(float((one * other).mean())) < 5 * size / math.sqrt(one.numel())
+
+
+def test_extreme_bits_give_finite_numbers(monkeypatch):
+    for bits in (0, -1, 0xFFFFFFFF, -(1 << 32)):
+        monkeypatch.setattr(noise, "mix", lambda x, bits=bits: torch.full_like(x, bits))
+        assert bool(standard_normal(KEYS, 0, 2, 2, 3, torch.float32).isfinite().all())
+
+
+def test_rows_samples_and_channels_do_not_depend_on_what_else_is_computed():
+    whole = standard_normal(KEYS, 0, 9, 6, 4, torch.float32)
+    assert torch.equal(standard_normal(KEYS[1:], 3, 4, 6, 4, torch.float32), whole[1:, 3:7])
+
+
+def test_keys_are_a_function_of_seed_member_time_and_lead():
+    seconds = np.arange(20, dtype=np.int64) * 21600
+    keys, later = NoiseKeys(seconds, 3), NoiseKeys(seconds[4:], 3)
+    member, index = torch.meshgrid(torch.arange(8), torch.arange(4, 20), indexing="ij")
+    first = keys(index.flatten(), member.flatten())
+    assert torch.equal(later(index.flatten() - 4, member.flatten()), first)  # times count, not positions
+    leads = torch.stack([first, NoiseKeys.after(first), NoiseKeys.after(NoiseKeys.after(first))])
+    other = NoiseKeys(seconds, 3, "step", 1)(index.flatten(), member.flatten())
+    every = torch.cat([leads.flatten(), other])
+    assert len(every.unique()) == every.numel()
+
+
+@pytest.mark.parametrize("changes", [{}, {"upsample": "transpose", "interp": False, "use_spectral_norm": True}])
+def test_weights_of_a_model_without_noise_give_the_same_forecast(changes):
+    plain, noisy = model(noise=None, **changes).eval(), model(**changes).eval()
+    missing = noisy.load_state_dict(plain.state_dict(), strict=False)
+    assert not missing.unexpected_keys
+    assert missing.missing_keys == [f"noise.{level}.weight" for level in range(4)]
+    x = torch.randn(2, 3, 1, HEIGHT, WIDTH)
+    with torch.no_grad():
+        assert torch.equal(noisy(x, key_B=KEYS), plain(x))
+        assert torch.equal(noisy(x), plain(x))
+        stirred(noisy)
+        assert torch.equal(noisy(x), plain(x))
+        spread = (noisy(x, key_B=KEYS) - plain(x)).flatten(1).std(1)
+        assert float(spread.min()) > 1e-3
+
+
+def test_a_scale_of_zero_leaves_out_its_resolution():
+    some = model(noise={"channels": 2, "scales": [0, 1, 0, 0.5]})
+    assert [n for n, _ in some.named_parameters() if n.startswith("noise")] == ["noise.1.weight", "noise.3.weight"]
+    with pytest.raises(ValueError, match=r"expected a scale above 0, got 0 at every resolution"):
+        wxformer.Config.model_validate({"noise": {"scales": [0, 0, 0, 0]}})
+
+
+def test_a_layer_equals_its_formula_and_its_gradient_is_exact():
+    layer = Noise(3, 4, 0.5, level=2).double()
+    layer.weight.data.normal_(generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
+    z = 0.5 * standard_normal(absorb(KEYS, 2), 0, 4, 5, 4, torch.float64)
+    a, b = layer.weight[:3], layer.weight[3:]
+    expected = x * (1 + torch.einsum("bhwn,cn->bhwc", z, a)) + torch.einsum("bhwn,cn->bhwc", z, b)
+    torch.testing.assert_close(layer(x, KEYS), expected, rtol=1e-13, atol=1e-13)
+    assert torch.autograd.gradcheck(
+        lambda x, w: torch.func.functional_call(layer, {"weight": w}, (x, KEYS)), (x, layer.weight)
+    )

@@ -1,0 +1,75 @@
+"""A model with noise on bands of rows, recomputed or compiled: outputs and gradients of the whole model in one process."""
+
+import pytest
+import torch
+
+from credit_like.nn.noise import Noise
+from credit_like.parallel.domain.apply import apply_domain_parallel
+from credit_like.parallel.domain.gradients import sync_domain_gradients
+from credit_like.parallel.domain.manager import get_domain_manager
+from credit_like.parallel.domain.spatial import shard_spatial
+from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, _units
+from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.unwrap import canonical_name
+from credit_like.schema.trainer import Parallelism
+
+KEYS = torch.tensor([11, -12])
+
+
+def _model(tiny):
+    model = tiny.model(noise={"channels": 3})
+    for module in model.modules():
+        if isinstance(module, Noise):
+            module.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(module.level))
+    return model
+
+
+def _run(tiny, model, x, target, rows=slice(None)):
+    y = model(x, key_B=KEYS)
+    loss = tiny.loss(y, target, rows)
+    loss.backward()
+    return y.detach(), {canonical_name(n): p.grad for n, p in model.named_parameters()}
+
+
+def _errors(tiny, model, y, grads, reference, rows=slice(None)):
+    y_ref, grads_ref = reference
+    assert set(grads) == set(grads_ref)
+    whole = torch.cat([g.flatten() for g in grads_ref.values()]).norm()
+    worst = max(float((grads[n] - g).norm() / max(g.norm(), 1e-4 * whole)) for n, g in grads_ref.items())
+    return float((y - y_ref[..., rows, :]).abs().max() / y_ref.abs().max()), worst
+
+
+def _sharded(rank, ranks, tiny, reference):
+    runtime = Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
+    model = apply_domain_parallel(_model(tiny), runtime.submeshes["domain"])
+    manager = get_domain_manager(model)
+    x, target = tiny.batch(2)
+    y, _ = _run(tiny, model, shard_spatial(x, manager), target, manager.rows)
+    for parameter in model.parameters():
+        parameter.grad *= runtime.gradient_scale
+    sync_domain_gradients(model, manager)
+    return _errors(tiny, model, y, {n: p.grad for n, p in model.named_parameters()}, reference, manager.rows)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_bands_have_the_noise_of_the_whole(run_ranks, tiny, ranks):
+    reference = _run(tiny, _model(tiny), *tiny.batch(2))
+    for output, gradient in run_ranks(ranks, _sharded, ranks, tiny, reference):
+        assert output < 1e-12
+        assert gradient < 1e-10
+
+
+# The compiler itself looks whether a tensor has a gradient.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_recomputed_layers_have_the_same_noise(tiny, compiled):
+    reference = _run(tiny, _model(tiny), *tiny.batch(2))
+    model = _model(tiny)
+    _apply_activation_checkpointing(model)
+    if compiled:
+        for unit in _units(model):
+            if isinstance(getattr(unit, "_checkpoint_wrapped_module", None), Noise):
+                unit.compile(backend="aot_eager", fullgraph=True, dynamic=False)
+    output, gradient = _errors(tiny, model, *_run(tiny, model, *tiny.batch(2)), reference)
+    assert output < 1e-12
+    assert gradient < 1e-10

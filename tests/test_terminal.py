@@ -1,0 +1,150 @@
+"""What a terminal of 80, 100 and 160 columns shows of tables and of the training bar."""
+
+import io
+import logging
+import re
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+from rich.console import Console
+
+from credit_like.evaluation.scorecard import print_scorecard
+from credit_like.terminal import duration, logging_above, progress_bar, shortened
+from credit_like.training.monitor import Monitor
+
+WIDTHS = (80, 100, 160)
+ROW = {
+    "loss": 1.08123, "grad_norm": 1.0, "learning_rate": 1e-3, "samples_per_second": 0.2451, "data_wait": 0.03,
+    "memory_mib": 598.0, "epoch": 1,
+}  # fmt: skip
+
+
+class Screen:
+    """The lines of a terminal of which the program uses carriage return, cursor up and erase line."""
+
+    def __init__(self):
+        self.lines, self.row, self.column = [""], 0, 0
+
+    def feed(self, text):
+        for part in re.findall(r"\x1b\[\??\d*(?:;\d+)*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", text):
+            if part == "\r":
+                self.column = 0
+            elif part == "\n":
+                self.row, self.column = self.row + 1, 0
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            elif part.startswith("\x1b"):
+                number = int(re.sub(r"\D", "", part) or 1)
+                if part.endswith("A"):
+                    self.row -= number
+                elif part == "\x1b[2K":
+                    self.lines[self.row] = ""
+            else:
+                line = self.lines[self.row].ljust(self.column)
+                self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
+                self.column += len(part)
+        return [line.rstrip() for line in self.lines if line.strip()]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_step_and_time_left_are_always_seen_and_no_line_is_in_the_bar(tmp_path, monkeypatch, width):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    handler = logging.StreamHandler(terminal)
+    handler.setFormatter(logging.Formatter("21:22:51 %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    level = root.level
+    root.setLevel(logging.INFO)
+    try:
+        monitor = Monitor(tmp_path, total_steps=123456)
+        monitor.open(0, validated=False)
+        progress = monitor._progress
+        for step in (1, 2, 3):
+            monitor.step({**ROW, "step": step})
+            progress.refresh()
+        monitor.validation({"valid_loss": 0.2517, "step": 3, "rmse": {}, "acc": {}})
+        monitor.step({**ROW, "step": 87})
+        progress.refresh()
+        monitor.close()
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+    lines = Screen().feed(terminal.getvalue())
+    assert max(map(len, lines)) <= width
+    assert "21:22:51 step 3  validation loss 0.2517" in lines
+    bars = [line for line in lines if "training" in line]
+    assert len(bars) == 1
+    assert re.search(r"87/123456 (\d+:\d\d:\d\d|\d+ d \d+ h|-:--:--)", bars[0])
+    assert "loss 1.081" in bars[0]
+    assert ("0.245 samples/s" in bars[0]) == (width >= 100)
+    assert ("598 MiB" in bars[0]) == (width >= 160)
+    assert handler.stream is terminal
+
+
+def scores(sources=("model", "persistence", "climatology"), levels=(50000.0, 85000.0)):
+    """Scores of u in m/s and of q in kg/kg, whose numbers are small."""
+    metrics, leads = ["rmse", "acc", "bias"], np.array([6, 24, 72], "timedelta64[h]").astype("timedelta64[ns]")
+    shape = (len(sources), len(metrics), 1, len(leads), len(levels))
+    noise = 1 + np.arange(np.prod(shape)).reshape(shape) / 7
+    dims = ("source", "metric", "region", "lead_time", "level")
+    dataset = xr.Dataset(
+        {"u": (dims, noise, {"units": "m s**-1"}), "q": (dims, noise * 1.2345e-6, {"units": "kg kg**-1"})},
+        {"source": list(sources), "metric": metrics, "region": ["global"], "lead_time": leads, "level": list(levels)},
+    )
+    dataset["level"].attrs["units"] = "Pa"
+    dataset["initial_times"] = 21
+    return dataset
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_no_number_of_the_scorecard_is_cut(width):
+    results = scores(sources=("model", "persistence", "climatology", "another_baseline"))
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    print_scorecard(results, console)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert "q 500 hPa" in text
+    assert "10⁻⁶ kg kg⁻¹" in text
+    assert "m s⁻¹" in text
+    rows = [line for line in text.splitlines() if re.search(r"\d h ", line)]
+    first = float(results["q"].sel(source="model", metric="rmse").values[0, 0, 0]) * 1e6
+    assert f" {first:.2f} " in next(line for line in rows if "q 500 hPa" in line)
+    header = text.splitlines()[2]
+    assert ("bias" in header) == (width == 160)
+    assert ("not shown in" in text) == (width < 160)
+
+
+def test_a_file_gets_every_column():
+    console = Console(file=io.StringIO(), width=80)
+    print_scorecard(scores(), console)
+    assert "not shown" not in console.file.getvalue()
+
+
+def test_parts_are_left_out_from_the_end():
+    assert shortened(["loss 1.08", "0.2 samples/s", "3 MiB"], 24) == "loss 1.08  0.2 samples/s"
+    assert shortened(["loss 1.08", "0.2 samples/s", "3 MiB"], 23) == "loss 1.08"
+    assert shortened(["loss 1.08"], 3) == ""
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00:00"), (83 * 60 + 5, "1:23:05"), (200_000, "2 d 7 h")])
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_handlers_get_their_stream_back_after_an_error():
+    stream = io.StringIO()
+    progress = progress_bar(Console(file=stream), "training")
+    before = sys.stderr
+    with pytest.raises(ZeroDivisionError), logging_above(progress):
+        raise ZeroDivisionError
+    assert sys.stderr is before

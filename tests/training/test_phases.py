@@ -1,0 +1,172 @@
+"""A training in phases is the trainings of its phases one after the other, wherever it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from credit_like.checkpoint.manager import Checkpoint, steps
+from credit_like.checkpoint.rng import set_random_state
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.phases import hungriest, phases
+from tests.faults import harness, tiny
+
+PHASES = [
+    {"epochs": 2},
+    {
+        "epochs": 1,
+        "forecast_len": 3,
+        "global_batch_size": 2,
+        "optimizer": {"type": "muon", "learning_rate": 1e-3},
+        "scheduler": {"warmup_steps": 0},
+        "use_ema": False,
+        "shift_longitude": True,
+    },
+    {"epochs": 1, "loss": {"type": "mae"}, "grad_max_norm": None, "ema_decay": 0.5},
+]
+SECTION = {"phases": PHASES, "checkpoint": {"every": 1, "keep": 1000, "async": False}, "dropout": 0.1}
+RESUMED = {**SECTION, "checkpoint": {"every": 1000, "keep": 1000, "async": False}}
+
+
+def at(folder, step):
+    return Checkpoint.open(folder / "checkpoints" / f"step-{step}")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that is never interrupted, with a checkpoint of every step."""
+    folder = tmp_path_factory.mktemp("phases") / "whole"
+    assert tiny.trainer(folder, **SECTION).fit().state == "finished"
+    return folder
+
+
+def boundaries(folder):
+    """The last step of every phase."""
+    rows = [row for row in harness.rows(folder) if "loss" in row]
+    return [max(row["step"] for row in rows if row["phase"] == phase) for phase in range(len(PHASES))]
+
+
+def test_every_step_says_its_phase(whole) -> None:
+    rows = harness.rows(whole)
+    assert [row["phase"] for row in rows] == sorted(row["phase"] for row in rows)
+    assert {row["phase"] for row in rows if "valid_loss" in row} == {0, 1, 2}
+    first, second, _ = boundaries(whole)
+    # a validation at the end of a phase is that of the phase, with its lead times
+    assert [row["step"] for row in rows if "rmse_last" in row] == [second]
+    assert at(whole, first).phase == 0
+    assert at(whole, first + 1).phase == 1
+    assert {name.split("/")[1] for name in at(whole, second).names("optimizer/")} != {
+        name.split("/")[1] for name in at(whole, first).names("optimizer/")
+    }
+
+
+def test_a_phase_is_a_run_of_its_own_from_the_weights_before_it(whole, tmp_path) -> None:
+    first, second, last = boundaries(whole)
+    for number, (before, after) in enumerate([(first, second), (second, last)], 1):
+        alone = tiny.trainer(tmp_path, phases=[PHASES[number]])
+        checkpoint = at(whole, before)
+        pieces = {name: piece for name, piece in alone.state.pieces().items() if name.startswith("model/")}
+        checkpoint.load(pieces)
+        random = "random/0/"
+        set_random_state({n.removeprefix(random): checkpoint.read(n) for n in checkpoint.names(random)})
+        schedule, epoch = alone.schedule, 1 + number
+        assert schedule.total_steps == after - before
+        batches = alone.train_loader.batches(epoch)
+        for k in range(schedule.total_steps):
+            micro = (next(batches) for _ in range(schedule.accumulation))
+            alone.train_step(micro, schedule.accumulation, schedule.rate(k), before + k + 1)
+        for name, piece in pieces.items():
+            assert torch.equal(piece.local, at(whole, after).read(name)), name
+
+
+def begun(whole, folder, step):
+    """Copy the run as it was when its newest checkpoint was that of `step`; its log may be longer."""
+    shutil.copytree(whole, folder, ignore=lambda _, names: [name for name in names if name.startswith("step-")])
+    shutil.copytree(whole / "checkpoints" / f"step-{step}", folder / "checkpoints" / f"step-{step}")
+
+
+NEAR = [
+    (0, 0),
+    (0, 1),
+    *(pytest.param(*at, marks=pytest.mark.slow) for at in ((0, -1), (1, -1), (1, 0), (1, 1), (2, 0))),
+]
+
+
+@pytest.mark.parametrize(("phase", "after"), NEAR)
+def test_a_crash_near_a_boundary_goes_on_bitwise(whole, tmp_path, phase, after) -> None:
+    folder = tmp_path / "run"
+    begun(whole, folder, boundaries(whole)[phase] + after)
+    assert tiny.trainer(folder, **RESUMED).fit().state == "finished"
+    harness.assert_same(folder, whole)
+
+
+@pytest.mark.parametrize(("phase", "after"), NEAR[:-1])
+def test_a_stop_near_a_boundary_goes_on_bitwise(whole, tmp_path, phase, after) -> None:
+    """A stop in the last step of a phase comes before its validation."""
+    folder, step = tmp_path / "run", boundaries(whole)[phase] + after
+    begun(whole, folder, step - 1)
+    assert tiny.trainer(folder, stop_at=step, **RESUMED).fit().state == "continue"
+    assert steps(folder / "checkpoints")[-1] == step
+    assert tiny.trainer(folder, **RESUMED).fit().state == "finished"
+    harness.assert_same(folder, whole)
+
+
+def test_the_average_follows_the_weights_in_a_phase_without_one(whole) -> None:
+    _, second, last = boundaries(whole)
+    checkpoint = at(whole, second)
+    for name in checkpoint.names("ema/"):
+        assert torch.equal(checkpoint.read(name), checkpoint.read(name.replace("ema/", "model/")))
+    assert any(
+        not torch.equal(at(whole, last).read(name), at(whole, last).read(name.replace("ema/", "model/")))
+        for name in at(whole, last).names("ema/")
+    )
+
+
+def test_the_best_checkpoint_is_that_of_the_newest_phase(tmp_path) -> None:
+    """The losses of the second phase are twice as large; its best is kept all the same."""
+    double = [{"epochs": 2}, {"epochs": 3, "optimizer": {"learning_rate": 0.5}, "loss": {"scale": "change"}}]
+    section = {"phases": double, "checkpoint": {"every": 1000, "keep": 1, "async": False}}
+    tiny.trainer(tmp_path, **section).fit()
+    kept = [at(tmp_path, step) for step in steps(tmp_path / "checkpoints")]
+    scores = {
+        row["step"]: row["valid_loss"]
+        for row in harness.rows(tmp_path)
+        if row.get("phase") == 1 and "valid_loss" in row
+    }
+    best = min(scores, key=scores.get)
+    assert best in [checkpoint.step for checkpoint in kept]
+    assert all(checkpoint.phase == 1 for checkpoint in kept)
+
+
+def test_phases_survive_being_written_and_read(tmp_path) -> None:
+    whole = tiny.experiment(
+        tmp_path, phases=[*PHASES, {"scheduler": {"total_steps": None}}], scheduler={"total_steps": 7}
+    )
+    data = json.loads(json.dumps(whole.to_dict()))
+    again = Experiment.model_validate(data)
+    assert again.to_dict() == data
+    assert [phase.experiment for phase in phases(again)] == [phase.experiment for phase in phases(whole)]
+    assert phases(again)[3].experiment.trainer.scheduler.total_steps is None
+    assert phases(again)[0].experiment.trainer.scheduler.total_steps == 7
+    assert phases(again)[2].experiment.trainer.grad_max_norm is None
+
+
+def test_without_phases_an_experiment_is_as_before(tmp_path) -> None:
+    for section in ({}, {"phases": []}, {"phases": None}):
+        experiment = tiny.experiment(tmp_path, **section)
+        (only,) = phases(experiment)
+        assert only.experiment is hungriest(experiment) is experiment
+        assert "phases" not in experiment.to_dict()["trainer"]
+
+
+def test_the_hungriest_phase_has_the_longest_forecasts(tmp_path) -> None:
+    chosen = hungriest(
+        tiny.experiment(tmp_path, phases=[{}, {"forecast_len": 4, "use_ema": False}, {"forecast_len": 2}])
+    )
+    assert chosen.data.forecast_len == 4
+    assert chosen.trainer.use_ema
+    assert chosen.trainer.phases is None
+    assert hungriest(tiny.experiment(tmp_path, phases=[{"micro_batch_size": 4}, {}])).trainer.micro_batch_size == 4

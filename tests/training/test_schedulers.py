@@ -1,0 +1,120 @@
+"""Learning rates against their formulas, and what depends on validation losses."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import pytest
+
+from credit_like import registry
+from credit_like.checkpoint.manager import steps
+from credit_like.launch.status import status
+from credit_like.training.patience import stalls
+from tests.faults import harness, tiny
+
+BASE = 0.4
+
+
+def rates(kind, total=20, **keys):
+    module = registry.module("scheduler", kind)
+    config = module.Config(**keys)
+    return [module.learning_rate(config, BASE, step, total) for step in range(total)]
+
+
+@pytest.mark.parametrize("shape", ["linear", "sqrt"])
+def test_warmup_stable_decay(shape) -> None:
+    found = rates("warmup-stable-decay", warmup_steps=4, decay_steps=5, shape=shape, min_lr=0.1)
+    assert found[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert found[4:15] == [BASE] * 11
+    done = [n / 6 for n in range(1, 6)]
+    assert found[15:] == pytest.approx([0.1 + 0.3 * (1 - (x if shape == "linear" else math.sqrt(x))) for x in done])
+    assert rates("warmup-stable-decay") == [BASE] * 20
+    with pytest.raises(
+        ValueError, match=r"trainer\.scheduler\.decay_steps: expected warmup_steps \+ decay_steps of at most"
+    ):
+        rates("warmup-stable-decay", warmup_steps=10, decay_steps=11)
+
+
+def test_cosine_restarts() -> None:
+    found = rates("cosine-restarts", warmup_steps=2, period=3, factor=2, min_lr=0.2)
+    cosine = [0.2 + 0.1 * (1 + math.cos(math.pi * t / period)) for period in (3, 6, 12) for t in range(period)]
+    assert found == pytest.approx([0.2, 0.4, *cosine[:18]])
+    assert rates("cosine-restarts", period=5)[:5] == rates("cosine-restarts", period=5)[15:]
+
+
+def test_stalls() -> None:
+    assert stalls([3, 2, 1], 1, 0) == 0
+    assert stalls([1, 1, 1], 2, 0) == 1
+    assert stalls([1, 2, 0.5, 2, 2, 2, 2], 2, 0) == 2
+    assert stalls([None, None], 2, 0) == 1
+    assert stalls([1.0, 0.95, 0.9, 0.85], 2, 0.1) == 1  # 0.9 is no better than 1 by more than a tenth
+    assert stalls([-1.0, -1.05, -1.2], 2, 0.1) == 0
+
+
+def test_plateau() -> None:
+    module = registry.module("scheduler", "plateau")
+    config = module.Config(factor=0.1, patience=2, min_lr=0.01, warmup_steps=2)
+
+    def rate(step, losses):
+        return module.learning_rate_after(config, BASE, step, 100, losses)
+
+    assert rate(0, []) == module.learning_rate(config, BASE, 0, 100) == BASE / 2
+    assert rate(9, [1, 2, 0.5]) == BASE
+    assert rate(9, [1, 2, 2]) == pytest.approx(0.04)
+    assert rate(9, [1, 2, 2, 2, 2]) == rate(9, [1] * 50) == 0.01
+
+
+STILL = {"learning_rate": 1e-30}
+SECTION = {
+    "checkpoint": {"every": 1, "keep": 1000, "async": False},
+    "use_ema": False,
+    "phases": [
+        {
+            "epochs": 9,
+            "early_stopping": {"patience": 3},
+            "optimizer": STILL,
+            "scheduler": {"type": "plateau", "patience": 1, "factor": 0.5},
+        },
+        {"epochs": 1, "optimizer": {"learning_rate": 1e-3}},
+    ],
+}
+RESUMED = {**SECTION, "checkpoint": {"every": 1000, "keep": 1000, "async": False}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("early") / "whole"
+    assert tiny.trainer(folder, **SECTION).fit().state == "finished"
+    return folder
+
+
+def test_a_phase_ends_early_and_the_next_begins(whole) -> None:
+    rows = [row for row in harness.rows(whole) if "loss" in row]
+    assert {row["epoch"] for row in rows if row["phase"] == 0} == {0, 1, 2, 3}  # the first is the best
+    assert {row["epoch"] for row in rows if row["phase"] == 1} == {9}
+    by_epoch = {row["epoch"]: row["learning_rate"] for row in rows}
+    assert [by_epoch[epoch] for epoch in range(4)] == pytest.approx([1e-30, 1e-30, 5e-31, 2.5e-31])
+
+
+@pytest.mark.parametrize(
+    "back", [1, 0, pytest.param(-1, marks=pytest.mark.slow), pytest.param(12, marks=pytest.mark.slow)]
+)
+def test_a_crash_near_an_early_end_goes_on_bitwise(whole, tmp_path, back) -> None:
+    end = max(row["step"] for row in harness.rows(whole) if row["phase"] == 0)
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    for step in steps(folder / "checkpoints"):
+        if step > end - back:
+            shutil.rmtree(folder / "checkpoints" / f"step-{step}")
+    assert tiny.trainer(folder, **RESUMED).fit().state == "finished"
+    harness.assert_same(folder, whole)
+
+
+def test_status_names_the_best_checkpoint(whole) -> None:
+    scores = {
+        row["step"]: row["valid_loss"] for row in harness.rows(whole) if "valid_loss" in row and row["phase"] == 1
+    }
+    step, loss = status(whole).best
+    assert (step, loss) == min(scores.items(), key=lambda item: item[1])
+    assert f"step {step}, validation loss {loss:.6g}" in dict(status(whole).rows()).values()
