@@ -21,8 +21,9 @@ from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
+from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
-from credit_like.evaluation.plots import plot_maps, plot_scores
+from credit_like.evaluation.plots import plot_scores
 from credit_like.evaluation.report import write_report
 from credit_like.evaluation.results import load_results, save_results
 from credit_like.evaluation.scorecard import print_scorecard
@@ -284,16 +285,15 @@ def evaluate(experiment: Experiment) -> int:
     return 0
 
 
-def plot(experiment: Experiment) -> int:
-    """Draw score curves, and maps of truth, forecast and error."""
+def plot(experiment: Experiment, choice: Choice = Choice()) -> int:  # noqa: B008, it is frozen
+    """Draw score curves, and maps of truth, forecast and error; only the chosen map if there is a choice."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     folder = evaluation_folder(experiment)
     truth = open_truth(experiment, store)
     variables = scored_variables(variables, truth)
-    units = {variable.name: truth.attrs(variable).get("units", "") for variable in variables.outputs}
-    figures = plot_scores(load_results(folder), folder, units)
-    figures += plot_maps(forecast_path(experiment), truth, variables, folder)
+    figures = plot_scores(load_results(folder), folder) if choice.is_default else []
+    figures += plot_maps(forecast_path(experiment), truth, variables, folder, choice=choice)
     for figure in figures:
         log.info("%s", figure)
     return 0

@@ -314,12 +314,24 @@ def evaluate(file: File, set_: Set = None) -> None:
 
 
 @app.command()
-def plot(file: File, set_: Set = None) -> None:
+def plot(
+    file: File,
+    set_: Set = None,
+    variable: Annotated[str | None, typer.Option(help="Map of this variable only.")] = None,
+    level: Annotated[float | None, typer.Option(help="Map at this level, in the units of the data or in hPa.")] = None,
+    lead: Annotated[str | None, typer.Option(metavar="DURATION", help="Map at this lead, such as 72h.")] = None,
+) -> None:
     """Draw score curves and maps."""
     experiment = _experiment(file, set_)
     from credit_like import build
+    from credit_like.evaluation.maps import Choice
+    from credit_like.schema.base import parse_duration
 
-    sys.exit(build.plot(experiment))
+    try:
+        seconds = None if lead is None else int(parse_duration(lead).total_seconds())
+    except UserError as error:
+        raise UserError(f"--lead: {error}") from error
+    sys.exit(build.plot(experiment, Choice(variable, level, seconds)))
 
 
 @app.command()

@@ -300,6 +300,7 @@ class CheckpointManager:
         write_bytes(save.folder / MANIFEST, seal(body))
         sync_folder(save.folder)
         self._publish(save.folder, self.folder / f"step-{save.step}")
+        _remember(self.folder / f"step-{save.step}", body)
         prune(self.folder, self.keep, save.step)
 
     def _publish(self, complete: Path, name: Path) -> None:
@@ -365,15 +366,15 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
     """Remove superseded checkpoints and return their steps.
 
     Keeps the `keep` newest, the one with the best (lowest) score of the newest phase that has one, and the one just
-    `saved`. Damaged checkpoints, and
-    those set aside earlier, do not count; they are removed once `keep` intact ones are newer.
+    `saved`. Damaged checkpoints, and those set aside earlier, do not count; they are removed once `keep` intact ones are
+    newer.
     """
     kept: list[int] = []
-    scores: dict[int, tuple[int, float]] = {}
+    ranks: dict[int, Rank] = {}
     removed: list[int] = []
     for step in steps(folder)[::-1]:
         try:
-            checkpoint = Checkpoint.open(folder / f"step-{step}")
+            rank = _rank_of(folder / f"step-{step}")
         except DamagedCheckpoint:
             if len(kept) >= keep:
                 removed.append(step)
@@ -381,10 +382,10 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
         except UserError:  # written by a later release
             continue
         kept.append(step)
-        if checkpoint.score is not None:
-            scores[step] = -checkpoint.phase, checkpoint.score
+        if rank is not None:
+            ranks[step] = rank
     removed += kept[keep:]
-    spared = {saved, min(scores, key=lambda step: (scores[step], -step)) if scores else None}
+    spared = {saved, min(ranks, key=lambda step: (ranks[step], -step)) if ranks else None}
     removed = sorted(step for step in removed if step not in spared)
     for step in removed:
         _discard(folder / f"step-{step}")
@@ -393,6 +394,44 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
         if match and sum(step > int(match[1]) for step in kept) >= keep:
             remove(path)
     return removed
+
+
+Rank = tuple[int, float]
+"""Order of checkpoints with a score, the best first: newest phase, then lowest score."""
+
+_ranks: dict[tuple[str, int, int, int], Rank | None] = {}
+"""Rank by folder, inode, size and time of change of an intact manifest."""
+
+
+def _rank_of(folder: Path) -> Rank | None:
+    """Return the rank of a checkpoint, reading its manifest only if that has changed since it was last read.
+
+    Parsing the manifest of many ranks takes seconds, in which a thread holds up the training step. Raises as
+    `Checkpoint.open`.
+    """
+    try:
+        found = (folder / MANIFEST).stat()
+    except OSError:
+        return _rank(Checkpoint.open(folder).manifest)
+    key = _identity(folder, found)
+    if key not in _ranks:
+        _ranks[key] = _rank(Checkpoint.open(folder).manifest)
+    return _ranks[key]
+
+
+def _rank(manifest: Mapping[str, Any]) -> Rank | None:
+    score = manifest["score"]
+    return None if score is None else (-int(manifest["meta"].get("phase", 0)), score)
+
+
+def _remember(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Record the rank of a checkpoint that was just written."""
+    with suppress(OSError):
+        _ranks[_identity(folder, (folder / MANIFEST).stat())] = _rank(manifest)
+
+
+def _identity(folder: Path, found: os.stat_result) -> tuple[str, int, int, int]:
+    return str(folder), found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _set_aside(folder: Path) -> None:

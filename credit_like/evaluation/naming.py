@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FACTOR = re.compile(r"([A-Za-zµ°%]+)(?:\*\*|\^)?([-+]?\d+)?")
@@ -45,6 +46,15 @@ def channel_text(name: str, level_units: str) -> str:
 def level_units_of(results: xr.Dataset) -> str:
     """Return the units of the level coordinate of scores, empty where they are unknown."""
     return str(results["level"].attrs.get("units", "")) if "level" in results.coords else ""
+
+
+def exponent_of(values: NDArray[np.float64]) -> int:
+    """Return the power of ten, in steps of three, to write values with; 0 where the largest is 0.01 to 99 999."""
+    finite = np.abs(values[np.isfinite(values)])
+    largest = float(finite.max()) if finite.size else 0.0
+    if largest == 0 or 1e-2 <= largest < 1e5:
+        return 0
+    return 3 * int(np.floor(np.log10(largest) / 3))
 
 
 def exponent_text(exponent: int) -> str:

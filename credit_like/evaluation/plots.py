@@ -1,8 +1,7 @@
-"""Score curves and maps as PNG files."""
+"""Score curves as PNG files."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,137 +9,96 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
-from credit_like.data import times as calendar
-from credit_like.data.store import FieldStore
-from credit_like.evaluation.derived import forecast_files
-from credit_like.evaluation.scorecard import channels, labels, lead_text
-from credit_like.evaluation.sources import Truth, open_forecast
-from credit_like.variables import Variables
+from credit_like.evaluation.naming import channel_text, exponent_of, exponent_text, level_units_of, units_text
+from credit_like.evaluation.scorecard import IN_UNITS, channels, labels
 
 _STYLE = {"model": ("C0", "-"), "persistence": ("0.4", "--"), "climatology": ("0.4", ":")}
+_PANEL = (2.9, 2.1)  # width and height of a panel in inches, without labels
+_TICKS = (1, 3, 6, 12, 24, 48, 72, 120, 240, 480)  # hours between ticks of the lead time
+_SKILFUL = 0.6
+"""Anomaly correlation above which a forecast is usually called useful (Hollingsworth et al. 1980)."""
 
 
-def plot_scores(results: xr.Dataset, folder: Path, units: dict[str, str] | None = None) -> list[Path]:
-    """Plot every labelled metric against lead time, one panel per variable and level, with any bounds shaded."""
+def plot_scores(results: xr.Dataset, folder: Path) -> list[Path]:
+    """Plot every labelled metric against lead time, one panel per variable and level, with any bounds shaded.
+
+    A variable without the metric has no panel; a metric without values has no figure.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for metric, label in labels(results).items():
         if metric not in results["metric"].values:
             continue
-        panels = list(channels(results))
-        columns = min(4, len(panels))
-        rows = -(-len(panels) // columns)
-        figure = Figure(figsize=(3.6 * columns, 2.7 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = np.atleast_1d(figure.subplots(rows, columns, squeeze=False)).ravel()
-        for ax, (name, scores) in zip(axes, panels, strict=False):
-            _curves(ax, scores, metric)
-            unit = (units or {}).get(name.split("@")[0], "")
-            ax.set_title(f"{name} ({unit})" if unit and metric in ("rmse", "bias") else name, fontsize=9)
-        for ax in axes[len(panels) :]:
-            ax.axis("off")
-        axes[0].set_ylabel(label)
-        axes[0].legend(fontsize=7)
-        figure.supxlabel("lead time (days)", fontsize=9)
-        paths.append(_save(figure, folder / f"{metric}.png"))
+        panels = [
+            (name, scores) for name, scores in channels(results) if bool(np.isfinite(scores.sel(metric=metric)).any())
+        ]
+        if panels:
+            path = folder / f"{metric}.png"
+            _scores_figure(results, panels, metric, label).savefig(path, dpi=110)
+            paths.append(path)
     return paths
 
 
-def plot_maps(
-    forecasts: Path | xr.Dataset,
-    truth: FieldStore,
-    variables: Variables,
-    folder: Path,
-    init: int = 0,
-    leads: Sequence[int] | None = None,
-) -> list[Path]:
-    """Plot forecast, truth and error of every variable (its middle level) from initial time number `init`.
-
-    `leads` are positions among the forecast's leads, by default the first and the last. Land is outlined if the store
-    has a land-sea mask or orography among its static fields.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts
-    files = forecast_files(dataset, truth, "the forecasts")
-    second = int(files.init[init])
-    chosen = sorted({0, len(files.leads) - 1}) if leads is None else list(leads)
-    land = land_mask(truth)
-    paths = []
-    for variable in variables.outputs:
-        if not (levels := files.levels_of(variable)):
-            continue
-        level = [levels[len(levels) // 2]]
-        figure = Figure(figsize=(12, 2.6 * len(chosen) + 0.4), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(len(chosen), 3, squeeze=False)
-        for row, lead in zip(axes, chosen, strict=True):
-            seconds = int(files.leads[lead])
-            forecast = files.fields(second, [seconds], variable, level)
-            assert forecast is not None
-            analysed = Truth(truth).at(np.array([second + seconds]), variable, level)[0, 0]
-            _maps(row, forecast.mean(0)[0, 0], analysed, truth, land)
-            row[0].set_ylabel(lead_text(np.timedelta64(seconds, "s")))
-        start = calendar.to_text(calendar.from_seconds(np.array([second]), truth.calendar)[0])
-        at = f" at {variable.levels[level[0]]:g}" if variable.levels else ""
-        unit = truth.attrs(variable).get("units", "")
-        figure.suptitle(f"{variable.name}{at} ({unit}) from {start}", fontsize=10)
-        paths.append(_save(figure, folder / f"map_{variable.name}.png"))
-    return paths
+def _scores_figure(results: xr.Dataset, panels: list[tuple[str, xr.DataArray]], metric: str, label: str) -> Figure:
+    """Return a figure of panels of one size, with margins in inches."""
+    columns = min(4, len(panels))
+    rows = -(-len(panels) // columns)
+    left, right, top, bottom, across, down = 0.75, 0.15, 0.6, 0.5, 0.55, 0.5
+    width = left + right + columns * _PANEL[0] + (columns - 1) * across
+    height = top + bottom + rows * _PANEL[1] + (rows - 1) * down
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    times = int(results["initial_times"])
+    for number, (name, scores) in enumerate(panels):
+        row, column = divmod(number, columns)
+        x, y = left + column * (_PANEL[0] + across), height - top - _PANEL[1] - row * (_PANEL[1] + down)
+        ax = figure.add_axes((x / width, y / height, _PANEL[0] / width, _PANEL[1] / height))
+        values = scores.sel(metric=metric).values
+        exponent = exponent_of(values) if metric in IN_UNITS else 0
+        units = str(results[name.partition("@")[0]].attrs.get("units", "")) if metric in IN_UNITS else ""
+        _curves(ax, scores, metric, exponent)
+        shown = " ".join(part for part in (exponent_text(exponent) if exponent else "", units_text(units)) if part)
+        title = channel_text(name, level_units_of(results))
+        ax.set_title(f"{title} ({shown})" if shown else title, fontsize=9, loc="left")
+        if column == 0:
+            ax.set_ylabel(label, fontsize=9)
+        if number + columns >= len(panels):
+            ax.set_xlabel("lead time (h)", fontsize=9)
+        if number == 0:
+            lines, names = ax.get_legend_handles_labels()
+    figure.legend(
+        lines, names, loc="upper right", ncols=len(names), fontsize=8, frameon=False,
+        bbox_to_anchor=(1 - right / width, 1 - 0.05 / height),
+    )  # fmt: skip
+    what = f"{label}, mean over {times} initial times"
+    figure.text(left / width, 1 - 0.2 / height, what, fontsize=11, weight="bold", va="center")
+    return figure
 
 
-def land_mask(store: FieldStore) -> NDArray[np.float32] | None:
-    """Return the static land-sea mask (H, W), 1 on land, or None if there is none."""
-    start = 0
-    for variable in store.variables.role("static"):
-        if "land" in variable.name.lower() or variable.name.lower() in ("lsm", "mask"):
-            return store.static()[start]
-        start += len(variable)
-    return None
-
-
-def _curves(ax: Axes, scores: xr.DataArray, metric: str) -> None:
-    days = scores["lead_time"].values / np.timedelta64(1, "D")
+def _curves(ax: Axes, scores: xr.DataArray, metric: str, exponent: int) -> None:
+    hours = scores["lead_time"].values / np.timedelta64(1, "h")
     for number, source in enumerate(map(str, scores["source"].values)):
-        values = scores.sel(source=source, metric=metric).values
+        values = scores.sel(source=source, metric=metric).values / 10.0**exponent
         if not np.isfinite(values).any():
             continue
         colour, line = _STYLE.get(source, (f"C{number}", "-"))
-        ax.plot(days, values, line, color=colour, label=source, marker="." if len(days) < 3 else None)
+        ax.plot(hours, values, line, color=colour, label=source, marker="." if len(hours) < 3 else None)
         if f"{metric}_low" in scores["metric"].values:
-            low, high = (scores.sel(source=source, metric=f"{metric}_{end}").values for end in ("low", "high"))
-            ax.fill_between(days, low, high, color=colour, alpha=0.15, linewidth=0)
-    ax.set_ylim(bottom=0 if metric == "rmse" else None)
+            low, high = (
+                scores.sel(source=source, metric=f"{metric}_{end}").values / 10.0**exponent for end in ("low", "high")
+            )
+            ax.fill_between(hours, low, high, color=colour, alpha=0.15, linewidth=0)
+    every = next((step for step in _TICKS if hours[-1] / step <= 6), _TICKS[-1])
+    ax.set_xticks(np.arange(0, hours[-1] + every / 2, every))
+    ax.set_xlim(0, hours[-1] * 1.02)
+    if metric == "rmse":
+        ax.set_ylim(bottom=0)
+    elif metric == "acc":
+        finite = scores.sel(metric=metric).values
+        ax.set_ylim(min(0.0, float(np.nanmin(finite))), 1.02)
+        ax.axhline(_SKILFUL, color="0.7", linewidth=0.8)
+    elif metric == "bias":
+        ax.axhline(0, color="0.7", linewidth=0.8)
     ax.grid(alpha=0.3)
     ax.tick_params(labelsize=7)
-
-
-def _maps(
-    row: NDArray[np.object_],
-    forecast: NDArray[np.float64],
-    analysed: NDArray[np.float64],
-    store: FieldStore,
-    land: NDArray[np.float32] | None,
-) -> None:
-    """Plot truth and forecast on one colour scale, the error on its own, symmetric about zero."""
-    error = forecast - analysed
-    both = np.concatenate([forecast.ravel(), analysed.ravel()])
-    both = both[np.isfinite(both)]
-    low, high = (both.min(), both.max()) if both.size else (0.0, 1.0)
-    finite = np.abs(error[np.isfinite(error)])
-    most = float(finite.max()) if finite.size and finite.max() > 0 else 1.0
-    grid = store.grid
-    for ax, title, values in zip(row, ("truth", "forecast", "error"), (analysed, forecast, error), strict=True):
-        scale = {"vmin": -most, "vmax": most, "cmap": "RdBu_r"} if title == "error" else {"vmin": low, "vmax": high}
-        drawn = ax.pcolormesh(grid.longitude, grid.latitude, np.ma.masked_invalid(values), shading="nearest", **scale)
-        if land is not None and land.min() < 0.5 < land.max():
-            ax.contour(grid.longitude, grid.latitude, land, [0.5], colors="k", linewidths=0.5)
-        ax.set_title(title, fontsize=8)
-        ax.tick_params(labelsize=6)
-        ax.figure.colorbar(drawn, ax=ax, shrink=0.9).ax.tick_params(labelsize=6)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=120)
-    return path

@@ -27,7 +27,8 @@ import credit_like
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
 from credit_like.evaluation.derived import forecast_files
-from credit_like.evaluation.plots import land_mask
+from credit_like.evaluation.maps import land_mask
+from credit_like.evaluation.naming import channel_text, level_text, level_units_of, units_text
 from credit_like.evaluation.scorecard import channels
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
 from credit_like.variables import Variable, Variables
@@ -55,7 +56,7 @@ def write_report(
     """
     dataset = open_forecast(forecasts) if isinstance(forecasts, Path) else forecasts
     files = forecast_files(dataset, truth, "the forecasts")
-    units = {variable.name: str(truth.attrs(variable).get("units", "")) for variable in variables.outputs}
+    units = {variable.name: units_text(str(truth.attrs(variable).get("units", ""))) for variable in variables.outputs}
     data = {
         "experiment": str(results.attrs.get("experiment", "")),
         "made": f"credit-like {credit_like.__version__}",
@@ -91,8 +92,10 @@ def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, 
     for name, _ in channels(results):
         array, variable, level = _channel(results, name)
         values = array.transpose("source", "metric", "region", "lead_time").values
-        unit = units.get(variable, "")
-        rows.append({"name": name, "variable": variable, "level": level, "unit": unit, "values": _floats(values)})
+        row = {"name": name, "title": channel_text(name, level_units_of(results)), "variable": variable, "level": level}
+        row["level_text"] = None if level is None else level_text(level, level_units_of(results))
+        unit = units.get(variable) or units_text(str(array.attrs.get("units", "")))
+        rows.append({**row, "unit": unit, "values": _floats(values)})
     return {
         "sources": [str(name) for name in results["source"].values],
         "provenance": [str(text) for text in results["provenance"].values],
@@ -199,7 +202,7 @@ def _entries(
         there = truth.at(np.array([second + lead]), variable, levels)[0]
         analysed.append(there[..., points[0], points[1]].astype(np.float32))
     forecast_LKHW, truth_LKHW = np.stack(shown), np.stack(analysed)
-    result = []
+    result, level_units = [], truth.store.level_units(variable)
     for k, level in enumerate(levels):
         field, real = forecast_LKHW[:, k], truth_LKHW[:, k]
         low, high = _scale(np.concatenate([field, real]))
@@ -208,7 +211,8 @@ def _entries(
             {
                 "variable": variable.name,
                 "level": variable.levels[level] if variable.levels else None,
-                "unit": str(truth.store.attrs(variable).get("units", "")),
+                "level_text": level_text(variable.levels[level], level_units) if variable.levels else None,
+                "unit": units_text(str(truth.store.attrs(variable).get("units", ""))),
                 "range": [low, high],
                 "error_range": [-most, most],
                 "truth": _bytes(real, low, high),

@@ -7,17 +7,23 @@ from collections.abc import Iterator
 
 import numpy as np
 import xarray as xr
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from credit_like.evaluation.naming import channel_text, exponent_text, hours_text, level_units_of, units_text
+from credit_like.evaluation.naming import (
+    channel_text,
+    exponent_of,
+    exponent_text,
+    hours_text,
+    level_units_of,
+    units_text,
+)
 from credit_like.terminal import fitted
 
 _HOURS = (6, 24, 72, 120, 240)
 _REFERENCES = ("persistence", "climatology")
-_IN_UNITS = ("bias", "mae", "crps", "fair_crps", "spread", "activity")
+IN_UNITS = ("rmse", "bias", "mae", "crps", "fair_crps", "spread", "activity")
 """Metrics in the units of their variable."""
 
 
@@ -53,10 +59,10 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
     table.add_column("/ pers.", justify="right", no_wrap=True)
     for label in shown.values():
         table.add_column(label, justify="right", no_wrap=True)
-    leads = _some(results["lead_time"].values)
+    leads = some_leads(results["lead_time"].values)
     for name, scores in channels(results, region):
         rows = scores.sel(lead_time=leads, source=[source, *others])
-        exponent = _exponent(rows.sel(metric="rmse").values)
+        exponent = exponent_of(rows.sel(metric="rmse").values)
         head = [
             channel_text(name, level_units_of(results)),
             _unit(str(results[name.partition("@")[0]].attrs.get("units", "")), exponent),
@@ -70,7 +76,7 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
             ratio = rmse[source] / rmse["persistence"] if rmse.get("persistence") else np.nan
             row.append(f"{ratio:.2f}" if np.isfinite(ratio) else "–")
             row += [
-                _number(float(here.sel(source=source, metric=metric)), exponent if metric in _IN_UNITS else 0)
+                _number(float(here.sel(source=source, metric=metric)), exponent if metric in IN_UNITS else 0)
                 for metric in shown
             ]
             table.add_row(*row, end_section=number == len(leads) - 1)
@@ -104,21 +110,12 @@ def lead_text(lead: np.timedelta64) -> str:
     return f"{hours / 24:g} d" if hours >= 48 and hours % 24 == 0 else f"{hours:g} h"
 
 
-def _some(leads: np.ndarray) -> list[np.timedelta64]:
+def some_leads(leads: np.ndarray) -> list[np.timedelta64]:
     """Choose from many leads the first, the last, and those usually quoted."""
     if len(leads) <= 6:
         return list(leads)
     quoted = [np.timedelta64(hours, "h") for hours in _HOURS]
     return sorted({leads[0], leads[-1], *(lead for lead in leads if lead in quoted)})
-
-
-def _exponent(values: NDArray[np.float64]) -> int:
-    """Return the power of ten, in steps of three, that leaves at most three digits before the point; 0 for 0.01 … 99 999."""
-    finite = np.abs(values[np.isfinite(values)])
-    largest = float(finite.max()) if finite.size else 0.0
-    if largest == 0 or 1e-2 <= largest < 1e5:
-        return 0
-    return 3 * int(np.floor(np.log10(largest) / 3))
 
 
 def _unit(units: str, exponent: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from credit_like.checkpoint.errors import SaveFailed
+from credit_like.parallel.tensor_copies import check_copies, copied_over_tensor
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
 from credit_like.training.patience import stalls
@@ -65,6 +66,7 @@ class Loop:
         self.state, self.stages, self.enter, self.train_step = state, stages, enter, train_step
         self.validation, self.stop, self.monitor = validation, stop, monitor
         self.context, self.manager = state.context, state.manager
+        self.copied = copied_over_tensor(state.parameters, state.context.runtime)
         self.stage = stages[0]
         """The phase of the newest step, whose optimiser state is in `state`; before the first step, the first phase."""
         self.epochs = stages[-1].phase.end
@@ -341,9 +343,13 @@ class Loop:
     # ---- saves ---------------------------------------------------------------------------------------------------
 
     def _save(self, must: bool = False) -> None:
-        """Save this step; with `must`, return when it is on disk. Raises SaveFailed after three failures in a row."""
+        """Save this step; with `must`, return when it is on disk.
+
+        Raises SaveFailed after three failures in a row, and UserError where tensor ranks disagree on a parameter.
+        """
         progress = self.state.progress
         self._drain()
+        check_copies(self.copied, self.context.runtime)
         score = self.score if progress.validated else None
         progress.seconds = self.before + time.monotonic() - self.begun
         while True:

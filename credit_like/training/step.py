@@ -16,6 +16,7 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.collectives import clip_grad_norm_
 from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.tensor_copies import average_gradients, copied_over_tensor
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
@@ -74,6 +75,7 @@ class TrainStep:
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
         self.parameters = dict(parameters)
+        self.copied = copied_over_tensor(self.parameters, runtime)
         self.amp = amp
         self.max_norm = max_norm
         self.shift_seed = shift_seed
@@ -111,6 +113,7 @@ class TrainStep:
         assert blame is not None
         self.stepper.shift = 0
         spectral_norm.after_backward(model)
+        average_gradients(self.copied, self.runtime)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
         total = self.runtime.sum_over_data(total)
         skip = 1.0 - (torch.isfinite(total) & torch.isfinite(norm)).to(torch.float32)

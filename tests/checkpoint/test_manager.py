@@ -283,6 +283,24 @@ def test_the_newest_and_the_best_are_kept(tmp_path) -> None:
     assert steps(tmp_path) == [2, 5]
 
 
+def test_retention_reads_no_manifest_again(tmp_path, monkeypatch) -> None:
+    """Manifests of many ranks take seconds to parse: a save reads none, the first one after a start each once."""
+    saved(tmp_path, 1, 2)
+    monkeypatch.setattr(manager_module, "_ranks", {})  # as after a start
+    read = []
+    monkeypatch.setattr(
+        manager_module, "read_manifest", lambda folder: read.append(folder.name) or format_module.read_manifest(folder)
+    )
+    manager = CheckpointManager(tmp_path, keep=9)
+    for step in (3, 4, 5):
+        manager.save(step, pieces(step), {}, 1.0 / step)
+        manager.wait()
+        assert sorted(read) == ["step-1", "step-2"]
+    (tmp_path / "step-5" / MANIFEST).write_bytes(b"")
+    assert prune(tmp_path, 1) == [1, 2, 3]
+    assert sorted(read) == ["step-1", "step-2", "step-5"], "what has changed is read, and found to be damaged"
+
+
 def test_a_damaged_one_does_not_count_among_those_kept(tmp_path) -> None:
     saved(tmp_path, 1, 2, 3)
     (tmp_path / "step-3" / MANIFEST).write_bytes(b"")

@@ -146,7 +146,7 @@ def with_everywhere(data, text):
     """The data of a page with a text in whatever a file or an experiment may name."""
 
     def row(entry):
-        named = {key: entry[key] + text for key in ("name", "variable") if key in entry}
+        named = {key: entry[key] + text for key in ("name", "title", "variable") if key in entry}
         return {**entry, **named, **({"unit": text} if "unit" in entry else {})}
 
     scores = data["scores"]
@@ -386,7 +386,7 @@ def test_curves_follow_the_choice(tab, made):
     tab.select_option("#curve-metric", "acc")
     assert drawn() == 2  # climatology has no anomaly
     assert tab.locator("#curve-plot polygon").count() == 2
-    assert tab.get_attribute("#curve-plot", "aria-label") == "acc of u@500"
+    assert tab.get_attribute("#curve-plot", "aria-label") == "acc of u 500 hPa"
     tab.select_option("#curve-variable", "rain")
     assert tab.is_disabled("#curve-level")
     assert tab.locator("#spectrum-plot path").count() == 3

@@ -303,6 +303,14 @@ def derived(case: Case, rank: int) -> Counter:
             add("all-reduce", tensor_peers, size**4 * FLOAT, layers if size > 1 else 0)
         add("all-reduce", tensor_peers, case.batch * rows * COLUMNS[stage] * dim * FLOAT, 4 * layers)
 
+    # The gradients of what tensor ranks hold alike, averaged over them in one message.
+    if case.tensor > 1:
+        at, n = (shards.index(rank), len(shards)) if case.data == "fsdp2" else (0, 1)
+        alike = [w.shape for unit in units() for w in unit if w.split is None]
+        rows_of = [range(shape[0])[at * -(-shape[0] // n) :][: -(-shape[0] // n)] for shape in alike]
+        size = sum(len(rows) * math.prod(shape[1:]) for rows, shape in zip(rows_of, alike, strict=True)) * FLOAT
+        add("all-reduce", tensor_peers, size)
+
     # Domain: the exchanges and their reverses, and the statistics of two group norms in each block of the decoder.
     if case.domain > 1:
         for exchange in exchanges(case.domain):

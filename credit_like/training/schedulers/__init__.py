@@ -17,7 +17,7 @@ class SchedulerPlugin(Protocol):
     def learning_rate_after(
         self, config: Any, base: float, step: int, total_steps: int, losses: Sequence[float | None]
     ) -> float:
-        """Optional: return the rate of a step after validations with these losses, instead of `learning_rate`.
+        """Return the rate of a step after validations with these losses, instead of `learning_rate`; optional.
 
         The losses are those of the phase, the oldest first; None is one that is not finite.
         """

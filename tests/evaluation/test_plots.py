@@ -1,0 +1,154 @@
+"""What figures show: names, units and times in words, panels only where there are values, and the chosen map."""
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.image import imread
+from world import make_context, make_data, make_experiment
+
+from credit_like.errors import UserError
+from credit_like.evaluation import maps, naming
+from credit_like.evaluation.maps import Choice, plot_maps
+from credit_like.evaluation.plots import _scores_figure, plot_scores
+from credit_like.evaluation.scorecard import channels
+from credit_like.grid import Grid
+from tests.test_terminal import scores
+
+
+@pytest.mark.parametrize(
+    ("units", "text"),
+    [
+        ("m s**-1", "m s⁻¹"), ("m s-1", "m s⁻¹"), ("m/s", "m s⁻¹"), ("m^2 s^-2", "m² s⁻²"), ("m2/s2", "m² s⁻²"),
+        ("kg kg**-1", "kg kg⁻¹"), ("K", "K"), ("1", ""), ("", ""), ("(0 - 1)", ""), ("W m-2", "W m⁻²"),
+        ("J m**-2", "J m⁻²"), ("a strange (unit)", "a strange (unit)"),
+    ],
+)  # fmt: skip
+def test_units(units, text):
+    assert naming.units_text(units) == text
+
+
+@pytest.mark.parametrize(
+    ("level", "units", "text"),
+    [
+        (20000, "Pa", "200 hPa"), (850, "hPa", "850 hPa"), (850, "millibars", "850 hPa"), (2, "m", "2 m"),
+        (3, "", "level 3"), (5.5, "level", "level 5.5"),
+    ],
+)  # fmt: skip
+def test_levels(level, units, text):
+    assert naming.level_text(level, units) == text
+
+
+def test_positions():
+    assert [naming.longitude_text(x) for x in (0, 80, 180, 280, -80, 360)] == [
+        "0°",
+        "80°E",
+        "180°",
+        "80°W",
+        "80°W",
+        "0°",
+    ]
+    assert [naming.latitude_text(x) for x in (-30, 0, 60)] == ["30°S", "0°", "60°N"]
+
+
+def texts(figure):
+    return [text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text"))]
+
+
+def test_curves_have_units_and_regular_leads_and_no_empty_panel(tmp_path):
+    results = scores()
+    results["wind"] = results["u"].where(results["metric"] == "rmse")
+    panels = [p for p in channels(results) if np.isfinite(p[1].sel(metric="rmse")).any()]
+    figure = _scores_figure(results, panels, "rmse", "RMSE")
+    titles = [ax.get_title(loc="left") for ax in figure.axes]
+    assert titles[:3] == ["u 500 hPa (m s⁻¹)", "u 850 hPa (m s⁻¹)", "q 500 hPa (10⁻⁶ kg kg⁻¹)"]
+    assert len(titles) == 6
+    assert [ax.get_xticks().tolist() for ax in figure.axes] == [[0, 12, 24, 36, 48, 60, 72]] * 6
+    results.attrs["labels"] = '{"rmse": "RMSE", "acc": "ACC"}'
+    paths = plot_scores(results, tmp_path)
+    assert {path.name for path in paths} == {"rmse.png", "acc.png"}
+    height = {path.stem: imread(path).shape[0] for path in paths}
+    assert height["acc"] < height["rmse"]  # the wind has no panel there, which saves a row
+
+
+def test_a_metric_without_values_has_no_figure(tmp_path):
+    results = scores()
+    results = results.where(results["metric"] != "bias").assign(initial_times=21)
+    results.attrs["labels"] = '{"bias": "bias"}'
+    assert plot_scores(results, tmp_path) == []
+
+
+GRID = Grid(90 - (np.arange(8) + 0.5) * 22.5, np.arange(16) * 22.5)
+
+
+def test_a_map_says_when_and_where():
+    field = np.random.default_rng(0).standard_normal((8, 16))
+    fields = [(field, field + 0.5), (field, field * 2)]
+    times = ["2000-09-27 00 UTC", "2000-09-27 06 UTC", "2000-09-28 00 UTC"]
+    figure = maps._figure("u 850 hPa", "m s**-1", times, [6, 24], fields, GRID, None)
+    shown = [*texts(figure), *(ax.get_title(loc="left") for ax in figure.axes)]
+    for text in (
+        "u 850 hPa (m s⁻¹), forecast from 2000-09-27 00 UTC", "truth, 2000-09-28 00 UTC", "forecast, 24 h",
+        "error, RMSE 0.5",
+    ):  # fmt: skip
+        assert text in shown
+    figure.canvas.draw()
+    labels = {label.get_text() for ax in figure.axes for label in [*ax.get_xticklabels(), *ax.get_yticklabels()]}
+    assert {"60°N", "30°S", "120°E", "120°W"} <= labels
+
+
+@pytest.mark.parametrize(
+    ("values", "colours", "symmetric"),
+    [((-20.0, 30.0), "PuOr_r", True), ((0.0, 5.0), "YlGnBu", False), ((250.0, 300.0), "viridis", False)],
+)
+def test_colours_follow_the_values(values, colours, symmetric):
+    chosen, norm = maps._colours(np.linspace(*values, 200))
+    assert chosen == colours
+    assert (norm.vmin == -norm.vmax) == symmetric
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A store and a made forecast of two leads from its own fields."""
+    folder = tmp_path_factory.mktemp("maps")
+    data = make_data(folder / "data.zarr")
+    context = make_context(make_experiment(data, folder / "run"))
+    store = context.store
+    dataset = xr.Dataset(coords={
+        "time": store.times[:1].astype("datetime64[ns]"),
+        "prediction_timedelta": np.array([6, 12], "timedelta64[h]").astype("timedelta64[ns]"),
+        "latitude": store.grid.latitude, "longitude": store.grid.longitude,
+    })  # fmt: skip
+    for variable in context.variables.outputs:
+        values = store.read([variable], [1, 2])
+        dims = ("time", "prediction_timedelta", "level", "latitude", "longitude")
+        if variable.levels:
+            dataset = dataset.assign_coords(level=list(variable.levels))
+            dataset[variable.name] = (dims, values[None])
+        else:
+            dataset[variable.name] = (tuple(dim for dim in dims if dim != "level"), values[None, :, 0])
+    return dataset, context
+
+
+def test_one_map_is_chosen(made, tmp_path):
+    dataset, context = made
+    variable = next(v for v in context.variables.outputs if len(v.levels) > 1)
+    level = variable.levels[0]
+    (path,) = plot_maps(dataset, context.store, context.variables, tmp_path,
+                        choice=Choice(variable.name, level, 12 * 3600))  # fmt: skip
+    shown = naming.level_text(level, context.store.level_units(variable)).replace(" ", "")
+    assert path.name == f"map_{variable.name}_{shown}_12h.png"
+    assert imread(path).shape[1] > 1000
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (Choice("nothing"), "--variable: expected one of .*, got 'nothing'"),
+        (Choice(level=1.5), r"--level: expected a level of .* \(.*\), got 1.5"),
+        (Choice(lead_seconds=7 * 3600), r"--lead: expected a lead of the forecasts, 6 h to 12 h, got 7 h; did you mean 6h"),
+    ],
+)  # fmt: skip
+def test_a_map_that_is_not_there(made, tmp_path, choice, message):
+    dataset, context = made
+    with pytest.raises(UserError, match=message):
+        plot_maps(dataset, context.store, context.variables, tmp_path, choice=choice)
