@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -300,13 +300,12 @@ def _classify(dataset: xr.Dataset, var: str, name: str, path: str | None) -> Fou
             if has
             else tuple(map(float, range(1, dataset.sizes["level"] + 1)))
         )
-    moving = "time" in variable.dims and (dataset.sizes["time"] > 1 or not names & _STATIC)
-    if not moving:
+    if "time" not in variable.dims:
         role, why = "static", ""
     elif names & _SUN:
         role, why = "sun", ""
     elif names & _STATIC:
-        role, why = "dynamic_forcing", "constant, but stored for every time"
+        role, why = "static", ""
     elif names & _FORCING and not levels:
         role, why = "dynamic_forcing", "prescribed"
     elif (
@@ -343,8 +342,9 @@ def _drop_empty(data: Data, datasets: Sequence[xr.Dataset], apart: bool, files: 
         elif finite.min() == finite.max() and variable.role != "diagnostic":
             data.left_out[variable.name] = f"which is {finite.min():g} everywhere"
         elif variable.role == "prognostic" and "time" in array.dims and _still(array):
-            why = "constant, but stored for every time"
-            kept.append(Found(variable.name, variable.var, "dynamic_forcing", variable.levels, variable.path, why))
+            kept.append(replace(variable, role="dynamic_forcing", why="it does not seem to change"))
+        elif variable.role == "static" and "time" in array.dims and not _still(array):
+            kept.append(replace(variable, role="dynamic_forcing", why="it changes in time"))
         else:
             kept.append(variable)
     data.variables = kept

@@ -124,7 +124,7 @@ def cam(folder):
     made["OMEGA_I"] = (("time", "ilev", "lat", "lon"), np.zeros((40, 4, 24, 48), np.float32))
     made.to_netcdf(folder / "cam.h1.nc")
     return [folder / "cam.h1.nc"], {
-        "PHIS": "dynamic_forcing",
+        "PHIS": "static",
         "PRECT": "diagnostic",
         "ICEFRAC": "dynamic_forcing",
         "T": "prognostic",
@@ -149,7 +149,7 @@ def wrf(folder):
     return [folder / "wrfout_d01.nc"], {
         "T2": "prognostic",
         "RAINNC": "diagnostic",
-        "HGT": "dynamic_forcing",
+        "HGT": "static",
         "QVAPOR": "prognostic",
     }
 
@@ -259,7 +259,7 @@ def test_a_slanting_grid_is_refused(tmp_path):
     with xr.load_dataset(file, decode_times=False) as made:
         made["XLAT"] = made["XLAT"] + 0.1 * made["XLONG"]
     made.to_netcdf(tmp_path / "slanting.nc")
-    with pytest.raises(UserError, match="T2, which is on south_north"):
+    with pytest.raises(UserError, match="curvilinear"):
         scan([str(tmp_path / "slanting.nc")])
 
 

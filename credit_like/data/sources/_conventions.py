@@ -166,7 +166,11 @@ def plane_axes(raw: xr.Dataset, names: Mapping[str, str], path: str) -> dict[str
             and variable.ndim <= 3
             and (
                 variable.attrs.get("standard_name") == role
-                or (str(name).lower() in _NAMES[role] and variable.attrs.get("standard_name") is None)
+                or (
+                    str(name).lower() in _NAMES[role]
+                    and str(name) not in ("x", "y")  # names of axes: a field of such a name is a quantity
+                    and variable.attrs.get("standard_name") is None
+                )
             )
         ]
         if not found:
