@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from credit_like import registry
 from credit_like.checkpoint.errors import SaveFailed
-from credit_like.parallel.tensor_copies import check_copies
+from credit_like.parallel.tensor_copies import check_copies, copied_over_tensor
 from credit_like.schema.trainer import TrainerSection
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
@@ -81,6 +81,7 @@ class Loop:
         self.validation, self.stop, self.monitor = validation, stop, monitor
         self.context, self.manager = state.context, state.manager
         self.section = schedule.section
+        self.copied = copied_over_tensor(state.parameters, state.context.runtime)
         self.pending: tuple[StepReport, dict[str, Any]] | None = None
         self.saved: tuple[int, bool] | None = None
         """Step of the newest save, and whether a validation due there came before it."""
@@ -320,7 +321,7 @@ class Loop:
         """
         progress = self.state.progress
         self._drain()
-        check_copies(self.train_step.copied, self.context.runtime)
+        check_copies(self.copied, self.context.runtime)
         score = self.score if progress.validated else None
         progress.seconds = self.before + time.monotonic() - self.begun
         while True:
