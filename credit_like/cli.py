@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from credit_like.errors import RunError, UserError
+from credit_like.errors import UserError, known_message
 from credit_like.processes import end_with
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ _INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    A UserError or RunError is printed as one message. Any other exception is a fault of the program and keeps its
-    traceback; CREDIT_LIKE_TRACEBACK=1 shows the traceback of the former too.
+    A UserError or RunError, exhausted memory and a rank that does not answer are printed as one message. Any other
+    exception is a fault of the program and keeps its traceback; CREDIT_LIKE_TRACEBACK=1 shows the traceback of the former too.
     """
     try:
         with _OneMessage():
@@ -75,12 +75,12 @@ class _OneMessage:
     ) -> None:
         if error is None or isinstance(error, (SystemExit, KeyboardInterrupt)):
             return
-        known = isinstance(error, (UserError, RunError)) and not os.environ.get("CREDIT_LIKE_TRACEBACK")
+        message = None if os.environ.get("CREDIT_LIKE_TRACEBACK") else known_message(error)
         status = 2 if isinstance(error, UserError) else 1
         if _of_several():
-            _end_rank(error, known, status)
-        elif known:
-            typer.echo(str(error), err=True)
+            _end_rank(error, message, status)
+        elif message is not None:
+            typer.echo(message, err=True)
             sys.exit(status)
 
 
@@ -92,7 +92,7 @@ def _of_several() -> bool:
     return False
 
 
-def _end_rank(error: BaseException, known: bool, status: int) -> NoReturn:
+def _end_rank(error: BaseException, message: str | None, status: int) -> NoReturn:
     """Report the error if it was the first of all ranks, and end.
 
     At once, without what an interpreter does at its end: it may wait for ranks that do not come any more.
@@ -105,7 +105,7 @@ def _end_rank(error: BaseException, known: bool, status: int) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     cause, causes = blame.claim(blame.cause_of(error, place.rank, status), place)
     if cause.rank == place.rank:
-        text = str(error) if known else "".join(traceback.format_exception(error)).rstrip()
+        text = "".join(traceback.format_exception(error)).rstrip() if message is None else message
         typer.echo(f"rank {place.rank}: {text}", err=True)
         if causes is not None:
             causes.reported()

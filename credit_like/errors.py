@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError)
 """Exceptions that the file libraries raise for incomplete or invalid files."""
+
+
+_OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
+"""What torch says of the host's memory and of the GPU's."""
+_NO_ANSWER = re.compile("gloo.*Timed out waiting|Watchdog caught collective operation timeout")
 
 
 class UserError(ValueError):
@@ -20,6 +26,24 @@ class UserError(ValueError):
 
 class RunError(RuntimeError):
     """A cause outside the program ended a run, such as unreadable data: one message, exit status 1."""
+
+
+def known_message(error: BaseException) -> str | None:
+    """Return the one message of an error whose cause lies outside the program; None for a bug, which keeps its traceback.
+
+    These are UserError and RunError, exhausted memory, and ranks that do not answer each other in time.
+    """
+    if isinstance(error, (UserError, RunError)):
+        return str(error)
+    text = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text)):
+        return (
+            f"out of memory: {text[:300] or type(error).__name__}; use fewer trainer.loader.num_workers or a smaller "
+            "trainer.micro_batch_size, set trainer.activation_checkpoint: true, or request more memory"
+        )
+    if isinstance(error, RuntimeError) and _NO_ANSWER.search(text):
+        return f"another rank did not answer within trainer.timeout; it hangs, was stopped, or its node is gone: {text[:300]}"
+    return known_message(error.__cause__) if error.__cause__ is not None else None
 
 
 @contextmanager

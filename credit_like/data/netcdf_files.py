@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import logging
+import math
 import os
 import threading
 from collections import OrderedDict, deque
@@ -31,6 +32,8 @@ from xarray.core import indexing
 from credit_like.data.direct import DirectArray, Spans
 
 _MOST_OPEN = 128  # files kept open for reading; a process is often limited to 1024 open files of all kinds
+_UNPACKED_BYTES = 2**28  # that any file may take in memory
+_MOST_COMPRESSED = 1100  # deflate makes no values smaller than by a factor of 1032
 _NO_CACHE = (0, 1, 0.0)
 _DEFAULT_CACHE = netCDF4.get_chunk_cache()
 _LOG = logging.getLogger(__name__)
@@ -206,9 +209,13 @@ def reading(path: str | Path) -> Iterator[netCDF4.Dataset]:
 def load(path: str | Path, **decoding: Any) -> xr.Dataset:
     """Load a file into memory, as `xarray.load_dataset` with these options does.
 
-    Raises OSError if it cannot be opened.
+    Raises OSError if it cannot be opened, ValueError if it would take far more memory than compression explains.
     """
     with reading(path) as file:
+        unpacked = sum(math.prod(v.shape) * np.dtype(v.dtype).itemsize for v in file.variables.values())
+        limit = max(_UNPACKED_BYTES, _MOST_COMPRESSED * os.path.getsize(path))
+        if unpacked > limit:
+            raise ValueError(f"expected at most {limit:,} bytes of values, got a file that declares {unpacked:,}")
         dataset = xr.open_dataset(NetCDF4DataStore(file, lock=False), **decoding).load()
     dataset.set_close(None)
     return dataset

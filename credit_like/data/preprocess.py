@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -37,6 +40,7 @@ from credit_like.data.statistics import (
 )
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import to_text
+from credit_like.errors import reading
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
@@ -104,7 +108,8 @@ def preprocess(
             progress(done, total)
     whole = Scan.zero(sum(map(len, varying(variables))), store.grid.height, store.grid.width)
     for piece in pieces:
-        whole = whole.merge(load_scan(piece.file))
+        with reading("a piece of an unfinished pass", piece.file, f"remove {parts}"):
+            whole = whole.merge(load_scan(piece.file))
     found = audit(store, variables, whole)
     found.save(folder)
     statistics = finish(store, variables, data, whole)
@@ -171,9 +176,17 @@ def save_scan(found: Scan, file: Any) -> None:
 
 
 def load_scan(path: Path) -> Scan:
-    """Load a scan that `save_scan` wrote."""
-    with np.load(path, allow_pickle=False) as file:
+    """Load a scan that `save_scan` wrote. Raises ValueError for a file that is damaged or larger than it looks."""
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(np.load(stack.enter_context(path.open("rb")), allow_pickle=False))
+        except zipfile.BadZipFile as error:
+            raise ValueError(f"expected an archive, got {error}") from error
+        if any(member.compress_type != zipfile.ZIP_STORED for member in file.zip.infolist()):
+            raise ValueError("expected an archive without compression")
         shape = tuple(file["shape"].tolist())
+        if math.prod(shape) > 8 * file["valid"].size:
+            raise ValueError(f"expected {math.prod(shape)} points, got at most {8 * file['valid'].size}")
         valid = np.unpackbits(file["valid"], count=int(np.prod(shape))).astype(bool).reshape(shape)
         tables = [dict(zip(file[f"{name}_at"].tolist(), file[name], strict=True)) for name in ("lacking", "looks")]
         return Scan(Moments(*file["value"]), Moments(*file["change"]), valid, *tables)

@@ -150,9 +150,12 @@ class ForecastFiles:
         if "number" not in array.dims:
             array = array.expand_dims("number")
         dims = ("number", "prediction_timedelta", _level_dim(array), "latitude", "longitude")
+        start = calendar.to_text(calendar.from_seconds(np.array([init]), self.calendar)[0])
         with (
             self._lock,
-            reading(f"values of {name}", self.provenance, "remove them and run `credit-like rollout` again"),
+            reading(
+                f"values of {name} from {start}", self.provenance, "remove them and run `credit-like rollout` again"
+            ),
         ):
             values = array.transpose(*dims).values
         values = values[..., self._rows, :][..., self._columns].astype(np.float64)

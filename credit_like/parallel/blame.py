@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 import torch.distributed as dist
 
-from credit_like.errors import RunError, UserError
+from credit_like.errors import known_message
 from credit_like.parallel.environment import Environment
 
 _POLL = 1.0
@@ -117,8 +117,7 @@ class Causes:
 
 def cause_of(error: BaseException, rank: int, status: int = 1) -> Cause:
     """Return an error as a cause: known errors by their message, others with their type."""
-    known = isinstance(error, (UserError, RunError))
-    return Cause(rank, str(error) if known else f"{type(error).__name__}: {error}", status)
+    return Cause(rank, known_message(error) or f"{type(error).__name__}: {error}", status)
 
 
 _causes: Causes | None = None

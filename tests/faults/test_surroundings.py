@@ -1,0 +1,246 @@
+"""What happens around a run while it lasts: memory, disks, clocks and files that others change."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from credit_like import build, cli
+from credit_like.checkpoint.lock import RunLock
+from credit_like.checkpoint.manager import CheckpointManager
+from credit_like.data import netcdf_files
+from credit_like.data.preprocess import load_scan
+from credit_like.data.sources.synthetic import Config, generate
+from credit_like.errors import RunError, UserError, known_message
+from credit_like.evaluation.sources import ForecastFiles, open_forecast
+from credit_like.grid import Grid
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import load_experiment
+from credit_like.training import loop as loop_module
+from credit_like.variables import Variables
+from tests.experiments import DEMO
+from tests.faults import harness, tiny
+from tests.faults.test_disk import small_disk  # noqa: F401 - a fixture
+from tests.integration.test_restart import TINY
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def numpy_array() -> None:
+    np.empty(2**55, np.uint8)
+
+
+def torch_tensor() -> None:
+    torch.empty(2**55, dtype=torch.uint8)
+
+
+def consequence() -> None:
+    try:
+        numpy_array()
+    except MemoryError as error:
+        raise RuntimeError("writing the forecast failed") from error
+
+
+@pytest.mark.parametrize("exhaust", [numpy_array, torch_tensor, consequence])
+def test_exhausted_memory_is_one_message(exhaust, capsys) -> None:
+    with pytest.raises(SystemExit) as end, cli._OneMessage():
+        exhaust()
+    assert end.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("out of memory: ")
+    assert len(said.splitlines()) == 1
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    for error in (RuntimeError("shape"), KeyError("gloo"), ValueError("out of memory")):
+        assert known_message(error) is None
+        with pytest.raises(type(error)), cli._OneMessage():
+            raise error
+
+
+def _limited(rank, world, port, save_loc, section) -> int:
+    """Train a large model with 256 MiB more address space than the process has by now."""
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, resource.RLIM_INFINITY))
+    large = "model={type: wxformer, dim: [512, 1024, 2048, 4096], depth: [1, 1, 1, 1], dim_head: 8}"
+    values = [*TINY, large, "inference.init=null", "inference.lead=12h", f"save_loc={save_loc}"]
+    try:
+        cli.main(["train", str(DEMO), *(part for value in values for part in ("--set", value))])
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+@pytest.mark.slow
+def test_a_limit_of_memory_fails_the_run_with_one_message(tmp_path) -> None:
+    job = harness.Job(tmp_path / "run", {}, body=_limited)
+    assert job.wait(120)
+    said = (tmp_path / "run.0.out").read_text()
+    assert job.end() == [1], said
+    assert said.count("out of memory: ") == 1
+    assert "Traceback" not in said
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert status["reason"].startswith("out of memory: ")
+
+
+# ---- the folder of the run ---------------------------------------------------------------------------------------------
+
+
+def test_a_note_of_another_host_without_a_lock_does_not_stop_a_run(tmp_path) -> None:
+    """As a node leaves it that lost its power: the lock is the kernel's, the note is only a note."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / ".lock").write_text(json.dumps({"host": "elsewhere", "pid": os.getpid(), "PBS_JOBID": "7.server"}))
+    with RunLock(run):
+        assert "elsewhere" not in (run / ".lock").read_text()
+    (run / ".lock").write_bytes(b"\xff\0" * 1000)
+    assert tiny.trainer(run, epochs=1).fit().state == "finished"
+
+
+def test_a_disk_of_checkpoints_that_becomes_read_only(small_disk, tmp_path, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr(loop_module.time, "sleep", lambda seconds: None)
+    section = {"checkpoint": {"every": 2, "keep": 2}, "epochs": 1}
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "checkpoints").symlink_to(small_disk)
+    trainer = tiny.trainer(run, **section)
+    inner = trainer.train_step
+
+    def step(micro_batches, count, learning_rate, number):
+        if number == 5:
+            trainer.manager.wait()
+            subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        return inner(micro_batches, count, learning_rate, number)
+
+    monkeypatch.setattr(trainer, "train_step", step)
+    try:
+        outcome = trainer.fit()
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    assert outcome.state == "failed"
+    assert "Read-only file system" in outcome.reason
+    newest = CheckpointManager(run / "checkpoints").latest()
+    assert newest is not None
+    assert newest.step == 4
+    assert tiny.trainer(run, **section).fit().state == "finished"
+    tiny.trainer(tmp_path / "whole", **section).fit()
+    harness.assert_same(run, tmp_path / "whole")
+
+
+# ---- data --------------------------------------------------------------------------------------------------------------
+
+
+def _with_changed_data(store: Path, save_loc: Path, change) -> int:
+    """Train on a zarr store, and change it during the first step."""
+    from credit_like.training.step import TrainStep
+
+    described = load_experiment(DEMO, [*TINY, "trainer.loader.num_workers=0", f"save_loc={save_loc}"]).to_dict()
+    described["data"]["source"] = {"type": "zarr", "path": str(store)}
+    experiment = Experiment.model_validate(described)
+    inner, changed = TrainStep.__call__, []
+
+    def step(self, *arguments, **options):
+        if not changed:
+            changed.append(True)
+            change(store)
+        return inner(self, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TrainStep, "__call__", step)
+        return build.train(experiment)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """The data of the demonstration, as a store."""
+    (source,) = load_experiment(DEMO, TINY).data.source
+    generate(source).to_zarr(tmp_path / "data.zarr", zarr_format=3, consolidated=False)
+    return tmp_path / "data.zarr"
+
+
+def removed(store: Path) -> None:
+    shutil.rmtree(store)
+
+
+def smaller(store: Path) -> None:
+    shutil.rmtree(store)
+    generate(Config(steps=60, longitudes=32, latitudes=16)).to_zarr(store, zarr_format=3, consolidated=False)
+
+
+def missing(store: Path) -> None:
+    dataset = xr.open_zarr(store, consolidated=False).load()
+    dataset.close()
+    shutil.rmtree(store)
+    for variable in dataset.data_vars.values():
+        if "time" in variable.dims:
+            variable.values[:] = np.nan
+    for variable in dataset.variables.values():
+        variable.encoding.clear()
+    dataset.to_zarr(store, zarr_format=3, consolidated=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", [removed, smaller, missing])
+def test_data_that_change_during_a_training_end_it_with_one_message(tmp_path, store, change) -> None:
+    """Fields that are gone or of another shape cannot be read; those that lost all values are not those of the statistics."""
+    run = tmp_path / "run"
+    with pytest.raises((RunError, UserError)) as error:
+        _with_changed_data(store, run, change)
+    assert ("the data have changed since the statistics were fitted" if change is missing else str(store)) in str(
+        error.value
+    )
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert status["reason"] == str(error.value)
+
+
+def test_a_truncated_chunk_of_a_forecast_is_named(tmp_path) -> None:
+    grid = Grid(np.linspace(75, -75, 6), np.arange(8) * 45.0)
+    times = np.array(["2000-01-01", "2000-01-02"], "datetime64[ns]")
+    leads = np.array([6, 12], "timedelta64[h]").astype("timedelta64[ns]")
+    axes = {"time": times, "prediction_timedelta": leads, "latitude": grid.latitude, "longitude": grid.longitude}
+    values = np.random.default_rng(0).normal(size=(2, 2, 6, 8)).astype("f4")
+    dataset = xr.Dataset({"u": (tuple(axes), values)}, axes)
+    dataset.to_zarr(tmp_path / "f.zarr", zarr_format=3, consolidated=False, encoding={"u": {"chunks": (1, 1, 6, 8)}})
+    chunk = tmp_path / "f.zarr" / "u" / "c" / "1" / "0" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:-20])
+    (variable,) = Variables(tiny.experiment(tmp_path / "run").data).role("prognostic")[:1]
+    files = ForecastFiles(open_forecast(tmp_path / "f.zarr"), grid, str(tmp_path / "f.zarr"))
+    hours = [6 * 3600, 12 * 3600]
+    read = files.fields(int(times[0].astype("datetime64[s]").astype(int)), hours, variable, [0])
+    np.testing.assert_array_equal(read[0, :, 0], values[0])
+    with pytest.raises(UserError, match=r"values of u from 2000-01-02T00:00:00, got .*f\.zarr"):
+        files.fields(int(times[1].astype("datetime64[s]").astype(int)), hours, variable, [0])
+
+
+# ---- files that are larger than they look --------------------------------------------------------------------------------
+
+
+def test_a_netcdf_file_that_declares_more_than_it_can_hold_is_refused(tmp_path) -> None:
+    path = tmp_path / "bomb.nc"
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("x", 2**40)
+        file.createVariable("mean", "f8", ("x",), zlib=True, chunksizes=(2**20,))
+    assert path.stat().st_size < 2**20
+    with pytest.raises(ValueError, match="bytes of values, got a file that declares"):
+        netcdf_files.load(path)
+
+
+def test_a_piece_of_a_pass_that_is_compressed_or_damaged_is_refused(tmp_path) -> None:
+    np.savez_compressed(tmp_path / "bomb.npz", valid=np.zeros(2**22, np.uint8), shape=np.array([1, 2**15, 2**10]))
+    np.savez(tmp_path / "shape.npz", valid=np.zeros(8, np.uint8), shape=np.array([1, 2**30, 2**30]))
+    (tmp_path / "noise.npz").write_bytes(b"PK\3\4" + os.urandom(100))
+    for name in ("bomb", "shape", "noise"):
+        with pytest.raises(ValueError, match="expected"):
+            load_scan(tmp_path / f"{name}.npz")
