@@ -14,6 +14,7 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.losses import LossConfig
 from credit_like.nn.area import AreaMean
+from credit_like.transforms import Transforms
 from credit_like.variables import Variables
 
 
@@ -21,7 +22,8 @@ class AreaLoss(nn.Module):
     """Scalar loss of a predicted step.
 
     loss = Σ_c v_c · mean_area(ℓ(e_c / s_c)) / Σ_c v_c, averaged over the batch, with ℓ the `pointwise` or `rowwise` of the
-    loss plug-in, v the variable weights, s the channel's scale. Points without data (`valid` False) are excluded from
+    loss plug-in, v the variable weights, s the channel's scale. Of a variable with a transform, e is the error of the
+    transformed values. Points without data (`valid` False) are excluded from
     the mean. Each domain rank computes its part.
     """
 
@@ -34,6 +36,7 @@ class AreaLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.config = config
+        self.transforms = Transforms(variables.outputs)
         self.rowwise = hasattr(loss_module(config), "rowwise")
         known = [variable.name for variable in variables.outputs]
         for name in config.variable_weights:
@@ -63,6 +66,9 @@ class AreaLoss(nn.Module):
         """Return (B, C): this rank's part of the area mean of each channel."""
         # Missing points are masked before any non-linear operation, because the gradient of a NaN is NaN even under a
         # zero weight.
+        if self.transforms:
+            prediction_BCHW = self.transforms.forward(prediction_BCHW, torch)
+            target_BCHW = self.transforms.forward(target_BCHW, torch)
         error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
         if not self.rowwise:
             return self.area.part(loss_values(self.config, error))
