@@ -8,7 +8,7 @@ import torch
 
 from credit_like import build
 from credit_like.checkpoint.manager import CheckpointManager
-from credit_like.data.statistics import Statistics, fit_statistics
+from credit_like.data.statistics import Statistics, fit_statistics, scan, scan_blocks, varying, wanted_times
 from credit_like.data.store import open_store
 from credit_like.losses._mean import AreaLoss
 from credit_like.schema.checks import section_findings
@@ -77,6 +77,18 @@ def test_statistics_are_those_of_the_transformed_values(trained) -> None:
         statistics.select(Variables(plain.data).outputs)
     with pytest.raises(ValueError, match=r"with the transform 'log1p of x / 0\.1', got 'none'"):
         fit_statistics(store, Variables(plain.data), plain.data).select(variables.outputs)
+
+
+def test_the_audit_looks_at_physical_values(trained) -> None:
+    found = {}
+    for section in (trained.data, load_experiment(DEMO, [*SHORT, "data.source.steps=60"]).data):
+        variables = Variables(section)
+        store = open_store(section, variables)
+        parts = scan_blocks(store, varying(variables), *wanted_times(store, section))
+        found[section is trained.data] = scan(store, varying(variables), parts, look=True).looks
+    assert found[True].keys() == found[False].keys()
+    for position, looks in found[True].items():
+        np.testing.assert_allclose(looks, found[False][position], rtol=1e-12)
 
 
 def test_a_step_and_its_loss_equal_the_formulas(trained) -> None:

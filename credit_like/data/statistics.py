@@ -268,8 +268,9 @@ class Scan:
         follows: Sequence[bool],
         before_CHW: Fields | None = None,
         look: bool = False,
+        physical_TCHW: Fields | None = None,
     ) -> None:
-        """Add fields (T, C, H, W) to the scan.
+        """Add fields (T, C, H, W) to the scan; `looks` are those of `physical_TCHW`, where the fields are transformed.
 
         `counts` marks the times that enter the moments, `follows` those whose change since the previous time does as
         well. The field before the first time is `before_CHW`.
@@ -286,8 +287,12 @@ class Scan:
                     lacking[t, c] = plane.size - now.count
                     squares = now.squares(memory[2])
                     if look and now.count:
-                        extremes = np.fmin.reduce(plane, axis=None), np.fmax.reduce(plane, axis=None)
-                        looks[t, c] = now.mean, (squares / now.count) ** 0.5, *extremes
+                        shown, mean, spread = plane, now.mean, squares
+                        if physical_TCHW is not None:
+                            shown = physical_TCHW[t, c]
+                            _, mean, spread = moments_of(shown)
+                        extremes = np.fmin.reduce(shown, axis=None), np.fmax.reduce(shown, axis=None)
+                        looks[t, c] = mean, (spread / now.count) ** 0.5, *extremes
                     if counts[t]:
                         self.value.add(c, now.count, now.mean, squares)
                         if follows[t] and last is not None:
@@ -354,7 +359,8 @@ def scan(
             follows = counts[:-1] & (steps == store.step_seconds)
             previous = before if before is None else transformed.forward(before, np, 0)
             values = transformed.forward(fields, np)
-            result.add(positions.tolist(), values, counts[1:].tolist(), follows.tolist(), previous, look)
+            physical = fields if transformed else None
+            result.add(positions.tolist(), values, counts[1:].tolist(), follows.tolist(), previous, look, physical)
             last, before = int(positions[-1]), fields[-1]
             if each is not None:
                 for position, field, wanted in zip(positions.tolist(), fields, counts[1:].tolist(), strict=True):
