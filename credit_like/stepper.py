@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from credit_like.data.statistics import Statistics
 from credit_like.nn.noise import NoiseKeys
 from credit_like.state import Sample, State
+from credit_like.transforms import Transforms
 from credit_like.variables import Variables
 
 Predict = Literal["increment", "state"]
@@ -27,11 +28,14 @@ class Stepper(nn.Module):
     The model maps (B, C_in, T, H, W), in the channel order of `Variables`, to (B, C_out, 1, H, W). With
     `predict: increment` its prognostic outputs are the change over one step in units of its standard deviation,
     x(t + dt) = x(t) + change_std · y. With `predict: state`, x(t + dt) = mean + std · y. Diagnostic outputs always use
-    the second form. Points without data hold the channel's mean inside a `State`; `masked` turns them back into NaN.
+    the second form. Of a variable with a transform T, x stands for T(x), here and in its statistics; states are always in
+    physical units. Points without data hold the channel's mean inside a `State`; `masked` turns them back into NaN.
     """
 
     mean: Tensor
     std: Tensor
+    fill: Tensor
+    """The mean in physical units, at points without data."""
     change_std: Tensor
     forcing_mean: Tensor
     forcing_std: Tensor
@@ -63,10 +67,15 @@ class Stepper(nn.Module):
         """
         mean, std, change_std = statistics.select(variables.outputs)
         forcing_mean, forcing_std, _ = statistics.select(variables.role("dynamic_forcing"))
+        self.transforms, self.prognostic_transforms = (
+            Transforms(variables.outputs),
+            Transforms(variables.role("prognostic")),
+        )
         static_mean, static_std, _ = statistics.select(variables.role("static"))
         static = (static_CHW - static_mean[:, None, None]) / static_std[:, None, None]
         self._buffer("mean", mean[:, None, None])
         self._buffer("std", std[:, None, None])
+        self._buffer("fill", self.transforms.inverse(mean, np, 0)[:, None, None])
         self._buffer("change_std", change_std[: self.n_prognostic, None, None])
         self._buffer("forcing_mean", forcing_mean[:, None, None, None])
         self._buffer("forcing_std", forcing_std[:, None, None, None])
@@ -82,8 +91,7 @@ class Stepper(nn.Module):
         `member` (B,) int64 selects the noise of each forecast, together with its initial time; 0 by default.
         """
         n = self.n_prognostic
-        valid, mean = self.valid[:n, None], self.mean[:n, None]
-        prognostic = torch.where(valid, prognostic_BCTHW, mean)
+        prognostic = torch.where(self.valid[:n, None], prognostic_BCTHW, self.fill[:n, None])
         diagnostic = prognostic.new_zeros(prognostic.shape[0], len(self.mean) - n, *prognostic.shape[-2:])
         key = None
         if self.noise is not None:
@@ -101,14 +109,14 @@ class Stepper(nn.Module):
             y_BCHW = y_BCHW.roll(-self.shift, -1)
         n, now = self.n_prognostic, state.now
         if self.predict == "increment":
-            prognostic = now + self.change_std * y_BCHW[:, :n]
+            prognostic = self.prognostic_transforms.forward(now, torch) + self.change_std * y_BCHW[:, :n]
         else:
             prognostic = self.mean[:n] + self.std[:n] * y_BCHW[:, :n]
         diagnostic = self.mean[n:] + self.std[n:] * y_BCHW[:, n:]
-        after = torch.cat([prognostic, diagnostic], 1)
+        after = self.transforms.inverse(torch.cat([prognostic, diagnostic], 1), torch)
         for fix in self.physics:
             after = fix(after, now)
-        after = torch.where(self.valid, after, self.mean)
+        after = torch.where(self.valid, after, self.fill)
         frames = torch.cat([state.prognostic[:, :, 1:], after[:, :n, None]], 2)
         key = None if state.key is None else NoiseKeys.after(state.key)
         return State(frames, after[:, n:], state.index + 1, key)
@@ -116,7 +124,8 @@ class Stepper(nn.Module):
     def inputs(self, state: State, forcing_BCTHW: Tensor) -> Tensor:
         """Return the model input (B, C_in, T, H, W): normalised prognostic, static and forcing channels."""
         n = self.n_prognostic
-        prognostic = (state.prognostic - self.mean[:n, None]) / self.std[:n, None]
+        values = self.prognostic_transforms.forward(state.prognostic, torch)
+        prognostic = (values - self.mean[:n, None]) / self.std[:n, None]
         batch, _, frames = prognostic.shape[:3]
         static = self.static[None, :, None].expand(batch, -1, frames, -1, -1).to(prognostic.dtype)
         forcing = torch.nan_to_num((forcing_BCTHW - self.forcing_mean) / self.forcing_std, nan=0.0)

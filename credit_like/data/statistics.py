@@ -22,6 +22,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import credit_like
+from credit_like import transforms
 from credit_like.data import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
@@ -50,6 +51,7 @@ class Statistics:
 
     `mean`, `std`, `change_std` (channel) are float64 in the data's units; `change_std` is NaN for static channels and
     if no two times are consecutive. `valid` (channel, latitude, longitude) marks the points that ever have data;
+    `transform` (channel) names the functions of which they are the statistics, if there are any; it is absent otherwise.
     `missing_time` (missing) lists the times at which one of these points lacks data, and `missing_seconds` the same
     times as numbers.
     """
@@ -63,6 +65,7 @@ class Statistics:
     ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Return (mean, std, change_std), each (C,) float64. Raises UserError for a channel that does not exist."""
         at = self._positions(variables)
+        self._check_transforms(variables, at)
         mean, std, change_std = (self.dataset[name].values[at] for name in ("mean", "std", "change_std"))
         return mean, std, change_std
 
@@ -82,6 +85,18 @@ class Statistics:
         """Return (time, channels) of every missing or incomplete field."""
         times, what = self.dataset["missing_time"].values, self.dataset["missing_channels"].values
         return list(zip(map(str, times), map(str, what), strict=True))
+
+    def _check_transforms(self, variables: Sequence[Variable], at: Sequence[int]) -> None:
+        """Raise UserError where the statistics are not those of the values that the experiment transforms."""
+        stored = (
+            self.dataset["transform"].values if "transform" in self.dataset else [""] * self.dataset.sizes["channel"]
+        )
+        for name, i, wanted in zip(Variables.channel_names(variables), at, transforms.names(variables), strict=True):
+            if str(stored[i]) != wanted:
+                raise UserError(
+                    f"expected statistics of {name} with the transform {wanted or 'none'!r}, got {str(stored[i]) or 'none'!r}; "
+                    "fit them again with `credit-like preprocess`"
+                )
 
     def _positions(self, variables: Sequence[Variable]) -> list[int]:
         wanted = Variables.channel_names(variables)
@@ -254,8 +269,9 @@ class Scan:
         follows: Sequence[bool],
         before_CHW: Fields | None = None,
         look: bool = False,
+        physical_TCHW: Fields | None = None,
     ) -> None:
-        """Add fields (T, C, H, W) to the scan.
+        """Add fields (T, C, H, W) to the scan; `looks` are those of `physical_TCHW`, where the fields are transformed.
 
         `counts` marks the times that enter the moments, `follows` those whose change since the previous time does as
         well. The field before the first time is `before_CHW`.
@@ -272,8 +288,12 @@ class Scan:
                     lacking[t, c] = plane.size - now.count
                     squares = now.squares(memory[2])
                     if look and now.count:
-                        extremes = np.fmin.reduce(plane, axis=None), np.fmax.reduce(plane, axis=None)
-                        looks[t, c] = now.mean, (squares / now.count) ** 0.5, *extremes
+                        shown, mean, spread = plane, now.mean, squares
+                        if physical_TCHW is not None:
+                            shown = physical_TCHW[t, c]
+                            _, mean, spread = moments_of(shown)
+                        extremes = np.fmin.reduce(shown, axis=None), np.fmax.reduce(shown, axis=None)
+                        looks[t, c] = mean, (spread / now.count) ** 0.5, *extremes
                     if counts[t]:
                         self.value.add(c, now.count, now.mean, squares)
                         if follows[t] and last is not None:
@@ -319,7 +339,7 @@ def scan(
     first time needs the time before it, which is read separately if the previous block does not end there.
     """
     shape = (sum(map(len, variables)), store.grid.height, store.grid.width)
-    result = Scan.zero(*shape)
+    result, transformed = Scan.zero(*shape), transforms.Transforms(variables)
     # One block is being processed, one holds the previous time, and one is being filled.
     memory = [np.empty((max((len(part[0]) for part in parts), default=0), *shape), np.float32) for _ in range(3)]
 
@@ -338,7 +358,10 @@ def scan(
             coming = [ahead.submit(read, i + 1) for _ in parts[i + 1 : i + 2]]
             steps = store.seconds[positions] - store.seconds[positions - 1]
             follows = counts[:-1] & (steps == store.step_seconds)
-            result.add(positions.tolist(), fields, counts[1:].tolist(), follows.tolist(), before, look)
+            previous = before if before is None else transformed.forward(before, np, 0)
+            values = transformed.forward(fields, np)
+            physical = fields if transformed else None
+            result.add(positions.tolist(), values, counts[1:].tolist(), follows.tolist(), previous, look, physical)
             last, before = int(positions[-1]), fields[-1]
             if each is not None:
                 for position, field, wanted in zip(positions.tolist(), fields, counts[1:].tolist(), strict=True):
@@ -414,8 +437,10 @@ def finish(store: FieldStore, variables: Variables, data: DataSection, total: Sc
     count = np.concatenate([total.value.count, fixed.value.count])
     std, change_std = _guard(names, Variables.channel_names(variables.outputs), mean, std, change_std, count)
     missing = _missing(store, names, total)
+    functions = transforms.names([*varying(variables), *statics])
     dataset = xr.Dataset(
         {
+            **({"transform": ("channel", np.array(functions, str))} if any(functions) else {}),
             "mean": ("channel", mean, {"long_name": "mean over the training period and all points with data"}),
             "std": ("channel", std, {"long_name": "standard deviation about that mean"}),
             "change_std": (

@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 from torch import nn
 
-from credit_like import registry
+from credit_like import registry, transforms
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
 from credit_like.data.aliases import find
@@ -117,12 +117,16 @@ class Forecaster:
         outputs = np.isfinite(store.read(self.variables.outputs, [now])[0])
         everywhere = outputs[: self.variables.n("prognostic")].all(0)
         outputs = np.where(outputs.any((-2, -1))[:, None, None], outputs, everywhere)
-        parts = [self.normalisation[role] for role in ("prognostic", "diagnostic", "dynamic_forcing", "static")]
+        roles = ("prognostic", "diagnostic", "dynamic_forcing", "static")
+        parts = [self.normalisation[role] for role in roles]
         names = [name for part in parts for name in part["channels"]]
         columns = {
             key: ("channel", np.array([np.nan if x is None else x for part in parts for x in part[key]], np.float64))
             for key in ("mean", "std", "change_std")
         }
+        functions = transforms.names([variable for role in roles for variable in self.variables.role(role)])
         rest = np.ones((len(names) - len(outputs), *outputs.shape[1:]), bool)
         valid = (("channel", "latitude", "longitude"), np.concatenate([outputs, rest]))
-        return Statistics(xr.Dataset({**columns, "valid": valid}, {"channel": names}))
+        return Statistics(
+            xr.Dataset({**columns, "valid": valid, "transform": ("channel", functions)}, {"channel": names})
+        )

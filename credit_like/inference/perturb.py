@@ -24,6 +24,7 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.schema.checks import ensemble_findings
 from credit_like.schema.inference import Ensemble
+from credit_like.transforms import Transforms
 from credit_like.variables import Variables
 
 EARTH_RADIUS_KM = 6371.22
@@ -92,6 +93,7 @@ def perturbations(
     _, _, change_std = statistics.select(prognostic)
     amplitude = [ensemble.amplitude.get(variable.name, 0.0) for variable in prognostic for _ in variable.channels]
     size_C = np.array(amplitude) * change_std
+    transforms = Transforms(prognostic)
     field = SphericalRandomField(grid, ensemble.length_scale_km)
 
     def noise(member: int, init: int) -> NDArray[np.float32]:
@@ -104,7 +106,9 @@ def perturbations(
     def for_members(members: Sequence[int]) -> Callable[[Tensor, Sequence[int]], Tensor]:
         def perturb(newest_BCHW: Tensor, init: Sequence[int]) -> Tensor:
             drawn = np.stack([noise(member, i) for member, i in zip(members, init, strict=True)])
-            return newest_BCHW + torch.from_numpy(drawn).to(newest_BCHW.device)
+            changed = transforms.forward(newest_BCHW, torch) + torch.from_numpy(drawn).to(newest_BCHW.device)
+            perturbed: Tensor = transforms.inverse(changed, torch)
+            return perturbed
 
         return perturb
 

@@ -15,6 +15,7 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.losses import LossConfig
 from credit_like.nn.area import AreaMean
+from credit_like.transforms import Transforms
 from credit_like.variables import Variables
 
 
@@ -22,9 +23,9 @@ class AreaLoss(nn.Module):
     """Scalar loss of a predicted step.
 
     loss = Σ_c v_c · mean_area(ℓ(e_c / s_c)) / Σ_c v_c, averaged over the batch, with ℓ the `pointwise` or `rowwise` of the
-    loss plug-in, v the variable weights, s the channel's scale. Points without data (`valid` False) are excluded from
-    the mean. Each domain rank computes its part. `of_members` of a loss of ensembles takes the place of ℓ and gets the
-    errors of all members of a sample.
+    loss plug-in, v the variable weights, s the channel's scale. Of a variable with a transform, e is the error of the
+    transformed values. Points without data (`valid` False) are excluded from the mean. Each domain rank computes its part.
+    `of_members` of a loss of ensembles takes the place of ℓ and gets the errors of all members of a sample.
     """
 
     scale: Tensor
@@ -38,6 +39,7 @@ class AreaLoss(nn.Module):
         self.config = config
         self.module = loss_module(config)
         self.rowwise = hasattr(self.module, "rowwise")
+        self.transforms = Transforms(variables.outputs)
         known = [variable.name for variable in variables.outputs]
         for name in config.variable_weights:
             if name not in known:
@@ -82,6 +84,9 @@ class AreaLoss(nn.Module):
         of_members = getattr(self.module, "of_members", None)
         # Missing points are masked before any non-linear operation, because the gradient of a NaN is NaN even under a
         # zero weight.
+        if self.transforms:
+            prediction_BCHW = self.transforms.forward(prediction_BCHW, torch)
+            target_BCHW = self.transforms.forward(target_BCHW, torch)
         if of_members is None:
             if len(prediction_BCHW) != len(target_BCHW):
                 name = self.module.__name__.rpartition(".")[2]

@@ -140,6 +140,11 @@ def _variable_findings(data: DataSection) -> Iterator[Finding]:
             yield path, f"expected {spec.compute} at the surface, got it on levels, move {where} to {role}.surface"
         if spec.compute and role in OUTPUT_ROLES:
             yield path, f"expected a forcing to compute, got {role} {spec.name!r}, move it to dynamic_forcing"
+        if spec.transform and role not in OUTPUT_ROLES:
+            yield (
+                (*path, "transform"),
+                f"expected a predicted variable to transform, got {role} {spec.name!r}, remove it",
+            )
         if spec.fill and role != "dynamic_forcing":
             yield path, f"expected `fill` of a dynamic_forcing, got it of {role} {spec.name!r}, remove it"
         yield from _level_findings((*path, "levels"), spec.levels or ())

@@ -77,6 +77,25 @@ Periods = Annotated[
 ]
 
 
+class Transform(Section):
+    """A function that makes a variable more normal before it is scaled; in a file also just its `type`."""
+
+    shorthands = ({"enum": ["log1p", "sqrt", "asinh"]},)
+
+    type: Literal["log1p", "sqrt", "asinh"]
+    """With u = x / scale: log(1 + u), √(1 + u) − 1 or asinh u; −x has the opposite value."""
+    scale: float = Field(default=1.0, gt=0)
+    """Size of the variable, in its units, above which the function is no longer nearly linear."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_type(cls, value: Any) -> Any:
+        return {"type": value} if isinstance(value, str) else value
+
+    def __str__(self) -> str:
+        return f"{self.type} of x / {self.scale:.9g}"
+
+
 class VariableSpec(Section):
     """A variable, with where it is stored if that differs from the section's source; in a file also just its name."""
 
@@ -97,6 +116,10 @@ class VariableSpec(Section):
     fill: Literal["persist", "cyclic"] | None = None
     """How to continue a forcing beyond its data: `persist` holds the last analysed field, `cyclic` repeats a
     climatological year. Default: no continuation."""
+
+    transform: Transform | None = None
+    """Transform of a predicted variable, such as precipitation. Statistics, the model's inputs and outputs and the loss are
+    then those of the transformed values; forecasts and scores are in physical units."""
 
     @model_validator(mode="before")
     @classmethod

@@ -27,6 +27,11 @@ TINY = [
     "trainer.scheduler.warmup_steps=2",
     "trainer.checkpoint={every: 2, keep: 2}",
 ]
+PHASES = [
+    "trainer.phases=[{epochs: 1, batches_per_epoch: 3}, {epochs: 1, batches_per_epoch: 4, forecast_len: 3, backprop_steps: 2, "
+    "global_batch_size: 2, optimizer: {type: muon, learning_rate: 0.001}, loss: {type: sum, terms: [{loss: {type: mse}}, "
+    "{weight: 0.1, loss: {type: spectral}}]}, scheduler: {warmup_steps: 0}}]",
+]
 ROLLOUT = ["data.forecast_len=2", "trainer.batches_per_epoch=5"]
 
 
@@ -54,6 +59,7 @@ def wait_for_a_step(folder: Path, job: harness.Job) -> None:
     "section",
     [
         pytest.param(["trainer.loader.num_workers=1"], id="workers", marks=pytest.mark.long),
+        pytest.param([*PHASES, "trainer.loader.num_workers=1"], id="phases", marks=pytest.mark.long),
         pytest.param([*ROLLOUT, "trainer.optimizer={type: muon, learning_rate: 0.001}"], id="rollout-muon"),
     ],
 )
@@ -75,7 +81,12 @@ def test_kill_minus_nine_at_five_moments(tmp_path, section) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "extra", [pytest.param([], id="single", marks=pytest.mark.long), pytest.param(ROLLOUT, id="rollout")]
+    "extra",
+    [
+        pytest.param([], id="single", marks=pytest.mark.long),
+        pytest.param(PHASES, id="phases", marks=pytest.mark.long),
+        pytest.param(ROLLOUT, id="rollout"),
+    ],
 )
 def test_moved_through_every_kind_of_layout(tmp_path, extra) -> None:
     """Stopped after some steps in each: the curve of one process, to rounding."""

@@ -93,3 +93,20 @@ def test_submit_says_the_plan_and_refuses_what_cannot_fit(small, tmp_path, capsy
         else:
             assert "GB" in out.splitlines()[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["machine.yml", "small.yml"]
+
+
+@pytest.mark.slow
+def test_of_a_training_in_phases_the_hungriest_is_planned(small, tmp_path, capsys):
+    def planned(changes):
+        data = small.experiment().to_dict()
+        data["trainer"] |= changes.pop("trainer", {})
+        data["data"] |= changes
+        file = tmp_path / "small.yml"
+        file.write_text(yaml.safe_dump(data))
+        assert call("plan", file, "--gpus", "1", "--grid", "64x128", "--json") == 0
+        (row,) = json.loads(capsys.readouterr().out)["layouts"]
+        (rank,) = row["ranks"]
+        return rank["memory"]
+
+    phases = [{"forecast_len": 2}, {"forecast_len": 3}, {"forecast_len": 6, "backprop_steps": 1}]
+    assert planned({"trainer": {"phases": phases}}) == planned({"forecast_len": 3})
