@@ -19,6 +19,7 @@ from credit_like.data.store import FieldStore, open_store
 from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.evaluation.evaluate import evaluate as score
+from credit_like.evaluation.frames import save_scores
 from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_scores
@@ -240,6 +241,7 @@ def evaluate(experiment: Experiment) -> int:
     results = score(experiment, forecasts, truth, store, variables)
     folder = evaluation_folder(experiment)
     save_results(results, folder)
+    save_scores(results, folder)
     report = write_report(folder / "report.html", results, forecasts, truth, variables)
     print_scorecard(results)
     log.info("%s", report)
