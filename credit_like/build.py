@@ -21,6 +21,7 @@ from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
+from credit_like.evaluation.frames import save_scores
 from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_scores
@@ -279,6 +280,7 @@ def evaluate(experiment: Experiment) -> int:
     results = score(experiment, forecasts, truth, training, variables)
     folder = evaluation_folder(experiment)
     save_results(results, folder)
+    save_scores(results, folder)
     report = write_report(folder / "report.html", results, forecasts, truth, variables)
     print_scorecard(results)
     log.info("%s", report)

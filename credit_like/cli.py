@@ -310,6 +310,7 @@ def evaluate(file: File, set_: Set = None) -> None:
     experiment = _experiment(file, set_, scoring=True, forecasting=True)
     from credit_like import build
 
+    _log_lines()
     sys.exit(build.evaluate(experiment))
 
 
@@ -327,6 +328,7 @@ def plot(
     from credit_like.evaluation.maps import Choice
     from credit_like.schema.base import parse_duration
 
+    _log_lines()
     try:
         seconds = None if lead is None else int(parse_duration(lead).total_seconds())
     except UserError as error:
@@ -465,6 +467,22 @@ def status(save_loc: SaveLoc) -> None:
     from credit_like.launch.show import print_status
 
     sys.exit(print_status(save_loc))
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="Folder with runs, at any depth.")] = Path("runs"),
+    compare: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="A B", help="Compare two runs: experiments, losses and scores.")
+    ] = None,
+) -> None:
+    """Show all runs below a folder: state, step, loss, best validation loss, and in what their experiments differ."""
+    from credit_like.evaluation.compare import print_comparison, print_runs
+
+    if compare is not None:
+        print_comparison(*compare)
+    else:
+        print_runs(folder)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from credit_like import cli
 
 COMMANDS = [
     "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "bench",
-    "submit", "status", "cancel", "checkpoints", "export", "import-credit",
+    "submit", "status", "runs", "cancel", "checkpoints", "export", "import-credit",
 ]  # fmt: skip
 
 

@@ -181,7 +181,7 @@ def _figure(
             x = left + column * (_MAP + 0.12)
             ax = figure.add_axes((x / width, y / total, (_MAP - 0.1) / width, height / total))
             _map(ax, values, colour, norm, grid, land)
-            ax.set_title(title, fontsize=8, loc="left", pad=3)
+            ax.set_title(title, fontsize=8, loc="left", pad=3, y=1.0)
             if column:
                 ax.tick_params(labelleft=False)
             if i < len(fields) - 1:

@@ -60,7 +60,7 @@ def _scores_figure(results: xr.Dataset, panels: list[tuple[str, xr.DataArray]], 
         _curves(ax, scores, metric, exponent)
         shown = " ".join(part for part in (exponent_text(exponent) if exponent else "", units_text(units)) if part)
         title = channel_text(name, level_units_of(results))
-        ax.set_title(f"{title} ({shown})" if shown else title, fontsize=9, loc="left")
+        ax.set_title(f"{title} ({shown})" if shown else title, fontsize=9, loc="left", y=1.0)
         if column == 0:
             ax.set_ylabel(label, fontsize=9)
         if number + columns >= len(panels):

@@ -1,0 +1,78 @@
+"""Scores and training logs as pandas frames."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from credit_like.errors import UserError, replace
+
+COLUMNS = ("source", "variable", "level", "metric", "region", "lead_hours", "value", "units")
+
+
+def scores_frame(results: xr.Dataset) -> pd.DataFrame:
+    """Return scores as a tidy frame with `COLUMNS`; scores that are missing have no row."""
+    parts = []
+    for name, array in results.data_vars.items():
+        if "metric" not in array.dims:
+            continue
+        array = array.drop_vars([c for c in array.coords if c not in array.dims])
+        part = array.to_series().rename("value").dropna().reset_index()
+        part["variable"] = str(name)
+        part["units"] = str(array.attrs.get("units", ""))
+        if "level" not in part:
+            part["level"] = np.nan
+        parts.append(part)
+    if not parts:
+        return pd.DataFrame(columns=list(COLUMNS))
+    frame = pd.concat(parts, ignore_index=True)
+    frame["lead_hours"] = frame["lead_time"] / pd.Timedelta(hours=1)
+    return frame[list(COLUMNS)]
+
+
+def save_scores(results: xr.Dataset, folder: Path) -> Path:
+    """Write the frame of the scores to `scores.csv`."""
+    path = folder / "scores.csv"
+    part = path.with_suffix(".csv.part")
+    scores_frame(results).to_csv(part, index=False)
+    replace(part, path)
+    return path
+
+
+def log_frame(folder: Path) -> pd.DataFrame:
+    """Return the log of a run, sorted by step; a last line that is still being written is left out.
+
+    Raises UserError if there is no log or a line of it is damaged.
+    """
+    path = folder / "log.jsonl"
+    if not path.is_file():
+        raise UserError(f"expected the folder of a run, got {folder}, which has no log.jsonl; change it")
+    lines = path.read_bytes().splitlines(keepends=True)
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            rows.append(_flat(row))
+        elif number < len(lines):
+            raise UserError(f"expected JSON in line {number} of {path}, got {line[:60]!r}; remove the line")
+    return pd.DataFrame(rows)
+
+
+def _flat(row: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested objects as keys with `/`; lists stay values."""
+    result: dict[str, Any] = {}
+    for key, value in row.items():
+        if isinstance(value, Mapping):
+            result.update(_flat(value, f"{before}{key}/"))
+        else:
+            result[before + key] = value
+    return result

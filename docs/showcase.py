@@ -1,0 +1,68 @@
+"""Make the picture and the table of results in README.md from a finished run: `python docs/showcase.py SAVE_LOC`.
+
+The run is that of `credit-like demo`. The picture is one map of its first forecast; the table is the RMSE of the model as a
+fraction of that of persistence and of climatology.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pandas as pd
+
+from credit_like.data.store import open_store
+from credit_like.evaluation import load_scores
+from credit_like.evaluation.maps import Choice, plot_maps
+from credit_like.inference.forecast import forecast_path
+from credit_like.schema.load import load_experiment
+from credit_like.variables import Variables
+
+ROOT = Path(__file__).parents[1]
+HOURS = (24, 72, 120)
+BEGIN, END = "<!-- results: made by docs/showcase.py -->", "<!-- end of results -->"
+
+
+def table(scores: pd.DataFrame, hours: tuple[int, ...] = HOURS) -> str:
+    """Return a Markdown table of the model's RMSE over that of persistence and climatology at some leads."""
+    rmse = scores[(scores["metric"] == "rmse") & (scores["region"] == "global") & scores["lead_hours"].isin(hours)]
+    wide = rmse.pivot_table(index=["variable", "level", "lead_hours"], columns="source", values="value", dropna=False)
+    ratios = {name: wide["model"] / wide[name] for name in ("persistence", "climatology")}
+    heads = [f"{'/ pers.' if name == 'persistence' else '/ clim.'} {hour} h" for name in ratios for hour in hours]
+    lines = ["| variable | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
+    for variable, level in dict.fromkeys(zip(rmse["variable"], rmse["level"].fillna(-1.0), strict=True)):
+        cells = []
+        for values in ratios.values():
+            for hour in hours:
+                of = values.xs(variable, level="variable").xs(float(hour), level="lead_hours")
+                levels = of.index.to_series().fillna(-1.0)
+                cells.append(f"{float(of[levels.to_numpy() == level].iloc[0]):.2f}")
+        name = str(variable) if level == -1.0 else f"{variable}, level {level:g}"
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def between(text: str, new: str) -> str:
+    """Return the text with what is between the two marks replaced. Raises ValueError if a mark is absent."""
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    return f"{text[:start]}\n\n{new}\n\n{text[end:]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("save_loc", type=Path)
+    parser.add_argument("--variable", default="column_water")
+    parser.add_argument("--lead", type=int, default=72, help="hours")
+    arguments = parser.parse_args()
+    experiment = load_experiment(arguments.save_loc / "experiment.yml")
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    choice = Choice(arguments.variable, None, arguments.lead * 3600)
+    (made,) = plot_maps(forecast_path(experiment), store, variables, ROOT / "docs" / "images", choice=choice)
+    made.replace(made.with_name("forecast.png"))
+    readme = ROOT / "README.md"
+    readme.write_text(between(readme.read_text(), table(load_scores(arguments.save_loc))))
+
+
+if __name__ == "__main__":
+    main()

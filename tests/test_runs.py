@@ -1,0 +1,164 @@
+"""`credit-like runs`, and scores and logs as frames."""
+
+import io
+import json
+import time
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+from credit_like.errors import UserError
+from credit_like.evaluation import load_log, load_scores
+from credit_like.evaluation.compare import print_comparison, print_runs
+from credit_like.evaluation.frames import COLUMNS, save_scores
+from credit_like.evaluation.results import save_results
+from credit_like.runs import differing_keys, experiment_keys, find_runs
+from tests.test_terminal import scores
+
+EXPERIMENT = {
+    "name": "a",
+    "data": {"levels": [500, 850], "timestep": "6h"},
+    "loss": {"type": "mse"},
+    "trainer": {"epochs": 2, "optimizer": {"type": "adamw", "learning_rate": 0.001}},
+}
+
+
+def make_run(folder, rate=0.001, state="finished", steps=20, losses=(0.5, 0.25, 0.3)):
+    folder.mkdir(parents=True)
+    document = json.loads(json.dumps(EXPERIMENT))
+    document["name"], document["save_loc"] = folder.name, str(folder)
+    document["trainer"]["optimizer"]["learning_rate"] = rate
+    (folder / "experiment.yml").write_text(yaml.safe_dump(document, sort_keys=False))
+    (folder / "status.json").write_text(json.dumps({"state": state, "step": steps, "reason": ""}))
+    rows = [
+        {"step": n, "epoch": 0, "learning_rate": rate, "samples_per_second": 8.0, "data_wait": 0.0, "loss": 1 / n}
+        for n in range(1, steps + 1)
+    ]
+    rows += [
+        {"step": steps, "epoch": 0, "valid_loss": loss, "rmse": {"u@500": loss}, "acc": {"u@500": 0.9}}
+        for loss in losses
+    ]
+    (folder / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def shown(function, *arguments, width=160):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    function(*arguments, console)
+    return console.file.getvalue()
+
+
+def test_runs_at_any_depth_and_what_differs(tmp_path):
+    make_run(tmp_path / "sweep" / "a")
+    make_run(tmp_path / "sweep" / "b", rate=0.01, state="failed", steps=7)
+    (tmp_path / "sweep" / "b" / "checkpoints" / "step-7").mkdir(parents=True)
+    (tmp_path / "sweep" / "b" / "checkpoints" / "status.json").write_text("{}")  # inside a run: none of its own
+    (tmp_path / "notes").mkdir()
+    runs = find_runs(tmp_path)
+    assert [run.folder.name for run in runs] == ["a", "b"]
+    assert [run.state for run in runs] == ["finished", "failed"]
+    assert [run.step for run in runs] == [20, 7]
+    assert [run.best for run in runs] == [0.25, 0.25]
+    assert runs[0].loss == pytest.approx(0.05)
+    assert differing_keys(runs) == ["trainer.optimizer.learning_rate"]
+    text = shown(print_runs, tmp_path)
+    head, *rows = text.splitlines()
+    assert head.split()[-1] == "learning_rate"
+    assert rows[0].split() == ["sweep/a", "finished", "20", "0.05", "0.25", "8", "0.001"]
+    narrow = shown(print_runs, tmp_path, width=50)
+    assert "learning_rate" in narrow.splitlines()[-1]
+    assert max(map(len, narrow.splitlines()[:-1])) <= 50
+
+
+def test_experiments_are_read_as_yaml_reads_them(tmp_path):
+    run = make_run(tmp_path / "a")
+    keys = experiment_keys(run / "experiment.yml")
+    assert keys["data.levels"] == [500, 850]
+    assert keys["trainer.optimizer.learning_rate"] == 0.001
+    assert set(keys) == {
+        "name", "save_loc", "data.levels", "data.timestep", "loss.type", "trainer.epochs", "trainer.optimizer.type",
+        "trainer.optimizer.learning_rate",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["status.json", "log.jsonl", "experiment.yml"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe: [", b"[1, 2]\n", b'{"step": 3, "lo'])
+def test_a_damaged_file_hides_only_its_own_facts(tmp_path, name, content):
+    run = make_run(tmp_path / "a")
+    (run / name).write_bytes(content)
+    (found,) = find_runs(tmp_path)
+    assert (found.state == "finished") == (name != "status.json")
+    assert (found.step == 20) == (name != "log.jsonl")
+    assert ("loss.type" in found.keys) == (name != "experiment.yml")
+    assert shown(print_runs, tmp_path)
+
+
+def test_no_runs(tmp_path):
+    with pytest.raises(UserError, match="expected runs below"):
+        find_runs(tmp_path)
+    with pytest.raises(UserError, match="expected a folder with runs"):
+        find_runs(tmp_path / "nothing")
+    with pytest.raises(UserError, match="--compare: expected the folder of a run"):
+        print_comparison(tmp_path, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_thousand_runs(tmp_path):
+    for n in range(1000):
+        make_run(tmp_path / f"run-{n:04d}", rate=n / 1000, steps=50)
+    began = time.process_time()  # processor time does not depend on how busy the machine is
+    text = shown(print_runs, tmp_path)
+    assert time.process_time() - began < 3
+    assert len(text.splitlines()) == 1001
+
+
+def test_comparison_of_two_runs(tmp_path):
+    a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", rate=0.01)
+    text = shown(print_comparison, a, b)
+    assert "trainer.optimizer.learning_rate" in text
+    assert "no scores in" in text
+    for run, factor in ((a, 1.0), (b, 0.5)):
+        results = scores()
+        results = results.map(lambda array, f=factor: array * f if "metric" in array.dims else array)
+        results = results.assign_coords(provenance=("source", ["x"] * 3))
+        save_results(results, run / "evaluation")
+    text = shown(print_comparison, a, b)
+    row = next(line for line in text.splitlines() if line.startswith("u 500 hPa"))
+    assert row.split()[-3:] == ["0.50", "0.50", "0.50"]
+
+
+def test_scores_as_a_frame(tmp_path):
+    results = scores().assign_coords(provenance=("source", ["x"] * 3))
+    save_results(results, tmp_path / "evaluation")
+    path = save_scores(results, tmp_path / "evaluation")
+    frame = load_scores(tmp_path)
+    assert tuple(frame.columns) == COLUMNS
+    assert len(frame) == 2 * results["u"].size
+    for row in frame.sample(20, random_state=0).itertuples():
+        lead = np.timedelta64(int(row.lead_hours), "h")
+        expected = results[row.variable].sel(
+            source=row.source, metric=row.metric, region=row.region, lead_time=lead, level=row.level
+        )
+        assert row.value == pytest.approx(float(expected))
+    assert load_scores(tmp_path / "evaluation").equals(frame)
+    header, *lines = path.read_text().splitlines()
+    assert header == ",".join(COLUMNS)
+    assert len(lines) == len(frame)
+    assert not list((tmp_path / "evaluation").glob("*.part"))
+
+
+def test_the_log_as_a_frame(tmp_path):
+    run = make_run(tmp_path / "a")
+    with (run / "log.jsonl").open("a") as file:
+        file.write('{"step": 21, "lo')  # being written
+    frame = load_log(run)
+    assert frame["loss"].dropna().tolist() == pytest.approx([1 / n for n in range(1, 21)])
+    assert frame["valid_loss"].dropna().tolist() == [0.5, 0.25, 0.3]
+    assert frame["rmse/u@500"].dropna().tolist() == [0.5, 0.25, 0.3]
+    with pytest.raises(UserError, match=r"which has no log\.jsonl"):
+        load_log(tmp_path)
+    (run / "log.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
+    with pytest.raises(UserError, match="expected JSON in line 2"):
+        load_log(run)
