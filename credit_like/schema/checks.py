@@ -94,6 +94,7 @@ def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
     yield from _variable_findings(experiment.data)
     yield from _name_findings(experiment)
     yield from _time_findings(experiment)
+    yield from _member_findings(experiment)
     yield from _folder_findings(experiment)
     yield from place_findings(experiment)
 
@@ -172,6 +173,25 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
         )
     yield from ensemble_findings(experiment.inference.ensemble, prognostic)
     yield from _metric_findings(experiment)
+
+
+def _member_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Check that members are trained by a model with noise on a loss of ensembles, and that such a loss has members."""
+    members, loss = experiment.trainer.members, experiment.loss
+    with registry.searching(experiment.plugins):
+        of_members = hasattr(registry.of("loss", loss), "of_members")
+    if members > 1 and getattr(experiment.model, "noise", None) is None:
+        yield (
+            ("trainer", "members"),
+            f"expected a model with noise for {members} members, got none: all would be the same, add model.noise",
+        )
+    if members > 1 and not of_members:
+        yield (
+            ("loss", "type"),
+            f"expected a loss of ensembles for {members} members, got {loss.type}, change it to crps or trainer.members to 1",
+        )
+    if members == 1 and of_members:
+        yield ("trainer", "members"), f"expected at least 2 members for the loss {loss.type}, got 1, change it"
 
 
 def _metric_findings(experiment: Experiment) -> list[Finding]:

@@ -64,6 +64,7 @@ class TrainStep:
         *,
         amp: bool,
         max_norm: float | None,
+        members: int = 1,
         shift_seed: int | None = None,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
     ) -> None:
@@ -71,6 +72,7 @@ class TrainStep:
         self.parameters = dict(parameters)
         self.amp = amp
         self.max_norm = max_norm
+        self.members = members
         self.shift_seed = shift_seed
         self.accumulate = accumulate
 
@@ -81,6 +83,9 @@ class TrainStep:
         if self.shift_seed is not None:
             # A function of the seed and the step alone: the same on all ranks, in all layouts and after a restart.
             self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.valid.shape[-1])
+        noise = self.stepper.noise
+        if noise is not None:
+            noise.reseed("step", step)  # other noise whenever a sample comes again, and the same after a restart
         total: Tensor | None = None
         blame: Tensor | None = None
         index = []
@@ -95,6 +100,8 @@ class TrainStep:
         assert total is not None
         assert blame is not None
         self.stepper.shift = 0
+        if noise is not None:
+            noise.reseed()
         spectral_norm.after_backward(model)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
         total = self.runtime.sum_over_data(total)
@@ -115,7 +122,7 @@ class TrainStep:
         total: Tensor | None = None
         outcome: Tensor | None = None
         inputs = self._inputs(sample)
-        states = self.stepper.predict_sample(sample)
+        states = self.stepper.predict_sample(sample, self.members)
         for _ in range(sample.leads):
             with torch.autocast(sample.prognostic.device.type, torch.bfloat16, enabled=self.amp):
                 prediction, target = next(states)

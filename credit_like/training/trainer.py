@@ -64,6 +64,7 @@ class Trainer:
             self.runtime,
             amp=amp,
             max_norm=section.grad_max_norm,
+            members=section.members,
             shift_seed=experiment.seed if section.shift_longitude else None,
             accumulate=self._communicate,
         )
