@@ -64,14 +64,31 @@ def epoch_samples(samples: int, global_batch_size: int, batches_per_epoch: int =
     return min(whole, batches_per_epoch * global_batch_size) if batches_per_epoch else whole
 
 
-def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str]) -> Iterator[Finding]:
-    """Yield amplitudes of variables that are not prognostic, and an ensemble that perturbs nothing."""
+def has_noise(experiment: Experiment) -> bool:
+    """Return whether the experiment's model has noise."""
+    return getattr(experiment.model, "noise", None) is not None
+
+
+def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str], noisy: bool = False) -> Iterator[Finding]:
+    """Yield amplitudes of variables that are not prognostic, and members that would all be the same.
+
+    `noisy`: whether the model has noise.
+    """
     where: Path = ("inference", "ensemble", "amplitude")
     for name in ensemble.amplitude:
         if name not in prognostic:
             message = f"expected prognostic variables ({', '.join(prognostic)}), got {name!r}, change it"
             yield (*where, name), message + did_you_mean(name, prognostic)
-    if ensemble.members > 1 and not any(ensemble.amplitude.values()):
+    noise, perturbed = ensemble.sources(noisy)
+    if ensemble.members > 1 and noise and not noisy:
+        yield (
+            ("inference", "ensemble", "from"),
+            f"expected a model with noise for members from {ensemble.from_}, got none, add model.noise or change it to "
+            "perturbations",
+        )
+    if not perturbed and any(ensemble.amplitude.values()):
+        yield where, "expected no amplitude with `from: model`, got one, remove it or change `from` to both"
+    if ensemble.members > 1 and perturbed and not any(ensemble.amplitude.values()):
         yield (
             where,
             f"expected an amplitude above 0 of some prognostic variable for {ensemble.members} members, got none: all "
@@ -171,7 +188,7 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
             ("loss", "variable_weights"),
             "expected a weight above 0 for some predicted variable, got none, change one",
         )
-    yield from ensemble_findings(experiment.inference.ensemble, prognostic)
+    yield from ensemble_findings(experiment.inference.ensemble, prognostic, has_noise(experiment))
     yield from _metric_findings(experiment)
 
 
@@ -180,7 +197,7 @@ def _member_findings(experiment: Experiment) -> Iterator[Finding]:
     members, loss = experiment.trainer.members, experiment.loss
     with registry.searching(experiment.plugins):
         of_members = hasattr(registry.of("loss", loss), "of_members")
-    if members > 1 and getattr(experiment.model, "noise", None) is None:
+    if members > 1 and not has_noise(experiment):
         yield (
             ("trainer", "members"),
             f"expected a model with noise for {members} members, got none: all would be the same, add model.noise",
