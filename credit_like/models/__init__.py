@@ -20,6 +20,9 @@ class Model(Protocol):
 
     Tensor parallelism splits the blocks that declare `_tp_col` and `_tp_row`. Domain parallelism reads the attributes
     below. Every layer that mixes rows must have a domain-parallel version, as those of `credit_like.nn` do.
+
+    A model whose `Config` has a `noise` other than None is called as `model(x_BCTHW, key_B=...)`, with an int64 key for
+    each sample, from which it derives its random numbers alone (`credit_like.nn.noise`).
     """
 
     in_channels: int
