@@ -33,6 +33,7 @@ def rollout(
     *,
     history_len: int = 1,
     rows: slice = slice(None),
+    members: Sequence[int] | None = None,
     perturb: Perturb | None = None,
     amp: bool = False,
     without_gradients: Callable[[], AbstractContextManager[None]] = torch.inference_mode,
@@ -40,9 +41,10 @@ def rollout(
     """Forecast one batch from the initial positions `init`; yield (lead, State) for leads 1 … `leads`.
 
     States are in physical units, with points without data as in `Stepper`. `perturb` changes the newest analysed frame
-    (B, C, H, W), given the initial positions. Memory does not grow with the lead: only one state and the forcing of one
-    more step are in memory. `without_gradients` is the mode in which each step runs; a model that is sharded for
-    training needs `torch.no_grad`, because FSDP2 writes to its parameters between steps.
+    (B, C, H, W), given the initial positions. `members` select the noise of a model that has any, 0 by default. Memory
+    does not grow with the lead: only one state and the forcing of one more step are in memory. `without_gradients` is the
+    mode in which each step runs; a model that is sharded for training needs `torch.no_grad`, because FSDP2 writes to its
+    parameters between steps.
     """
     device = stepper.mean.device
     history = [[i - back for back in range(history_len - 1, -1, -1)] for i in init]
@@ -58,7 +60,8 @@ def rollout(
         newest = perturb(prognostic_BCTHW[:, :, -1], init)
         prognostic_BCTHW = torch.cat([prognostic_BCTHW[:, :, :-1], newest[:, :, None]], 2)
     with without_gradients():
-        state = stepper.initial(prognostic_BCTHW, torch.tensor(list(init), device=device))
+        numbers = None if members is None else torch.tensor(list(members), device=device)
+        state = stepper.initial(prognostic_BCTHW, torch.tensor(list(init), device=device), numbers)
     for lead, forcing_BCTHW in enumerate(read_ahead(partial(forcing, lead) for lead in range(1, leads + 1)), 1):
         # The mode is entered for every step, so that it is not active in the code that consumes the generator.
         with without_gradients(), torch.autocast(device.type, torch.bfloat16, enabled=amp):

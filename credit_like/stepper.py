@@ -146,13 +146,21 @@ class Stepper(nn.Module):
             state = self(state, forcing_BCTHW[:, :, lead : lead + frames])
             yield state
 
-    def predict_sample(self, sample: Sample, backprop_steps: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def predict_sample(
+        self, sample: Sample, backprop_steps: int | None = None, members: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (prediction, target) for every lead of a sample, each (B, C_out, H, W) in physical units.
 
-        `backprop_steps` as in `rollout`.
+        With `members`, the prediction (B · members, C_out, H, W) holds those of each sample one after the other. Each has
+        its own noise and its own trajectory. `backprop_steps` as in `rollout`.
         """
-        state = self.initial(sample.prognostic, sample.index)
-        for lead, after in enumerate(self.rollout(state, sample.forcing, sample.leads, backprop_steps)):
+        prognostic, forcing, index = (
+            x if members == 1 else x.repeat_interleave(members, 0)
+            for x in (sample.prognostic, sample.forcing, sample.index)
+        )
+        member = torch.arange(members, device=index.device).repeat(len(sample.index))
+        state = self.initial(prognostic, index, member)
+        for lead, after in enumerate(self.rollout(state, forcing, sample.leads, backprop_steps)):
             yield self.outputs(after), sample.target[:, :, lead]
 
     @staticmethod

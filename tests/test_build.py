@@ -21,7 +21,13 @@ from tests.experiments import DEMO, SHORT, SMALL_MODEL
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = sorted(ROOT.glob("config/*.yml"))
 ZOO = sorted(ROOT.glob("models/*/model.yml"))
-GRIDS = {"demo": (32, 64), "storm96": (33, 36), "gcm-t21": (32, 64), "era5-1deg": (181, 360)}
+GRIDS = {
+    "demo": (32, 64),
+    "storm96": (33, 36),
+    "gcm-t21": (32, 64),
+    "gcm-t21-ensemble": (32, 64),
+    "era5-1deg": (181, 360),
+}
 
 
 @pytest.fixture(autouse=True)

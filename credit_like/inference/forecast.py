@@ -20,6 +20,7 @@ from credit_like.context import Context
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
 from credit_like.derive.fields import Derivation, written_derivation
+from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
 from credit_like.inference.layout import ForecastLayout, choose
@@ -133,8 +134,16 @@ def write_forecasts(
     forecast_plan = plan(experiment, store, variables, checkpoint, sorted(context.statistics.missing_times))
     layout, section = forecast_plan.layout, experiment.inference
     members = section.ensemble.members
+    noise, perturbed = section.ensemble.sources(stepper.noise is not None)
+    if members > 1 and noise and stepper.noise is None:
+        raise UserError(
+            f"inference.ensemble.from: expected a model with noise for members from {section.ensemble.from_}, got none; add "
+            "model.noise or change it to perturbations"
+        )
+    if stepper.noise is not None:
+        stepper.noise.reseed("members", section.ensemble.seed)
     perturb = None
-    if members > 1:
+    if members > 1 and perturbed:
         perturb = perturbations(section.ensemble, variables, context.statistics, store.grid, context.rows)
     folder = forecast_folder(experiment)
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
@@ -158,6 +167,7 @@ def write_forecasts(
                 forecast_plan.leads,
                 history_len=experiment.data.history_len,
                 rows=context.rows,
+                members=[member for _, member in places] if noise else None,
                 perturb=perturb_batch,
                 amp=computes_in_bfloat16(experiment),
             ):

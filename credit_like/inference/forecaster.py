@@ -86,6 +86,7 @@ class Forecaster:
         noise = None
         if getattr(self.experiment.model, "noise", None) is not None:
             noise = NoiseKeys(store.seconds, self.experiment.seed)
+            noise.reseed("members", self.experiment.inference.ensemble.seed)
         stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics, noise=noise)
         stepper = stepper.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
         return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)

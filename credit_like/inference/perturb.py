@@ -88,7 +88,8 @@ def perturbations(
     Raises UserError for an amplitude of a variable that is not prognostic, and if all members would be the same.
     """
     prognostic = variables.role("prognostic")
-    for _, message in ensemble_findings(ensemble, [variable.name for variable in prognostic]):
+    perturbed = ensemble.model_copy(update={"from_": "perturbations"})
+    for _, message in ensemble_findings(perturbed, [variable.name for variable in prognostic]):
         raise UserError(f"inference.ensemble.amplitude: {message}")
     _, _, change_std = statistics.select(prognostic)
     amplitude = [ensemble.amplitude.get(variable.name, 0.0) for variable in prognostic for _ in variable.channels]

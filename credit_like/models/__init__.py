@@ -43,6 +43,9 @@ class Model(Protocol):
     method `channel_axes()` returns the tensors with channels, by name (`dict[str, tuple[ChannelAxis, ...]]`): with it
     another run with other variables can start from the weights. Parameters that match a pattern of `identities`, if the
     model has this attribute, belong to layers that change nothing at their initial values: a source need not have them.
+
+    A model whose `Config` has a `noise` other than None is called as `model(x_BCTHW, key_B=...)`, with an int64 key for
+    each sample, from which it derives its random numbers alone (`credit_like.nn.noise`).
     """
 
     in_channels: int

@@ -102,11 +102,12 @@ class NoiseKeys(nn.Module):
     def __init__(self, seconds: NDArray[np.int64], *seed: int | str) -> None:
         super().__init__()
         self.register_buffer("seconds", torch.tensor(seconds, dtype=torch.int64), persistent=False)
-        self.reseed(*seed)
+        self.base = seed
+        self.reseed()
 
-    def reseed(self, *seed: int | str) -> None:
-        """Make all further keys a function of these numbers and words."""
-        digest = hashlib.sha256("/".join(map(str, seed)).encode()).digest()
+    def reseed(self, *more: int | str) -> None:
+        """Make all further keys a function of the seed and of these numbers and words."""
+        digest = hashlib.sha256("/".join(map(str, (*self.base, *more))).encode()).digest()
         self.seed = int.from_bytes(digest[:8], "big", signed=True)
 
     def forward(self, index_B: Tensor, member_B: Tensor) -> Tensor:

@@ -65,14 +65,31 @@ def epoch_samples(samples: int, global_batch_size: int, batches_per_epoch: int =
     return min(whole, batches_per_epoch * global_batch_size) if batches_per_epoch else whole
 
 
-def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str]) -> Iterator[Finding]:
-    """Yield amplitudes of variables that are not prognostic, and an ensemble that perturbs nothing."""
+def has_noise(experiment: Experiment) -> bool:
+    """Return whether the experiment's model has noise."""
+    return getattr(experiment.model, "noise", None) is not None
+
+
+def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str], noisy: bool = False) -> Iterator[Finding]:
+    """Yield amplitudes of variables that are not prognostic, and members that would all be the same.
+
+    `noisy`: whether the model has noise.
+    """
     where: Path = ("inference", "ensemble", "amplitude")
     for name in ensemble.amplitude:
         if name not in prognostic:
             message = f"expected prognostic variables ({', '.join(prognostic)}), got {name!r}, change it"
             yield (*where, name), message + did_you_mean(name, prognostic)
-    if ensemble.members > 1 and not any(ensemble.amplitude.values()):
+    noise, perturbed = ensemble.sources(noisy)
+    if ensemble.members > 1 and noise and not noisy:
+        yield (
+            ("inference", "ensemble", "from"),
+            f"expected a model with noise for members from {ensemble.from_}, got none, add model.noise or change it to "
+            "perturbations",
+        )
+    if not perturbed and any(ensemble.amplitude.values()):
+        yield where, "expected no amplitude with `from: model`, got one, remove it or change `from` to both"
+    if ensemble.members > 1 and perturbed and not any(ensemble.amplitude.values()):
         yield (
             where,
             f"expected an amplitude above 0 of some prognostic variable for {ensemble.members} members, got none: all "
@@ -97,6 +114,7 @@ def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
     yield from _variable_findings(experiment.data)
     yield from _name_findings(experiment)
     yield from _time_findings(experiment)
+    yield from _member_findings(experiment)
     yield from _folder_findings(experiment)
     yield from place_findings(experiment)
 
@@ -196,8 +214,27 @@ def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
 def _name_findings(experiment: Experiment) -> Iterator[Finding]:
     """Check names that refer to variables or plug-ins."""
     prognostic = [spec.name for _, role, _, spec in specs(experiment.data) if role == "prognostic"]
-    yield from ensemble_findings(experiment.inference.ensemble, prognostic)
+    yield from ensemble_findings(experiment.inference.ensemble, prognostic, has_noise(experiment))
     yield from _metric_findings(experiment)
+
+
+def _member_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Check that members are trained by a model with noise on a loss of ensembles, and that such a loss has members."""
+    members, loss = experiment.trainer.members, experiment.loss
+    with registry.searching(experiment.plugins):
+        of_members = hasattr(registry.of("loss", loss), "of_members")
+    if members > 1 and not has_noise(experiment):
+        yield (
+            ("trainer", "members"),
+            f"expected a model with noise for {members} members, got none: all would be the same, add model.noise",
+        )
+    if members > 1 and not of_members:
+        yield (
+            ("loss", "type"),
+            f"expected a loss of ensembles for {members} members, got {loss.type}, change it to crps or trainer.members to 1",
+        )
+    if members == 1 and of_members:
+        yield ("trainer", "members"), f"expected at least 2 members for the loss {loss.type}, got 1, change it"
 
 
 def _metric_findings(experiment: Experiment) -> list[Finding]:

@@ -74,17 +74,32 @@ Lead = Annotated[
 
 
 class Ensemble(Section):
-    """An ensemble whose initial states are perturbed by Gaussian random fields on the sphere."""
+    """An ensemble: members with noise in the model, from perturbed initial states, or both.
+
+    Perturbations are Gaussian random fields on the sphere; the first member starts from the unperturbed state.
+    """
 
     members: int = Field(default=1, ge=1)
     """Number of members; 1 = a single unperturbed forecast."""
+    from_: Literal["model", "perturbations", "both"] | None = Field(default=None, alias="from")
+    """What makes the members differ. Default: the noise of a model that has any, and perturbations where there is an
+    `amplitude`."""
     length_scale_km: float = Field(default=1000.0, gt=0)
     """Correlation length of the perturbations in km."""
     amplitude: dict[str, float] = Field(default={})
     """Standard deviation of the perturbation of each variable, in units of the standard deviation of its change per
     step."""
     seed: int = 0
-    """Seed of the perturbations."""
+    """Seed of the perturbations and of the noise."""
+
+    def sources(self, noisy: bool) -> tuple[bool, bool]:
+        """Return whether members have noise of their own, and whether their initial states are perturbed.
+
+        `noisy`: whether the model has noise.
+        """
+        if self.from_ is None:
+            return noisy, not noisy or any(self.amplitude.values())
+        return self.from_ != "perturbations", self.from_ != "model"
 
 
 class InferenceSection(Section):

@@ -134,6 +134,9 @@ class PhaseKeys(Section):
     micro_batch_size: int = Field(default=1, ge=1)
     """Samples per forward pass of a data-parallel replica; gradients are accumulated over the rest of the global
     batch."""
+    members: int = Field(default=1, ge=1)
+    """Members of the ensemble that a model with noise makes of each sample, for a loss of ensembles such as `crps`. They are
+    further samples of the forward pass, which costs as many times the memory and the time."""
     epochs: int = Field(default=1, ge=1)
     """Number of epochs."""
     batches_per_epoch: int = Field(default=0, ge=0)

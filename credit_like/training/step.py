@@ -68,6 +68,7 @@ class TrainStep:
         *,
         amp: bool,
         max_norm: float | None = None,
+        members: int = 1,
         shift_seed: int | None = None,
         backprop_steps: int | None = None,
         lead_seed: int | None = None,
@@ -78,6 +79,7 @@ class TrainStep:
         self.copied = copied_over_tensor(self.parameters, runtime)
         self.amp = amp
         self.max_norm = max_norm
+        self.members = members
         self.shift_seed = shift_seed
         self.backprop_steps, self.lead_seed = backprop_steps, lead_seed
         self.accumulate = accumulate
@@ -89,6 +91,9 @@ class TrainStep:
         if self.shift_seed is not None:
             # A function of the seed and the step alone: the same on all ranks, in all layouts and after a restart.
             self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.valid.shape[-1])
+        noise = self.stepper.noise
+        if noise is not None:
+            noise.reseed("step", step)  # other noise whenever a sample comes again, and the same after a restart
         total: Tensor | None = None
         blame: Tensor | None = None
         index = []
@@ -98,7 +103,7 @@ class TrainStep:
             if self.lead_seed is not None:
                 # The same on all ranks, as the shift.
                 sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
-            states = self.stepper.predict_sample(sample, self.backprop_steps)
+            states = self.stepper.predict_sample(sample, self.backprop_steps, self.members)
             inputs = self._inputs(sample)
             at_once = self.backprop_steps or sample.leads
             for first in range(0, sample.leads, at_once):
@@ -112,6 +117,8 @@ class TrainStep:
         assert total is not None
         assert blame is not None
         self.stepper.shift = 0
+        if noise is not None:
+            noise.reseed()
         spectral_norm.after_backward(model)
         average_gradients(self.copied, self.runtime)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()

@@ -66,6 +66,7 @@ class Trainer:
             self.state.ema,
             self.runtime,
             amp=amp,
+            members=section.members,
             accumulate=self._communicate,
         )
         self._step = self.train_step

@@ -78,7 +78,15 @@ class Validation:
             times = context.store.period(context.experiment.data.train)
             climatology = time_mean(context.store, context.variables, times, context.rows, context.runtime)
             names = Variables.channel_names(context.variables.outputs)
-            self._validator = Validator(context.stepper, self.stage.loss, context.runtime, names, climatology, self.amp)
+            self._validator = Validator(
+                context.stepper,
+                self.stage.loss,
+                context.runtime,
+                names,
+                climatology,
+                self.amp,
+                context.experiment.trainer.members,
+            )
         return self._validator
 
     def _forecasts_due(self, ended: int | None, trained: float, steps: int) -> bool:
@@ -116,12 +124,21 @@ class Validator:
 
     RMSE = √mean over samples of the area mean of e²; ACC = mean over samples of
     mean_area(f'·t') / √(mean_area(f'²)·mean_area(t'²)), with ' the difference from `climatology` (C, H, W; this rank's
-    rows). Both per output channel. Points without data are left out.
+    rows). Both per output channel, and of the mean of the ensemble where there are `members`. Points without data are
+    left out.
     """
 
     def __init__(
-        self, stepper: Stepper, loss: AreaLoss, runtime: Runtime, channels: list[str], climatology: Tensor, amp: bool
+        self,
+        stepper: Stepper,
+        loss: AreaLoss,
+        runtime: Runtime,
+        channels: list[str],
+        climatology: Tensor,
+        amp: bool,
+        members: int = 1,
     ) -> None:
+        self.members = members
         self.stepper, self.loss, self.runtime, self.channels, self.amp = stepper, loss, runtime, channels, amp
         self.climatology = climatology.to(runtime.device)
 
@@ -140,7 +157,7 @@ class Validator:
             real = int(sample.index[0] >= 0)  # else it is here for the collectives alone
             count += real * len(sample.index)
             sample = sample.to(self.runtime.device)
-            states = self.stepper.predict_sample(sample)
+            states = self.stepper.predict_sample(sample, members=self.members)
             total = torch.zeros((), device=self.runtime.device)
             for lead in range(sample.leads):
                 with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
@@ -148,6 +165,7 @@ class Validator:
                 loss = self.loss.at_lead(self.loss(prediction, target), lead, sample.leads)
                 total = total + loss / sample.leads
                 if lead in (0, sample.leads - 1):
+                    prediction = prediction.unflatten(0, (-1, self.members)).mean(1)
                     scores.setdefault(lead, []).append(real * self._scores(prediction, target).double().sum(0))
             losses.append(real * total.double() * len(sample.index))
         if not losses:

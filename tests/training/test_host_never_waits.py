@@ -105,7 +105,7 @@ PHYSICS = {
 }
 
 
-def _trainer(physics):
+def _trainer(physics, members=1):
     experiment = Experiment.model_validate(
         {
             "name": "small",
@@ -125,10 +125,13 @@ def _trainer(physics):
             "model": {
                 "type": "wxformer",
                 "use_spectral_norm": True,
+                "noise": None if members == 1 else {"channels": 3},
                 "padding_conf": {"activate": True, "mode": "earth", "pad_lat": [16, 16], "pad_lon": [16, 16]},
             },
             "physics": PHYSICS[physics],
+            "loss": {"type": "mse" if members == 1 else "crps"},
             "trainer": {
+                "members": members,
                 "global_batch_size": 2,
                 "use_ema": True,
                 "grad_max_norm": 1.0,
@@ -160,6 +163,12 @@ def _step(trainer, sample):
 )
 def test_no_step_waits_whatever_the_physics(physics):
     trainer, sample = _trainer(physics)
+    assert not _step(trainer, sample)
+
+
+@pytest.mark.slow
+def test_no_step_waits_for_members_with_noise():
+    trainer, sample = _trainer("none", members=2)
     assert not _step(trainer, sample)
 
 

@@ -1,0 +1,175 @@
+"""Members of an ensemble in training: their noise and trajectories, what is refused, restart and every layout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from credit_like import build
+from credit_like import verify as kit
+from credit_like.checkpoint.export import export
+from credit_like.losses._mean import AreaLoss
+from credit_like.nn.noise import Noise, NoiseKeys
+from credit_like.parallel.runtime import Runtime
+from credit_like.schema.checks import section_findings
+from credit_like.schema.load import load_experiment
+from credit_like.training.step import TrainStep
+from tests.experiments import BANDED_MODEL, DEMO, SHORT
+
+TINY = [
+    *SHORT,
+    BANDED_MODEL,
+    "model.noise={channels: 3}",
+    "loss={type: crps}",
+    "trainer.members=3",
+    "trainer.global_batch_size=4",
+    "trainer.micro_batch_size=2",
+    "trainer.epochs=2",
+    "trainer.batches_per_epoch=2",
+    "trainer.scheduler.warmup_steps=1",
+    "trainer.checkpoint.async=false",
+    "data.forecast_len=2",
+]
+
+
+def experiment_in(folder, *overrides):
+    return load_experiment(DEMO, [*TINY, f"save_loc={folder}", *overrides])
+
+
+def stir(model):
+    """Give every layer of noise weights other than 0."""
+    for module in model.modules():
+        if isinstance(module, Noise):
+            module.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(module.level))
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory):
+    context = build.build_context(experiment_in(tmp_path_factory.mktemp("run")), Runtime())
+    stir(context.stepper.model)
+    context.stepper.eval()
+    return context
+
+
+def sample_of(context):
+    return next(iter(build.build_loader(context, context.experiment.data.valid, False).batches(0)))
+
+
+@torch.no_grad()
+def test_each_member_keeps_its_own_trajectory(context):
+    """A rollout of all members is that of each one alone: its own noise, its own state, the sample's forcing."""
+    sample, stepper = sample_of(context), context.stepper.double()
+    together = [prediction for prediction, _ in stepper.predict_sample(sample, members=3)]
+    for member in range(3):
+        state = stepper.initial(sample.prognostic, sample.index, torch.full_like(sample.index, member))
+        for lead, after in enumerate(stepper.rollout(state, sample.forcing, 2)):
+            of_member = together[lead].unflatten(0, (-1, 3))[:, member]
+            assert float(((of_member - stepper.outputs(after)) / stepper.std).abs().max()) < 1e-11
+    spread = together[1].unflatten(0, (-1, 3)).std(1)
+    assert float(spread.flatten(2).mean(-1).min()) > 0
+    stepper.float()
+
+
+@torch.no_grad()
+def test_the_loss_is_the_crps_of_the_members_and_validation_scores_their_mean(context):
+    experiment, stepper = context.experiment, context.stepper
+    trainer = build.build_trainer(context)
+    sample = sample_of(context)
+    row = trainer.validation._made()([sample], lambda: False)
+    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid)
+    leads = list(stepper.predict_sample(sample, members=3))
+    assert row["valid_loss"] == pytest.approx(sum(float(loss(*lead)) for lead in leads) / 2, rel=1e-5)
+    prediction, target = leads[0]
+    error = (prediction.unflatten(0, (-1, 3)).mean(1) - target).square()
+    assert list(row["rmse"].values()) == pytest.approx(loss.area(error).mean(0).sqrt().tolist(), rel=1e-5)
+
+
+def test_noise_changes_with_the_step_and_is_that_of_the_seed_between_steps(context, monkeypatch):
+    trainer, sample = build.build_trainer(context), sample_of(context)
+    keys, of_noise = [], NoiseKeys.forward
+
+    def forward(self, index, member):
+        keys.append(of_noise(self, index, member))
+        return keys[-1]
+
+    monkeypatch.setattr(NoiseKeys, "forward", forward)
+    for step in (1, 2, 1):
+        trainer.train_step([sample], 1, 0.0, step)
+        list(context.stepper.predict_sample(sample, members=3))
+    first, between, second, after, again, _ = keys
+    assert torch.equal(first, again)
+    assert torch.equal(between, after)
+    assert len(torch.cat([first, second, between]).unique()) == 3 * len(first)
+
+
+def wrong(*overrides):
+    experiment = load_experiment(DEMO, [*TINY, *overrides])
+    return [(".".join(map(str, place)), message) for place, message in section_findings(experiment, 1)]
+
+
+def test_what_cannot_be_trained_is_one_message():
+    assert not wrong()
+    [(place, message)] = wrong("model.noise=null")
+    assert place == "trainer.members"
+    assert "expected a model with noise for 3 members, got none" in message
+    [(place, message)] = wrong("loss={type: mae}")
+    assert place == "loss.type"
+    assert "expected a loss of ensembles for 3 members, got mae" in message
+    [(place, message)] = wrong("trainer.members=1")
+    assert place == "trainer.members"
+    assert "expected at least 2 members for the loss crps, got 1" in message
+
+
+def trained(folder, *overrides):
+    assert build.train(experiment_in(folder, *overrides)) == 0
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    weights = load_file(export(folder, folder / "weights.safetensors", "ema"))
+    return [row["loss"] for row in rows if "loss" in row], weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accumulated", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path, monkeypatch, accumulated):
+    more = ["trainer.micro_batch_size=1", "trainer.activation_checkpoint=true"] if accumulated else []
+    losses, weights = trained(tmp_path / "whole", *more)
+    parts, step_of = tmp_path / "parts", TrainStep.__call__
+
+    def interrupted(self, micro_batches, count, learning_rate, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step_of(self, micro_batches, count, learning_rate, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "__call__", interrupted)
+        build.train(experiment_in(parts, *more))
+    assert json.loads((parts / "status.json").read_text())["step"] == 2
+    found, continued = trained(parts, *more)
+    assert found == losses
+    assert len(losses) == 4
+    assert all(torch.equal(weights[name], continued[name]) for name in weights)
+    assert float(weights["noise.0.weight"].abs().max()) > 0
+
+
+CASES = {case.name: case for case in kit.CASES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["DDP 2", "domain 2"],
+        pytest.param(["FSDP2 2", "tensor 2", "data 2 × domain 2"], marks=pytest.mark.long),
+    ],
+)
+def test_every_layout_is_exact(tmp_path, names):
+    """Outputs, losses, gradients and weights of three steps in fp64, against one process."""
+    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path), [CASES[name] for name in names])}
+    for name in names:
+        assert rows[name].ok, rows[name]
+        assert not rows[name].refused, rows[name]
+        assert set(rows[name].errors) == {"outputs", "loss", "gradients", "weights"}
