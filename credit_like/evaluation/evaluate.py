@@ -126,6 +126,11 @@ def evaluate(
     if model.calendar != truth.calendar:
         raise UserError(f"expected forecasts in the truth's calendar {truth.calendar}, got {model.calendar}")
     scored = [variable for variable in variables.outputs if model.levels_of(variable)]
+    if absent := [v.name for v in variables.outputs if v.role == "derived" and v not in scored]:
+        raise UserError(
+            f"evaluation.derive: expected forecasts of {', '.join(absent)} or of all that they are derived from, got files "
+            "without; change inference.output (variables, levels) or inference.derive and run `credit-like rollout` again"
+        )
     if not scored:
         known = ", ".join(variable.name for variable in variables.outputs)
         raise UserError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")

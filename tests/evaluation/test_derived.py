@@ -7,6 +7,7 @@ import xarray as xr
 from credit_like.check import checked_experiment
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import open_store
+from credit_like.errors import UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.needs import open_truth
@@ -106,6 +107,16 @@ def test_an_archive_on_pressure_levels_is_the_truth_of_derived_fields(world, tmp
         expected["geopotential"].sel(some).drop_vars("provenance"),
         rtol=1e-5,
     )
+
+
+def test_files_without_what_a_field_needs_are_refused(world, tmp_path):
+    inference = {**INFERENCE, "output": {"type": "zarr", "variables": ["u"]}}
+    files = written(make_experiment(world, tmp_path, inference=inference))
+    experiment = make_experiment(world, tmp_path, inference=inference, evaluation={"derive": everything(world)})
+    with pytest.raises(
+        UserError, match=r"evaluation\.derive: expected forecasts of temperature_pl, .*inference\.output"
+    ):
+        scores(experiment, files)
 
 
 def test_rows_of_the_truth_are_those_of_the_whole(world, tmp_path):
