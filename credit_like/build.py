@@ -22,13 +22,13 @@ from credit_like.errors import UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.frames import save_scores
-from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
-from credit_like.evaluation.plots import plot_scores
 from credit_like.evaluation.report import write_report
-from credit_like.evaluation.results import load_results, save_results
+from credit_like.evaluation.results import save_results
 from credit_like.evaluation.scorecard import print_scorecard
-from credit_like.inference.forecast import forecast_path, write_forecasts
+from credit_like.figures import evaluation_folder
+from credit_like.inference.forecast import write_forecasts
+from credit_like.inference.paths import forecast_path
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
@@ -285,25 +285,6 @@ def evaluate(experiment: Experiment) -> int:
     print_scorecard(results)
     log.info("%s", report)
     return 0
-
-
-def plot(experiment: Experiment, choice: Choice = Choice()) -> int:  # noqa: B008, it is frozen
-    """Draw score curves, and maps of truth, forecast and error; only the chosen map if there is a choice."""
-    variables = Variables(experiment.data)
-    store = open_store(experiment.data, variables)
-    folder = evaluation_folder(experiment)
-    truth = open_truth(experiment, store)
-    variables = scored_variables(variables, truth)
-    figures = plot_scores(load_results(folder), folder) if choice.is_default else []
-    figures += plot_maps(forecast_path(experiment), truth, variables, folder, choice=choice)
-    for figure in figures:
-        log.info("%s", figure)
-    return 0
-
-
-def evaluation_folder(experiment: Experiment) -> Path:
-    """Return the folder of scores and figures."""
-    return Path(experiment.save_loc) / "evaluation"
 
 
 def start(experiment: Experiment, training: bool = True) -> Runtime:

@@ -324,7 +324,7 @@ def plot(
 ) -> None:
     """Draw score curves and maps."""
     experiment = _experiment(file, set_)
-    from credit_like import build
+    from credit_like import figures
     from credit_like.evaluation.maps import Choice
     from credit_like.schema.base import parse_duration
 
@@ -333,7 +333,7 @@ def plot(
         seconds = None if lead is None else int(parse_duration(lead).total_seconds())
     except UserError as error:
         raise UserError(f"--lead: {error}") from error
-    sys.exit(build.plot(experiment, Choice(variable, level, seconds)))
+    sys.exit(figures.plot(experiment, Choice(variable, level, seconds)))
 
 
 @app.command()

@@ -10,7 +10,7 @@ import xarray as xr
 from rich.console import Console
 from rich.markdown import Markdown
 
-from credit_like import build
+from credit_like import build, figures
 from credit_like.check import checked_experiment
 from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import channels, lead_text
@@ -40,7 +40,7 @@ def run(save_loc: Path) -> int:
         (("Training a small WXFormer", "train"), build.train),
         (("Forecasts of the test period", "rollout"), build.rollout),
         (("Scores beside persistence and climatology", "evaluate"), build.evaluate),
-        (("Curves and maps", "plot"), build.plot),
+        (("Curves and maps", "plot"), figures.plot),
     ]
     for announced, stage in stages:
         if announced:
@@ -66,7 +66,7 @@ def experiment_file(save_loc: Path) -> Path:
 def write_report(experiment: Experiment, seconds: float) -> Path:
     """Write a Markdown page with what was run, how it scored and where the figures are; return its path."""
     save_loc = Path(experiment.save_loc)
-    results = load_results(build.evaluation_folder(experiment))
+    results = load_results(figures.evaluation_folder(experiment))
     lines = [
         f"# {experiment.name}",
         "",

@@ -14,7 +14,7 @@ import pandas as pd
 from credit_like.data.store import open_store
 from credit_like.evaluation import load_scores
 from credit_like.evaluation.maps import Choice, plot_maps
-from credit_like.inference.forecast import forecast_path
+from credit_like.inference.paths import forecast_path
 from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
 

@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 import yaml
 
-from credit_like import build
+from credit_like import build, figures
 from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
@@ -73,7 +73,7 @@ def run(tmp_path_factory):
     assert build.train(experiment) == 0
     assert build.rollout(experiment) == 0
     assert build.evaluate(experiment) == 0
-    assert build.plot(experiment) == 0
+    assert figures.plot(experiment) == 0
     return experiment, save_loc
 
 

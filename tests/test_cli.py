@@ -103,6 +103,11 @@ def test_commands_that_compute_nothing_import_no_torch(arguments, small):
     assert not [name for name in imported(done) if name.split(".")[0] == "torch"]
 
 
+def test_figures_and_runs_need_no_torch():
+    code = "import sys, credit_like.figures, credit_like.evaluation.compare; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_check_says_what_would_run(small, capsys):
     assert not call("check", small / "small.yml", "--json")
     said = json.loads(capsys.readouterr().out)

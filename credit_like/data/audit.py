@@ -10,6 +10,7 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from credit_like.data.statistics import Scan, varying
 from credit_like.data.store import FieldStore
 from credit_like.data.times import to_text
 from credit_like.variables import Variables
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _OUTLIER = 10.0  # robust z-score: a Gaussian exceeds 6 once in 5e8 fields; slow seasonal changes stay well below 10
 _SHOWN = 5
@@ -77,6 +81,10 @@ class Audit:
 
     def plot(self, path: Path) -> None:
         """Plot mean, range and missing share of every field over time, one panel per channel."""
+        self.figure().savefig(path, dpi=100)
+
+    def figure(self) -> Figure:
+        """Return the figure of `plot`; the lowest panels have dates."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -104,6 +112,9 @@ class Audit:
             ax.set_xlim(0, len(self.times))
             if c + columns < len(self.channels):
                 ax.set_xticks([])
+            else:
+                some = np.unique(np.linspace(0, len(self.times) - 1, 5).round().astype(int)[:-1])
+                ax.set_xticks(some, [self.times[t][:10] for t in some], ha="left")
             ax.tick_params(labelsize=6)
             ax.locator_params("y", nbins=3)
             if self.share[:, c].max() > 0:
@@ -115,7 +126,7 @@ class Audit:
             ax.set_visible(False)
         what = f"mean, range and (red) missing share by field, {self.times[0]} to {self.times[-1]}"
         figure.suptitle(what, fontsize=9, y=1 - 0.15 / height)
-        figure.savefig(path, dpi=100)
+        return figure
 
 
 def audit(store: FieldStore, variables: Variables, whole: Scan) -> Audit:

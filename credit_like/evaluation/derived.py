@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 import xarray as xr
 from numpy.typing import NDArray
 
@@ -135,6 +134,8 @@ def derive(
 ) -> Fields:
     """Compute (B, levels, H, W) of one derived variable from stacked inputs."""
     slices = Variables.slices(inputs)
+    import torch  # here, so that figures of predicted fields need not wait for it
+
     tensors = {name: torch.from_numpy(fields_BCHW[:, channels]) for name, channels in slices.items()}
     ground = None if ground_HW is None else torch.from_numpy(np.ascontiguousarray(ground_HW))
     with torch.inference_mode():

@@ -166,7 +166,7 @@ def _figure(
         left / width, 1 - 0.2 / total, f"{name}{f' ({unit})' if unit else ''}, forecast from {times[0]}", va="center",
         fontsize=11, weight="bold",
     )  # fmt: skip
-    colours, scale = _colours(np.array(scaled))
+    colours, scale = _colours(np.array([truth for truth, _ in scaled]), np.array(scaled))
     for i, (truth, forecast) in enumerate(scaled):
         error = forecast - truth
         finite = np.abs(error[np.isfinite(error)])
@@ -197,16 +197,19 @@ def _unrolled(grid: Grid) -> NDArray[np.float64]:
     return np.asarray(np.rad2deg(np.unwrap(np.deg2rad(grid.longitude))))
 
 
-def _colours(fields: NDArray[np.float64]) -> tuple[str, Normalize]:
-    """Choose colours by the values: diverging around 0 for winds and others of both signs, white at 0 for rain."""
-    finite = fields[np.isfinite(fields)]
+def _colours(truth: NDArray[np.float64], fields: NDArray[np.float64]) -> tuple[str, Normalize]:
+    """Choose colours by the values: diverging around 0 for winds and others of both signs, white at 0 for rain.
+
+    The truth decides between them, as a forecast of rain may be slightly negative; the range is that of all `fields`.
+    """
+    finite, real = fields[np.isfinite(fields)], truth[np.isfinite(truth)]
     if not finite.size:
         return "viridis", Normalize(0, 1)
     low, high = (float(value) for value in np.percentile(finite, (_OUTSIDE, 100 - _OUTSIDE)))
     if low < 0 < high and min(-low, high) > 0.15 * max(-low, high):
         most = max(-low, high)
         return "PuOr_r", Normalize(-most, most)
-    if finite.min() >= -1e-3 * high and low <= 0.02 * high and high > 0:
+    if real.size and high > 0 and real.min() >= -1e-3 * high and np.percentile(real, _OUTSIDE) <= 0.02 * high:
         return "YlGnBu", Normalize(0, high)
     return "viridis", Normalize(low, high if high > low else low + 1)
 

@@ -24,6 +24,7 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
 from credit_like.inference.layout import ForecastLayout, choose
+from credit_like.inference.paths import forecast_folder, forecast_path
 from credit_like.inference.perturb import perturbations
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
@@ -57,18 +58,6 @@ class ForecastPlan:
     """Initial times (as positions in `init`) that are computed together. The groups are the same in every run and for
     any number of ranks, because the rounding of a batched product may depend on the batch.
     """
-
-
-def forecast_folder(experiment: Experiment) -> Path:
-    """Return the folder of this experiment's forecasts."""
-    return Path(experiment.inference.output.path or Path(experiment.save_loc) / "forecasts")
-
-
-def forecast_path(experiment: Experiment) -> Path:
-    """Return the path that `evaluate` opens: a zarr store or a folder of netCDF files."""
-    output = experiment.inference.output
-    path: Path = registry.of("writer", output).finished_path(forecast_folder(experiment))
-    return path
 
 
 def plan(

@@ -101,7 +101,8 @@ def test_a_map_says_when_and_where():
     [((-20.0, 30.0), "PuOr_r", True), ((0.0, 5.0), "YlGnBu", False), ((250.0, 300.0), "viridis", False)],
 )
 def test_colours_follow_the_values(values, colours, symmetric):
-    chosen, norm = maps._colours(np.linspace(*values, 200))
+    truth = np.linspace(*values, 200)
+    chosen, norm = maps._colours(truth, np.stack([truth, truth - 0.02 * np.ptp(truth)]))  # slightly biased
     assert chosen == colours
     assert (norm.vmin == -norm.vmax) == symmetric
 

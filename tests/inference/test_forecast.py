@@ -21,7 +21,8 @@ import zarr
 from world import make_context, make_experiment
 
 from credit_like.inference import forecast as forecasts
-from credit_like.inference.forecast import forecast_path, write_forecasts
+from credit_like.inference.forecast import write_forecasts
+from credit_like.inference.paths import forecast_path
 from credit_like.inference.writers import _netcdf, _zarr
 from credit_like.rollout import rollout
 

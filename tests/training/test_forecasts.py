@@ -20,7 +20,8 @@ from credit_like.context import Context
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import open_store
 from credit_like.evaluation.evaluate import evaluate
-from credit_like.inference.forecast import forecast_path, write_forecasts
+from credit_like.inference.forecast import write_forecasts
+from credit_like.inference.paths import forecast_path
 from credit_like.models import persistence
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment

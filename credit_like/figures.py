@@ -1,0 +1,37 @@
+"""Figures of an experiment's scores and forecasts; needs no torch, whose import takes longer than drawing some of them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from credit_like.data.store import open_store
+from credit_like.evaluation.derived import scored_variables
+from credit_like.evaluation.maps import Choice, plot_maps
+from credit_like.evaluation.needs import open_truth
+from credit_like.evaluation.plots import plot_scores
+from credit_like.evaluation.results import load_results
+from credit_like.inference.paths import forecast_path
+from credit_like.schema.experiment import Experiment
+from credit_like.variables import Variables
+
+log = logging.getLogger(__name__)
+
+
+def plot(experiment: Experiment, choice: Choice = Choice()) -> int:  # noqa: B008, it is frozen
+    """Draw score curves, and maps of truth, forecast and error; only the chosen map if there is a choice."""
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    folder = evaluation_folder(experiment)
+    figures = plot_scores(load_results(folder), folder) if choice.is_default else []
+    truth = open_truth(experiment, store)
+    variables = scored_variables(variables, truth)
+    figures += plot_maps(forecast_path(experiment), truth, variables, folder, choice=choice)
+    for figure in figures:
+        log.info("%s", figure)
+    return 0
+
+
+def evaluation_folder(experiment: Experiment) -> Path:
+    """Return the folder of scores and figures."""
+    return Path(experiment.save_loc) / "evaluation"

@@ -1,0 +1,20 @@
+"""Where the forecasts of an experiment are; needs no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from credit_like import registry
+from credit_like.schema.experiment import Experiment
+
+
+def forecast_folder(experiment: Experiment) -> Path:
+    """Return the folder of this experiment's forecasts."""
+    return Path(experiment.inference.output.path or Path(experiment.save_loc) / "forecasts")
+
+
+def forecast_path(experiment: Experiment) -> Path:
+    """Return the path that `evaluate` opens: a zarr store or a folder of netCDF files."""
+    output = experiment.inference.output
+    path: Path = registry.of("writer", output).finished_path(forecast_folder(experiment))
+    return path
