@@ -182,7 +182,7 @@ def each_kind(rng: random.Random, kinds: list[str]) -> list[list[int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", representatives(list(COMMANDS), "preprocess-climatology", "rollout", "evaluate", "export", "import-credit")
+    "name", representatives(list(COMMANDS), "preprocess-climatology", "rollout", "export", "import-credit")
 )
 def test_killed_twice(tmp_path, runs, name) -> None:
     killed(tmp_path, runs(*NEEDS[COMMANDS[name][0]]), name, two)

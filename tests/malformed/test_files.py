@@ -11,7 +11,7 @@ from credit_like.errors import UserError
 from credit_like.schema.load import load_experiment
 
 # Seconds of the processor: what is meant is that there is an end, and not after minutes.
-PATIENCE = 20
+PATIENCE = 5
 
 
 def refused(path, *overrides):

@@ -105,7 +105,7 @@ def answer(folder, text, capsys):
             cli.main(["check", "x.yml"])
     finally:
         os.chdir(here)
-    assert time.process_time() - began < 20  # a slow machine is no fault; a hang is
+    assert time.process_time() - began < 5
     assert sorted(folder.rglob("*")) == before
     said = capsys.readouterr()
     assert "Traceback" not in said.err
