@@ -334,12 +334,19 @@ def derived(case: Case, rank: int) -> Counter:
         if split:
             add("all-reduce", world, len(split) * FLOAT)  # <g, W>
 
-    # Muon gathers the whole update of every matrix of which a rank holds a part.
+    # Muon: each rank sends its part of every update to the matrix's owner, and an owner sends all of what it has made of one.
     if case.optimizer == "muon":
         assert case.tensor == case.domain == 1
-        for weight in (w for unit in units() for w in unit if len(w.shape) == 2 and min(w.shape) > 1):
-            n = len(gradient_peers)
-            add("all-gather", gradient_peers, -(-weight.shape[0] // n) * n * weight.shape[1] * FLOAT)
+        shapes = [w.shape for unit in units() for w in unit if len(w.shape) == 2 and min(w.shape) > 1]
+        n, at = len(gradient_peers), gradient_peers.index(rank)
+        work, owned = [0] * n, [0] * n
+        for shape in sorted(shapes, key=lambda shape: -(min(shape) ** 2) * max(shape)):
+            owner = work.index(min(work))
+            work[owner] += min(shape) ** 2 * max(shape)
+            owned[owner] += math.prod(shape)
+        parts = [len(range(rows)[at * -(-rows // n) :][: -(-rows // n)]) * columns for rows, columns in shapes]
+        add("all-to-all", world, sum(parts) * FLOAT)
+        add("all-to-all", world, owned[at] * FLOAT)
 
     add("all-reduce", world, 8)  # the gradients' norm, in fp64
     if case.replicate == 1:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from credit_like.parallel.shards import local, slice_like, whole_of_shards
+from credit_like.parallel.deal import Dealt, deal, from_owners, to_owners
+from credit_like.parallel.shards import local
 from credit_like.training.optimizers._adamw import AdamW
 
 if TYPE_CHECKING:
@@ -24,14 +25,16 @@ class Muon:
     Jordan et al., Muon: an optimizer for hidden layers, 2024; the factor gives updates AdamW's typical size (Liu et
     al., arXiv:2502.16982). For matrices: two dimensions, or a kernel of one point. Everything else goes to AdamW.
 
-    The momentum is sharded as its parameter. Each rank gathers the whole update, makes it orthogonal and applies its
-    part, so a sharded step is the step of one process. The momentum has the parameter's precision: in bfloat16 the
-    rounding of a gathered value would grow to 1e-2 of the update, and runs in two layouts would diverge.
+    The momentum is sharded as its parameter. Matrices are dealt to the ranks: the owner of one gathers the whole update,
+    makes it orthogonal and sends each rank its part, so a sharded step is the step of one process, and every matrix is
+    iterated once. The momentum has the parameter's precision: in bfloat16 the rounding of a gathered value would grow to
+    1e-2 of the update, and runs in two layouts would diverge.
     """
 
     def __init__(self, config: Config, parameters: Mapping[str, Tensor]) -> None:
         self.config = config
         self.matrices = {name: p for name, p in parameters.items() if is_matrix(p)}
+        self._dealt: dict[str, Dealt] | None = None
         self.rest = AdamW(config, {name: p for name, p in parameters.items() if not is_matrix(p)})
         with torch.no_grad():
             self.momentum = {name: torch.zeros_like(local(p)) for name, p in self.matrices.items()}
@@ -40,21 +43,31 @@ class Muon:
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """Update the parameters, or nothing at all where `skip` (an fp32 scalar on the device) is 1."""
         mu, skipped = self.config.momentum, skip.bool()
+        after, updates = {}, {}
         for name, parameter in self.matrices.items():
             if parameter.grad is None:
                 continue
-            gradient, momentum = local(parameter.grad), self.momentum[name]
-            after = momentum.lerp(gradient, 1 - mu)
-            update = gradient.lerp(after, mu) if self.config.nesterov else after
-            full = whole_of_shards(update, parameter)
-            direction = slice_like(orthogonal(full.flatten(1)).reshape(full.shape), parameter)
-            scale = 0.2 * max(full.shape[0], full.shape[1]) ** 0.5
-            weight = local(parameter)
+            gradient = local(parameter.grad)
+            after[name] = self.momentum[name].lerp(gradient, 1 - mu)
+            updates[name] = gradient.lerp(after[name], mu) if self.config.nesterov else after[name]
+        dealt = {name: self._deal()[name] for name in updates}
+        owned = to_owners(updates, dealt)
+        whole = {name: orthogonal(full.flatten(1)).reshape(full.shape) for name, full in owned.items()}
+        for name, direction in from_owners(whole, updates, dealt).items():
+            weight, momentum, shape = local(self.matrices[name]), self.momentum[name], dealt[name].shape
+            scale = 0.2 * max(shape[0], shape[1]) ** 0.5
             moved = weight * (1 - learning_rate * self.config.weight_decay) - learning_rate * scale * direction
             # Not arithmetic with the flag: 0 × NaN is NaN.
-            momentum.copy_(torch.where(skipped, momentum, after))
+            momentum.copy_(torch.where(skipped, momentum, after[name]))
             weight.copy_(torch.where(skipped, weight, moved))
         self.rest.step(learning_rate, skip)
+
+    def _deal(self) -> dict[str, Dealt]:
+        """Return the owners of the matrices; the cost of one is that of its products."""
+        if self._dealt is None:
+            cost = {name: min(p.shape[:2]) ** 2 * max(p.shape[:2]) for name, p in self.matrices.items()}
+            self._dealt = deal(self.matrices, cost)
+        return self._dealt
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Return the live local state: parameter → kind → tensor."""
