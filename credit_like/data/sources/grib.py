@@ -1,0 +1,214 @@
+"""GRIB files of edition 1 and 2, decoded by ecCodes (`pip install credit-like[grib]`).
+
+All files of a source form one index of messages, so that it does not matter how variables, levels, steps and members are
+spread over files. A field is read by its offset when it is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import xarray as xr
+from numpy.typing import NDArray
+from pydantic import Field
+from xarray.core import indexing
+
+from credit_like.data.direct import DirectArray, Spans
+from credit_like.data.sources import _grib_files
+from credit_like.data.sources._files import FileConfig, canonical, find_files, is_url
+from credit_like.data.sources._grib_files import Geometries, Message
+from credit_like.errors import UserError
+
+_UPPER_AIR = (
+    "t", "u", "v", "w", "q", "r", "z", "gh", "d", "vo", "o3", "pv", "pt", "pres", "wz", "strf", "vp", "cc", "clwc", "ciwc",
+    "crwc", "cswc", "absv", "icmr", "clwmr", "rwmr", "snmr", "grle", "wind",
+)  # fmt: skip
+_LEVELS = {
+    "isobaricInhPa": {"standard_name": "air_pressure", "units": "hPa"},
+    "hybrid": {"standard_name": "model_level_number", "units": "1"},
+}
+
+
+class Config(FileConfig):
+    type: Literal["grib"] = "grib"
+    select: dict[str, int | float | str] = Field(default={})
+    """Key of the messages → the value to read, such as `{number: 0}`. The keys are `number`, `step` and `period` (hours
+    of a range of steps) in hours, ecCodes' `stepType`, `stepRange`, `dataType`, `typeOfLevel`, `gridType`, `dataDate`
+    and `dataTime`, and a type of level, such as `heightAboveGround`.
+    """
+
+
+def open_dataset(config: Config) -> xr.Dataset:
+    """Open the files of `config.path` as one lazy dataset, with ecCodes' short names.
+
+    A field is named by its short name, or `NAME_TYPEOFLEVEL` for upper-air variables that are not on pressure or model
+    levels (`z_surface`). Times are those at which a field is valid: the end of a range of steps. Absent messages are
+    missing values; a variable without time range that is there once has no time dimension.
+
+    Raises UserError if there is no file, a file is damaged or not GRIB, fields are not on one latitude-longitude grid,
+    or several messages are valid at the same time.
+    """
+    paths = find_files(config.path, config.storage_options)
+    if urls := [path for path in paths if is_url(path)]:
+        raise UserError(f"expected GRIB files on disk, got {urls[0]}; download them first")
+    try:
+        messages = [message for path in paths for message in _grib_files.index(path)]
+    except OSError as error:
+        raise UserError(f"expected GRIB files, got one that does not open: {error}") from error
+    chosen = _selected(messages, config.select)
+    geometry = Geometries()
+    first = chosen[0]
+    for message in {message.grid: message for message in reversed(chosen)}.values():
+        _same_grid(geometry, first, message)
+    plane = geometry(first)
+    coordinates: dict[str, Any] = {
+        "latitude": ("latitude", plane.latitude, {"units": "degrees_north"}),
+        "longitude": ("longitude", plane.longitude, {"units": "degrees_east"}),
+    }
+    variables: dict[str, list[Message]] = {}
+    for message in chosen:
+        variables.setdefault(_name(message), []).append(message)
+    times = np.unique([message.time for message in chosen])
+    coordinates["time"] = ("time", times.astype("datetime64[s]"))
+    members = np.unique([int(message.key("number")) for message in chosen])
+    if len(members) > 1:
+        coordinates["number"] = ("number", members)
+    for kind in {message.level_type for message in chosen}:
+        levels = np.unique([message.level for message in chosen if message.level_type == kind])
+        if kind in _LEVELS or len(levels) > 1:
+            coordinates[kind] = (kind, levels, _LEVELS.get(kind, {}))
+    fields = {name: _field(name, group, coordinates, geometry, config.duplicates) for name, group in variables.items()}
+    raw = xr.Dataset(fields, coordinates)
+    return canonical(raw, config.model_copy(update={"select": {}}), first.path)
+
+
+def _name(message: Message) -> str:
+    """Return the name of a message's variable; it depends on nothing else in the file."""
+    if message.name in _UPPER_AIR and message.level_type not in _LEVELS:
+        return f"{message.name}_{message.level_type}"
+    return message.name
+
+
+def _selected(messages: Sequence[Message], select: dict[str, int | float | str]) -> list[Message]:
+    """Return the messages with the selected keys. Raises UserError if a key or its value does not exist."""
+    chosen = list(messages)
+    for key, wanted in select.items():
+        there: set[int | float | str]
+        if any(message.level_type == key for message in messages):
+            there = {m.level for m in chosen if m.level_type == key}
+            kept = [m for m in chosen if m.level_type != key or _same(m.level, wanted)]
+        elif key in dict(messages[0].keys):
+            there = {m.key(key) for m in chosen}
+            kept = [m for m in chosen if _same(m.key(key), wanted)]
+        else:
+            kinds = sorted({m.level_type for m in messages})
+            raise UserError(
+                f"expected data.source.select to name keys of the messages, got {key!r}; remove it or use one of "
+                f"{', '.join([*dict(messages[0].keys), *kinds])}"
+            )
+        if not any(_same(value, wanted) for value in there):
+            listed = ", ".join(sorted(map(str, there)))
+            raise UserError(
+                f"expected {key} of {messages[0].path} ({listed}), got {wanted}; change data.source.select.{key}"
+            )
+        chosen = kept
+    return chosen
+
+
+def _same(value: int | float | str, wanted: int | float | str) -> bool:
+    try:
+        return str(value) == str(wanted) or float(value) == float(wanted)
+    except ValueError:
+        return False
+
+
+def _same_grid(geometry: Geometries, first: Message, other: Message) -> None:
+    """Raise UserError if two messages are on different grids."""
+    one, two = geometry(first), geometry(other)
+    for axis in ("latitude", "longitude"):
+        a, b = getattr(one, axis), getattr(two, axis)
+        if a.shape != b.shape or np.abs(a - b).max() > 1e-4:
+            raise UserError(
+                f"expected all fields on one grid, got {first.where} on {_shape(first, one)} and {other.where} on "
+                f"{_shape(other, two)}; list them as sources of their own, or set data.source.select.gridType"
+            )
+
+
+def _shape(message: Message, plane: _grib_files.Geometry) -> str:
+    rows, columns = plane.latitude, plane.longitude
+    return f"{message.key('gridType')} {len(rows)} × {len(columns)} from {rows[0]:g}N {columns[0]:g}E"
+
+
+def _field(
+    name: str, group: list[Message], coordinates: dict[str, Any], geometry: Geometries, duplicates: str | None
+) -> xr.Variable:
+    """Return one variable of the messages given."""
+    kinds = sorted({message.level_type for message in group})
+    if len(kinds) > 1:
+        raise UserError(
+            f"expected {name} on one type of level, got {', '.join(kinds)} in {group[0].path}; list them as sources "
+            f"of their own, with data.source.select.typeOfLevel: {kinds[0]}"
+        )
+    several = [message for message in group if message.time != group[0].time]
+    still = len(coordinates["time"][1]) > 1 and not several and all(not message.period for message in group)
+    places = {
+        "number": lambda message: int(message.key("number")),
+        "time": lambda message: message.time,
+        kinds[0]: lambda message: message.level,
+    }
+    dims = [dim for dim in ("time", "number", kinds[0]) if dim in coordinates and not (dim == "time" and still)]
+    axes = {dim: np.asarray(coordinates[dim][1]) for dim in dims}
+    if "time" in axes:
+        axes["time"] = axes["time"].astype(np.int64)
+    table = np.full([len(axis) for axis in axes.values()], -1, np.int64)
+    for i, message in enumerate(group):
+        at = tuple(int(np.searchsorted(axis, places[dim](message))) for dim, axis in axes.items())
+        if table[at] < 0:
+            table[at] = i
+        elif duplicates is None:
+            raise UserError(_twice(group[int(table[at])], message))
+    lazy = indexing.LazilyIndexedArray(_Messages(group, table, geometry))
+    return xr.Variable((*dims, "latitude", "longitude"), lazy, dict(group[0].attrs))
+
+
+def _twice(one: Message, two: Message) -> str:
+    """Return a message about two fields for the same time, with the key by which they differ."""
+    keys = [key for key, value in one.keys if two.key(key) != value]
+    time = np.datetime64(one.time, "s")
+    if not keys:
+        return (
+            f"expected each field once, got {one.where} and {two.where}, both valid at {time}; "
+            "set data.source.duplicates: first"
+        )
+    key = next((key for key in ("period", "stepType", "step") if key in keys), keys[0])
+    return (
+        f"expected one field for each time, got {one.where} and {two.where}, both valid at {time}, with {key} "
+        f"{one.key(key)} and {two.key(key)}; set data.source.select.{key} to one of them"
+    )
+
+
+class _Messages(DirectArray):
+    """A variable of messages; `table` has the position in `messages` along the leading dimensions, −1 where absent."""
+
+    def __init__(self, messages: Sequence[Message], table: NDArray[np.int64], geometry: Geometries) -> None:
+        self.messages, self.table, self.geometry = messages, table, geometry
+        plane = geometry(messages[0])
+        self.shape = (*table.shape, len(plane.latitude), len(plane.longitude))
+        self.dtype = np.dtype(np.float32)
+        self.chunks = (*(1 for _ in table.shape), *self.shape[-2:])
+
+    def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Read the messages in the box one after the other; each is decoded as a whole."""
+        result = np.empty([stop - start for start, stop in spans], np.float32) if out is None else out
+        lead = [range(start, stop) for start, stop in spans[:-2]]
+        rows, columns = (slice(*span) for span in spans[-2:])
+        places = list(itertools.product(*lead))
+        wanted = [int(self.table[place]) for place in places]
+        fields = _grib_files.decode([self.messages[i] for i in wanted if i >= 0], self.geometry)
+        for place, i in zip(places, wanted, strict=True):
+            at = tuple(p - start for p, (start, _) in zip(place, spans, strict=False))
+            result[at] = next(fields)[rows, columns] if i >= 0 else np.nan
+        return result
