@@ -28,6 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from credit_like import transforms
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.export import find
 from credit_like.checkpoint.format import MANIFEST, Piece, Reader
@@ -55,8 +56,10 @@ class Channels:
 
     @classmethod
     def of(cls, variables: Variables, frames: int, predict: str) -> Channels:
-        """Return the channels of an experiment."""
-        return cls.of_roles({role: Variables.channel_names(variables.role(role)) for role in ROLES}, frames, predict)
+        """Return the channels of an experiment. The name of a variable with a transform includes it."""
+        roles = {role: variables.role(role) for role in ROLES}
+        names = {role: _named(Variables.channel_names(of), transforms.names(of)) for role, of in roles.items()}
+        return cls.of_roles(names, frames, predict)
 
     @classmethod
     def of_roles(cls, names: Mapping[str, Sequence[str]], frames: int, predict: str) -> Channels:
@@ -190,8 +193,19 @@ class Source:
 
 
 def _channels_of(normalisation: Normalisation, frames: int, config: Mapping[str, Any]) -> Channels:
-    names = {role: normalisation[role]["channels"] for role in ROLES}
+    names = {role: _named(*_functions(normalisation[role])) for role in ROLES}
     return Channels.of_roles(names, frames, config.get("predict", "increment"))
+
+
+def _named(names: Sequence[str], functions: Sequence[str]) -> list[str]:
+    """Return names of channels that differ where the transforms do."""
+    return [f"{name} as {function}" if function else name for name, function in zip(names, functions, strict=True)]
+
+
+def _functions(about: Mapping[str, Sequence[Any]]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the names of a role's channels and their transforms, empty for none."""
+    names = about["channels"]
+    return names, about.get("transform") or [""] * len(names)
 
 
 def _slices(piece: Piece) -> tuple[slice, ...]:
@@ -441,12 +455,18 @@ def adopt(statistics: Statistics, source: Source) -> tuple[Statistics, list[str]
     A channel whose own mean or standard deviation is far from the source's may be in other units: it gets a note.
     """
     dataset, notes = statistics.dataset.copy(deep=True), []
-    at = {str(name): i for i, name in enumerate(dataset["channel"].values)}
+    own = dataset["transform"].values if "transform" in dataset else [""] * len(dataset["channel"])
+    at = {
+        (str(name), str(function)): i
+        for i, (name, function) in enumerate(zip(dataset["channel"].values, own, strict=True))
+    }
     for about in (source.normalisation or {}).values():
-        for name, mean, std, change in zip(*(about[k] for k in ("channels", *_MOMENTS)), strict=True):
-            if name not in at:
+        channels = zip(*_functions(about), strict=True)
+        for channel, mean, std, change in zip(channels, *(about[k] for k in _MOMENTS), strict=True):
+            if channel not in at:
                 continue
-            own_mean, own_std = (float(dataset[key].values[at[name]]) for key in ("mean", "std"))
+            name = channel[0]
+            own_mean, own_std = (float(dataset[key].values[at[channel]]) for key in ("mean", "std"))
             if abs(own_mean - mean) > 5 * max(std, own_std) or not 0.05 < own_std / std < 20:
                 notes.append(
                     f"{name}: mean {own_mean:.4g} and std {own_std:.4g} here, {mean:.4g} and {std:.4g} in the source; "
@@ -454,7 +474,7 @@ def adopt(statistics: Statistics, source: Source) -> tuple[Statistics, list[str]
                 )
             for key, value in zip(_MOMENTS, (mean, std, change), strict=True):
                 if value is not None:
-                    dataset[key].values[at[name]] = value
+                    dataset[key].values[at[channel]] = value
     dataset.attrs["adopted_from"] = str(source.path)
     return Statistics(dataset), notes
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import credit_like
-from credit_like import registry
+from credit_like import registry, transforms
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.files import to_json
@@ -205,7 +205,10 @@ class TrainingState:
 
 
 def _describe_channels(variables: Variables, statistics: Statistics) -> dict[str, dict[str, list[Any]]]:
-    """Return names, mean, std and change_std of every channel, by role, for forecasts without the statistics file."""
+    """Return names, mean, std and change_std of every channel, by role, for forecasts without the statistics file.
+
+    Channels of variables with a transform have it as text in `transform`; the numbers are those of the transformed values.
+    """
     result = {}
     for role in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
         mean, std, change = (part.tolist() for part in statistics.select(variables.role(role)))
@@ -215,6 +218,8 @@ def _describe_channels(variables: Variables, statistics: Statistics) -> dict[str
             "std": std,
             "change_std": [None if x != x else x for x in change],
         }
+        if any(functions := transforms.names(variables.role(role))):
+            result[role]["transform"] = functions
     return result
 
 
