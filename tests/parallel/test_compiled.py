@@ -103,7 +103,11 @@ def _life(rank, tiny, section):
     )
 
 
-ALL = [({}, True), ({"data": "fsdp2"}, False), ({"tensor": 2}, False), ({"domain": 2}, False)]
+ALL = [
+    ({}, True),
+    ({"data": "fsdp2"}, False),
+    *(({split: 2}, checkpointing) for split in ("tensor", "domain") for checkpointing in (False, True)),
+]
 CI = [({}, True)]
 
 
