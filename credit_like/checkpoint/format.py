@@ -177,6 +177,7 @@ def _has_form(body: Mapping[str, Any]) -> bool:
     tensors, score = body.get("tensors"), body.get("score")
     return (
         is_size(body.get("step"))
+        and "score" in body
         and (score is None or isinstance(score, int | float))
         and isinstance(body.get("meta"), dict)
         and all(isinstance(f, dict) and is_size(f.get("bytes")) and "sha256" in f for f in files.values())
