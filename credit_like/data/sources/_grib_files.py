@@ -6,6 +6,7 @@ stays open. All calls of ecCodes are made under one lock, because not every buil
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import os
 import threading
@@ -72,6 +73,8 @@ class Geometry:
 
     latitude: NDArray[np.float64]
     longitude: NDArray[np.float64]
+    size: int
+    """Number of values of a message."""
     arrange: Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
@@ -101,9 +104,13 @@ def _index(path: str, size: int, mtime_ns: int) -> tuple[Message, ...]:
     found: list[Message] = []
     with _LOCK, open(path, "rb") as file:
         for number, (start, length) in enumerate(_messages(eccodes, file, path, size), 1):
-            for parts in _fields(file, start, length):
-                with _handle(eccodes, _joined(file, parts) if len(parts) > 1 else _header(path, start)) as handle:
-                    found.append(_described(eccodes, handle, path, number, parts))
+            try:
+                for parts in _fields(file, start, length):
+                    make = _joined(file, parts) if len(parts) > 1 else _header(path, start)
+                    with _handle(eccodes, make) as handle:
+                        found.append(_described(eccodes, handle, path, number, parts))
+            except OSError as error:
+                raise UserError(f"{_broken(path, number, start, size)} ({error})") from error
     if not found:
         raise UserError(f"expected a GRIB file, got {path} without any message; change data.source.path")
     return tuple(found)
@@ -122,8 +129,10 @@ def _messages(eccodes: ModuleType, file: BinaryIO, path: str, size: int) -> Iter
         if head[7] == 1 and length >= 1 << 23:  # longer than the field can hold, in a coding of ecCodes' own
             with _handle(eccodes, _header(path, at)) as handle:
                 length = int(eccodes.codes_get(handle, "totalLength"))
-        file.seek(max(at + length - len(_END), 0))
-        if at + length > size or file.read(len(_END)) != _END:
+        if length < 16 or at + length > size:
+            raise UserError(_broken(path, number, at, size))
+        file.seek(at + length - len(_END))
+        if file.read(len(_END)) != _END:
             raise UserError(_broken(path, number, at, size))
         yield at, length
         at = _next(file, at + length)
@@ -156,11 +165,23 @@ def _next(file: BinaryIO, start: int) -> int | None:
 def _fields(file: BinaryIO, start: int, length: int) -> list[tuple[tuple[int, int], ...]]:
     """Return the parts of each field of a message: of edition 2, sections 2 to 7 may be repeated from any of them on.
 
-    A section that is not repeated is the one before, and so is a bitmap of indicator 254.
+    A section that is not repeated is the one before, and so is a bitmap of indicator 254. Raises OSError if a section
+    does not fit into the message: ecCodes trusts the lengths of sections and would read other memory.
     """
     file.seek(start + 7)
-    if file.read(1) != b"\2":
-        return [((start, length),)]
+    whole: list[tuple[tuple[int, int], ...]] = [((start, length),)]
+    if file.read(1) == b"\1":
+        at, present = start + 8, [True]
+        while present:
+            file.seek(at)
+            head = file.read(8)
+            size = int.from_bytes(head[:3], "big")
+            if at == start + 8:
+                present += [bool(head[7] & 128), bool(head[7] & 64)]
+            if present.pop(0):
+                _fits(at, size, start + length)
+                at += size
+        return whole
     sections: dict[int, tuple[int, int]] = {0: (start, 16)}
     fields: list[tuple[tuple[int, int], ...]] = []
     at = start + 16
@@ -168,14 +189,18 @@ def _fields(file: BinaryIO, start: int, length: int) -> list[tuple[tuple[int, in
         file.seek(at)
         head = file.read(6)
         size, section = int.from_bytes(head[:4], "big"), head[4]
-        if size < 5:
-            break  # not a section: ecCodes reports what is wrong with the message
+        _fits(at, size, start + length)
         if not (section == 6 and head[5] == 254 and 6 in sections):
             sections[section] = (at, size)
         if section == 7:
             fields.append(tuple(sections[number] for number in sorted(sections)))
         at += size
-    return fields if len(fields) > 1 else [((start, length),)]
+    return fields if len(fields) > 1 else whole
+
+
+def _fits(at: int, size: int, end: int) -> None:
+    if size < 5 or at + size > end - len(_END):
+        raise OSError(f"a section of {size} bytes at byte {at}, where the message ends at byte {end}")
 
 
 def _joined(file: BinaryIO, parts: tuple[tuple[int, int], ...]) -> Callable[[ModuleType], Any]:
@@ -275,8 +300,8 @@ _ATTRS: dict[tuple[int, int, str], tuple[tuple[str, str], ...]] = {}
 
 def _seconds(date: int, time: int) -> int:
     """Return seconds since 1970 of a date YYYYMMDD and a time HHMM. Raises ValueError if there is no such time."""
-    text = f"{date // 10000:04d}-{date // 100 % 100:02d}-{date % 100:02d}T{time // 100:02d}:{time % 100:02d}"
-    return int(np.datetime64(text, "s").astype(np.int64))
+    moment = dt.datetime(date // 10000, date // 100 % 100, date % 100, time // 100, time % 100, tzinfo=dt.UTC)
+    return int(moment.timestamp())
 
 
 def decode(messages: list[Message], geometry: Callable[[Message], Geometry]) -> Iterator[NDArray[np.float64]]:
@@ -293,7 +318,10 @@ def decode(messages: list[Message], geometry: Callable[[Message], Geometry]) -> 
                 values = np.asarray(eccodes.codes_get_values(handle), np.float64)
                 if eccodes.codes_get(handle, "bitmapPresent", int):
                     values = np.where(values == _MISSING, np.nan, values)
-            yield geometry(message).arrange(values)
+            plane = geometry(message)
+            if len(values) != plane.size:
+                raise OSError(f"expected {plane.size} values in {message.where}, got {len(values)}")
+            yield plane.arrange(values)
     finally:
         for file in files.values():
             file.close()
@@ -329,7 +357,7 @@ def _of_handle(eccodes: ModuleType, handle: Any, message: Message) -> Geometry:
         )
     try:
         latitude, longitude = (eccodes.codes_get_array(handle, key) for key in ("latitudes", "longitudes"))
-    except eccodes.CodesInternalError as error:
+    except (eccodes.CodesInternalError, MemoryError) as error:  # memory: the size of the grid is not that of the data
         raise UserError(
             f"expected fields on rows and columns, got {message.where} on grid {kind} ({error}); {_REGRID}"
         ) from error
@@ -348,7 +376,7 @@ def _of_handle(eccodes: ModuleType, handle: Any, message: Message) -> Geometry:
         plane = _Plane(plane.shape, plane.by_column, plane.alternate, westward=True)
         columns = columns[:, ::-1]
         eastward = columns[0, 0] + (columns[0] - columns[0, 0]) % 360
-    return Geometry(rows[:, 0], eastward - 360 * (eastward[-1] > 360 + 1e-9), plane)
+    return Geometry(rows[:, 0], eastward - 360 * (eastward[-1] > 360 + 1e-9), rows.size, plane)
 
 
 def _flag(eccodes: ModuleType, handle: Any, key: str) -> int:
@@ -398,7 +426,7 @@ def _reduced(
     first = starts[:-1, None]
     east = first + (west + 1) % per_row[:, None]
     rows = _Rows(first + west, east, rest / width)
-    return Geometry(latitude[starts[:-1]], lines[0][0] + 360.0 / width * np.arange(width), rows)
+    return Geometry(latitude[starts[:-1]], lines[0][0] + 360.0 / width * np.arange(width), len(longitude), rows)
 
 
 @dataclass(frozen=True, eq=False)

@@ -287,10 +287,47 @@ def test_damaged_files_are_refused_by_message_and_byte(tmp_path, edition, capfd)
         opened(write(tmp_path / "text.grib", b"no messages here"))
     with pytest.raises(UserError, match="without any message"):
         opened(write(tmp_path / "empty.grib"))
+    for long in (len(one) + 1, 2**63 + 1) if edition == 2 else (len(one) + 1,):
+        length = long.to_bytes(8, "big") if edition == 2 else long.to_bytes(3, "big") + one[7:8]
+        with pytest.raises(UserError, match="message 2 at byte"):
+            opened(
+                write(
+                    tmp_path / "long.grib",
+                    one,
+                    one[: 8 if edition == 2 else 4] + length + one[16 if edition == 2 else 8 :],
+                )
+            )
+    without_length = one[:4] + b"\0\0\0\1" + one[8:] if edition == 1 else one[:8] + bytes(8) + one[16:]
+    with pytest.raises(UserError, match=rf"message 2 at byte {len(one)} is truncated or damaged"):
+        opened(write(tmp_path / "zero.grib", one, without_length))
     with pytest.raises(UserError, match="got edition 3 in message 1"):
         opened(write(tmp_path / "new.grib", one[:7] + b"\3" + one[8:]))
     with pytest.raises(UserError, match="on disk"):
         opened("https://example.org/a.grib")
+
+
+def test_a_date_that_does_not_exist_is_refused(tmp_path):
+    content = bytearray(message(edition=2))
+    at = content.index((2020).to_bytes(2, "big") + b"\1\1")
+    content[at + 2 : at + 4] = b"\2\36"  # 30 February
+    with pytest.raises(UserError, match=r"a date in message 1 \(t\) of .* dataDate 20200230|truncated or damaged"):
+        opened(write(tmp_path / "a.grib", bytes(content)))
+
+
+@pytest.mark.parametrize("edition", [1, 2])
+def test_changed_bytes_give_fields_or_one_message(tmp_path, edition):
+    """Whatever a header says, neither another exception nor a crash of the library follows."""
+    content, rng = message(edition=edition), np.random.default_rng(edition)
+    lengths = {1: [8, 8 + content[10]], 2: [16, 37, 109]}[edition]  # where a section's length is coded
+    places = [*lengths, *rng.integers(8, 150 if edition == 2 else 80, 40)]
+    for place in places:
+        changed = bytearray(content)
+        changed[place] = 127 if place in lengths else rng.integers(256)
+        try:
+            opened(write(tmp_path / "a.grib", bytes(changed))).load()
+        except (UserError, OSError):
+            continue
+        assert place not in lengths
 
 
 def test_a_file_that_changed_since_it_was_indexed_is_an_error_of_reading(tmp_path):
