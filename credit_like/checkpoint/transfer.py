@@ -229,6 +229,11 @@ class Positions:
         return self.at == tuple(range(self.there))
 
     @property
+    def shared(self) -> bool:
+        """Whether any entry is in the source."""
+        return any(p >= 0 for p in self.at)
+
+    @property
     def dropped(self) -> bool:
         """Whether entries of the source have no place."""
         return len({p for p in self.at if p >= 0}) < self.there
@@ -265,6 +270,8 @@ def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channe
     sides = _sides(source, channels, result.notes)
     if not axes and not all(side.unchanged for side in sides.values()):
         problems.append(f"model.type: {config.type} does not say which of its tensors have channels (`channel_axes`)")
+    strange = [side for side, positions in sides.items() if not positions.shared]
+    problems += [f"expected some {side} of the source, got none" for side in strange]
     shapes = {name: piece.shape for name, piece in named_pieces(model).items()}
     for name, shape in shapes.items():
         there = source.shapes.get(name)
@@ -276,6 +283,8 @@ def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channe
         elif _mapped_shape(there, along) != shape:
             result.initial.append(name)
             problems.append(f"{name}: expected shape {shape}, got {there} in the source")
+        elif any(axis.side in strange for axis, _ in along):
+            result.initial.append(name)
         elif all(positions.unchanged for _, positions in along):
             result.direct.append(name)
         else:
