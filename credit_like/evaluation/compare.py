@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def print_comparison(first: Path, second: Path, console: Console | None = None) 
         if not any((folder / name).is_file() for name in ("status.json", "log.jsonl")):
             raise UserError(f"--compare: expected the folder of a run, got {folder}; change it")
         runs.append(read_run(folder))
-    table = Table("", str(first), str(second), box=None, pad_edge=False)
+    table = Table("", *_names(first, second), box=None, pad_edge=False)
     for label, values in _facts(runs):
         table.add_row(*map(Text, (label, *values)))
     fitted(console, table, [])
@@ -60,6 +61,13 @@ def print_comparison(first: Path, second: Path, console: Console | None = None) 
         console.print(f"no scores in {', '.join(lacking)}; run `credit-like evaluate`", markup=False, highlight=False)
         return
     _print_ratios(scores[0], scores[1], console)
+
+
+def _names(first: Path, second: Path) -> tuple[str, str]:
+    """Return the paths without the folders that both are in, so that the columns of a table are narrow."""
+    whole = first.resolve(), second.resolve()
+    common = Path(os.path.commonpath([path.parent for path in whole]))
+    return str(whole[0].relative_to(common)), str(whole[1].relative_to(common))
 
 
 def _facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:

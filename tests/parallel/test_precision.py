@@ -22,10 +22,12 @@ from credit_like.parallel.observe import wraps_others
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan import simulate as simulation
 from credit_like.plan.layouts import Candidate
+from credit_like.schema.data import DataSection
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_located
 from credit_like.schema.trainer import Parallelism, TrainerSection
 from credit_like.stepper import Stepper
+from credit_like.variables import Variables
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "config").glob("*.yml"))
@@ -164,26 +166,31 @@ def test_the_configuration_has_bfloat16_somewhere():
 MEAN, STD, CHANGE = 54000.0, 3000.0, 150.0  # as geopotential at 500 hPa, in m² s⁻²
 
 
-class _Variables:
-    outputs, n_out = "outputs", 4
-
-    def n(self, role):
-        return self.n_out
-
-    def role(self, role):
-        return role
+VARIABLES = Variables(
+    DataSection.model_validate(
+        {
+            "source": {"type": "synthetic"},
+            "timestep": "6h",
+            "prognostic": {"surface": ["a", "b", "c", "d"]},
+            "static": {"surface": ["s"]},
+            "train": ["2000-01-01", "2000-01-02"],
+            "valid": ["2000-01-03", "2000-01-04"],
+            "test": ["2000-01-05", "2000-01-06"],
+        }
+    )
+)
 
 
 class _Statistics:
-    def __init__(self, tiny, channels):
-        self.tiny, self.channels = tiny, channels
+    def __init__(self, tiny):
+        self.tiny = tiny
 
-    def select(self, role):
-        n = {"outputs": self.channels, "static": 1}.get(role, 0)
+    def select(self, variables):
+        n = len(variables)
         return np.full(n, MEAN), np.full(n, STD), np.full(n, CHANGE)
 
-    def mask(self, role):
-        return np.ones((self.channels, self.tiny.height, self.tiny.width), bool)
+    def mask(self, variables):
+        return np.ones((len(variables), self.tiny.height, self.tiny.width), bool)
 
 
 def _rounding(tiny, model, predict, autocast):
@@ -191,9 +198,7 @@ def _rounding(tiny, model, predict, autocast):
 
     The reference takes what the head was given, and does the rest in float64.
     """
-    stepper = Stepper(
-        model, _Variables(), _Statistics(tiny, 4), np.zeros((1, tiny.height, tiny.width), np.float32), predict
-    )
+    stepper = Stepper(model, VARIABLES, _Statistics(tiny), np.zeros((1, tiny.height, tiny.width), np.float32), predict)
     generator = torch.Generator().manual_seed(3)
     shape = (1, 4, 2, tiny.height, tiny.width)
     frames = MEAN + STD * torch.randn(shape, generator=generator)
