@@ -108,13 +108,13 @@ def world_of(experiment: Experiment) -> int:
 def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
     """Run every check that needs no data."""
     for phase in phases(experiment):
-        for path, message in (*layout_findings(phase.experiment.trainer, world), *_weight_findings(phase.experiment)):
+        found = layout_findings(phase.experiment.trainer, world), _weight_findings(phase.experiment)
+        for path, message in (*found[0], *found[1], *_member_findings(phase.experiment)):
             yield written_at(experiment, phase, path), message
     yield from _period_findings(experiment.data)
     yield from _variable_findings(experiment.data)
     yield from _name_findings(experiment)
     yield from _time_findings(experiment)
-    yield from _member_findings(experiment)
     yield from _folder_findings(experiment)
     yield from place_findings(experiment)
 

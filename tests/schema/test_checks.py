@@ -6,7 +6,9 @@ from hypothesis import strategies as st
 
 from credit_like.schema.checks import layout, layout_findings, section_findings, world_of
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import load_experiment
 from credit_like.schema.trainer import TrainerSection
+from tests.experiments import DEMO
 
 sizes = st.integers(1, 12)
 
@@ -129,3 +131,24 @@ def test_a_folder_under_a_file_is_no_place_for_a_run(tmp_path):
     assert keys(experiment(save_loc=str(tmp_path / "file/run"))) == ["save_loc"]
     assert keys(experiment(save_loc=str(tmp_path / "new/run"))) == []
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (["trainer.members=2", "loss.type=crps", "model.noise={channels: 4}"], None),
+        (["trainer.members=2", "loss.type=crps"], "trainer.members"),
+        (["trainer.members=2", "model.noise={channels: 4}"], "loss.type"),
+        (["loss.type=crps"], "trainer.members"),
+        (
+            [
+                "trainer.members=2", "loss.type=crps", "model.noise={channels: 4}",
+                "trainer.phases=[{epochs: 1}, {epochs: 1, loss: {type: mse}}]",
+            ],
+            "trainer.phases.1.loss.type",
+        ),
+    ],
+)  # fmt: skip
+def test_members_need_noise_and_a_loss_of_ensembles_in_every_phase(settings, key):
+    findings = list(section_findings(load_experiment(DEMO, settings), 1))
+    assert [".".join(map(str, path)) for path, _ in findings] == ([] if key is None else [key])
