@@ -124,11 +124,40 @@ def test_three_jobs_end_as_one(tmp_path, monkeypatch):
     assert_same_weights(whole, chained)
 
 
+STOPPING = """
+import os
+import signal
+from pathlib import Path
+from typing import Literal
+
+from credit_like.schema.base import Section
+
+
+class Config(Section):
+    type: Literal["stopping"] = "stopping"
+    once: str
+
+
+def learning_rate(config, base, step, total_steps):
+    if step == 9 and not Path(config.once).exists():
+        Path(config.once).touch()
+        os.kill(os.getpid(), signal.SIGTERM)
+    return base
+"""
+
+
 def test_whole_path_on_this_machine(tmp_path):
-    """Train in several jobs, forecast in an array, score: the same scripts, at site local, without a scheduler."""
+    """Train in several jobs, forecast in an array, score: the same scripts, at site local, without a scheduler.
+
+    The first job is asked to stop at a step and not at a time, so that the test does not depend on the machine's speed.
+    """
     file, python = write(tmp_path, "run", "local"), here(tmp_path)
+    (tmp_path / "parts" / "schedulers").mkdir(parents=True)
+    (tmp_path / "parts" / "schedulers" / "stopping.py").write_text(STOPPING)
+    text = file.read_text().replace("trainer:\n", f"plugins: [{tmp_path / 'parts'}]\ntrainer:\n")
+    file.write_text(text.replace("  use_ema", f"  scheduler: {{type: stopping, once: {tmp_path / 'once'}}}\n  use_ema"))
     submit(file, "preprocess", python=python)
-    submit(file, chain="auto", overrides=["trainer.stop_after=6s"], python=python)
+    submit(file, chain="auto", python=python)
     run = status(tmp_path / "run")
     assert (run.state, run.step, run.checkpoint) == ("finished", EPOCHS * STEPS_PER_EPOCH, EPOCHS * STEPS_PER_EPOCH)
     trainings = [row for row in run.jobs if row.mode == "train"]
