@@ -10,11 +10,13 @@ open.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import itertools
 import logging
 import math
 import os
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -35,6 +37,7 @@ _MOST_OPEN = 128  # files kept open for reading; a process is often limited to 1
 _UNPACKED_BYTES = 2**28  # that any file may take in memory
 _MOST_COMPRESSED = 1100  # deflate makes no values smaller than by a factor of 1032
 _NO_CACHE = (0, 1, 0.0)
+_PAUSES = (0.01, 0.05, 0.2, 0.5, 1.0, 3.0)  # seconds between attempts to open a locked file
 _DEFAULT_CACHE = netCDF4.get_chunk_cache()
 _LOG = logging.getLogger(__name__)
 
@@ -120,7 +123,7 @@ class File:
         for number in readers[: len(_open) - _MOST_OPEN + 1]:
             _close(number)
         netCDF4.set_chunk_cache(*(_DEFAULT_CACHE if self._chunk_cache else _NO_CACHE))
-        _open[self._number] = netCDF4.Dataset(self.path, self._mode)
+        _open[self._number] = _opened(self.path, self._mode)
 
     def __del__(self) -> None:
         # this may run in any thread, perhaps inside the library, where only appending is safe
@@ -130,6 +133,40 @@ class File:
         if self._mode == "w":
             raise TypeError(f"expected a file to read, got {self.path}, which is being written; it cannot be pickled")
         return _reader, (self.path, self._chunk_cache)
+
+
+def _opened(path: str, mode: Literal["r", "w"]) -> netCDF4.Dataset:
+    """Open a file, waiting for a lock that a process forked a moment ago still holds.
+
+    HDF5's lock of a file that was being written lasts until the child has redirected the descriptor that it inherited
+    (`_detach`). The library's errors do not tell a lock from a damaged file or a lack of permission.
+    """
+    was_free = False
+    for pause in _PAUSES:
+        try:
+            return netCDF4.Dataset(path, mode)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            locked = _is_locked(path, mode)
+            if was_free and not locked:
+                raise
+            was_free = not locked  # a lock may have been released since: try once more
+        if locked:
+            time.sleep(pause)
+    return netCDF4.Dataset(path, mode)
+
+
+def _is_locked(path: str, mode: Literal["r", "w"]) -> bool:
+    """Return whether another open file has a lock that HDF5's own would conflict with."""
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, (fcntl.LOCK_SH if mode == "r" else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return False
+    return False
 
 
 def _reader(path: str, chunk_cache: bool) -> File:

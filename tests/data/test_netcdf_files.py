@@ -1,6 +1,7 @@
 """netCDF files have one owner and one lock; none is left to the garbage collector."""
 
 import ctypes.util
+import fcntl
 import gc
 import os
 import pickle
@@ -58,6 +59,37 @@ def stress(folder, seconds, **environment):
 
 def test_threads_that_read_write_fork_and_collect(tmp_path):
     stress(tmp_path, 4)
+
+
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_a_lock_that_another_process_is_about_to_release_is_waited_for(path, mode):
+    """As after a fork, until the child has let go of what its parent was writing."""
+    with open(path, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(OSError, match=r"Permission denied|HDF error"):
+            netCDF4.Dataset(path, mode)
+        release = threading.Timer(0.1, fcntl.flock, (held, fcntl.LOCK_UN))
+        release.start()
+        file = File(path, mode)
+        with file.opened():
+            pass
+        file.close()
+        release.join()
+
+
+def test_a_damaged_file_is_not_waited_for(path, monkeypatch):
+    monkeypatch.setattr(netcdf_files.time, "sleep", lambda seconds: pytest.fail("waited"))
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(OSError, match=r"a\.nc"), File(path).opened():
+        pass
+
+
+def test_a_file_that_stays_locked_is_an_error(path, monkeypatch):
+    monkeypatch.setattr(netcdf_files, "_PAUSES", (0.01,))
+    with open(path, "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(PermissionError):
+            File(path, "w")
 
 
 @pytest.mark.slow
