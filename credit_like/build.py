@@ -30,6 +30,7 @@ from credit_like.figures import evaluation_folder
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
 from credit_like.losses._mean import AreaLoss
+from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
@@ -38,6 +39,7 @@ from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_spatial
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
+from credit_like.schema.checks import has_noise
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import Phase, phases
@@ -48,19 +50,6 @@ from credit_like.training.trainer import Trainer, record_failed_start
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
-
-
-def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
-    """Return the experiment's model, on the current default device (use `meta` for shapes without values)."""
-    model: nn.Module = registry.of("model", experiment.model).build(
-        experiment.model,
-        in_channels=variables.in_channels,
-        out_channels=variables.out_channels,
-        frames=experiment.data.history_len,
-        height=height,
-        width=width,
-    )
-    return model
 
 
 def build_context(experiment: Experiment, runtime: Runtime, train: bool = True) -> Context:
@@ -111,8 +100,7 @@ def attach_weights(
 
 def noise_keys(experiment: Experiment, store: FieldStore) -> NoiseKeys | None:
     """Return the keys of the noise of the experiment's model; None for a model without noise."""
-    noisy = getattr(experiment.model, "noise", None) is not None
-    return NoiseKeys(store.seconds, experiment.seed) if noisy else None
+    return NoiseKeys(store.seconds, experiment.seed) if has_noise(experiment) else None
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:

@@ -204,18 +204,12 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
 
     from credit_like.checkpoint import transfer
     from credit_like.checkpoint.manager import steps
+    from credit_like.models import build_model
     from credit_like.parallel.apply import freeze_parameters
     from credit_like.training.groups import members
 
     with torch.device("meta"):
-        model = registry.of("model", experiment.model).build(
-            experiment.model,
-            in_channels=variables.in_channels,
-            out_channels=variables.out_channels,
-            frames=experiment.data.history_len,
-            height=grid.height,
-            width=grid.width,
-        )
+        model = build_model(experiment, variables, grid.height, grid.width)
     if section is not None:
         yield from _refusal(("start_from", "freeze"), freeze_parameters, model, section.freeze)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

@@ -136,10 +136,7 @@ class Source:
             metadata = {key: json.loads(value) for key, value in (file.metadata() or {}).items() if key != "format"}
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no mapping)
         if "model" not in metadata:
-            raise UserError(
-                f"start_from.path: expected a run, a checkpoint or an export, got {path} without metadata `model`; "
-                "write the file with `credit-like export` or `credit-like import-credit`"
-            )
+            raise ValueError("a file without metadata `model`, which `export` and `import-credit` write")
         model, saved = metadata["model"], metadata.get("checkpoint", {})
         normalisation, frames = metadata.get("normalisation"), model["frames"]
         channels = Channels(None, None, frames)

@@ -26,6 +26,7 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
 from credit_like.nn.noise import NoiseKeys
+from credit_like.schema.checks import has_noise
 from credit_like.schema.experiment import Experiment
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
@@ -84,7 +85,7 @@ class Forecaster:
         ]
         predict = self.experiment.model.predict
         noise = None
-        if getattr(self.experiment.model, "noise", None) is not None:
+        if has_noise(self.experiment):
             noise = NoiseKeys(store.seconds, self.experiment.seed)
             noise.reseed("members", self.experiment.inference.ensemble.seed)
         stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics, noise=noise)

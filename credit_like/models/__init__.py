@@ -8,12 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from credit_like import registry
 from credit_like.schema.plugin import ModelConfig
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-__all__ = ["ChannelAxis", "Model", "ModelConfig", "ModelPlugin"]
+    from credit_like.schema.experiment import Experiment
+    from credit_like.variables import Variables
+
+__all__ = ["ChannelAxis", "Model", "ModelConfig", "ModelPlugin", "build_model"]
 
 
 @dataclass(frozen=True)
@@ -70,3 +74,16 @@ class ModelPlugin(Protocol):
 
         Raises UserError if the model does not fit the grid.
         """
+
+
+def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
+    """Return the experiment's model, on the current default device (use `meta` for shapes without values)."""
+    model: nn.Module = registry.of("model", experiment.model).build(
+        experiment.model,
+        in_channels=variables.in_channels,
+        out_channels=variables.out_channels,
+        frames=experiment.data.history_len,
+        height=height,
+        width=width,
+    )
+    return model

@@ -128,7 +128,8 @@ class TrainingState:
             self._take_optimizer(source)
         if self.ema is not None:
             self.ema.restart(self.parameters)
-        self.origin = source.provenance()
+        runtime = context.runtime
+        self.origin = runtime.broadcast(source.provenance() if runtime.is_main else None)  # it reads a whole export
         log.info("starting from %s (step %s, %s weights)", source.path, source.step, source.weights)
         for note in (*plan.notes, *changes):
             log.info("start_from: %s", note)
