@@ -69,7 +69,7 @@ class Trainer:
             members=section.members,
             accumulate=self._communicate,
         )
-        self._step = self.train_step
+        self._step = self.train_step  # what a phase changes, also where the step that is called has been wrapped
         self._enter(self.stage)
 
     @property
