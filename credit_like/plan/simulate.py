@@ -124,6 +124,9 @@ class _NoBatches:
     def __len__(self) -> int:
         return self.size
 
+    def again(self, epoch: int, start: int, count: int) -> list[Sample]:
+        return []
+
     def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
         raise AssertionError("a plan reads no samples")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -88,6 +88,31 @@ class TrainStep:
         """Take optimiser step number `step` = 1, 2, … from `count` micro-batches."""
         model = self.stepper.model
         spectral_norm.before_step(model)
+        total, blame, index = self._accumulated(micro_batches, count, step)
+        spectral_norm.after_backward(model)
+        average_gradients(self.copied, self.runtime)
+        norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
+        total = self.runtime.sum_over_data(total)
+        skip = 1.0 - (torch.isfinite(total) & torch.isfinite(norm)).to(torch.float32)
+        self.optimizer.step(learning_rate, skip)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self.ema is not None:
+            self.ema.update(step)
+        values = torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()])
+        return StepReport(to_host(values), index)
+
+    def repeat(self, micro_batches: Sequence[Sample], step: int, backward: bool) -> None:
+        """Compute the forwards, and with `backward` the gradients, of step number `step` again; nothing is updated."""
+        self._accumulated(micro_batches, len(micro_batches), step, backward)
+
+    def _accumulated(
+        self, micro_batches: Iterable[Sample], count: int, step: int, backward: bool = True
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return this rank's part of the loss, a number per checked channel, and the samples, of `count` micro-batches.
+
+        The gradients of the loss are added to those of the parameters.
+        """
         if self.shift_seed is not None:
             # A function of the seed and the step alone: the same on all ranks, in all layouts and after a restart.
             self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.valid.shape[-1])
@@ -110,7 +135,8 @@ class TrainStep:
                 leads = range(first, min(first + at_once, sample.leads))
                 with self.accumulate(number == count - 1 and leads.stop == sample.leads):
                     loss, outcome = self.forward(states, leads, sample.leads)
-                    (loss * (self.runtime.gradient_scale / count)).backward()
+                    if backward:
+                        (loss * (self.runtime.gradient_scale / count)).backward()
                 total = loss.detach() / count + (0 if total is None else total)
                 channels = torch.cat([inputs, outcome])
                 blame = channels + (0 if blame is None else blame)
@@ -119,18 +145,7 @@ class TrainStep:
         self.stepper.shift = 0
         if noise is not None:
             noise.reseed()
-        spectral_norm.after_backward(model)
-        average_gradients(self.copied, self.runtime)
-        norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
-        total = self.runtime.sum_over_data(total)
-        skip = 1.0 - (torch.isfinite(total) & torch.isfinite(norm)).to(torch.float32)
-        self.optimizer.step(learning_rate, skip)
-        for parameter in self.parameters.values():
-            parameter.grad = None
-        if self.ema is not None:
-            self.ema.update(step)
-        values = torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()])
-        return StepReport(to_host(values), index)
+        return total, blame, index
 
     def forward(self, states: Iterator[tuple[Tensor, Tensor]], leads: range, of: int) -> tuple[Tensor, Tensor]:
         """Take the next steps of a rollout of `of` steps, those to `leads`.
