@@ -40,6 +40,7 @@ from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_spatial
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.threads import set_threads
 from credit_like.schema.checks import has_noise
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
@@ -296,6 +297,7 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
     logging.basicConfig(
         level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
+    set_threads(trainer.threads, runtime)
     return runtime
 
 
