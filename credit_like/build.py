@@ -14,10 +14,10 @@ from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
-from credit_like.data.loader import Loader
+from credit_like.data.loading.loader import Loader
+from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
-from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score

@@ -144,7 +144,7 @@ def test_workers_of_a_killed_training_end_with_it(tmp_path) -> None:
 
 
 def test_an_interrupted_pass_of_several_processes_has_the_traceback_of_one(tmp_path) -> None:
-    code = "import time; from credit_like.data.preprocess import in_processes as over"
+    code = "import time; from credit_like.data.tools.preprocess import in_processes as over"
     code += "\nif __name__ == '__main__': list(over(2)(time.sleep, [600, 600, 600]))"
     script, log = tmp_path / "script.py", tmp_path / "out"
     script.write_text(code)

@@ -18,9 +18,9 @@ import xarray as xr
 from credit_like import build, cli
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import CheckpointManager
-from credit_like.data import netcdf_files
-from credit_like.data.preprocess import load_scan
+from credit_like.data.files import netcdf_files
 from credit_like.data.sources.synthetic import Config, generate
+from credit_like.data.tools.preprocess import load_scan
 from credit_like.errors import RunError, UserError, known_message
 from credit_like.evaluation.sources import ForecastFiles, open_forecast
 from credit_like.grid import Grid

@@ -16,8 +16,8 @@ import pytest
 import xarray as xr
 from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
 
-from credit_like.data import netcdf_files
-from credit_like.data.netcdf_files import File
+from credit_like.data.files import netcdf_files
+from credit_like.data.files.netcdf_files import File
 
 STRESS = Path(__file__).with_name("netcdf_stress.py")
 
