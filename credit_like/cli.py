@@ -228,7 +228,7 @@ def preprocess(
         _experiment(file, [*(set_ or ()), "data.statistics=null"])
     else:
         _experiment(file, set_)
-    from credit_like.data.prepare import prepare
+    from credit_like.data.tools.prepare import prepare
 
     _log_lines()
     prepare(experiment, workers=workers, dask=dask, climatology=climatology, rechunk_to=rechunk, band=band)
@@ -245,7 +245,7 @@ def bench_data(
 ) -> None:
     """Measure the speed of data loading, compared with the fastest the files allow."""
     experiment = _experiment(file, set_)
-    from credit_like.data.bench import bench_experiment, print_report
+    from credit_like.data.tools.bench import bench_experiment, print_report
 
     _log_lines()
     report = bench_experiment(experiment, samples, workers, repeats)

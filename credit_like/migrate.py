@@ -359,7 +359,7 @@ def _of_the_weights(source: Document, data: Mapping[str, Any]) -> dict[str, Any]
     ]
     if not all(path.is_file() for path in files):
         return {"channels": channels}
-    from credit_like.data import netcdf_files
+    from credit_like.data.files import netcdf_files
 
     mean, std = (netcdf_files.load(path) for path in files)
     unscaled = {*source.get("data", "forcing_variables", default=[]), *(v.name for v in variables.role("static"))}
@@ -394,7 +394,7 @@ def _levels_of_means(source: Document) -> list[float]:
     path = Path(str(source.get("data", "mean_path", default="")))
     if not path.is_file():
         return []
-    from credit_like.data import netcdf_files
+    from credit_like.data.files import netcdf_files
 
     means = netcdf_files.load(path)
     return [float(level) for level in means["level"].values] if "level" in means else []

@@ -18,7 +18,7 @@ import numpy as np
 import zarr
 from zarr.codecs import BloscCodec
 
-from credit_like.data.chunks import ChunkedArray, layout_of
+from credit_like.data.files.chunks import ChunkedArray, layout_of
 from credit_like.data.statistics import Progress
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError

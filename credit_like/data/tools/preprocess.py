@@ -24,8 +24,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from credit_like.data.audit import Audit, audit
-from credit_like.data.climatology import Slot, SlotMeans, period_text, slots_of, write_climatology
 from credit_like.data.statistics import (
     Moments,
     Progress,
@@ -40,6 +38,8 @@ from credit_like.data.statistics import (
 )
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import to_text
+from credit_like.data.tools.audit import Audit, audit
+from credit_like.data.tools.climatology import Slot, SlotMeans, period_text, slots_of, write_climatology
 from credit_like.errors import reading
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection

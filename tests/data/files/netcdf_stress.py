@@ -16,7 +16,7 @@ import numpy as np
 import numpy.testing  # now: a process that is forked during an import cannot import
 import xarray as xr
 
-from credit_like.data import netcdf_files
+from credit_like.data.files import netcdf_files
 
 TIMES, HEIGHT, WIDTH = 20, 60, 120
 FOLDER, STOP = Path(sys.argv[1]), time.monotonic() + float(sys.argv[2])

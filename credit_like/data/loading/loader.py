@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from credit_like.data.arena import Allocate, Arena, Handed, hand_over, plain, size_of
+from credit_like.data.loading.arena import Allocate, Arena, Handed, hand_over, plain, size_of
+from credit_like.data.loading.windows import Windows
 from credit_like.data.store import ReadError
 from credit_like.data.times import from_seconds, to_text
-from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.layout import accumulation
 from credit_like.processes import signals_held, work_for

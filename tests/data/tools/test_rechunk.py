@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import zarr
 
-from credit_like.data import rechunk as module
-from credit_like.data.rechunk import rechunk
 from credit_like.data.store import open_store
+from credit_like.data.tools import rechunk as module
+from credit_like.data.tools.rechunk import rechunk
 from credit_like.variables import Variables
 
 
@@ -43,7 +43,7 @@ def test_the_same_fields_in_bands(source, tmp_path, data_section):
 
 def test_a_band_reads_its_bytes_alone(source, tmp_path, data_section):
     """A domain rank of n reads at most 1/n of the bytes and one chunk."""
-    from credit_like.data.chunks import ChunkedArray
+    from credit_like.data.files.chunks import ChunkedArray
 
     _, _, variables, store = source
     rechunk(store, variables, tmp_path / "new.zarr", band=1, times_per_shard=8)

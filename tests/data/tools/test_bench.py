@@ -1,7 +1,7 @@
 import pytest
 
-from credit_like.data.bench import bench_data
-from credit_like.data.windows import Windows
+from credit_like.data.loading.windows import Windows
+from credit_like.data.tools.bench import bench_data
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])

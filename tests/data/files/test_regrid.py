@@ -7,7 +7,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_like.data.regrid import conservative, regular
+from credit_like.data.files.regrid import conservative, regular
 from credit_like.data.sources import netcdf, zarr
 from credit_like.grid import Grid
 

@@ -3,9 +3,9 @@ import csv
 import numpy as np
 import pytest
 
-from credit_like.data import preprocess as module
-from credit_like.data.preprocess import in_processes, load_scan, preprocess, save_scan, scan_piece
 from credit_like.data.statistics import Statistics, fit_statistics
+from credit_like.data.tools import preprocess as module
+from credit_like.data.tools.preprocess import in_processes, load_scan, preprocess, save_scan, scan_piece
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import zarr
 
-from credit_like.data.loader import Loader
+from credit_like.data.loading.loader import Loader
+from credit_like.data.loading.windows import Windows
 from credit_like.data.store import open_store
-from credit_like.data.windows import Windows
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 
@@ -43,8 +43,8 @@ def long_store(path):
 
 FIRST_BATCH = """
     import resource, sys, time
-    from tests.data.test_scale import long_windows, private_megabytes
-    from credit_like.data.loader import Loader
+    from tests.data.loading.test_scale import long_windows, private_megabytes
+    from credit_like.data.loading.loader import Loader
     before, began = time.process_time(), time.monotonic()
     windows = long_windows(sys.argv[1])
     loader = Loader(windows, seed=0, micro_batch_size=1, global_batch_size=1, num_workers=2)
@@ -86,7 +86,7 @@ def test_the_first_batch_of_forty_years_comes_soon_and_workers_are_small(tmp_pat
     long_store(tmp_path / "long.zarr")
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(FIRST_BATCH), str(tmp_path / "long.zarr")],
-        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],
+        capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     n, seconds, wall, *private = map(float, done.stdout.split("RESULT")[1].split())

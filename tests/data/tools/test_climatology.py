@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_like.data import preprocess as module
-from credit_like.data.climatology import SlotMeans, slots_of, window_weights
-from credit_like.data.preprocess import preprocess, scan_piece
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import open_store
+from credit_like.data.tools import preprocess as module
+from credit_like.data.tools.climatology import SlotMeans, slots_of, window_weights
+from credit_like.data.tools.preprocess import preprocess, scan_piece
 from credit_like.evaluation.climatology import fit_climatology, load_climatology
 from credit_like.variables import Variables
 

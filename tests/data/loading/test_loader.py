@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from credit_like.data.loader import Loader, sample_order
+from credit_like.data.loading.loader import Loader, sample_order
+from credit_like.data.loading.windows import Windows
 from credit_like.data.store import ReadError
-from credit_like.data.windows import Windows
 
 FIELDS = ("prognostic", "forcing", "target", "index")
 

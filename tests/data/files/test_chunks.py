@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xarray.core import indexing
 
-from credit_like.data.chunks import ChunkedArray, layout_of
+from credit_like.data.files.chunks import ChunkedArray, layout_of
 
 SHAPE = (13, 3, 10, 7)
 CODECS_3 = {

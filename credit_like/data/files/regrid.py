@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
-from credit_like.data.netcdf_files import reading
+from credit_like.data.files.netcdf_files import reading
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from credit_like.data.audit import Audit
-from credit_like.data.preprocess import Mapper, PassPiece, in_processes, preprocess
-from credit_like.data.rechunk import rechunk
 from credit_like.data.statistics import Progress, Statistics
 from credit_like.data.store import open_store
+from credit_like.data.tools.audit import Audit
+from credit_like.data.tools.preprocess import Mapper, PassPiece, in_processes, preprocess
+from credit_like.data.tools.rechunk import rechunk
 from credit_like.errors import UserError
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables

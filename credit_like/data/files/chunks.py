@@ -27,7 +27,7 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from credit_like.data.direct import DirectArray, Spans
+from credit_like.data.files.direct import DirectArray, Spans
 from credit_like.errors import UserError
 
 _ABSENT = 2**64 - 1  # offset and size that a shard's index gives for an absent chunk

@@ -31,7 +31,7 @@ from xarray.backends import NetCDF4DataStore
 from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
 from xarray.core import indexing
 
-from credit_like.data.direct import DirectArray, Spans
+from credit_like.data.files.direct import DirectArray, Spans
 
 _MOST_OPEN = 128  # files kept open for reading; a process is often limited to 1024 open files of all kinds
 _UNPACKED_BYTES = 2**28  # that any file may take in memory

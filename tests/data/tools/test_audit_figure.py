@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.image import imread
 
-from credit_like.data.audit import Audit
+from credit_like.data.tools.audit import Audit
 
 
 def test_the_lowest_panels_have_dates(tmp_path):

@@ -16,8 +16,8 @@ import pytest
 import xarray as xr
 from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
 
-from credit_like.data import netcdf_files
-from credit_like.data.netcdf_files import File
+from credit_like.data.files import netcdf_files
+from credit_like.data.files.netcdf_files import File
 
 STRESS = Path(__file__).with_name("netcdf_stress.py")
 
@@ -177,11 +177,11 @@ def test_a_fork_waits_for_the_library_and_leaves_the_files_of_its_parent(path, o
     def use():
         with written.opened():
             inside.set()
-            go_on.wait(60)
+            go_on.wait(300)
 
     thread = threading.Thread(target=use)
     thread.start()
-    inside.wait(60)
+    inside.wait(300)
     threading.Timer(0.2, go_on.set).start()
     if (child := os.fork()) == 0:
         right = False

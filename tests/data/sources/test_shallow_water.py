@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from credit_like.data.shallow_water import (
+from credit_like.data.sources._shallow_water import (
     GRAVITY,
     RADIUS,
     ROTATION,

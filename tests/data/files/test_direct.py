@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from credit_like.data.direct import direct
+from credit_like.data.files.direct import direct
 from credit_like.data.store import FieldStore, open_store
 from credit_like.variables import Variables
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from credit_like.data.loading.windows import Windows
 from credit_like.data.store import open_store
-from credit_like.data.windows import Windows
 from credit_like.variables import Variables
 
 

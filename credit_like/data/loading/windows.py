@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from credit_like.data.arena import Allocate, plain
+from credit_like.data.loading.arena import Allocate, plain
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, to_text
 from credit_like.errors import UserError
