@@ -10,6 +10,7 @@ from credit_like.evaluation.fields import Array, Fields
 from credit_like.evaluation.metrics._ensemble import fair_spread, skill
 
 NEEDS: frozenset[str] = frozenset({"ensemble"})
+LABEL = "fair CRPS"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:

@@ -13,6 +13,7 @@ import numpy as np
 from credit_like.evaluation.fields import Array, Fields
 
 NEEDS: frozenset[str] = frozenset({"members"})
+LABEL = "spread / error"
 
 
 def per_time(fields: Fields) -> dict[str, Array]:
