@@ -33,6 +33,7 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
+from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
 from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
@@ -211,6 +212,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     """
     save_loc = Path(experiment.save_loc)
     with start(experiment) as runtime:
+        blame.stacks_folder = save_loc / hang.FOLDER
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         try:

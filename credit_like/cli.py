@@ -105,7 +105,7 @@ def _end_rank(error: BaseException, message: str | None, status: int) -> NoRetur
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     cause, causes = blame.claim(blame.cause_of(error, place.rank, status), place)
     if cause.rank == place.rank:
-        text = "".join(traceback.format_exception(error)).rstrip() if message is None else message
+        text = "".join(traceback.format_exception(error)).rstrip() if message is None else cause.message
         typer.echo(f"rank {place.rank}: {text}", err=True)
         if causes is not None:
             causes.reported()
