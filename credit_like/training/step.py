@@ -72,7 +72,7 @@ class TrainStep:
         shift_seed: int | None = None,
         backprop_steps: int | None = None,
         lead_seed: int | None = None,
-        accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
+        accumulate: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
         self.parameters = dict(parameters)
