@@ -24,7 +24,6 @@ ELSEWHERE = {
     "checkpoint/files": "checkpoint/test_manager.py",
     "checkpoint/format": "checkpoint/test_manager.py",
     "checkpoint/lock": "faults/test_race.py",
-    "checkpoint/shards": "parallel/test_wiring.py",
     "data/aliases": "data/test_store.py",
     "data/loading/arena": "data/loading/test_loader.py",
     "data/sources/_files": "data/sources/test_netcdf.py",

@@ -84,7 +84,7 @@ def _limited(rank, world, port, save_loc, section) -> int:
 @pytest.mark.slow
 def test_a_limit_of_memory_fails_the_run_with_one_message(tmp_path) -> None:
     job = harness.Job(tmp_path / "run", {}, body=_limited)
-    assert job.wait(120)
+    assert job.wait(300)
     said = (tmp_path / "run.0.out").read_text()
     assert job.end() == [1], said
     assert said.count("out of memory: ") == 1

@@ -102,6 +102,15 @@ PHYSICS = {
     "none": [],
     "clip": [{"type": "clip", "variables": ["column_water"]}],
     "mass": [{"type": "mass", "surface_pressure": "surface_pressure"}],
+    "energy": [
+        {
+            "type": "energy",
+            **dict.fromkeys(("temperature", "u", "v"), "specific_humidity"),
+            "surface_geopotential": "orography",
+            "top": {"down": ["precipitation"]},
+            "surface": {"up": ["evaporation"]},
+        }
+    ],
 }
 
 

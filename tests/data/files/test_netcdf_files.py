@@ -177,11 +177,11 @@ def test_a_fork_waits_for_the_library_and_leaves_the_files_of_its_parent(path, o
     def use():
         with written.opened():
             inside.set()
-            go_on.wait(60)
+            go_on.wait(300)
 
     thread = threading.Thread(target=use)
     thread.start()
-    inside.wait(60)
+    inside.wait(300)
     threading.Timer(0.2, go_on.set).start()
     if (child := os.fork()) == 0:
         right = False
