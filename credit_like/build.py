@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -82,8 +83,12 @@ def attach_weights(
     variables: Variables,
     store: FieldStore,
     statistics: Statistics,
+    materialise: Callable[[nn.Module, Runtime, int], nn.Module] = materialise,
 ) -> Context:
-    """Add weights, physics and normalisation to a model without values."""
+    """Add weights, physics and normalisation to a model without values.
+
+    A simulation gives a `materialise` of its own.
+    """
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
     physics = [
@@ -95,7 +100,8 @@ def attach_weights(
     static = store.static(rows)
     noise = noise_keys(experiment, store)
     stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows, noise)
-    stepper = stepper.to(runtime.device)
+    if any(tensor.device != runtime.device for tensor in (*stepper.parameters(), *stepper.buffers())):
+        stepper = stepper.to(runtime.device)  # which replaces parameters even if they stay where they are
     return Context(experiment, runtime, variables, store, statistics, stepper, rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -17,7 +18,7 @@ from credit_like.errors import UserError
 from credit_like.layout import divide
 from credit_like.parallel import blame, collectives
 from credit_like.parallel.environment import Environment, device_index, read_environment
-from credit_like.parallel.mesh import build_device_mesh, gradient_mesh
+from credit_like.parallel.mesh import build_device_mesh, flat_gradient_mesh, gradient_mesh
 from credit_like.parallel.rendezvous import join
 from credit_like.schema.trainer import Parallelism
 
@@ -90,6 +91,16 @@ class Runtime:
         """Return whether this process logs and writes whatever is written once."""
         return self.rank == 0
 
+    @cached_property
+    def gradient_mesh(self) -> DeviceMesh | None:
+        """Return the mesh over which gradients are averaged (see `mesh.gradient_mesh`); first called by all ranks."""
+        return gradient_mesh(self.mesh)
+
+    @cached_property
+    def flat_gradient_mesh(self) -> DeviceMesh | None:
+        """Return `gradient_mesh` in one dimension; first called by all ranks."""
+        return flat_gradient_mesh(self.mesh)
+
     @property
     def gradient_scale(self) -> float:
         """Return the factor by which the local loss is multiplied before backward.
@@ -101,7 +112,7 @@ class Runtime:
 
     def sum_over_data(self, x: Tensor) -> Tensor:
         """Return a partial loss or score summed over domain parts and averaged over data-parallel replicas."""
-        mesh = gradient_mesh(self.mesh)
+        mesh = self.gradient_mesh
         if mesh is None:
             return x
         total = x.detach().clone()

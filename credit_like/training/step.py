@@ -17,7 +17,7 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.collectives import clip_grad_norm_
 from credit_like.parallel.runtime import Runtime
-from credit_like.parallel.tensor_copies import average_gradients, copied_over_tensor
+from credit_like.parallel.tensor_copies import average_gradients
 from credit_like.physics._fix import Fix
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
@@ -67,6 +67,7 @@ class TrainStep:
         loss: AreaLoss,
         optimizer: Optimizer,
         parameters: Mapping[str, nn.Parameter],
+        copied: Mapping[str, Tensor],
         ema: Ema | None,
         runtime: Runtime,
         *,
@@ -76,11 +77,11 @@ class TrainStep:
         shift_seed: int | None = None,
         backprop_steps: int | None = None,
         lead_seed: int | None = None,
-        accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
+        accumulate: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
         self.parameters = dict(parameters)
-        self.copied = copied_over_tensor(self.parameters, runtime)
+        self.copied = copied
         self.amp = amp
         self.max_norm = max_norm
         self.members = members

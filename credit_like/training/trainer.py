@@ -63,6 +63,7 @@ class Trainer:
             self.loss,
             self.state.optimizer,
             self.state.parameters,
+            self.state.copied,
             self.state.ema,
             self.runtime,
             amp=amp,

@@ -104,7 +104,7 @@ def index(path: str) -> tuple[Message, ...]:
 
 
 @lru_cache(maxsize=100_000)
-def _index(path: str, size: int, mtime_ns: int) -> tuple[Message, ...]:
+def _index(path: str, size: int, _mtime_ns: int) -> tuple[Message, ...]:
     eccodes = library()
     found: list[Message] = []
     with _LOCK, open(path, "rb") as file:
