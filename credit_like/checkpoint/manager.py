@@ -40,6 +40,7 @@ from credit_like.checkpoint.format import (
     Piece,
     Reader,
     check_file,
+    check_size,
     read_manifest,
     seal,
     table,
@@ -107,6 +108,11 @@ class Checkpoint:
         """Check size and checksum of every `of`-th file from `share` on. Raises DamagedCheckpoint naming the file."""
         for name, entry in sorted(self.manifest["files"].items())[share::of]:
             check_file(self.folder, name, entry)
+
+    def verify_sizes(self) -> None:
+        """Check the size of every file, which reads none. Raises DamagedCheckpoint naming the file."""
+        for name, entry in sorted(self.manifest["files"].items()):
+            check_size(self.folder, name, entry)
 
     def read(self, name: str) -> Tensor:
         """Return a whole tensor on the host."""

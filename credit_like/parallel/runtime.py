@@ -144,6 +144,15 @@ class Runtime:
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
 
+    def first(self, text: str | None) -> str | None:
+        """Return the text of the lowest rank that has one, on all ranks: for errors that all of them raise."""
+        if not self.agree(text is not None):
+            return None
+        texts: list[str | None] = [text] * self.world
+        if self.world > 1:
+            dist.all_gather_object(texts, text)
+        return next(text for text in texts if text is not None)
+
     def broadcast(self, value: Any) -> Any:
         """Return the main process's value, on all ranks."""
         if self.world == 1:

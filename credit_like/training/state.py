@@ -121,7 +121,7 @@ class TrainingState:
         self.seed(0)
         if section is None:
             return
-        source = transfer.Source.open(section)
+        source = transfer.Source.open(section, context.runtime)
         config = context.experiment.model
         channels = transfer.Channels.of(context.variables, context.experiment.data.history_len, config.predict)
         plan = transfer.plan(source, self.model, config, channels, section.missing)
