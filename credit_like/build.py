@@ -33,7 +33,7 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
-from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
+from credit_like.parallel.apply import get_domain_rows, is_compiled, materialise, parallelise
 from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_on_first
@@ -98,6 +98,8 @@ def attach_weights(
     noise = noise_keys(experiment, store)
     stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows, noise)
     stepper = stepper.to(runtime.device)
+    if is_compiled(experiment.trainer, runtime):
+        stepper.compile_arithmetic()
     return Context(experiment, runtime, variables, store, statistics, stepper, rows)
 
 

@@ -72,6 +72,7 @@ class TrainStep:
         shift_seed: int | None = None,
         backprop_steps: int | None = None,
         lead_seed: int | None = None,
+        compiled: bool = False,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
@@ -82,6 +83,7 @@ class TrainStep:
         self.members = members
         self.shift_seed = shift_seed
         self.backprop_steps, self.lead_seed = backprop_steps, lead_seed
+        self.compare = torch.compile(compare, dynamic=False) if compiled else compare
         self.accumulate = accumulate
 
     def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> StepReport:
@@ -143,9 +145,9 @@ class TrainStep:
         for lead in leads:
             with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
                 prediction, target = next(states)
-            loss = self.loss.at_lead(self.loss(prediction, target), lead, of)
+            loss, channels = self.compare(self.loss, prediction, target)
+            loss = self.loss.at_lead(loss, lead, of)
             total = loss if total is None else total + loss
-            channels = torch.cat([self._sums(target), self._sums(prediction.detach())])
             outcome = channels if outcome is None else outcome + channels
         assert total is not None
         assert outcome is not None
@@ -158,6 +160,13 @@ class TrainStep:
         forcing = torch.where(sample.forcing.isnan(), 0, sample.forcing)
         return torch.cat([x.sum((0, 2, 3, 4), dtype=torch.float32) for x in (prognostic, forcing)])
 
-    def _sums(self, x_BCHW: Tensor) -> Tensor:
-        """Return (C,), sums over the points that have data; a sum is not finite if one of its values is not."""
-        return torch.where(self.loss.valid, x_BCHW, 0).sum((0, 2, 3), dtype=torch.float32)
+
+def compare(loss: AreaLoss, prediction_BCHW: Tensor, target_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Return this rank's part of the loss, and the `_sums` of target and prediction (2 · C,)."""
+    sums = [_sums(x_BCHW, loss.valid) for x_BCHW in (target_BCHW, prediction_BCHW.detach())]
+    return loss(prediction_BCHW, target_BCHW), torch.cat(sums)
+
+
+def _sums(x_BCHW: Tensor, valid_CHW: Tensor) -> Tensor:
+    """Return (C,), sums over the points that have data; a sum is not finite if one of its values is not."""
+    return torch.where(valid_CHW, x_BCHW, 0).sum((0, 2, 3), dtype=torch.float32)
