@@ -20,6 +20,7 @@ from credit_like.parallel.tensor_copies import average_gradients, copied_over_te
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
+from credit_like.training.to_device import ToDevice
 
 
 class Optimizer(Protocol):
@@ -78,6 +79,7 @@ class TrainStep:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
         self.parameters = dict(parameters)
         self.copied = copied_over_tensor(self.parameters, runtime)
+        self.to_device = ToDevice(runtime.device)
         self.amp = amp
         self.max_norm = max_norm
         self.members = members
@@ -101,7 +103,7 @@ class TrainStep:
         index = []
         for number, sample in enumerate(micro_batches):
             index.append(sample.index)
-            sample = sample.to(self.runtime.device)
+            sample = self.to_device(sample)
             if self.lead_seed is not None:
                 # The same on all ranks, as the shift.
                 sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
