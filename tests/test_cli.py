@@ -11,8 +11,8 @@ import pytest
 from credit_like import cli
 
 COMMANDS = [
-    "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "forecast", "evaluate", "plot", "plan", "bench",
-    "submit", "status", "runs", "cancel", "checkpoints", "export", "import-credit",
+    "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "forecast", "evaluate", "plot", "plan",
+    "bench", "submit", "status", "runs", "cancel", "checkpoints", "export", "import-credit",
 ]  # fmt: skip
 
 
@@ -153,7 +153,7 @@ def test_the_schema_is_json(capsys):
     ("arguments", "message"),
     [
         (["train", "small.yml", "--force"], "expected --force together with --fresh"),
-        (["rollout", "forecast", "small.yml", "--share", "3/2"], "--share: expected I/N"),
+        (["rollout", "small.yml", "--share", "3/2"], "--share: expected I/N"),
         (["train", "small.yml", "--set", "trainer.parallelism.tensor=2"], "got 1, change it to 2 processes"),
         (["status", "nowhere"], "expected"),
         (["checkpoints", "nowhere"], "expected the folder of a run"),

@@ -113,5 +113,5 @@ def default_mesh() -> DeviceMesh | None:
     """Return all ranks as one data-parallel mesh; None without a process group or with one rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device = "cuda" if "nccl" in dist.get_backend() else "cpu"  # "cpu:gloo,cuda:nccl" if `Runtime.start` made the group
     return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",))

@@ -183,9 +183,8 @@ class Runtime:
                 )
 
     def barrier(self) -> None:
-        """Wait until all ranks arrive here."""
-        if self.world > 1:
-            dist.barrier()
+        """Wait until all ranks arrive here; the host alone, not its device."""
+        self.agree(0)
 
     def close(self) -> None:
         """Leave the process group if there is one."""
