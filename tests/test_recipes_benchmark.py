@@ -41,6 +41,7 @@ def test_recipes_that_are_compared_cost_the_same(recipes, tmp_path):
         assert cost[name] == pytest.approx(recipes.BUDGET, rel=0.01), name
     assert cost["added"] <= 0.25 * recipes.BUDGET
     assert cost["noise"] <= 0.05 * recipes.BUDGET
+    assert cost["noise"] + cost["noise-long"] <= 0.1 * recipes.BUDGET
 
 
 @pytest.mark.slow
