@@ -14,10 +14,10 @@ from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
-from credit_like.data.loader import Loader
+from credit_like.data.loading.loader import Loader
+from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
-from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
@@ -33,10 +33,11 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
+from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
 from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
-from credit_like.parallel.domain.spatial import gather_spatial
+from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.checks import has_noise
@@ -211,6 +212,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     """
     save_loc = Path(experiment.save_loc)
     with start(experiment) as runtime:
+        blame.stacks_folder = save_loc / hang.FOLDER
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         try:
@@ -230,12 +232,11 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
         found = newest_checkpoint(experiment, runtime)
         context = build_context(experiment, runtime, train=False)
         checkpoint = load_weights(context, found)
-        model = context.stepper.model
+        manager = get_domain_manager(context.stepper.model)
 
         def gather(fields_BCHW: Tensor) -> Tensor | None:
             """Return the whole field on the one rank of a sample that writes it, None on the others."""
-            whole = gather_spatial(fields_BCHW, get_domain_manager(model))
-            return whole if runtime.tensor_rank == runtime.domain_rank == 0 else None
+            return gather_on_first(fields_BCHW, manager) if runtime.tensor_rank == 0 else None
 
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
         outcome = write_forecasts(

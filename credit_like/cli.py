@@ -105,7 +105,7 @@ def _end_rank(error: BaseException, message: str | None, status: int) -> NoRetur
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     cause, causes = blame.claim(blame.cause_of(error, place.rank, status), place)
     if cause.rank == place.rank:
-        text = "".join(traceback.format_exception(error)).rstrip() if message is None else message
+        text = "".join(traceback.format_exception(error)).rstrip() if message is None else cause.message
         typer.echo(f"rank {place.rank}: {text}", err=True)
         if causes is not None:
             causes.reported()
@@ -138,12 +138,15 @@ def _experiment(
 
 @app.command()
 def demo(
-    save_loc: Annotated[Path, typer.Option(help="Folder of the demonstration run.")] = Path("runs/demo"),
+    save_loc: Annotated[
+        Path | None, typer.Option(help="Folder of the demonstration run. [default: runs/demo, or runs/demo-ensemble]")
+    ] = None,
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Train and score an ensemble with noise.")] = False,
 ) -> None:
     """Make data, train, forecast and score: nothing to download."""
     from credit_like import demo as demonstration
 
-    sys.exit(demonstration.run(save_loc))
+    sys.exit(demonstration.run(save_loc or Path("runs/demo-ensemble" if ensemble else "runs/demo"), ensemble))
 
 
 @app.command()
@@ -228,7 +231,7 @@ def preprocess(
         _experiment(file, [*(set_ or ()), "data.statistics=null"])
     else:
         _experiment(file, set_)
-    from credit_like.data.prepare import prepare
+    from credit_like.data.tools.prepare import prepare
 
     _log_lines()
     prepare(experiment, workers=workers, dask=dask, climatology=climatology, rechunk_to=rechunk, band=band)
@@ -245,7 +248,7 @@ def bench_data(
 ) -> None:
     """Measure the speed of data loading, compared with the fastest the files allow."""
     experiment = _experiment(file, set_)
-    from credit_like.data.bench import bench_experiment, print_report
+    from credit_like.data.tools.bench import bench_experiment, print_report
 
     _log_lines()
     report = bench_experiment(experiment, samples, workers, repeats)

@@ -57,6 +57,8 @@ class Stepper(nn.Module):
         self.model = model
         self.predict = predict
         self.physics = nn.ModuleList(physics)
+        self.active = list(self.physics)
+        """The corrections in use."""
         self.noise = noise
         """The keys of the noise of a model that has any."""
         self.n_prognostic = variables.n("prognostic")
@@ -114,12 +116,17 @@ class Stepper(nn.Module):
             prognostic = self.mean[:n] + self.std[:n] * y_BCHW[:, :n]
         diagnostic = self.mean[n:] + self.std[n:] * y_BCHW[:, n:]
         after = self.transforms.inverse(torch.cat([prognostic, diagnostic], 1), torch)
-        for fix in self.physics:
-            after = fix(after, now)
+        for fix in self.active:
+            more = (forcing_BCTHW[:, :, -1],) if getattr(fix, "needs_forcing", False) else ()
+            after = fix(after, now, *more)
         after = torch.where(self.valid, after, self.fill)
         frames = torch.cat([state.prognostic[:, :, 1:], after[:, :n, None]], 2)
         key = None if state.key is None else NoiseKeys.after(state.key)
         return State(frames, after[:, n:], state.index + 1, key)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Switch on the corrections whose `after_epochs` have passed before epoch 0, 1, … of training."""
+        self.active = [fix for fix in self.physics if epoch >= getattr(fix, "after_epochs", 0)]
 
     def inputs(self, state: State, forcing_BCTHW: Tensor) -> Tensor:
         """Return the model input (B, C_in, T, H, W): normalised prognostic, static and forcing channels."""

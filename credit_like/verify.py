@@ -23,10 +23,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from credit_like import build, registry
+from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
 from credit_like.data.times import to_text
-from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.parallel.domain.manager import DomainManager, get_domain_manager
 from credit_like.parallel.fsdp2 import _units

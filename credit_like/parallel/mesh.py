@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -39,10 +40,10 @@ def build_device_mesh(
         return None, {}
     sizes, copies = (at.data, at.tensor, at.domain), at.replicate
     if copies == 1:
-        mesh = init_device_mesh(device, sizes, mesh_dim_names=DIMS)
+        mesh = _limited(init_device_mesh(device, sizes, mesh_dim_names=DIMS))
         return mesh, {name: mesh[name] for name, size in zip(DIMS, sizes, strict=True) if size > 1}
     split = (copies, sizes[0] // copies, *sizes[1:])
-    mesh = init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", "tp", "domain"))
+    mesh = _limited(init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", "tp", "domain")))
     inner = {name: mesh[name] for name, size in zip(DIMS[1:], sizes[1:], strict=True) if size > 1}
     return mesh, {"dp": _flat(mesh, ("dp_replicate", "dp_shard"), "dp"), **inner}
 
@@ -79,7 +80,17 @@ def flat_gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
 def _flat(mesh: DeviceMesh, names: tuple[str, ...], name: str) -> DeviceMesh:
     """Return the flattened mesh of this name, which is created once."""
     known = mesh._get_root_mesh()._flatten_mapping
-    return known[name] if name in known else mesh[names]._flatten(name)
+    return known[name] if name in known else _limited(mesh[names]._flatten(name))
+
+
+def _limited(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh, whose groups wait as long as the default group; torch gives a new group its own default."""
+    if dist.get_backend() != "fake":
+        world = dist.distributed_c10d._get_default_group()
+        limit = world._get_backend(torch.device("cpu")).options._timeout
+        for group in mesh.get_all_groups():
+            dist.distributed_c10d._set_pg_timeout(limit, group)
+    return mesh
 
 
 def data_parallel_coords(conf: dict[str, Any]) -> tuple[int, int]:

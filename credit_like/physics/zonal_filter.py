@@ -13,7 +13,7 @@ from pydantic import Field
 
 from credit_like.errors import UserError
 from credit_like.physics._column import channels_of
-from credit_like.schema.base import Section
+from credit_like.physics._correction import Correction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from credit_like.variables import Variables
 
 
-class Config(Section):
+class Config(Correction):
     """The predicted variables to filter, and the highest zonal wavenumber that remains."""
 
     type: Literal["zonal-filter"] = "zonal-filter"
@@ -70,4 +70,5 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
             result[:, channels] = x - torch.fft.irfft(short, n=x.shape[-1])
         return result
 
-    return Fix(correct, variables, store, statistics, **layout)
+    changes = dict(zip(config.variables, where, strict=True))
+    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)

@@ -151,6 +151,25 @@ class Box(Section):
         return self
 
 
+Quantile = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Thresholds(Section):
+    """Thresholds of events; the event is a value above the threshold, and its probability the fraction of the members."""
+
+    values: dict[str, tuple[float, ...]] = Field(default={})
+    """Variable → thresholds in its units, at all of its levels."""
+    quantiles: tuple[Quantile, ...] = ()
+    """Quantiles, between 0 and 1, of the values at each point over the period of the climatology; for all variables."""
+
+    @model_validator(mode="after")
+    def _different(self) -> Thresholds:
+        for name, values in (*self.values.items(), ("quantiles", self.quantiles)):
+            if len(set(values)) < len(values):
+                raise UserError(f"expected each threshold once, got one of {name} more than once, remove it")
+        return self
+
+
 class EvaluationSection(Section):
     """How forecasts are scored, and against what."""
 
@@ -158,6 +177,8 @@ class EvaluationSection(Section):
     """Source of the truth. Default: the experiment's own data."""
     metrics: tuple[str, ...] = ("rmse", "bias", "acc", "activity", "spectrum")
     """Names of the metrics to compute, such as rmse, acc or crps."""
+    thresholds: Thresholds = Thresholds()
+    """Thresholds of the metrics brier, fair-brier and reliability, such as `{quantiles: [0.1, 0.9]}`."""
     regions: dict[str, Box] = Field(default={})
     """Name → box of regions to score beside the whole grid."""
     baselines: dict[str, str] = Field(default={})

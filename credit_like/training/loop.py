@@ -152,6 +152,7 @@ class Loop:
             progress.epoch, progress.position = progress.epoch + 1, 0
             return None
         epoch = progress.epoch
+        self.context.stepper.set_epoch(epoch)
         batches = self.stage.train_loader.batches(epoch, progress.position * schedule.accumulation)
         began = time.perf_counter()
         while progress.position < schedule.steps_per_epoch:
@@ -276,8 +277,9 @@ class Loop:
             return
         report, row = self.pending
         self.pending = None
-        loss, norm, skip, *channels = report.ready()
-        row = {**row, "loss": loss, "grad_norm": norm}
+        loss, norm, skip, *others = report.ready()
+        channels = others[len(report.corrections) :]
+        row = {**row, "loss": loss, "grad_norm": norm, **dict(zip(report.corrections, others, strict=False))}
         progress = self.state.progress
         progress.skipped = progress.skipped + 1 if skip else 0
         if skip:
@@ -314,6 +316,7 @@ class Loop:
         """Validate, and log the scores; return False where a stop came in between."""
         progress, began = self.state.progress, time.perf_counter()
         ended = None if progress.position else progress.epoch
+        self.context.stepper.set_epoch(progress.epoch - (ended is not None))
         row = self.validation(self._must_stop, ended, self.trained, self.steps)
         if row is None:
             return False

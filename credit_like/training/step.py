@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from credit_like.nn import spectral_norm
 from credit_like.parallel.collectives import clip_grad_norm_
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.tensor_copies import average_gradients, copied_over_tensor
+from credit_like.physics._fix import Fix
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
@@ -33,12 +35,14 @@ class Optimizer(Protocol):
 class StepReport:
     """The numbers of one step, on the host once `ready` has returned.
 
-    `values`: loss, grad_norm, skipped (0 or 1), then one number per checked channel, which is not finite where a value
-    of the channel is not. `index`: the samples of this rank, as positions on the source's time axis.
+    `values`: loss, grad_norm, skipped (0 or 1), the mean change by each of `corrections`, then one number per checked
+    channel, which is not finite where a value of the channel is not. `index`: the samples of this rank, as positions on the
+    source's time axis.
     """
 
     values: HostCopy
     index: list[Tensor]
+    corrections: tuple[str, ...] = ()
 
     def ready(self) -> list[float]:
         """Wait for this step (not for later ones) and return its numbers."""
@@ -97,6 +101,7 @@ class TrainStep:
         total: Tensor | None = None
         blame: Tensor | None = None
         index = []
+        fixes = _recorded(self.stepper)
         for number, sample in enumerate(micro_batches):
             index.append(sample.index)
             sample = sample.to(self.runtime.device)
@@ -122,15 +127,17 @@ class TrainStep:
         spectral_norm.after_backward(model)
         average_gradients(self.copied, self.runtime)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
-        total = self.runtime.sum_over_data(total)
+        changes = [fix.taken().to(total.dtype) for fix in fixes.values()]
+        total, *corrections = self.runtime.sum_over_data(torch.cat([total[None], *changes])).unbind()
         skip = 1.0 - (torch.isfinite(total) & torch.isfinite(norm)).to(torch.float32)
         self.optimizer.step(learning_rate, skip)
         for parameter in self.parameters.values():
             parameter.grad = None
         if self.ema is not None:
             self.ema.update(step)
-        values = torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()])
-        return StepReport(to_host(values), index)
+        values = torch.cat([torch.stack([x.float() for x in (total, norm, skip, *corrections)]), blame.float()])
+        names = tuple(f"correction/{name}/{variable}" for name, fix in fixes.items() for variable in fix.changes)
+        return StepReport(to_host(values), index, names)
 
     def forward(self, states: Iterator[tuple[Tensor, Tensor]], leads: range, of: int) -> tuple[Tensor, Tensor]:
         """Take the next steps of a rollout of `of` steps, those to `leads`.
@@ -161,3 +168,16 @@ class TrainStep:
     def _sums(self, x_BCHW: Tensor) -> Tensor:
         """Return (C,), sums over the points that have data; a sum is not finite if one of its values is not."""
         return torch.where(self.loss.valid, x_BCHW, 0).sum((0, 2, 3), dtype=torch.float32)
+
+
+def _recorded(stepper: Stepper) -> dict[str, Fix]:
+    """Return the corrections in use by name: their type, numbered from the second of a type on. Each records its changes."""
+    found: dict[str, Fix] = {}
+    count: Counter[str] = Counter()
+    for fix in stepper.physics:
+        if isinstance(fix, Fix):
+            count[fix.kind] += 1
+            if fix in stepper.active:
+                fix.record()
+                found[fix.kind if count[fix.kind] == 1 else f"{fix.kind} {count[fix.kind]}"] = fix
+    return found

@@ -103,6 +103,15 @@ PHYSICS = {
     "clip": [{"type": "clip", "variables": ["column_water"]}],
     "zonal-filter": [{"type": "zonal-filter", "variables": ["column_water"], "highest": 5}],
     "mass": [{"type": "mass", "surface_pressure": "surface_pressure"}],
+    "energy": [
+        {
+            "type": "energy",
+            **dict.fromkeys(("temperature", "u", "v"), "specific_humidity"),
+            "surface_geopotential": "orography",
+            "top": {"down": ["precipitation"]},
+            "surface": {"up": ["evaporation"]},
+        }
+    ],
 }
 
 
