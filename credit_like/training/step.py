@@ -103,7 +103,7 @@ class TrainStep:
             if self.lead_seed is not None:
                 # The same on all ranks, as the shift.
                 sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
-            states = self.stepper.predict_sample(sample, self.backprop_steps, self.members)
+            states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
             inputs = self._inputs(sample)
             at_once = self.backprop_steps or sample.leads
             for first in range(0, sample.leads, at_once):
