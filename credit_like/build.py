@@ -199,8 +199,10 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
         build_loader(context, experiment.data.train, True, trainer.batches_per_epoch, experiment),
         build_loader(context, experiment.data.valid, False, trainer.valid_batches, experiment),
     )
-    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows)
-    return Stage.of(phase, loss.to(context.runtime.device), train_loader, valid_loader, context.runtime.dp_size)
+    runtime = context.runtime
+    others = runtime.from_other_members if runtime.ensemble_size > 1 else None
+    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows, others)
+    return Stage.of(phase, loss.to(runtime.device), train_loader, valid_loader, runtime.dp_size)
 
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
@@ -316,7 +318,9 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
                 "false and shard over more ranks, or set trainer.activation_checkpoint: true"
             )
         torch.set_float32_matmul_precision(trainer.matmul_precision)
-    runtime = Runtime.start(Parallelism() if alone else trainer.parallelism, device, trainer.timeout)
+    # Ranks of the ensemble share the members of a training step; forecasts are shared by initial time.
+    layout = trainer.parallelism if training else trainer.parallelism.model_copy(update={"ensemble": 1})
+    runtime = Runtime.start(Parallelism() if alone else layout, device, trainer.timeout)
     logging.basicConfig(
         level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )

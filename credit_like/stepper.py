@@ -176,18 +176,19 @@ class Stepper(nn.Module):
             yield state
 
     def predict_sample(
-        self, sample: Sample, backprop_steps: int | None = None, members: int = 1
+        self, sample: Sample, backprop_steps: int | None = None, members: int | range = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (prediction, target) for every lead of a sample, each (B, C_out, H, W) in physical units.
 
-        With `members`, the prediction (B · members, C_out, H, W) holds those of each sample one after the other. Each has
-        its own noise and its own trajectory. `backprop_steps` as in `rollout`.
+        With `members`, their number or some of them, the prediction (B · members, C_out, H, W) holds those of each sample
+        one after the other. Each has its own noise and its own trajectory. `backprop_steps` as in `rollout`.
         """
+        some = range(members) if isinstance(members, int) else members
         prognostic, forcing, index = (
-            x if members == 1 else x.repeat_interleave(members, 0)
+            x if len(some) == 1 else x.repeat_interleave(len(some), 0)
             for x in (sample.prognostic, sample.forcing, sample.index)
         )
-        member = torch.arange(members, device=index.device).repeat(len(sample.index))
+        member = torch.arange(some.start, some.stop, device=index.device).repeat(len(sample.index))
         state = self.initial(prognostic, index, member)
         for lead, after in enumerate(self.rollout(state, forcing, sample.leads, backprop_steps)):
             yield self.outputs(after), sample.target[:, :, lead]

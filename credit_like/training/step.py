@@ -113,7 +113,7 @@ class TrainStep:
             if self.lead_seed is not None:
                 # The same on all ranks, as the shift.
                 sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
-            states = self.stepper.predict_sample(sample, self.backprop_steps, self.members)
+            states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
             inputs = self._inputs(sample)
             at_once = self.backprop_steps or sample.leads
             for first in range(0, sample.leads, at_once):
@@ -132,7 +132,8 @@ class TrainStep:
         spectral_norm.after_backward(model)
         average_gradients(self.copied, self.runtime)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
-        changes = [fix.taken().to(total.dtype) for fix in fixes.values()]
+        # Each rank has the mean over its own members.
+        changes = [fix.taken().to(total.dtype) / self.runtime.ensemble_size for fix in fixes.values()]
         total, *corrections = self.runtime.sum_over_data(torch.cat([total[None], *changes])).unbind()
         skip = 1.0 - (torch.isfinite(total) & torch.isfinite(norm)).to(torch.float32)
         self.optimizer.step(learning_rate, skip)

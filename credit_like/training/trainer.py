@@ -99,7 +99,7 @@ class Trainer:
         self.state.begin(stage.phase)
         self.validation.begin(stage)
         step.loss, step.optimizer, step.max_norm = stage.loss, self.state.optimizer, section.grad_max_norm
-        step.backprop_steps = section.backprop_steps
+        step.members, step.backprop_steps = section.members, section.backprop_steps
         step.lead_seed = self.context.experiment.seed if section.random_forecast_len else None
         step.shift_seed = self.context.experiment.seed if section.shift_longitude else None
 
