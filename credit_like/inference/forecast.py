@@ -23,9 +23,9 @@ from credit_like.derive.fields import Derivation, written_derivation
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
+from credit_like.inference.breed import initial_states
 from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.paths import forecast_folder, forecast_path
-from credit_like.inference.perturb import perturbations
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
 from credit_like.rollout import rollout
@@ -138,7 +138,7 @@ def write_forecasts(
         stepper.noise.reseed("members", section.ensemble.seed)
     perturb = None
     if members > 1 and perturbed:
-        perturb = perturbations(section.ensemble, variables, context.statistics, store.grid, context.rows)
+        perturb = initial_states(context, computes_in_bfloat16(experiment))
     folder = forecast_folder(experiment)
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
