@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -19,69 +20,101 @@ from credit_like.evaluation.scorecard import channels, lead_text
 from credit_like.schema.experiment import Experiment
 from credit_like.terminal import fitted
 
+DETERMINISTIC = """# The deterministic model from which the members of ensemble.yml start: a short training.
+include: [demo.yml]
+name: demo-deterministic
+trainer: {epochs: 2}
+inference: {init: [2000-09-27, 2000-10-31, 48h], lead: 3d}
+"""
 
-def run(save_loc: Path) -> int:
+
+def run(save_loc: Path, ensemble: bool = False) -> int:
     """Make data, fit statistics, train, roll out, score and plot; return the exit status.
 
-    An interrupted demonstration continues where it stopped, like any run.
+    `ensemble`: then give the trained model noise, train it on the score of its members, and score their forecasts. An
+    interrupted demonstration continues where it stopped, like any run.
     """
     console = Console()
-    file = experiment_file(save_loc)
     began = time.monotonic()
 
-    def say(what: str, command: str) -> None:
+    def say(what: str, command: str, file: Path) -> None:
         console.rule(f"[bold]{what}")
         console.print(
             f"[dim]{time.monotonic() - began:5.0f} s   alone: credit-like {command} {file}[/dim]", highlight=False
         )
 
-    say("Data: integrate two-layer shallow-water weather on the sphere (once), and check the experiment", "check")
+    def perform(
+        stages: Sequence[tuple[str, str, Callable[[Experiment], int]]], experiment: Experiment, of: Path
+    ) -> int:
+        for announced, command, stage in stages:
+            say(announced, command, of)
+            if status := stage(experiment):
+                return status
+        return 0
+
+    file, *others = experiment_files(save_loc, ensemble)
+    say("Data: integrate two-layer shallow-water weather on the sphere (once), and check the experiment", "check", file)
     experiment: Experiment = checked_experiment(file)[0]
-    say("Statistics of the training period", "preprocess")
-    stages = [
-        (None, build.preprocess),
-        (("Training a small WXFormer", "train"), build.train),
-        (("Forecasts of the test period", "rollout"), build.rollout),
-        (("Scores beside persistence and climatology", "evaluate"), build.evaluate),
-        (("Curves and maps", "plot"), figures.plot),
+    beginning = [
+        ("Statistics of the training period", "preprocess", build.preprocess),
+        ("Training a small WXFormer", "train", build.train),
+        ("Forecasts of the test period", "rollout", build.rollout),
     ]
-    for announced, stage in stages:
-        if announced:
-            say(*announced)
-        if status := stage(experiment):
+    end = [
+        ("Scores beside persistence and climatology", "evaluate", build.evaluate),
+        ("Curves and maps", "plot", figures.plot),
+    ]
+    if status := perform(beginning if others else beginning + end, experiment, file):
+        return status
+    for file in others:
+        experiment = checked_experiment(file)[0]
+        stages = [
+            ("Statistics of the training period", "preprocess", build.preprocess),
+            ("Training the model with noise on the CRPS of its members", "train", build.train),
+            ("Forecasts of all members", "rollout", build.rollout),
+            *end,
+        ]
+        if status := perform(stages, experiment, file):
             return status
     report = write_report(experiment, time.monotonic() - began)
     console.rule("[bold]Report")
-    print_ratios(load_results(figures.evaluation_folder(experiment)), console)
+    print_tables(load_results(figures.evaluation_folder(experiment)), console)
     console.print(
         f"Everything is in {save_loc}; the scores and maps to browse: {report}", highlight=False, soft_wrap=True
     )
     return 0
 
 
-def experiment_file(save_loc: Path) -> Path:
-    """Write the demonstration's experiment file to `save_loc`, for the user to read and change, and return its path."""
-    text = resources.files("credit_like").joinpath("demo.yml").read_text()
-    file = save_loc / "demo.yml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text.replace("save_loc: runs/demo", f"save_loc: {save_loc}"))
-    return file
+def experiment_files(save_loc: Path, ensemble: bool = False) -> list[Path]:
+    """Write the demonstration's experiments to `save_loc`, for the user to read and change; return them in order.
+
+    There is one, or for an ensemble two: that of the deterministic model, and that of the ensemble, which starts from it.
+    """
+    shipped = resources.files("credit_like")
+    save_loc.mkdir(parents=True, exist_ok=True)
+    first = save_loc / "deterministic" if ensemble else save_loc
+    texts = {"demo.yml": shipped.joinpath("demo.yml").read_text().replace("save_loc: runs/demo", f"save_loc: {first}")}
+    if ensemble:
+        members = shipped.joinpath("demo-ensemble.yml").read_text().replace("runs/demo-ensemble", str(save_loc))
+        texts |= {"deterministic.yml": DETERMINISTIC, "ensemble.yml": members}
+    for name, text in texts.items():
+        (save_loc / name).write_text(text)
+    return [save_loc / name for name in texts if not ensemble or name != "demo.yml"]
 
 
 def write_report(experiment: Experiment, seconds: float) -> Path:
     """Write a Markdown page with what was run, how it scored and where the figures are; return its path."""
     save_loc = Path(experiment.save_loc)
-    header, rows = _ratios(load_results(figures.evaluation_folder(experiment)))
+    results = load_results(figures.evaluation_folder(experiment))
     lines = [
         f"# {experiment.name}",
         "",
         f"Trained, forecast and scored in {seconds / 60:.1f} minutes; everything is in `{save_loc}`.",
         "RMSE of the model as a fraction of persistence's and climatology's; below 1 it is the better forecast.",
         "",
-        "| variable | " + " | ".join(header) + " |",
-        "|" + "---|" * (len(header) + 1),
-        *("| " + " | ".join(row) + " |" for row in rows),
+        *_markdown(*_ratios(results)),
         "",
+        *(_reliability_text(results) if _is_ensemble(results) else ()),
         "- `evaluation/report.html`: all scores, and maps to browse; opens in any browser",
         *(f"- `{figure.relative_to(save_loc)}`" for figure in sorted(save_loc.rglob("*.png"))),
     ]
@@ -90,12 +123,25 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
     return path
 
 
-def print_ratios(results: xr.Dataset, console: Console) -> None:
-    """Print the ratios of RMSE; columns that do not fit are left out, those of climatology and of middle leads first."""
+def print_tables(results: xr.Dataset, console: Console) -> None:
+    """Print the ratios of RMSE, and of an ensemble what tells whether it is reliable.
+
+    Columns that do not fit are left out and named: the second half first, and of it the middle lead.
+    """
     header, rows = _ratios(results)
-    title = "RMSE over that of persistence and climatology; below 1 is better"
-    table = Table(title=title, box=SIMPLE, title_justify="left")
     shown = [f"/ {name[:4]}.\n{name.partition(' ')[2]}" for name in header]
+    _print_table(console, "RMSE over that of persistence and climatology; below 1 is better", header, shown, rows)
+    if _is_ensemble(results):
+        header, rows = _reliability(results)
+        shown = ["{}\n/ {}\n{} {}".format(*name.replace(" / ", " ").split()) for name in header]
+        title = "spread over error, 1 is reliable; fair CRPS over the deterministic MAE"
+        _print_table(console, title, header, shown, rows)
+
+
+def _print_table(
+    console: Console, title: str, header: Sequence[str], shown: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    table = Table(title=title, box=SIMPLE, title_justify="left")
     for number, name in enumerate(["variable", *shown]):
         table.add_column(name, justify="right" if number else "left")
     for row in rows:
@@ -104,8 +150,14 @@ def print_ratios(results: xr.Dataset, console: Console) -> None:
     left_out = fitted(console, table, ranked)
     console.print(table)
     if left_out:
-        names = ", ".join(name.replace("\n", " ") for name in left_out)
+        names = ", ".join(header[shown.index(name)] for name in left_out)
         console.print(f"not shown in {console.width} columns: {names}; report.md has all", highlight=False)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a Markdown table."""
+    lines = ["| variable | " + " | ".join(header) + " |", "|" + "---|" * (len(header) + 1)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
 
 
 def _ratios(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
@@ -122,6 +174,35 @@ def _ratios(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
             for lead in chosen
         ]
         rows.append([name, *cells])
+    return header, rows
+
+
+def _is_ensemble(results: xr.Dataset) -> bool:
+    return "spread-error" in results["metric"]
+
+
+def _reliability_text(results: xr.Dataset) -> list[str]:
+    """Return what to read of an ensemble, in Markdown."""
+    return [
+        "Spread over the error of the ensemble mean, 1 for a reliable ensemble; fair CRPS as a fraction of the deterministic",
+        "model's mean absolute error.",
+        "",
+        *_markdown(*_reliability(results)),
+        "",
+    ]
+
+
+def _reliability(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
+    """Return spread over error, and CRPS over MAE, one row per channel, at the same leads as `_ratios`."""
+    leads = results["lead_time"].values
+    chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
+    header = [f"{what} {lead_text(lead)}" for what in ("spread / error", "CRPS / MAE") for lead in chosen]
+    rows = []
+    for name, scores in channels(results):
+        at = [scores.sel(source="model", metric="spread-error", lead_time=lead) for lead in chosen]
+        crps = scores.sel(metric="fair-crps")
+        at += [crps.sel(source="model", lead_time=x) / crps.sel(source="deterministic", lead_time=x) for x in chosen]
+        rows.append([name, *(_ratio(float(x)) for x in at)])
     return header, rows
 
 

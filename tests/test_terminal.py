@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
-from credit_like.demo import _ratio, print_ratios
+from credit_like.demo import _ratio, print_tables
 from credit_like.evaluation.scorecard import print_scorecard
 from credit_like.terminal import duration, logging_above, progress_bar, shortened
 from credit_like.training.monitor import Monitor
@@ -130,7 +130,7 @@ def test_no_number_of_the_scorecard_is_cut(width):
 def test_no_heading_and_no_number_of_the_demonstration_is_cut(width, longest):
     results = scores().rename(q=longest)
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    print_ratios(results, console)
+    print_tables(results, console)
     text = console.file.getvalue()
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= width
