@@ -19,7 +19,7 @@ from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics, varying, wanted_times
 from credit_like.data.store import FieldStore, open_store
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.frames import save_scores
@@ -239,7 +239,13 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     The status is 0 if the run is finished or can be continued, 1 if it failed and 130 if it was interrupted.
     """
     save_loc = Path(experiment.save_loc)
-    with start(experiment) as runtime:
+    try:
+        joined = start(experiment)
+    except RunError as error:
+        place = read_environment()
+        record_failed_start(save_loc, Runtime(rank=place.rank, world=place.world), error)
+        raise
+    with joined as runtime:
         blame.stacks_folder = save_loc / hang.FOLDER
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
