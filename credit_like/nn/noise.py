@@ -69,6 +69,7 @@ class Noise(Layer):
     """
 
     shard_unit = True
+    gathered_ahead = False  # it is registered after the blocks of the decoder and used before each
     recompute = "forward"  # the noise is cheaper to compute again than to keep
 
     def __init__(self, features: int, channels: int, scale: float, level: int) -> None:

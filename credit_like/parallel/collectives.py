@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -37,6 +37,18 @@ def all_to_all(x: Tensor, received: list[int], sent: list[int], group: ProcessGr
     """Send `sent[r]` elements of a flat tensor to each rank r and return the received pieces, concatenated."""
     result: Tensor = _ops.wait_tensor(_ops.all_to_all_single(x, received, sent, group.group_name))
     return result
+
+
+def from_others(x: Tensor, group: ProcessGroup) -> Iterator[Tensor]:
+    """Yield the tensors of this shape that the other ranks hold, without gradients, beginning with the rank before.
+
+    Every rank sends its own to one rank after the other, ranks − 1 times in all, and all ranks must take all of them.
+    """
+    size, rank, flat = group.size(), group.rank(), x.detach().contiguous().reshape(-1)
+    for distance in range(1, size):
+        received, sent = [0] * size, [0] * size
+        received[(rank - distance) % size] = sent[(rank + distance) % size] = flat.numel()
+        yield all_to_all(flat, received, sent, group).view(x.shape)
 
 
 class _AllReduceSum(torch.autograd.Function):

@@ -89,6 +89,12 @@ def _units(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
+def _gathered_ahead(unit: nn.Module) -> bool:
+    """Return whether the order of registration says when a unit is used."""
+    block = unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit
+    return getattr(block, "gathered_ahead", True)
+
+
 def _keeps_full_precision(unit: nn.Module) -> bool:
     return keeps_full_precision(unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit)
 
@@ -196,7 +202,7 @@ def apply_fsdp2(
     for unit in units:
         fully_shard(unit, mp_policy=full if _keeps_full_precision(unit) else inner, **options)
     fully_shard(model, mp_policy=outer, **options)
-    for unit, following in itertools.pairwise(units):
+    for unit, following in itertools.pairwise(filter(_gathered_ahead, units)):
         assert isinstance(unit, FSDPModule)
         assert isinstance(following, FSDPModule)
         unit.set_modules_to_forward_prefetch([following])

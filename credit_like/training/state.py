@@ -113,7 +113,8 @@ class TrainingState:
     def seed(self, step: int) -> None:
         """Seed all random numbers for `step`; tensor ranks share a sample and everything random about it."""
         runtime = self.context.runtime
-        seed_everything(self.context.experiment.seed, step, runtime.dp_rank, runtime.domain_rank)
+        members = (runtime.ensemble_rank,) if runtime.ensemble_size > 1 else ()
+        seed_everything(self.context.experiment.seed, step, runtime.dp_rank, runtime.domain_rank, *members)
 
     def start(self) -> None:
         """Begin a new run: seed the random numbers, and take the weights of `start_from` where there is one.
@@ -124,7 +125,7 @@ class TrainingState:
         self.seed(0)
         if section is None:
             return
-        source = transfer.Source.open(section)
+        source = transfer.Source.open(section, context.runtime)
         config = context.experiment.model
         channels = transfer.Channels.of(context.variables, context.experiment.data.history_len, config.predict)
         plan = transfer.plan(source, self.model, config, channels, section.missing)
@@ -222,6 +223,7 @@ class TrainingState:
             "world": runtime.world,
             "data": self.context.experiment.trainer.parallelism.data,
             "dp": runtime.dp_size,
+            **({"ensemble": runtime.ensemble_size} if runtime.ensemble_size > 1 else {}),
             "tensor": runtime.tensor_size,
             "domain": runtime.domain_size,
         }

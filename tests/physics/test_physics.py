@@ -103,6 +103,44 @@ def test_clip_raises_what_is_negative_and_nothing_else(variables, states):
     assert torch.equal(fixed[:, 8][after[:, 8] >= 0], after[:, 8][after[:, 8] >= 0])
 
 
+def test_zonal_filter_keeps_long_waves_and_removes_short_ones(variables, states):
+    after, before = (x.double() for x in states)
+    fix, _ = build({"type": "zonal-filter", "variables": ["Q", "water"], "highest": 3}, variables)
+    fixed = fix(after, before)
+    filtered = [0, 1, 2, 7]
+    waves, kept = (np.fft.rfft(x[:, filtered].numpy()) for x in (after, fixed))
+    np.testing.assert_allclose(kept[..., :4], waves[..., :4], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(kept[..., 4:], 0, atol=1e-12)
+    others = [c for c in range(after.shape[1]) if c not in filtered]
+    assert torch.equal(fixed[:, others], after[:, others])
+
+
+def test_zonal_filter_removes_short_waves_on_a_large_mean(variables, states):
+    after, before = states
+    after = after.clone()
+    after[:, 6] = 1e5 + torch.cos(2 * torch.pi * 5 * torch.arange(WIDTH) / WIDTH)
+    fix, _ = build({"type": "zonal-filter", "variables": ["SP"], "highest": 3}, variables)
+    assert (fix(after, before)[:, 6] - 1e5).abs().max() < 0.01  # one unit in the last place of 1e5 in float32
+
+
+def test_zonal_filter_needs_whole_rows_with_data(variables):
+    module = registry.module("physics", "zonal-filter")
+    config = module.Config(variables=("Q",))
+
+    class Holes(Statistics):
+        def mask(self, variables):
+            mask = super().mask(variables)
+            mask[1, 2, 3] = False
+            return mask
+
+    latitude = np.linspace(80, -80, HEIGHT)
+    whole, part = (Store(Grid(latitude, np.arange(WIDTH) * step)) for step in (360 / WIDTH, 5.0))
+    with pytest.raises(ValueError, match="full circle of longitude"):
+        module.build(config, variables, part, Statistics())
+    with pytest.raises(ValueError, match="data at all points for zonal-filter, got Q"):
+        module.build(config, variables, whole, Holes())
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_mass_of_dry_air_is_what_it_was(variables, states, hybrid):
     after, before = states
@@ -287,7 +325,13 @@ def test_what_was_added_is_recorded(variables, states):
 
 
 @pytest.mark.parametrize(
-    "config", [{"type": "mass"}, {"type": "moisture", "column_water": "water"}, {"type": "clip", "variables": ["Q"]}]
+    "config",
+    [
+        {"type": "mass"},
+        {"type": "moisture", "column_water": "water"},
+        {"type": "clip", "variables": ["Q"]},
+        {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
+    ],
 )
 def test_gradients_pass(variables, states, config):
     after, before = states
@@ -304,6 +348,7 @@ def test_gradients_pass(variables, states, config):
         {"type": "mass", "a": A, "b": B},
         {"type": "moisture", "a": A, "b": B},
         {"type": "energy", **ENERGY, **BOTH, "a": A, "b": B},
+        {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
     ],
 )
 def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config):
@@ -345,6 +390,7 @@ def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config)
         ({"type": "mass", "humidity": "SP"}, "on at least two levels"),
         ({"type": "moisture", "evaporation": "evap"}, "did you mean 'evaporation'"),
         ({"type": "clip", "variables": ["rainfall"]}, "physics.variables"),
+        ({"type": "zonal-filter", "variables": ["rainfall"]}, "physics.variables"),
     ],
 )
 def test_what_does_not_fit_is_said(variables, config, message):

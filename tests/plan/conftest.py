@@ -48,6 +48,7 @@ def experiment(**trainer):
                 "use_spectral_norm": True,
                 **trainer.pop("model", {}),
             },
+            "loss": trainer.pop("loss", {"type": "mse"}),
             "trainer": {
                 "parallelism": {"data": "fsdp2"},
                 "global_batch_size": 8,

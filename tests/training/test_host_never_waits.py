@@ -99,6 +99,7 @@ def test_what_reads_a_value_fails(read):
 PHYSICS = {
     "none": [],
     "clip": [{"type": "clip", "variables": ["column_water"]}],
+    "zonal-filter": [{"type": "zonal-filter", "variables": ["column_water"], "highest": 5}],
     "mass": [{"type": "mass", "surface_pressure": "surface_pressure"}],
     "energy": [
         {
