@@ -244,6 +244,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         try:
             trainer = build_trainer(build_context(experiment, runtime))
+            trainer.check_ranks()
             # The main process takes the lock of `save_loc` once no rank can fail before that, so that one that fails can
             # take it to record why.
             runtime.barrier()
