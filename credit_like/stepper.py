@@ -58,7 +58,7 @@ class Stepper(nn.Module):
         self.predict = predict
         self.physics = nn.ModuleList(physics)
         self.noise = noise
-        """The keys of the noise of a model that has any."""
+        """The keys of the noise and the dropout of a model that has any."""
         self.n_prognostic = variables.n("prognostic")
         self.shift = 0
         """Longitude shift in columns, applied before the model and undone after it.

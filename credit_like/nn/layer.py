@@ -42,7 +42,7 @@ class Layer(nn.Module):
     shard_unit: ClassVar[bool] = False
     """Whether FSDP2 gathers the parameters of this block and of everything inside it as one unit."""
 
-    recompute: ClassVar[Recompute] = "forward"
+    recompute: Recompute = "forward"
     """How activation checkpointing treats a shard unit.
 
     "forward" reruns its forward in backward. "kernels" leaves recomputation to the layers inside if all of them have
