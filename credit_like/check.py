@@ -209,8 +209,16 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
     from credit_like.parallel.apply import freeze_parameters
     from credit_like.training.groups import members
 
-    with torch.device("meta"):
-        model = build_model(experiment, variables, grid.height, grid.width)
+    built = []
+
+    def build() -> None:
+        with torch.device("meta"):
+            built.append(build_model(experiment, variables, grid.height, grid.width))
+
+    yield from _refusal(("model",), build)
+    if not built:
+        return
+    [model] = built
     if section is not None:
         yield from _refusal(("start_from", "freeze"), freeze_parameters, model, section.freeze)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
