@@ -45,7 +45,7 @@ LAYOUTS: list[dict[str, Any]] = [
     {"data": "fsdp2", "replicate": 128},
     {"data": "fsdp2", "tensor": 4},
     {"data": "fsdp2", "tensor": 4, "replicate": 32},
-    {"data": "fsdp2", "tensor": 4, "domain": 4},
+    {"data": "fsdp2", "tensor": 4, "domain": 2},
     {"data": "ddp", "tensor": 4},
 ]
 MODEL: dict[str, Any] = {

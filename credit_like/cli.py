@@ -298,6 +298,28 @@ def rollout(
     sys.exit(build.rollout(experiment, share=(part - 1, of)))
 
 
+@app.command()
+def forecast(
+    export: Annotated[
+        Path, typer.Argument(metavar="EXPORT", show_default=False, help="A model of `credit-like export`.")
+    ],
+    source: Annotated[
+        list[str],
+        typer.Option("--from", metavar="FILE", help="netCDF, GRIB or zarr with the initial state; repeatable."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A path that ends in .zarr, .nc or .grib.")],
+    lead: Annotated[str, typer.Option(help="Length of the forecast, such as 10d or 36h.")] = "10d",
+    init: Annotated[str | None, typer.Option(metavar="TIME", help="Initial time; by default the newest one.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    set_: Set = None,
+) -> None:
+    """Forecast from files of an analysis with an exported model; no experiment file and no run are needed."""
+    from credit_like.inference.from_files import forecast_from_files
+
+    made = forecast_from_files(export, source, output, lead=lead, init=init, overrides=set_ or [], device=device)
+    typer.echo(str(made))
+
+
 def _share(text: str) -> tuple[int, int]:
     part, slash, of = text.partition("/")
     if not (

@@ -261,7 +261,7 @@ def _flow(value: Any) -> str:
     class Dumper(yaml.SafeDumper):
         """A dumper without anchors."""
 
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, _data: Any) -> bool:
             return True
 
     text = yaml.dump(value, Dumper=Dumper, sort_keys=False, default_flow_style=True, width=10**9, allow_unicode=True)

@@ -246,13 +246,22 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
 """Format version → function that converts a manifest of that version to the next one."""
 
 
-def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
-    """Compare a file's size and SHA-256 with the manifest. Raises DamagedCheckpoint, which names the file."""
+def check_size(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """Compare a file's size with the manifest. Raises DamagedCheckpoint, which names the file."""
     path = folder / name
     try:
         size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise DamagedCheckpoint(f"{path} has {size} bytes instead of {entry['bytes']}")
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} is not readable: {error.strerror}") from error
+    if size != entry["bytes"]:
+        raise DamagedCheckpoint(f"{path} has {size} bytes instead of {entry['bytes']}")
+
+
+def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """Compare a file's size and SHA-256 with the manifest. Raises DamagedCheckpoint, which names the file."""
+    check_size(folder, name, entry)
+    path = folder / name
+    try:
         if digest(path) != entry["sha256"]:
             raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")
     except OSError as error:

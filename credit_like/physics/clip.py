@@ -50,7 +50,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
     where = find(config, variables)
 
-    def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+    def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
         for channels in where:
             result[:, channels] = after_BCHW[:, channels].clamp(config.minimum, config.maximum)

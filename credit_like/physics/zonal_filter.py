@@ -58,7 +58,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
                 f"physics.variables: expected variables with data at all points for zonal-filter, got {name}; remove it"
             )
 
-    def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+    def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
         for channels in where:
             x = after_BCHW[:, channels]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from credit_like.checkpoint.errors import SaveFailed
-from credit_like.parallel.tensor_copies import check_copies, copied_over_tensor
+from credit_like.parallel.tensor_copies import check_copies
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
 from credit_like.training.patience import stalls
@@ -66,7 +66,6 @@ class Loop:
         self.state, self.stages, self.enter, self.train_step = state, stages, enter, train_step
         self.validation, self.stop, self.monitor = validation, stop, monitor
         self.context, self.manager = state.context, state.manager
-        self.copied = copied_over_tensor(state.parameters, state.context.runtime)
         self.stage = stages[0]
         """The phase of the newest step, whose optimiser state is in `state`; before the first step, the first phase."""
         self.epochs = stages[-1].phase.end
@@ -352,7 +351,7 @@ class Loop:
         """
         progress = self.state.progress
         self._drain()
-        check_copies(self.copied, self.context.runtime)
+        check_copies(self.state.copied, self.context.runtime)
         score = self.score if progress.validated else None
         progress.seconds = self.before + time.monotonic() - self.begun
         while True:

@@ -220,7 +220,7 @@ def _same(item: Any) -> Any:
     return item
 
 
-def _begin_work(parent: int, worker: int) -> None:
+def _begin_work(parent: int, _worker: int) -> None:
     """Leave signals to the parent, and prevent this worker from finalising inherited objects such as files."""
     work_for(parent)
     gc.freeze()
