@@ -589,18 +589,14 @@ def free_runs(bench: Bench) -> list[str]:
         speeds.append(years / (found["cpu"] / 86400))
         grown = ~(found["eddies"] < 10 * found["truth_eddies"].mean(0)).all(1)
         blown = f"day {np.flatnonzero(grown)[0] + 1}" if grown.any() else "no"
+        if grown.any():
+            rows.append([recipe, seed, f"{years:.2f}", blown, *[""] * 4])
+            continue
         last = slice(len(grown) - min(365, len(grown)), None)
         for c, name in enumerate(found["names"]):
             truth, means = found["truth_means"][:, c], found["means"][last, c]
-            cells = [f"{truth.mean():.5g} ± {truth.std():.2g}"]
-            cells += (
-                ["", ""]
-                if grown.any()
-                else [
-                    f"{means.mean():.5g}",
-                    f"{found['eddies'][last, c].mean() / found['truth_eddies'][:, c].mean():.2f}",
-                ]
-            )
+            eddies = found["eddies"][last, c].mean() / found["truth_eddies"][:, c].mean()
+            cells = [f"{truth.mean():.5g} ± {truth.std():.2g}", f"{means.mean():.5g}", f"{eddies:.2f}"]
             rows.append([recipe, seed, f"{years:.2f}", blown, str(name), *cells])
     heads = [
         "run",
