@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,10 +15,10 @@ from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
-from credit_like.data.loader import Loader
+from credit_like.data.loading.loader import Loader
+from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics, varying, wanted_times
 from credit_like.data.store import FieldStore, open_store
-from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
@@ -33,6 +34,7 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
+from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import get_domain_rows, is_compiled, materialise, parallelise
 from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
@@ -84,8 +86,12 @@ def attach_weights(
     variables: Variables,
     store: FieldStore,
     statistics: Statistics,
+    materialise: Callable[[nn.Module, Runtime, int], nn.Module] = materialise,
 ) -> Context:
-    """Add weights, physics and normalisation to a model without values."""
+    """Add weights, physics and normalisation to a model without values.
+
+    A simulation gives a `materialise` of its own.
+    """
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
     physics = [
@@ -97,7 +103,8 @@ def attach_weights(
     static = store.static(rows)
     noise = noise_keys(experiment, store)
     stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows, noise)
-    stepper = stepper.to(runtime.device)
+    if any(tensor.device != runtime.device for tensor in (*stepper.parameters(), *stepper.buffers())):
+        stepper = stepper.to(runtime.device)  # which replaces parameters even if they stay where they are
     if is_compiled(experiment.trainer, runtime):
         stepper.compile_arithmetic()
     return Context(experiment, runtime, variables, store, statistics, stepper, rows)
@@ -192,8 +199,10 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
         build_loader(context, experiment.data.train, True, trainer.batches_per_epoch, experiment),
         build_loader(context, experiment.data.valid, False, trainer.valid_batches, experiment),
     )
-    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows)
-    return Stage.of(phase, loss.to(context.runtime.device), train_loader, valid_loader, context.runtime.dp_size)
+    runtime = context.runtime
+    others = runtime.from_other_members if runtime.ensemble_size > 1 else None
+    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows, others)
+    return Stage.of(phase, loss.to(runtime.device), train_loader, valid_loader, runtime.dp_size)
 
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
@@ -230,6 +239,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     """
     save_loc = Path(experiment.save_loc)
     with start(experiment) as runtime:
+        blame.stacks_folder = save_loc / hang.FOLDER
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         try:
@@ -308,7 +318,9 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
                 "false and shard over more ranks, or set trainer.activation_checkpoint: true"
             )
         torch.set_float32_matmul_precision(trainer.matmul_precision)
-    runtime = Runtime.start(Parallelism() if alone else trainer.parallelism, device, trainer.timeout)
+    # Ranks of the ensemble share the members of a training step; forecasts are shared by initial time.
+    layout = trainer.parallelism if training else trainer.parallelism.model_copy(update={"ensemble": 1})
+    runtime = Runtime.start(Parallelism() if alone else layout, device, trainer.timeout)
     logging.basicConfig(
         level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )

@@ -40,6 +40,7 @@ from credit_like.checkpoint.format import (
     Piece,
     Reader,
     check_file,
+    check_size,
     read_manifest,
     seal,
     table,
@@ -108,6 +109,11 @@ class Checkpoint:
         for name, entry in sorted(self.manifest["files"].items())[share::of]:
             check_file(self.folder, name, entry)
 
+    def verify_sizes(self) -> None:
+        """Check the size of every file, which reads none. Raises DamagedCheckpoint naming the file."""
+        for name, entry in sorted(self.manifest["files"].items()):
+            check_size(self.folder, name, entry)
+
     def read(self, name: str) -> Tensor:
         """Return a whole tensor on the host."""
         return Reader(self.folder, self.manifest).read(name)
@@ -162,7 +168,7 @@ class CheckpointManager:
     asynchronous: bool = True
     runtime: Runtime = field(default_factory=Runtime)
     before_commit: Callable[[], None] | None = None
-    _plan: list[dict[str, Any]] | None = None
+    _plan: shards.Plan | None = None
     _planned: frozenset[str] = frozenset()
     _buffers: dict[str, Tensor] = field(default_factory=dict)
     _save: _Save | None = None
@@ -257,7 +263,7 @@ class CheckpointManager:
     def _stage(self, pieces: Mapping[str, Piece]) -> Callable[[], dict[str, Tensor]]:
         """Copy the pieces that this rank writes to host buffers; return a function that waits for the copies."""
         assert self._plan is not None
-        mine = self._plan[self.runtime.rank]
+        mine = self._plan.mine
         event = None
         for name in mine:
             source = pieces[name].local
@@ -290,9 +296,9 @@ class CheckpointManager:
         assert self._plan is not None
         body = json.loads((save.folder / "body.json").read_bytes())
         body["files"] = {}
-        for rank in range(len(self._plan)):
+        for rank in range(self.runtime.world):
             body["files"][shards.rank_file(rank)] = json.loads((save.folder / f"rank-{rank:05d}.json").read_bytes())
-        body["tensors"] = table(shards.rows(self._plan))
+        body |= table(self._plan.tensors)
         for part in [*save.folder.glob("rank-*.json"), save.folder / "body.json"]:
             part.unlink()
         if self.before_commit is not None:
