@@ -23,10 +23,10 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from credit_like import build, registry
+from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
 from credit_like.data.times import to_text
-from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.nn.noise import Noise
 from credit_like.parallel.domain.manager import DomainManager, get_domain_manager
@@ -151,7 +151,7 @@ def run(experiment: Experiment, cases: Sequence[Case] | None = None) -> int:
 
 
 def verify(
-    experiment: Experiment, cases: Sequence[Case] = CASES, announce: Callable[[str], None] = lambda name: None
+    experiment: Experiment, cases: Sequence[Case] = CASES, announce: Callable[[str], None] = lambda _: None
 ) -> Iterator[Row]:
     """Yield the result of each comparison. Raises UserError if a single process cannot run the experiment."""
     with tempfile.TemporaryDirectory(prefix="credit-like-verify-") as folder:
@@ -282,7 +282,7 @@ class _Batches:
     def __len__(self) -> int:
         return 10**6  # no step depends on the length of the run
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
+    def batches(self, _epoch: int, _start: int = 0) -> Iterator[Sample]:
         raise AssertionError("samples are given to each step")
 
 
@@ -343,7 +343,7 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
     trainer.state.seed(case.steps[0])
     parts: list[Tensor] = []
 
-    def loss_gave(module: nn.Module, arguments: tuple[Tensor, ...], loss: Tensor) -> None:
+    def loss_gave(_module: nn.Module, arguments: tuple[Tensor, ...], loss: Tensor) -> None:
         parts.append(loss.detach())
         numbers.predictions.append(arguments[0].detach())
 
@@ -362,7 +362,7 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
 
 
 def _hooks(stepper: nn.Module, outputs: list[tuple[str, Tensor]]) -> list[Any]:
-    def gave(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+    def gave(name: str, _module: nn.Module, _arguments: Any, output: Any) -> None:
         if isinstance(output, Tensor):
             outputs.append((name, output.detach().clone()))
 

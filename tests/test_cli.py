@@ -11,8 +11,8 @@ import pytest
 from credit_like import cli
 
 COMMANDS = [
-    "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "bench",
-    "submit", "status", "runs", "cancel", "checkpoints", "export", "import-credit",
+    "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "forecast", "evaluate",
+    "plot", "plan", "bench", "submit", "status", "runs", "cancel", "checkpoints", "export", "import-credit",
 ]  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class Noise(Layer):
         """The first of the rows that the input has, in the whole image."""
         self.weight = nn.Parameter(torch.empty(2 * features, channels))
 
-    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def initial(self, _leaf: str, shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
         """Return zeros, with which the layer is the identity."""
         return torch.zeros(shape)
 

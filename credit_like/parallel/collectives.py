@@ -81,11 +81,11 @@ class _ReduceFromRegion(torch.autograd.Function):
     """Sum of partial results forward; backward is the identity because every rank has the same loss."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         return sum_over(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 

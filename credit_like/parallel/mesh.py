@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -41,12 +42,12 @@ def build_device_mesh(
         return None, {}
     sizes, copies = (at.data, at.ensemble, at.tensor, at.domain), at.replicate
     if copies == 1:
-        mesh = init_device_mesh(device, sizes, mesh_dim_names=DIMS)
+        mesh = _limited(init_device_mesh(device, sizes, mesh_dim_names=DIMS))
         return mesh, {name: mesh[name] for name, size in zip(DIMS, sizes, strict=True) if size > 1}
     split = (copies, sizes[0] // copies, *sizes[1:])
-    mesh = init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", *DIMS[1:]))
+    mesh = _limited(init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", *DIMS[1:])))
     inner = {name: mesh[name] for name, size in zip(DIMS[1:], sizes[1:], strict=True) if size > 1}
-    return mesh, {"dp": mesh["dp_replicate", "dp_shard"]._flatten("dp"), **inner}
+    return mesh, {"dp": _limited(mesh["dp_replicate", "dp_shard"]._flatten("dp")), **inner}
 
 
 def gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
@@ -88,7 +89,17 @@ def _flat(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh | None:
     if len(names) < 2:
         return mesh[names[0]] if names else None
     known, name = mesh._get_root_mesh()._flatten_mapping, "_".join(names)
-    return known[name] if name in known else mesh[names]._flatten(name)
+    return known[name] if name in known else _limited(mesh[names]._flatten(name))
+
+
+def _limited(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh, whose groups wait as long as the default group; torch gives a new group its own default."""
+    if dist.get_backend() != "fake":
+        world = dist.distributed_c10d._get_default_group()
+        limit = world._get_backend(torch.device("cpu")).options._timeout
+        for group in mesh.get_all_groups():
+            dist.distributed_c10d._set_pg_timeout(limit, group)
+    return mesh
 
 
 def data_parallel_coords(conf: dict[str, Any]) -> tuple[int, int]:
@@ -111,5 +122,5 @@ def default_mesh() -> DeviceMesh | None:
     """Return all ranks as one data-parallel mesh; None without a process group or with one rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device = "cuda" if "nccl" in dist.get_backend() else "cpu"  # "cpu:gloo,cuda:nccl" if `Runtime.start` made the group
     return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,7 @@ from credit_like.errors import UserError
 from credit_like.layout import divide
 from credit_like.parallel import blame, collectives
 from credit_like.parallel.environment import Environment, device_index, read_environment
-from credit_like.parallel.mesh import build_device_mesh, gradient_mesh
+from credit_like.parallel.mesh import build_device_mesh, flat_gradient_mesh, gradient_mesh
 from credit_like.parallel.rendezvous import join
 from credit_like.schema.trainer import Parallelism
 
@@ -95,6 +96,16 @@ class Runtime:
         """Return whether this process logs and writes whatever is written once."""
         return self.rank == 0
 
+    @cached_property
+    def gradient_mesh(self) -> DeviceMesh | None:
+        """Return the mesh over which gradients are averaged (see `mesh.gradient_mesh`); first called by all ranks."""
+        return gradient_mesh(self.mesh)
+
+    @cached_property
+    def flat_gradient_mesh(self) -> DeviceMesh | None:
+        """Return `gradient_mesh` in one dimension; first called by all ranks."""
+        return flat_gradient_mesh(self.mesh)
+
     @property
     def gradient_scale(self) -> float:
         """Return the factor by which the local loss is multiplied before backward.
@@ -116,7 +127,7 @@ class Runtime:
 
     def sum_over_data(self, x: Tensor) -> Tensor:
         """Return a partial loss or score summed over the parts of a sample and averaged over data-parallel replicas."""
-        mesh = gradient_mesh(self.mesh)
+        mesh = self.gradient_mesh
         if mesh is None:
             return x
         total = x.detach().clone()
@@ -158,6 +169,15 @@ class Runtime:
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
 
+    def first(self, text: str | None) -> str | None:
+        """Return the text of the lowest rank that has one, on all ranks: for errors that all of them raise."""
+        if not self.agree(text is not None):
+            return None
+        texts: list[str | None] = [text] * self.world
+        if self.world > 1:
+            dist.all_gather_object(texts, text)
+        return next(text for text in texts if text is not None)
+
     def broadcast(self, value: Any) -> Any:
         """Return the main process's value, on all ranks."""
         if self.world == 1:
@@ -189,9 +209,8 @@ class Runtime:
                 )
 
     def barrier(self) -> None:
-        """Wait until all ranks arrive here."""
-        if self.world > 1:
-            dist.barrier()
+        """Wait until all ranks arrive here; the host alone, not its device."""
+        self.agree(0)
 
     def close(self) -> None:
         """Leave the process group if there is one."""

@@ -100,7 +100,15 @@ def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str], noisy: bool
         )
     if not perturbed and any(ensemble.amplitude.values()):
         yield where, "expected no amplitude with `from: model`, got one, remove it or change `from` to both"
-    if ensemble.members > 1 and perturbed and not any(ensemble.amplitude.values()):
+    if not perturbed and ensemble.perturbations is not None:
+        yield (
+            ("inference", "ensemble", "perturbations"),
+            "expected no perturbations with `from: model`, got some, remove them or change `from` to both",
+        )
+    lagged = ensemble.kind == "lagged"
+    if perturbed and lagged and ensemble.amplitude:
+        yield where, "expected no amplitude of lagged members, got one, remove it or change perturbations.type"
+    if ensemble.members > 1 and perturbed and not lagged and not any(ensemble.amplitude.values()):
         yield (
             where,
             f"expected an amplitude above 0 of some prognostic variable for {ensemble.members} members, got none: all "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from credit_like.context import Context
-from credit_like.data.windows import Windows
+from credit_like.data.loading.windows import Windows
 from credit_like.errors import UserError
 from credit_like.nn.area import AreaMean
 from credit_like.rollout import read_ahead, rollout

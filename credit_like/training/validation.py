@@ -23,6 +23,7 @@ from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
 from credit_like.training.forecasts import Allowance, ShortForecasts
 from credit_like.training.stage import Stage
+from credit_like.training.to_device import ToDevice
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
@@ -142,6 +143,7 @@ class Validator:
         self.members = members
         self.stepper, self.loss, self.runtime, self.channels, self.amp = stepper, loss, runtime, channels, amp
         self.climatology = climatology.to(runtime.device)
+        self.to_device = ToDevice(runtime.device)
 
     @torch.no_grad()
     def __call__(self, samples: Iterable[Sample], stop: Callable[[], bool]) -> dict[str, Any] | None:
@@ -158,7 +160,7 @@ class Validator:
                 return None
             real = int(sample.index[0] >= 0)  # else it is here for the collectives alone
             count += real * len(sample.index)
-            sample = sample.to(self.runtime.device)
+            sample = self.to_device(sample)
             states = self.stepper.predict_sample(sample, members=members)
             total = torch.zeros((), device=self.runtime.device)
             for lead in range(sample.leads):

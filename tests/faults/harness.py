@@ -154,7 +154,7 @@ def torment(
         job = Job(save_loc, section, world)
         counts.starts += 1
         if counts.kills >= kills:
-            assert job.wait(180), "the last start did not end"
+            assert job.wait(300), "the last start did not end"
             codes = job.end()
             assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
             return counts
