@@ -575,6 +575,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
         "layout": {
             "world": at.world,
             "data": at.data,
+            "ensemble": at.ensemble,
             "tensor": at.tensor,
             "domain": at.domain,
             "global_batch_size": trainer.global_batch_size,
@@ -623,6 +624,7 @@ def print_table(description: dict[str, Any]) -> None:
     grid, times, at = description["grid"], description["times"], description["layout"]
     made = description["forecasts"]
     processes = "1 process" if at["world"] == 1 else f"{at['world']} processes"
+    members = f" × ensemble {at['ensemble']}" if at["ensemble"] > 1 else ""
     north, west = grid["latitude"], grid["longitude"]
     rows = {
         "model": description["model"],
@@ -636,7 +638,7 @@ def print_table(description: dict[str, Any]) -> None:
         "forecasts": f"none: {made['refused']}"
         if "refused" in made
         else f"from {made['initial_times']} times, {made['steps']} steps each",
-        "layout": f"{processes} = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",
+        "layout": f"{processes} = data {at['data']}{members} × tensor {at['tensor']} × domain {at['domain']}",
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",
         "steps": f"{at['steps']} in all"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data import aliases, solar, units
-from credit_like.data.direct import direct
+from credit_like.data.files.direct import direct
 from credit_like.data.sources._conventions import DIMS, listed
 from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
 from credit_like.errors import RunError, UserError

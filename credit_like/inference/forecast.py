@@ -97,7 +97,7 @@ def plan(
         grid=store.grid,
         variables=(*variables.outputs, *derived),
         chosen=choose(section.output, variables.outputs) | {variable.name: variable.levels for variable in derived},
-        variable_attrs={variable.name: store.attrs(variable) for variable in variables.outputs} | derived_attrs,
+        variable_attrs=_attributes(store, variables) | derived_attrs,
         attrs=attrs,
         cf=section.output.flavour == "cf",
     )
@@ -222,7 +222,7 @@ def forecast(
         grid=store.grid,
         variables=variables.outputs,
         chosen={variable.name: variable.levels for variable in variables.outputs},
-        variable_attrs={variable.name: store.attrs(variable) for variable in variables.outputs},
+        variable_attrs=_attributes(store, variables),
         attrs={"Conventions": "CF-1.11"},
     )
     stepper.eval()
@@ -235,6 +235,15 @@ def forecast(
         for name, values in layout.select(fields).items():
             dataset[name] = (layout.variable_dims(name), values[:, None], layout.attrs_of(name))
         yield dataset
+
+
+def _attributes(store: FieldStore, variables: Variables) -> dict[str, dict[str, str]]:
+    """Return the attributes of every predicted variable, and those of `level`."""
+    found = {variable.name: store.attrs(variable) for variable in variables.outputs}
+    units = {store.level_units(variable) for variable in variables.outputs if variable.levels}
+    if units == {"hPa"}:
+        found["level"] = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
+    return found
 
 
 def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: str) -> dict[str, Any]:

@@ -20,10 +20,12 @@ def print_report(report: PlanReport, console: Console | None = None) -> None:
     """Print the table, the impossible degrees, the assumptions and the recommended section to paste."""
     console = console or Console(soft_wrap=True)
     table = Table(title=f"{report.name} on {report.world} × {report.machine.name}", box=None, pad_edge=False)
-    for column in _HEAD:
+    members = any(row.layout.ensemble > 1 for row in report.rows)
+    for column in ("ensemble", *_HEAD) if members else _HEAD:
         table.add_column(column, justify="right", no_wrap=True)
     for row in report.rows:
-        table.add_row(*_cells(row), style=None if row.fits else "dim")
+        ensemble = [str(row.layout.ensemble)] if members else []
+        table.add_row(*ensemble, *_cells(row), style=None if row.fits else "dim")
     fitted(console, table, _DROPPABLE)
     console.print(table)
     for reason in report.illegal:

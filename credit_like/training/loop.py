@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from credit_like.checkpoint.errors import SaveFailed
-from credit_like.parallel.tensor_copies import check_copies, copied_over_tensor
+from credit_like.parallel.tensor_copies import check_copies
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
 from credit_like.training.patience import stalls
@@ -66,7 +66,6 @@ class Loop:
         self.state, self.stages, self.enter, self.train_step = state, stages, enter, train_step
         self.validation, self.stop, self.monitor = validation, stop, monitor
         self.context, self.manager = state.context, state.manager
-        self.copied = copied_over_tensor(state.parameters, state.context.runtime)
         self.stage = stages[0]
         """The phase of the newest step, whose optimiser state is in `state`; before the first step, the first phase."""
         self.epochs = stages[-1].phase.end
@@ -152,6 +151,7 @@ class Loop:
             progress.epoch, progress.position = progress.epoch + 1, 0
             return None
         epoch = progress.epoch
+        self.context.stepper.set_epoch(epoch)
         batches = self.stage.train_loader.batches(epoch, progress.position * schedule.accumulation)
         began = time.perf_counter()
         while progress.position < schedule.steps_per_epoch:
@@ -276,8 +276,9 @@ class Loop:
             return
         report, row = self.pending
         self.pending = None
-        loss, norm, skip, *channels = report.ready()
-        row = {**row, "loss": loss, "grad_norm": norm}
+        loss, norm, skip, *others = report.ready()
+        channels = others[len(report.corrections) :]
+        row = {**row, "loss": loss, "grad_norm": norm, **dict(zip(report.corrections, others, strict=False))}
         progress = self.state.progress
         progress.skipped = progress.skipped + 1 if skip else 0
         if skip:
@@ -314,6 +315,7 @@ class Loop:
         """Validate, and log the scores; return False where a stop came in between."""
         progress, began = self.state.progress, time.perf_counter()
         ended = None if progress.position else progress.epoch
+        self.context.stepper.set_epoch(progress.epoch - (ended is not None))
         row = self.validation(self._must_stop, ended, self.trained, self.steps)
         if row is None:
             return False
@@ -349,7 +351,7 @@ class Loop:
         """
         progress = self.state.progress
         self._drain()
-        check_copies(self.copied, self.context.runtime)
+        check_copies(self.state.copied, self.context.runtime)
         score = self.score if progress.validated else None
         progress.seconds = self.before + time.monotonic() - self.begun
         while True:

@@ -17,6 +17,7 @@ from credit_like.checkpoint.manager import CheckpointManager, steps
 from credit_like.context import Context
 from credit_like.errors import UserError
 from credit_like.losses._mean import AreaLoss
+from credit_like.parallel.apply import is_compiled
 from credit_like.parallel.blame import Cause
 from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
@@ -63,10 +64,12 @@ class Trainer:
             self.loss,
             self.state.optimizer,
             self.state.parameters,
+            self.state.copied,
             self.state.ema,
             self.runtime,
             amp=amp,
             members=section.members,
+            compiled=is_compiled(section, self.runtime),
             accumulate=self._communicate,
         )
         self._step = self.train_step  # what a phase changes, also where the step that is called has been wrapped
@@ -96,7 +99,7 @@ class Trainer:
         self.state.begin(stage.phase)
         self.validation.begin(stage)
         step.loss, step.optimizer, step.max_norm = stage.loss, self.state.optimizer, section.grad_max_norm
-        step.backprop_steps = section.backprop_steps
+        step.members, step.backprop_steps = section.members, section.backprop_steps
         step.lead_seed = self.context.experiment.seed if section.random_forecast_len else None
         step.shift_seed = self.context.experiment.seed if section.shift_longitude else None
 

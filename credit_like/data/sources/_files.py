@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from xarray.core import indexing
 
-from credit_like.data.direct import DirectArray, Spans, direct
-from credit_like.data.netcdf_files import open_lazily
-from credit_like.data.regrid import conservative, read_weights, regrid, regular
+from credit_like.data.files.direct import DirectArray, Spans, direct
+from credit_like.data.files.netcdf_files import open_lazily
+from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
 from credit_like.data.sources._conventions import (
     DIMS,
     fields,
