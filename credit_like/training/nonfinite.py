@@ -37,12 +37,32 @@ def first_module(step: Step, micro_batches: Sequence[Sample], number: int) -> st
     buffers and random numbers are as before when this returns; gradients are None.
     """
     for backward in (False, True):
-        found: list[str] = []
+        found = _Found()
         with _as_before(step.stepper), _observed(step.stepper, found, backward), torch.set_grad_enabled(backward):
             step.repeat(micro_batches, number, backward)
-        if report := first_of_ranks(found[0] if found else None, step.runtime):
+        # The ranks compute the same modules in the same order, and a collective hands a number on to the others.
+        earliest = min(step.runtime.gather(found.order if found.text else _NEVER))
+        mine = found.text if found.order == earliest else None
+        if report := first_of_ranks(mine, step.runtime):
             return report
     return None
+
+
+_NEVER = 2**62
+
+
+class _Found:
+    """The first finding of a rank, and how many modules were computed before it."""
+
+    def __init__(self) -> None:
+        self.text: str | None = None
+        self.order = 0
+
+    def look(self, finite: bool) -> bool:
+        """Count a module until there is a finding; return whether this one is it."""
+        if self.text is None:
+            self.order += 1
+        return self.text is None and not finite
 
 
 def first_of_ranks(mine: str | None, runtime: Runtime) -> str | None:
@@ -54,8 +74,8 @@ def first_of_ranks(mine: str | None, runtime: Runtime) -> str | None:
 
 
 @contextmanager
-def _observed(stepper: nn.Module, found: list[str], backward: bool) -> Iterator[None]:
-    """Append to `found` what is not finite, in the order in which it is computed."""
+def _observed(stepper: nn.Module, found: _Found, backward: bool) -> Iterator[None]:
+    """Set `found` to what is not finite first, in the order in which it is computed."""
     handles = []
     for name, module in stepper.named_modules():
         shown = f"{canonical_name(name) or 'stepper'} ({type(module).__name__})"
@@ -67,7 +87,7 @@ def _observed(stepper: nn.Module, found: list[str], backward: bool) -> Iterator[
             handle.remove()
 
 
-def _seen(found: list[str], name: str, backward: bool, module: nn.Module, inputs: Any, output: Any) -> None:
+def _seen(found: _Found, name: str, backward: bool, module: nn.Module, inputs: Any, output: Any) -> None:
     """Check the output of a module, or observe the gradient that arrives there."""
     outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     if backward:
@@ -75,7 +95,7 @@ def _seen(found: list[str], name: str, backward: bool, module: nn.Module, inputs
             if tensor.requires_grad:
                 tensor.register_hook(partial(_gradient_seen, found, name))
         return
-    if found or all(map(_finite, outputs)):
+    if not found.look(found.text is not None or all(map(_finite, outputs))):
         return
     bad = [key for key, value in module.named_parameters(recurse=False) if not _finite(value)]
     if bad:
@@ -84,12 +104,12 @@ def _seen(found: list[str], name: str, backward: bool, module: nn.Module, inputs
         reason = ", whose input is finite"
     else:
         reason = ", whose input is not finite"
-    found.append(f"output of {name}{reason}")
+    found.text = f"output of {name}{reason}"
 
 
-def _gradient_seen(found: list[str], name: str, gradient: Tensor) -> None:
-    if not found and not _finite(gradient):
-        found.append(f"gradient at the output of {name}")
+def _gradient_seen(found: _Found, name: str, gradient: Tensor) -> None:
+    if found.look(found.text is not None or _finite(gradient)):
+        found.text = f"gradient at the output of {name}"
 
 
 def _finite(x: Tensor) -> bool:
