@@ -54,7 +54,6 @@ ELSEWHERE = {
     "parallel/ddp": "parallel/test_layouts.py",
     "parallel/observe": "parallel/test_communication.py",
     "parallel/processes": "test_verify.py",
-    "parallel/rendezvous": "faults/test_peers.py",
     "parallel/shards": "parallel/test_apply.py",
     "parallel/unwrap": "parallel/test_fsdp2.py",
     "parallel/domain": "parallel/domain/test_apply.py",

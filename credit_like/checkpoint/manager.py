@@ -319,19 +319,27 @@ class CheckpointManager:
     # ---- finding -----------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Remove the remains of a crash; the caller holds the run's lock."""
+        """Remove the remains of a crash; the caller holds the run's lock. Collective.
+
+        The ranks share the work of reading every byte of an unfinished save.
+        """
+        unfinished: list[str] = []
         if self.runtime.is_main and self.folder.exists():
             for trash in self.folder.glob(".trash-step-*"):
                 remove(trash)
-            for folder in sorted(self.folder.glob(".step-*.tmp")):
-                step = self.folder / folder.name[1:].removesuffix(".tmp")
-                try:
-                    # The folder is complete and flushed; only the rename is missing.
-                    Checkpoint.open(folder).verify()
-                except DamagedCheckpoint:
-                    remove(folder)
-                else:
-                    self._publish(folder, step)
+            unfinished = sorted(folder.name for folder in self.folder.glob(".step-*.tmp"))
+        for name in self.runtime.broadcast(unfinished):
+            folder, damaged = self.folder / name, False
+            try:
+                Checkpoint.open(folder).verify(self.runtime.rank, self.runtime.world)
+            except DamagedCheckpoint:
+                damaged = True
+            damaged = bool(self.runtime.agree(damaged))
+            if self.runtime.is_main and damaged:
+                remove(folder)
+            elif self.runtime.is_main:
+                # The folder is complete and flushed; only the rename is missing.
+                self._publish(folder, self.folder / name[1:].removesuffix(".tmp"))
         self.runtime.barrier()
 
     def latest(self, set_aside: bool = False) -> Checkpoint | None:

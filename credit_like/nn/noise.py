@@ -69,6 +69,7 @@ class Noise(Layer):
     """
 
     shard_unit = True
+    gathered_ahead = False  # it is registered after the blocks of the decoder and used before each
     recompute = "forward"  # the noise is cheaper to compute again than to keep
 
     def __init__(self, features: int, channels: int, scale: float, level: int) -> None:
@@ -78,7 +79,7 @@ class Noise(Layer):
         """The first of the rows that the input has, in the whole image."""
         self.weight = nn.Parameter(torch.empty(2 * features, channels))
 
-    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def initial(self, _leaf: str, shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
         """Return zeros, with which the layer is the identity."""
         return torch.zeros(shape)
 

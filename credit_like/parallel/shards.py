@@ -97,13 +97,3 @@ def whole(x: Tensor) -> Tensor:
 def slice_like(full: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of a whole tensor, shaped as the local shard of `like`."""
     return full[box(like)]
-
-
-def whole_of_shards(shard: Tensor, like: Tensor) -> Tensor:
-    """Return the whole of a tensor sharded like `like`, given this rank's `shard` of it. Collective, like `whole`."""
-    if not isinstance(like, DTensor):
-        return shard
-    sharded = DTensor.from_local(
-        shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-    return sharded.full_tensor()

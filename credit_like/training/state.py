@@ -20,6 +20,7 @@ from credit_like.checkpoint.shards import beside, named_pieces
 from credit_like.context import Context
 from credit_like.data.statistics import Statistics
 from credit_like.nn import spectral_norm
+from credit_like.parallel.tensor_copies import copied_over_tensor
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.phases import Phase, phases
 from credit_like.training.ema import Ema
@@ -77,6 +78,8 @@ class TrainingState:
         self._phases = phases(context.experiment)
         self.model = get_raw_model(context.stepper.model)
         self.parameters = {canonical_name(n): p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.copied = copied_over_tensor(self.parameters, context.runtime)
+        """The parameters of which every tensor rank has a copy."""
         averaged = any(phase.experiment.trainer.use_ema for phase in self._phases)
         self.ema = Ema(self.parameters, 0.0) if averaged else None
         self.origin: dict[str, Any] | None = None
@@ -107,7 +110,8 @@ class TrainingState:
     def seed(self, step: int) -> None:
         """Seed all random numbers for `step`; tensor ranks share a sample and everything random about it."""
         runtime = self.context.runtime
-        seed_everything(self.context.experiment.seed, step, runtime.dp_rank, runtime.domain_rank)
+        members = (runtime.ensemble_rank,) if runtime.ensemble_size > 1 else ()
+        seed_everything(self.context.experiment.seed, step, runtime.dp_rank, runtime.domain_rank, *members)
 
     def start(self) -> None:
         """Begin a new run: seed the random numbers, and take the weights of `start_from` where there is one.
@@ -200,6 +204,7 @@ class TrainingState:
             "world": runtime.world,
             "data": self.context.experiment.trainer.parallelism.data,
             "dp": runtime.dp_size,
+            **({"ensemble": runtime.ensemble_size} if runtime.ensemble_size > 1 else {}),
             "tensor": runtime.tensor_size,
             "domain": runtime.domain_size,
         }

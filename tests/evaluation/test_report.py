@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -19,7 +18,6 @@ from credit_like.evaluation import report
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.report import MISSING, quantise, thin, write_report
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 LEADS = 4
 
 
@@ -161,6 +159,7 @@ def with_everywhere(data, text):
         "experiment": text,
         "made": text,
         "scores": {**scores, **changed},
+        "ensemble": {**data["ensemble"], "events": [event + text for event in data["ensemble"]["events"]]},
         "spectra": {**data["spectra"], "channels": [row(entry) for entry in data["spectra"]["channels"]]},
         "maps": {**data["maps"], "entries": [row(entry) for entry in data["maps"]["entries"]]},
     }
@@ -251,17 +250,6 @@ def test_a_page_stays_small(size, leads, levels):
     if size == (32, 64) and leads == 40 and levels == [1]:
         assert chosen.stride == 1
         assert len(chosen.leads) == 40
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture
@@ -388,5 +376,6 @@ def test_curves_follow_the_choice(tab, made):
     assert tab.locator("#curve-plot polygon").count() == 2
     assert tab.get_attribute("#curve-plot", "aria-label") == "acc of u 500 hPa"
     tab.select_option("#curve-variable", "rain")
+    assert tab.locator("#ensemble, #members, #spread-figure").count() == 0  # one member
     assert tab.is_disabled("#curve-level")
     assert tab.locator("#spectrum-plot path").count() == 3

@@ -17,9 +17,11 @@ SECTION = {"epochs": 2, "checkpoint": {"every": 2, "keep": 2}, "micro_batch_size
 LAYOUTS = [(1, "none"), (2, "fsdp2"), (4, "fsdp2"), (2, "ddp")]
 
 
-def many_kills(tmp_path, world: int, data: str, kills: int, within: float, one: bool = False) -> harness.Counts:
+def many_kills(
+    tmp_path, world: int, data: str, kills: int, within: float, one: bool = False, ensemble: int = 1, **more
+) -> harness.Counts:
     """Run after run until there were `kills`; each run must end as the uninterrupted one."""
-    section = {**SECTION, "parallelism": {"data": data}}
+    section = {**SECTION, "parallelism": {"data": data, "ensemble": ensemble}, **more}
     harness.reference(tmp_path / "whole", section, world)
     rng, total, run = random.Random(world), harness.Counts(), 0
     while total.kills < kills:
@@ -47,6 +49,17 @@ def test_a_hundred_kills(tmp_path, world, data, monkeypatch) -> None:
     kills = {1: 60, 2: 25, 4: 20}[world]
     total = many_kills(tmp_path, world, data, kills, within=1.0 + 0.5 * world)
     assert total.in_save > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "data", "ensemble"),
+    [(2, "fsdp2", 2), *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, "none", 1), (4, "ddp", 2)))],
+)
+def test_members_are_the_same_after_kills(tmp_path, world, data, ensemble, monkeypatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.005")
+    members = {"members": 4, "loss": {"type": "crps"}, "forecast_len": 2}
+    many_kills(tmp_path, world, data, 4, 1.0 + 0.5 * world, ensemble=ensemble, **members)
 
 
 @pytest.mark.slow

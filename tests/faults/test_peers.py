@@ -34,7 +34,7 @@ def test_a_rank_that_hangs_ends_the_others_within_the_timeout(tmp_path, monkeypa
     text = (tmp_path / "run.0.out").read_text()
     assert text.count("Traceback (most recent call last)") - text.count("direct cause of the following") == 1, text
     reason = json.loads((tmp_path / "run" / "status.json").read_text())["reason"]
-    assert reason.startswith("rank 0: another rank did not answer within trainer.timeout")
+    assert reason.startswith("rank 0: another rank did not answer within trainer.timeout: rank 1 held up the others")
     job.end()
     harness.reference(tmp_path / "run", SECTION, 2)
     harness.assert_same(tmp_path / "run", tmp_path / "whole")

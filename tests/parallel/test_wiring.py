@@ -13,9 +13,10 @@ import xarray as xr
 
 from credit_like import build
 from credit_like.checkpoint.manager import Checkpoint
-from credit_like.parallel.shards import whole, whole_of_shards
+from credit_like.parallel.shards import whole
 from credit_like.schema.load import load_experiment
 from tests.experiments import DEMO
+from tests.parallel.shards import whole_of_shards
 from tests.parallel.test_communication import SETTINGS, Case
 
 SAMPLES = 2  # of a global batch

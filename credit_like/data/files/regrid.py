@@ -63,7 +63,7 @@ class Stored:
             [_mean(part @ there.ravel(), part @ has.ravel()).reshape(shape) for there, has in _with(field_NHW)]
         )
 
-    def source_rows(self, wanted: slice) -> slice:
+    def source_rows(self, _wanted: slice) -> slice:
         return slice(0, self.source_shape[0])
 
 
