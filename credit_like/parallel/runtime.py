@@ -167,6 +167,14 @@ class Runtime:
         dist.all_gather_object(values, value, group=dp.get_group())
         return values
 
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
     def agree(self, value: int) -> int:
         """Return the largest value of any rank, on all ranks."""
         if self.world == 1:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
 from credit_like.training.loop import Loop, Outcome
+from credit_like.training.memory import memory_explained
 from credit_like.training.monitor import Monitor, write_status
+from credit_like.training.nonfinite import first_module
 from credit_like.training.stage import Batches, Schedule, Stage
 from credit_like.training.state import TrainingState
 from credit_like.training.step import TrainStep
@@ -179,9 +182,14 @@ class Trainer:
     def _go(self, stop: StopRequest, monitor: Monitor | None) -> Outcome:
         """Train; return how it ended, also where checkpoints cannot be written."""
         log.info("computing in %s", self.precision)
-        loop = Loop(self.state, self.stages, self._enter, self.train_step, self.validation, stop, monitor)
+        loop = Loop(
+            self.state, self.stages, self._enter, self.train_step, self.validation, stop, monitor,
+            partial(first_module, self._step),
+        )  # fmt: skip
+        grid = self.context.store.grid
         try:
-            return loop.run()
+            with memory_explained(self.context.experiment, self.runtime, grid.height, grid.width, self.folder):
+                return loop.run()
         except SaveFailed as error:
             # All ranks have it, so all end alike; the checkpoints before it are whole.
             return Outcome("failed", self.state.progress.step, str(error))
