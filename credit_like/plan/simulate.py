@@ -273,7 +273,7 @@ def _run(
         work=dict(pieces),
         checkpoint=sum(_whole_bytes(piece) for piece in trainer.state.pieces().values()),
         read=bytes_read(experiment, variables, grid, trainer.context.rows),
-        parameters=sum(p.numel() for p in trainer.state.parameters.values()),
+        parameters=sum(p.numel() for p in trainer.state.model.parameters()),
         accumulation=trainer.schedule.accumulation,
         precision=trainer.precision,
         seconds=time.process_time() - began,
