@@ -21,10 +21,10 @@ import xarray as xr
 import zarr
 from scipy.ndimage import zoom
 
-from credit_like.data.bench import bench_data
-from credit_like.data.netcdf_files import save
+from credit_like.data.files.netcdf_files import save
+from credit_like.data.loading.windows import Windows
 from credit_like.data.store import open_store
-from credit_like.data.windows import Windows
+from credit_like.data.tools.bench import bench_data
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 

@@ -26,9 +26,9 @@ import numpy as np
 import zarr
 from loader import LEVELS, weather
 
-from credit_like.data.preprocess import in_processes, preprocess
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import open_store
+from credit_like.data.tools.preprocess import in_processes, preprocess
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,10 +15,10 @@ from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
-from credit_like.data.loader import Loader
-from credit_like.data.statistics import Statistics, fit_statistics
+from credit_like.data.loading.loader import Loader
+from credit_like.data.loading.windows import Windows
+from credit_like.data.statistics import Statistics, fit_statistics, varying, wanted_times
 from credit_like.data.store import FieldStore, open_store
-from credit_like.data.windows import Windows
 from credit_like.errors import UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
@@ -33,10 +34,11 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
-from credit_like.parallel.apply import get_domain_rows, materialise, parallelise
+from credit_like.parallel import blame, hang
+from credit_like.parallel.apply import get_domain_rows, is_compiled, materialise, parallelise
 from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
-from credit_like.parallel.domain.spatial import gather_spatial
+from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.checks import has_dropout, has_noise
@@ -50,6 +52,9 @@ from credit_like.training.trainer import Trainer, record_failed_start
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
+
+_FITTED_AT_START = 16e9
+"""Bytes of fields that one process reads within a minute or two; trainer.timeout is ten minutes by default."""
 
 
 def build_context(experiment: Experiment, runtime: Runtime, train: bool = True) -> Context:
@@ -81,8 +86,12 @@ def attach_weights(
     variables: Variables,
     store: FieldStore,
     statistics: Statistics,
+    materialise: Callable[[nn.Module, Runtime, int], nn.Module] = materialise,
 ) -> Context:
-    """Add weights, physics and normalisation to a model without values."""
+    """Add weights, physics and normalisation to a model without values.
+
+    A simulation gives a `materialise` of its own.
+    """
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
     physics = [
@@ -94,7 +103,10 @@ def attach_weights(
     static = store.static(rows)
     noise = noise_keys(experiment, store)
     stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows, noise)
-    stepper = stepper.to(runtime.device)
+    if any(tensor.device != runtime.device for tensor in (*stepper.parameters(), *stepper.buffers())):
+        stepper = stepper.to(runtime.device)  # which replaces parameters even if they stay where they are
+    if is_compiled(experiment.trainer, runtime):
+        stepper.compile_arithmetic()
     return Context(experiment, runtime, variables, store, statistics, stepper, rows)
 
 
@@ -108,7 +120,8 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
 
     Where the experiment names no file and none has been written yet, the main process fits them first. A run that starts
     from another one has a file of its own in either case: the channels of both keep the normalisation of the source.
-    Raises UserError where the experiment names a file that does not exist.
+    Raises UserError where the experiment names a file that does not exist, and where several ranks would wait for the main
+    process to read more than `_FITTED_AT_START` bytes.
     """
     given, own = experiment.data.statistics, Path(experiment.save_loc) / "statistics.nc"
     path = own if experiment.start_from is not None else Path(given or own)
@@ -117,6 +130,8 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
             raise UserError(
                 f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
             )
+        if runtime.world > 1 and not given:
+            _refuse_long_fit(store, variables, experiment, path)
         statistics = Statistics.load(given, store) if given else fit_statistics(store, variables, experiment.data)
         if experiment.start_from is not None:
             statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
@@ -126,6 +141,17 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
         statistics.save(path)
     runtime.barrier()
     return Statistics.load(path, store)
+
+
+def _refuse_long_fit(store: FieldStore, variables: Variables, experiment: Experiment, path: Path) -> None:
+    """Raise UserError if fitting the statistics takes so long that the other ranks' collective may time out."""
+    positions, _ = wanted_times(store, experiment.data)
+    size = 4 * sum(map(len, varying(variables))) * store.grid.height * store.grid.width * len(positions)
+    if size > _FITTED_AT_START:
+        raise UserError(
+            f"data.statistics: expected {path} before a run of several ranks, because {size / 1e9:.0f} GB of fields have to be "
+            "read for it, got none; run `credit-like preprocess` first"
+        )
 
 
 def build_loader(
@@ -173,8 +199,10 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
         build_loader(context, experiment.data.train, True, trainer.batches_per_epoch, experiment),
         build_loader(context, experiment.data.valid, False, trainer.valid_batches, experiment),
     )
-    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows)
-    return Stage.of(phase, loss.to(context.runtime.device), train_loader, valid_loader, context.runtime.dp_size)
+    runtime = context.runtime
+    others = runtime.from_other_members if runtime.ensemble_size > 1 else None
+    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows, others)
+    return Stage.of(phase, loss.to(runtime.device), train_loader, valid_loader, runtime.dp_size)
 
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
@@ -211,10 +239,12 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     """
     save_loc = Path(experiment.save_loc)
     with start(experiment) as runtime:
+        blame.stacks_folder = save_loc / hang.FOLDER
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         try:
             trainer = build_trainer(build_context(experiment, runtime))
+            trainer.check_ranks()
             # The main process takes the lock of `save_loc` once no rank can fail before that, so that one that fails can
             # take it to record why.
             runtime.barrier()
@@ -230,12 +260,11 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
         found = newest_checkpoint(experiment, runtime)
         context = build_context(experiment, runtime, train=False)
         checkpoint = load_weights(context, found)
-        model = context.stepper.model
+        manager = get_domain_manager(context.stepper.model)
 
         def gather(fields_BCHW: Tensor) -> Tensor | None:
             """Return the whole field on the one rank of a sample that writes it, None on the others."""
-            whole = gather_spatial(fields_BCHW, get_domain_manager(model))
-            return whole if runtime.tensor_rank == runtime.domain_rank == 0 else None
+            return gather_on_first(fields_BCHW, manager) if runtime.tensor_rank == 0 else None
 
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
         outcome = write_forecasts(
@@ -290,7 +319,9 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
                 "false and shard over more ranks, or set trainer.activation_checkpoint: true"
             )
         torch.set_float32_matmul_precision(trainer.matmul_precision)
-    runtime = Runtime.start(Parallelism() if alone else trainer.parallelism, device, trainer.timeout)
+    # Ranks of the ensemble share the members of a training step; forecasts are shared by initial time.
+    layout = trainer.parallelism if training else trainer.parallelism.model_copy(update={"ensemble": 1})
+    runtime = Runtime.start(Parallelism() if alone else layout, device, trainer.timeout)
     logging.basicConfig(
         level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )

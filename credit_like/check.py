@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import TYPE_CHECKING, Any
@@ -278,17 +279,18 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     written = experiment.inference.output.variables
     outputs = [variable for variable in store.variables.outputs if not written or variable.name in written]
     rainy = [variable.name for variable in outputs if is_precipitation(variable, store.fields)]
-    for i, name in enumerate(section.metrics):
-        try:
-            with registry.searching(experiment.plugins):
-                metric = {name: registry.module("metric", name)}
-        except UserError:
-            continue  # an unknown or broken metric has been reported already
-        for _, message in _refusal((), check_metrics, metric, experiment.inference.ensemble.members, rainy):
-            yield ("evaluation", "metrics", i), message
+    metrics = {}
+    for name in section.metrics:
+        # An unknown or broken metric has been reported already.
+        with suppress(UserError), registry.searching(experiment.plugins):
+            metrics[name] = registry.module("metric", name)
+    derivable = list(_refusal(("evaluation", "derive"), scored_derivation, experiment, store.variables))
+    derivation = None if derivable else scored_derivation(experiment, store.variables)
+    scored = [variable.name for variable in (*outputs, *(derivation.outputs if derivation else ()))]
+    members = experiment.inference.ensemble.members
+    yield from _refusal(("evaluation",), check_metrics, metrics, members, rainy, section.thresholds, scored)
     for name, box in section.regions.items():
         yield from _refusal(("evaluation", "regions", name), Regions, store.fields.grid, {name: box})
-    derivable = list(_refusal(("evaluation", "derive"), scored_derivation, experiment, store.variables))
     yield from derivable
     if not scoring or derivable:
         return
@@ -313,10 +315,11 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
             f"{grid.longitude[-1]:g}, remove this key",
         )
     for phase in phases(store.experiment):
-        if not grid.is_periodic and any(loss.type == "spectral" for loss in _losses(phase.experiment.loss)):
+        zonal = [loss.type for loss in _losses(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")]
+        if not grid.is_periodic and zonal:
             yield (
                 written_at(store.experiment, phase, ("loss",)),
-                f"expected a grid whose longitudes go all the way round with the loss spectral, got {grid.width} from "
+                f"expected a grid whose longitudes go all the way round with the loss {zonal[0]}, got {grid.width} from "
                 f"{grid.longitude[0]:g} to {grid.longitude[-1]:g}, change the loss",
             )
     if check := getattr(model, "check", None):
@@ -581,6 +584,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
         "layout": {
             "world": at.world,
             "data": at.data,
+            "ensemble": at.ensemble,
             "tensor": at.tensor,
             "domain": at.domain,
             "global_batch_size": trainer.global_batch_size,
@@ -629,6 +633,7 @@ def print_table(description: dict[str, Any]) -> None:
     grid, times, at = description["grid"], description["times"], description["layout"]
     made = description["forecasts"]
     processes = "1 process" if at["world"] == 1 else f"{at['world']} processes"
+    members = f" × ensemble {at['ensemble']}" if at["ensemble"] > 1 else ""
     north, west = grid["latitude"], grid["longitude"]
     rows = {
         "model": description["model"],
@@ -642,7 +647,7 @@ def print_table(description: dict[str, Any]) -> None:
         "forecasts": f"none: {made['refused']}"
         if "refused" in made
         else f"from {made['initial_times']} times, {made['steps']} steps each",
-        "layout": f"{processes} = data {at['data']} × tensor {at['tensor']} × domain {at['domain']}",
+        "layout": f"{processes} = data {at['data']}{members} × tensor {at['tensor']} × domain {at['domain']}",
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",
         "steps": f"{at['steps']} in all"

@@ -105,7 +105,7 @@ def _end_rank(error: BaseException, message: str | None, status: int) -> NoRetur
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     cause, causes = blame.claim(blame.cause_of(error, place.rank, status), place)
     if cause.rank == place.rank:
-        text = "".join(traceback.format_exception(error)).rstrip() if message is None else message
+        text = "".join(traceback.format_exception(error)).rstrip() if message is None else cause.message
         typer.echo(f"rank {place.rank}: {text}", err=True)
         if causes is not None:
             causes.reported()
@@ -138,12 +138,15 @@ def _experiment(
 
 @app.command()
 def demo(
-    save_loc: Annotated[Path, typer.Option(help="Folder of the demonstration run.")] = Path("runs/demo"),
+    save_loc: Annotated[
+        Path | None, typer.Option(help="Folder of the demonstration run. [default: runs/demo, or runs/demo-ensemble]")
+    ] = None,
+    ensemble: Annotated[bool, typer.Option("--ensemble", help="Train and score an ensemble with noise.")] = False,
 ) -> None:
     """Make data, train, forecast and score: nothing to download."""
     from credit_like import demo as demonstration
 
-    sys.exit(demonstration.run(save_loc))
+    sys.exit(demonstration.run(save_loc or Path("runs/demo-ensemble" if ensemble else "runs/demo"), ensemble))
 
 
 @app.command()
@@ -228,7 +231,7 @@ def preprocess(
         _experiment(file, [*(set_ or ()), "data.statistics=null"])
     else:
         _experiment(file, set_)
-    from credit_like.data.prepare import prepare
+    from credit_like.data.tools.prepare import prepare
 
     _log_lines()
     prepare(experiment, workers=workers, dask=dask, climatology=climatology, rechunk_to=rechunk, band=band)
@@ -245,7 +248,7 @@ def bench_data(
 ) -> None:
     """Measure the speed of data loading, compared with the fastest the files allow."""
     experiment = _experiment(file, set_)
-    from credit_like.data.bench import bench_experiment, print_report
+    from credit_like.data.tools.bench import bench_experiment, print_report
 
     _log_lines()
     report = bench_experiment(experiment, samples, workers, repeats)
@@ -293,6 +296,28 @@ def rollout(
     from credit_like import build
 
     sys.exit(build.rollout(experiment, share=(part - 1, of)))
+
+
+@app.command()
+def forecast(
+    export: Annotated[
+        Path, typer.Argument(metavar="EXPORT", show_default=False, help="A model of `credit-like export`.")
+    ],
+    source: Annotated[
+        list[str],
+        typer.Option("--from", metavar="FILE", help="netCDF, GRIB or zarr with the initial state; repeatable."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="A path that ends in .zarr, .nc or .grib.")],
+    lead: Annotated[str, typer.Option(help="Length of the forecast, such as 10d or 36h.")] = "10d",
+    init: Annotated[str | None, typer.Option(metavar="TIME", help="Initial time; by default the newest one.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    set_: Set = None,
+) -> None:
+    """Forecast from files of an analysis with an exported model; no experiment file and no run are needed."""
+    from credit_like.inference.from_files import forecast_from_files
+
+    made = forecast_from_files(export, source, output, lead=lead, init=init, overrides=set_ or [], device=device)
+    typer.echo(str(made))
 
 
 def _share(text: str) -> tuple[int, int]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import xarray as xr
 from rich.console import Console
 from rich.markdown import Markdown
@@ -16,36 +18,61 @@ from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import channels, lead_text
 from credit_like.schema.experiment import Experiment
 
+DETERMINISTIC = """# The deterministic model from which the members of ensemble.yml start: a short training.
+include: [demo.yml]
+name: demo-deterministic
+trainer: {epochs: 2}
+inference: {init: [2000-09-27, 2000-10-31, 48h], lead: 3d}
+"""
 
-def run(save_loc: Path) -> int:
+
+def run(save_loc: Path, ensemble: bool = False) -> int:
     """Make data, fit statistics, train, roll out, score and plot; return the exit status.
 
-    An interrupted demonstration continues where it stopped, like any run.
+    `ensemble`: then give the trained model noise, train it on the score of its members, and score their forecasts. An
+    interrupted demonstration continues where it stopped, like any run.
     """
     console = Console()
-    file = experiment_file(save_loc)
     began = time.monotonic()
 
-    def say(what: str, command: str) -> None:
+    def say(what: str, command: str, file: Path) -> None:
         console.rule(f"[bold]{what}")
         console.print(
             f"[dim]{time.monotonic() - began:5.0f} s   alone: credit-like {command} {file}[/dim]", highlight=False
         )
 
-    say("Data: integrate two-layer shallow-water weather on the sphere (once), and check the experiment", "check")
+    def perform(
+        stages: Sequence[tuple[str, str, Callable[[Experiment], int]]], experiment: Experiment, of: Path
+    ) -> int:
+        for announced, command, stage in stages:
+            say(announced, command, of)
+            if status := stage(experiment):
+                return status
+        return 0
+
+    file, *others = experiment_files(save_loc, ensemble)
+    say("Data: integrate two-layer shallow-water weather on the sphere (once), and check the experiment", "check", file)
     experiment: Experiment = checked_experiment(file)[0]
-    say("Statistics of the training period", "preprocess")
-    stages = [
-        (None, build.preprocess),
-        (("Training a small WXFormer", "train"), build.train),
-        (("Forecasts of the test period", "rollout"), build.rollout),
-        (("Scores beside persistence and climatology", "evaluate"), build.evaluate),
-        (("Curves and maps", "plot"), figures.plot),
+    beginning = [
+        ("Statistics of the training period", "preprocess", build.preprocess),
+        ("Training a small WXFormer", "train", build.train),
+        ("Forecasts of the test period", "rollout", build.rollout),
     ]
-    for announced, stage in stages:
-        if announced:
-            say(*announced)
-        if status := stage(experiment):
+    end = [
+        ("Scores beside persistence and climatology", "evaluate", build.evaluate),
+        ("Curves and maps", "plot", figures.plot),
+    ]
+    if status := perform(beginning if others else beginning + end, experiment, file):
+        return status
+    for file in others:
+        experiment = checked_experiment(file)[0]
+        stages = [
+            ("Statistics of the training period", "preprocess", build.preprocess),
+            ("Training the model with noise on the CRPS of its members", "train", build.train),
+            ("Forecasts of all members", "rollout", build.rollout),
+            *end,
+        ]
+        if status := perform(stages, experiment, file):
             return status
     report = write_report(experiment, time.monotonic() - began)
     console.rule("[bold]Report")
@@ -54,13 +81,21 @@ def run(save_loc: Path) -> int:
     return 0
 
 
-def experiment_file(save_loc: Path) -> Path:
-    """Write the demonstration's experiment file to `save_loc`, for the user to read and change, and return its path."""
-    text = resources.files("credit_like").joinpath("demo.yml").read_text()
-    file = save_loc / "demo.yml"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text.replace("save_loc: runs/demo", f"save_loc: {save_loc}"))
-    return file
+def experiment_files(save_loc: Path, ensemble: bool = False) -> list[Path]:
+    """Write the demonstration's experiments to `save_loc`, for the user to read and change; return them in order.
+
+    There is one, or for an ensemble two: that of the deterministic model, and that of the ensemble, which starts from it.
+    """
+    shipped = resources.files("credit_like")
+    save_loc.mkdir(parents=True, exist_ok=True)
+    first = save_loc / "deterministic" if ensemble else save_loc
+    texts = {"demo.yml": shipped.joinpath("demo.yml").read_text().replace("save_loc: runs/demo", f"save_loc: {first}")}
+    if ensemble:
+        members = shipped.joinpath("demo-ensemble.yml").read_text().replace("runs/demo-ensemble", str(save_loc))
+        texts |= {"deterministic.yml": DETERMINISTIC, "ensemble.yml": members}
+    for name, text in texts.items():
+        (save_loc / name).write_text(text)
+    return [save_loc / name for name in texts if not ensemble or name != "demo.yml"]
 
 
 def write_report(experiment: Experiment, seconds: float) -> Path:
@@ -75,6 +110,7 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
         "",
         *_ratios(results),
         "",
+        *(_reliability(results) if "spread-error" in results["metric"] else ()),
         "- `evaluation/report.html`: all scores, and maps to browse; opens in any browser",
         *(f"- `{figure.relative_to(save_loc)}`" for figure in sorted(save_loc.rglob("*.png"))),
     ]
@@ -98,3 +134,25 @@ def _ratios(results: xr.Dataset) -> list[str]:
         ]
         rows.append(f"| {name} | " + " | ".join(cells) + " |")
     return rows
+
+
+def _reliability(results: xr.Dataset) -> list[str]:
+    """Return what to read of an ensemble: a Markdown table of spread over error, and of CRPS over MAE, at the same leads."""
+    leads = results["lead_time"].values
+    chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
+    header = [f"{what} {lead_text(lead)}" for what in ("spread / error", "CRPS / MAE") for lead in chosen]
+    rows = [
+        "Spread over the error of the ensemble mean, 1 for a reliable ensemble; fair CRPS as a fraction of the deterministic",
+        "model's mean absolute error.",
+        "",
+        "| variable | " + " | ".join(header) + " |",
+        "|" + "---|" * (len(header) + 1),
+    ]
+    for name, scores in channels(results):
+        at = [scores.sel(source="model", metric="spread-error", lead_time=lead) for lead in chosen]
+        crps = scores.sel(metric="fair-crps")
+        if not all(np.isfinite(at)):
+            continue  # a wind vector has errors, but no spread
+        at += [crps.sel(source="model", lead_time=x) / crps.sel(source="deterministic", lead_time=x) for x in chosen]
+        rows.append(f"| {name} | " + " | ".join(f"{float(x):.2f}" for x in at) + " |")
+    return [*rows, ""]

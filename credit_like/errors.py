@@ -14,6 +14,8 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 _OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
 """What torch says of the host's memory and of the GPU's."""
 _NO_ANSWER = re.compile("gloo.*Timed out waiting|Watchdog caught collective operation timeout")
+_LOST = re.compile("gloo.*(Connection (closed|reset) by peer|pair closure)|ncclRemoteError")
+"""What the libraries say of a rank that has ended."""
 
 
 class UserError(ValueError):
@@ -36,14 +38,33 @@ def known_message(error: BaseException) -> str | None:
     if isinstance(error, (UserError, RunError)):
         return str(error)
     text = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text)):
+    if is_out_of_memory(error):
         return (
             f"out of memory: {text[:300] or type(error).__name__}; use fewer trainer.loader.num_workers or a smaller "
             "trainer.micro_batch_size, set trainer.activation_checkpoint: true, or request more memory"
         )
     if isinstance(error, RuntimeError) and _NO_ANSWER.search(text):
-        return f"another rank did not answer within trainer.timeout; it hangs, was stopped, or its node is gone: {text[:300]}"
+        return f"another rank did not answer within trainer.timeout: it hangs, was stopped, or its node is gone ({text[:300]})"
+    if isinstance(error, RuntimeError) and _LOST.search(text):
+        return f"the connection to another rank was lost: it has ended, or its node is gone ({text[:300]})"
     return known_message(error.__cause__) if error.__cause__ is not None else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the memory of the host or of the GPU is exhausted."""
+    text = " ".join(str(error).split())
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(text)))
+
+
+def of_another_rank(error: BaseException) -> str:
+    """Return `silent` if an error says that another rank does not answer, `lost` if that it has ended, else ""."""
+    text = " ".join(str(error).split())
+    if isinstance(error, RuntimeError):
+        if _NO_ANSWER.search(text):
+            return "silent"
+        if _LOST.search(text):
+            return "lost"
+    return of_another_rank(error.__cause__) if error.__cause__ is not None else ""
 
 
 @contextmanager

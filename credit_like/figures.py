@@ -9,7 +9,7 @@ from credit_like.data.store import open_store
 from credit_like.evaluation.derived import scored_variables
 from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
-from credit_like.evaluation.plots import plot_scores
+from credit_like.evaluation.plots import plot_ensemble, plot_scores
 from credit_like.evaluation.results import load_results
 from credit_like.inference.paths import forecast_path
 from credit_like.schema.experiment import Experiment
@@ -23,7 +23,10 @@ def plot(experiment: Experiment, choice: Choice = Choice()) -> int:  # noqa: B00
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     folder = evaluation_folder(experiment)
-    figures = plot_scores(load_results(folder), folder) if choice.is_default else []
+    figures = []
+    if choice.is_default:
+        results = load_results(folder)
+        figures = plot_scores(results, folder) + plot_ensemble(results, folder)
     truth = open_truth(experiment, store)
     variables = scored_variables(variables, truth)
     figures += plot_maps(forecast_path(experiment), truth, variables, folder, choice=choice)

@@ -12,18 +12,19 @@ Finding = tuple[tuple[str | int, ...], str]
 """A location inside an experiment, and `expected …, got …, change …`."""
 
 _MODES = ("fsdp2", "ddp", "none")
-_DEGREES = ("tensor", "domain", "replicate")
+_DEGREES = ("tensor", "domain", "replicate", "ensemble")
 _WHERE = ("trainer", "parallelism")
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """The block `trainer.parallelism`: how samples and gradients are shared, and over how many ranks a model is."""
+    """The block `trainer.parallelism`: how samples, members and gradients are shared, and over how many ranks a model is."""
 
     data: str = "none"
     tensor: int = 1
     domain: int = 1
     replicate: int = 1
+    ensemble: int = 1
 
     @classmethod
     def parse(cls, block: Mapping[str, Any]) -> Degrees:
@@ -45,27 +46,41 @@ class Degrees:
 
     @property
     def model_ranks(self) -> int:
-        """Return the number of ranks that share one sample."""
+        """Return the number of ranks that share one copy of the model."""
         return self.tensor * self.domain
+
+    @property
+    def sample_ranks(self) -> int:
+        """Return the number of ranks that share one sample of a training: its members, and the model of each."""
+        return self.ensemble * self.model_ranks
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How `world` = data × tensor × domain processes share the work: derived from a world size, never in a file."""
+    """How `world` = data × ensemble × tensor × domain processes share the work: derived from a world size, never in a file."""
 
     world: int
     tensor: int
     domain: int
     data: int
-    """Data-parallel replicas: world // (tensor × domain)."""
+    """Data-parallel replicas: world // (ensemble × tensor × domain)."""
     replicate: int = 1
     """Copies of the sharded model: a divisor of `data`."""
     accumulation: int = 1
     """Micro-batches that one replica adds up before an optimiser step."""
+    ensemble: int = 1
+    """Ranks, or groups of tensor × domain ranks, that share the members of a sample."""
 
-    def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """Return the (data, tensor, domain) coordinates of a rank: data is outermost, domain innermost."""
-        return rank // (self.tensor * self.domain), rank // self.domain % self.tensor, rank % self.domain
+    def coordinates(self, rank: int) -> tuple[int, int, int, int]:
+        """Return the (data, ensemble, tensor, domain) coordinates of a rank: data is outermost, domain innermost."""
+        of_model, domain = divmod(rank, self.domain)
+        of_members, tensor = divmod(of_model, self.tensor)
+        data, ensemble = divmod(of_members, self.ensemble)
+        return data, ensemble, tensor, domain
+
+    def __str__(self) -> str:
+        members = f" × ensemble {self.ensemble}" if self.ensemble > 1 else ""
+        return f"data {self.data}{members} × tensor {self.tensor} × domain {self.domain}"
 
 
 def divide(degrees: Degrees, world: int) -> Layout:
@@ -74,7 +89,8 @@ def divide(degrees: Degrees, world: int) -> Layout:
     Raises UserError with the arithmetic where the degrees do not divide the world size.
     """
     refuse(degree_findings(degrees, world))
-    return Layout(world, degrees.tensor, degrees.domain, world // degrees.model_ranks, degrees.replicate)
+    data = world // degrees.sample_ranks
+    return Layout(world, degrees.tensor, degrees.domain, data, degrees.replicate, ensemble=degrees.ensemble)
 
 
 def accumulation(global_batch_size: int, micro_batch_size: int, replicas: int) -> int:
@@ -88,11 +104,13 @@ def accumulation(global_batch_size: int, micro_batch_size: int, replicas: int) -
 
 def degree_findings(degrees: Degrees, world: int) -> Iterator[Finding]:
     """Yield where a world size does not fit the degrees."""
-    tensor, domain, inner = degrees.tensor, degrees.domain, degrees.model_ranks
+    inner, names, sizes = degrees.sample_ranks, "tensor × domain", f"{degrees.tensor} × {degrees.domain}"
+    if degrees.ensemble > 1:
+        names, sizes = f"ensemble × {names}", f"{degrees.ensemble} × {sizes}"
     if world % inner:
         yield (
             _WHERE,
-            f"expected a world size that tensor × domain = {tensor} × {domain} = {inner} divides, "
+            f"expected a world size that {names} = {sizes} = {inner} divides, "
             f"got {world}, change it to {_multiples(world, inner)} processes, or the degrees",
         )
         return
@@ -100,7 +118,7 @@ def degree_findings(degrees: Degrees, world: int) -> Iterator[Finding]:
     if degrees.data == "none" and data > 1:
         yield (
             (*_WHERE, "data"),
-            f"expected fsdp2 or ddp for {world} // ({tensor} × {domain}) = {data} data-parallel replicas, "
+            f"expected fsdp2 or ddp for {world} // ({sizes}) = {data} data-parallel replicas, "
             f"got none, change it, or run {inner} process{'es' * (inner > 1)}",
         )
     if data % degrees.replicate:
@@ -108,6 +126,16 @@ def degree_findings(degrees: Degrees, world: int) -> Iterator[Finding]:
             (*_WHERE, "replicate"),
             f"expected a divisor of the {data} data-parallel replicas, got {degrees.replicate}, "
             f"change it to one of {_divisors(data)}",
+        )
+
+
+def member_findings(degrees: Degrees, members: int) -> Iterator[Finding]:
+    """Yield where the members of a sample cannot be shared equally among the ranks of the ensemble."""
+    if members % degrees.ensemble:
+        change = f"change it to one of {_divisors(members)}" if members > 1 else "set trainer.members or remove it"
+        yield (
+            (*_WHERE, "ensemble"),
+            f"expected a divisor of trainer.members = {members}, got {degrees.ensemble}, {change}",
         )
 
 

@@ -261,7 +261,7 @@ def _flow(value: Any) -> str:
     class Dumper(yaml.SafeDumper):
         """A dumper without anchors."""
 
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, _data: Any) -> bool:
             return True
 
     text = yaml.dump(value, Dumper=Dumper, sort_keys=False, default_flow_style=True, width=10**9, allow_unicode=True)
@@ -359,7 +359,7 @@ def _of_the_weights(source: Document, data: Mapping[str, Any]) -> dict[str, Any]
     ]
     if not all(path.is_file() for path in files):
         return {"channels": channels}
-    from credit_like.data import netcdf_files
+    from credit_like.data.files import netcdf_files
 
     mean, std = (netcdf_files.load(path) for path in files)
     unscaled = {*source.get("data", "forcing_variables", default=[]), *(v.name for v in variables.role("static"))}
@@ -394,7 +394,7 @@ def _levels_of_means(source: Document) -> list[float]:
     path = Path(str(source.get("data", "mean_path", default="")))
     if not path.is_file():
         return []
-    from credit_like.data import netcdf_files
+    from credit_like.data.files import netcdf_files
 
     means = netcdf_files.load(path)
     return [float(level) for level in means["level"].values] if "level" in means else []
@@ -622,6 +622,11 @@ def _loss(source: Document) -> dict[str, Any]:
     return made
 
 
+_ENERGY_NAMES = {
+    "surface_pressure": "surface_pressure_name", "humidity": "specific_total_water_name", "u": "u_wind_name",
+    "temperature": "air_temperature_name", "v": "v_wind_name", "surface_geopotential": "surface_geopotential_name",
+}  # fmt: skip
+_ENERGY_FLUXES = ("TOA_net_radiation_flux_name", "surface_net_radiation_flux_name", "surface_energy_flux_name")
 _FIXERS = {"global_mass_fixer": "mass", "global_water_fixer": "moisture"}
 
 
@@ -661,6 +666,17 @@ def _physics(source: Document) -> list[dict[str, Any]]:
                     (*at, name),
                     "set `a` and `b`, the coefficients of the interfaces of the hybrid levels, in `physics`",
                 )
+        elif name == "global_energy_fixer" and all(conf.get(theirs) for theirs in _ENERGY_FLUXES):
+            part = {ours: conf[theirs][0] for ours, theirs in _ENERGY_NAMES.items() if conf.get(theirs)}
+            top, radiation, turbulent = (conf[theirs] for theirs in _ENERGY_FLUXES)
+            made.append({"type": "energy", **part, "top": {"down": top}, "surface": {"down": [*radiation, *turbulent]}})
+            if conf.get("grid_type", "pressure") == "sigma":
+                source.remark(
+                    (*at, name),
+                    "set `a` and `b`, the coefficients of the interfaces of the hybrid levels, in `physics`",
+                )
+        elif name.startswith("global_energy_fixer"):
+            source.remark((*at, name), "not translated: list its fluxes by name in `physics: [{type: energy, …}]`")
         else:
             source.remark((*at, name), "not translated: there is no such correction")
     return made

@@ -23,6 +23,10 @@ class _Batch:
         """Return a copy in page-locked memory (the loader calls this if there is a GPU)."""
         return self._each(lambda x: x.pin_memory())
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, without those that are None."""
+        return [x for f in fields(self) if (x := getattr(self, f.name)) is not None]
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return replace(self, **{name: change(value) for name, value in values.items() if value is not None})

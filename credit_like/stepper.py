@@ -57,6 +57,8 @@ class Stepper(nn.Module):
         self.model = model
         self.predict = predict
         self.physics = nn.ModuleList(physics)
+        self.active = list(self.physics)
+        """The corrections in use."""
         self.noise = noise
         """The keys of the noise and the dropout of a model that has any."""
         self.n_prognostic = variables.n("prognostic")
@@ -104,22 +106,49 @@ class Stepper(nn.Module):
         if self.shift:
             x_BCTHW = x_BCTHW.roll(self.shift, -1)
         y_BCTHW = self.model(x_BCTHW) if state.key is None else self.model(x_BCTHW, key_B=state.key)
-        y_BCHW = y_BCTHW[:, :, 0].to(state.prognostic.dtype)
         if self.shift:
-            y_BCHW = y_BCHW.roll(-self.shift, -1)
-        n, now = self.n_prognostic, state.now
+            y_BCTHW = y_BCTHW.roll(-self.shift, -1)
+        frames, diagnostic = self._after(state, y_BCTHW, forcing_BCTHW[:, :, -1])
+        key = None if state.key is None else NoiseKeys.after(state.key)
+        return State(frames, diagnostic, state.index + 1, key)
+
+    def _after(self, state: State, y_BCTHW: Tensor, forcing_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return frames and diagnostic channels of the next state, from the model's output."""
+        after = self._denormalised(state, y_BCTHW)
+        for fix in self.active:
+            more = (forcing_BCHW,) if getattr(fix, "needs_forcing", False) else ()
+            after = fix(after, state.now, *more)
+        return self._continued(state, after)
+
+    def _denormalised(self, state: State, y_BCTHW: Tensor) -> Tensor:
+        """Return all output channels of the next state in physical units, before physics."""
+        y_BCHW = y_BCTHW[:, :, 0].to(state.prognostic.dtype)
+        n = self.n_prognostic
         if self.predict == "increment":
-            prognostic = self.prognostic_transforms.forward(now, torch) + self.change_std * y_BCHW[:, :n]
+            now = self.prognostic_transforms.forward(state.now, torch)
+            prognostic = now + self.change_std * y_BCHW[:, :n]
         else:
             prognostic = self.mean[:n] + self.std[:n] * y_BCHW[:, :n]
         diagnostic = self.mean[n:] + self.std[n:] * y_BCHW[:, n:]
-        after = self.transforms.inverse(torch.cat([prognostic, diagnostic], 1), torch)
-        for fix in self.physics:
-            after = fix(after, now)
-        after = torch.where(self.valid, after, self.fill)
-        frames = torch.cat([state.prognostic[:, :, 1:], after[:, :n, None]], 2)
-        key = None if state.key is None else NoiseKeys.after(state.key)
-        return State(frames, after[:, n:], state.index + 1, key)
+        return self.transforms.inverse(torch.cat([prognostic, diagnostic], 1), torch)
+
+    def _continued(self, state: State, after_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the frames that end with the new one, and its diagnostic channels."""
+        n = self.n_prognostic
+        after = torch.where(self.valid, after_BCHW, self.fill)
+        return torch.cat([state.prognostic[:, :, 1:], after[:, :n, None]], 2), after[:, n:]
+
+    def compile_arithmetic(self) -> None:
+        """Compile what surrounds the model, so that fields are read and written as few times as possible.
+
+        Modules of physics remain as they are, because a plug-in may do what a compiled graph cannot.
+        """
+        for name in ("inputs", *(("_denormalised", "_continued") if self.physics else ("_after",))):
+            setattr(self, name, torch.compile(getattr(self, name), dynamic=False))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Switch on the corrections whose `after_epochs` have passed before epoch 0, 1, … of training."""
+        self.active = [fix for fix in self.physics if epoch >= getattr(fix, "after_epochs", 0)]
 
     def inputs(self, state: State, forcing_BCTHW: Tensor) -> Tensor:
         """Return the model input (B, C_in, T, H, W): normalised prognostic, static and forcing channels."""
@@ -147,18 +176,19 @@ class Stepper(nn.Module):
             yield state
 
     def predict_sample(
-        self, sample: Sample, backprop_steps: int | None = None, members: int = 1
+        self, sample: Sample, backprop_steps: int | None = None, members: int | range = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield (prediction, target) for every lead of a sample, each (B, C_out, H, W) in physical units.
 
-        With `members`, the prediction (B · members, C_out, H, W) holds those of each sample one after the other. Each has
-        its own noise and its own trajectory. `backprop_steps` as in `rollout`.
+        With `members`, their number or some of them, the prediction (B · members, C_out, H, W) holds those of each sample
+        one after the other. Each has its own noise and its own trajectory. `backprop_steps` as in `rollout`.
         """
+        some = range(members) if isinstance(members, int) else members
         prognostic, forcing, index = (
-            x if members == 1 else x.repeat_interleave(members, 0)
+            x if len(some) == 1 else x.repeat_interleave(len(some), 0)
             for x in (sample.prognostic, sample.forcing, sample.index)
         )
-        member = torch.arange(members, device=index.device).repeat(len(sample.index))
+        member = torch.arange(some.start, some.stop, device=index.device).repeat(len(sample.index))
         state = self.initial(prognostic, index, member)
         for lead, after in enumerate(self.rollout(state, forcing, sample.leads, backprop_steps)):
             yield self.outputs(after), sample.target[:, :, lead]

@@ -12,8 +12,9 @@ import inspect
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from credit_like import build, registry
+from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.store import FieldStore, open_store
 from credit_like.data.times import to_text
-from credit_like.data.windows import Windows
 from credit_like.errors import UserError
+from credit_like.nn.noise import Noise
 from credit_like.parallel.domain.manager import DomainManager, get_domain_manager
 from credit_like.parallel.fsdp2 import _units
 from credit_like.parallel.processes import Answer, run_ranks
@@ -52,6 +54,8 @@ SLOPE_TOLERANCE = 1e-6
 STEPS, BATCH = 3, 2
 _TIMES = 12
 """Samples of the training period for statistics, if none have been computed yet."""
+_NOISE_WEIGHT = 0.2
+"""Standard deviation of the weights of a model's noise."""
 _TIMEOUT = 600.0
 _ERRORS = ("outputs", "loss", "gradients", "weights")
 
@@ -70,6 +74,12 @@ class Case:
     """The first and the last step; a case that does not begin with 0 resumes from the checkpoint in `folder`."""
     folder: str = ""
     """Folder where a checkpoint is written after the last step, or read before the first."""
+    ensemble: int = 1
+
+    @property
+    def parallelism(self) -> dict[str, Any]:
+        """Section `trainer.parallelism` of this case."""
+        return {"data": self.data, "ensemble": self.ensemble, "tensor": self.tensor, "domain": self.domain}
 
 
 CASES = (
@@ -82,6 +92,19 @@ CASES = (
     Case("domain 3", 3, "fsdp2", domain=3),
     Case("data 2 × domain 2", 4, "fsdp2", domain=2),
 )
+
+
+def cases_of(experiment: Experiment) -> tuple[Case, ...]:
+    """Return the layouts to compare: with members, also those that share the members of a sample among ranks."""
+    members = experiment.trainer.members
+    degree = next((d for d in range(2, members + 1) if members % d == 0), 1)
+    if degree == 1:
+        return CASES
+    return (
+        *CASES,
+        Case(f"ensemble {degree}", degree, "fsdp2", ensemble=degree),
+        Case(f"ensemble {degree} × domain 2", 2 * degree, "fsdp2", domain=2, ensemble=degree),
+    )
 
 
 @dataclass
@@ -120,16 +143,16 @@ class Problem:
     samples: list[Sample]
 
 
-def run(experiment: Experiment, cases: Sequence[Case] = CASES) -> int:
+def run(experiment: Experiment, cases: Sequence[Case] | None = None) -> int:
     """Run the comparisons, print a table, and return 1 if any fails, else 0."""
     with Console(stderr=True).status("") as status:
-        rows = list(verify(experiment, cases, lambda name: status.update(f"comparing: {name}")))
+        rows = list(verify(experiment, cases or cases_of(experiment), lambda name: status.update(f"comparing: {name}")))
     print_rows(experiment, rows)
     return int(not all(row.ok for row in rows))
 
 
 def verify(
-    experiment: Experiment, cases: Sequence[Case] = CASES, announce: Callable[[str], None] = lambda name: None
+    experiment: Experiment, cases: Sequence[Case] = CASES, announce: Callable[[str], None] = lambda _: None
 ) -> Iterator[Row]:
     """Yield the result of each comparison. Raises UserError if a single process cannot run the experiment."""
     with tempfile.TemporaryDirectory(prefix="credit-like-verify-") as folder:
@@ -153,12 +176,8 @@ def verify(
             name = f"{first.name}, continued in {second.name}"
             announce(name)
             at = str(Path(folder) / f"{first.name}-{second.name}".replace(" ", "_"))
-            half = Case(
-                first.name, first.world, first.data, first.tensor, first.domain, steps=(0, STEPS - 1), folder=at
-            )
-            rest = Case(
-                name, second.world, second.data, second.tensor, second.domain, steps=(STEPS - 1, STEPS), folder=at
-            )
+            half = replace(first, steps=(0, STEPS - 1), folder=at)
+            rest = replace(second, name=name, steps=(STEPS - 1, STEPS), folder=at)
             row = _compared(half, run_ranks(half.world, partial(_layout, problem, half, reference), _TIMEOUT))
             if row.failed:
                 yield Row(name, failed=row.failed)
@@ -174,6 +193,8 @@ def _continuations(accepted: Sequence[Case]) -> Iterator[tuple[Case, Case]]:
         yield found["FSDP2 2"], next((found[name] for name in ("domain 2", "tensor 2") if name in found), one)
     if "domain 2" in found:
         yield found["domain 2"], one
+    if members := next((case for case in found.values() if case.ensemble > 1), None):
+        yield members, one
 
 
 def prepare(experiment: Experiment, folder: str) -> Problem:
@@ -262,7 +283,10 @@ class _Batches:
     def __len__(self) -> int:
         return 10**6  # no step depends on the length of the run
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
+    def again(self, epoch: int, start: int, count: int) -> list[Sample]:
+        return list(islice(self.batches(epoch, start), count))
+
+    def batches(self, _epoch: int, _start: int = 0) -> Iterator[Sample]:
         raise AssertionError("samples are given to each step")
 
 
@@ -270,7 +294,7 @@ def _start(problem: Problem, case: Case) -> Trainer:
     """Build a trainer of this layout in fp64."""
     # resuming in another layout is intended here and need not be logged
     logging.getLogger("credit_like").setLevel(logging.ERROR)
-    parallelism = Parallelism.model_validate({"data": case.data, "tensor": case.tensor, "domain": case.domain})
+    parallelism = Parallelism.model_validate(case.parallelism)
     runtime = Runtime.start(parallelism, torch.device("cpu"))
     section = problem.experiment.trainer.model_copy(
         update={"parallelism": parallelism, "micro_batch_size": BATCH // runtime.dp_size}
@@ -289,10 +313,22 @@ def _start(problem: Problem, case: Case) -> Trainer:
         for unit in _units(model):
             unit.compile(backend="aot_eager", dynamic=False)
     context = build.attach_weights(model, experiment, runtime, variables, store, problem.statistics)
+    _stir(context.stepper.model)
     trainer = build.build_trainer(context, (_Batches(), _Batches()))
     for owner in (context.stepper, *context.stepper.physics.modules(), *trainer.loss.modules()):
         _widen(owner)
     return trainer
+
+
+@torch.no_grad()
+def _stir(model: nn.Module) -> None:
+    """Give layers of noise other weights than zeros, with which all members of the first step would be the same."""
+    for module in model.modules():
+        if isinstance(module, Noise):
+            generator = torch.Generator().manual_seed(module.level)
+            shape = module.weight.shape
+            full = torch.randn(shape, generator=generator, dtype=torch.float64) * _NOISE_WEIGHT
+            local(module.weight).copy_(slice_like(full, module.weight))
 
 
 def _widen(module: nn.Module) -> None:
@@ -311,7 +347,7 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
     trainer.state.seed(case.steps[0])
     parts: list[Tensor] = []
 
-    def loss_gave(module: nn.Module, arguments: tuple[Tensor, ...], loss: Tensor) -> None:
+    def loss_gave(_module: nn.Module, arguments: tuple[Tensor, ...], loss: Tensor) -> None:
         parts.append(loss.detach())
         numbers.predictions.append(arguments[0].detach())
 
@@ -330,7 +366,7 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
 
 
 def _hooks(stepper: nn.Module, outputs: list[tuple[str, Tensor]]) -> list[Any]:
-    def gave(name: str, module: nn.Module, arguments: Any, output: Any) -> None:
+    def gave(name: str, _module: nn.Module, _arguments: Any, output: Any) -> None:
         if isinstance(output, Tensor):
             outputs.append((name, output.detach().clone()))
 
@@ -432,8 +468,10 @@ def _part(full: Tensor, mine: Tensor, runtime: Runtime, manager: DomainManager |
     for dim, (whole, part) in enumerate(zip(full.shape, mine.shape, strict=True)):
         if whole == part:
             continue
-        if dim == 0 and whole == part * runtime.dp_size:
-            full = full.narrow(0, runtime.dp_rank * part, part)
+        if dim == 0 and whole == part * runtime.dp_size * runtime.ensemble_size:
+            # The members of a sample follow each other, and each rank has some of every one of its samples.
+            by_rank = (runtime.dp_size, BATCH // runtime.dp_size, runtime.ensemble_size, -1)
+            full = full.unflatten(0, by_rank)[runtime.dp_rank, :, runtime.ensemble_rank].flatten(0, 1)
             continue
         start, stop = manager.own(whole) if manager is not None and manager.size <= whole else (0, 0)
         if dim == 0 or stop - start != part:

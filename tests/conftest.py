@@ -78,7 +78,7 @@ def _collect(pipes, processes, timeout):
     return [answers[rank] for rank in sorted(answers)]
 
 
-def launch(world, fn, *args, timeout=120.0):
+def launch(world, fn, *args, timeout=300.0):
     """Return the answers ("ok", value) or ("error", message, traceback) of `world` forked ranks that ran fn(rank, *args)."""
     import torch.distributed as dist
 
@@ -129,7 +129,7 @@ def run_ranks():
     traceback.
     """
 
-    def run(world, fn, *args, timeout=120.0):
+    def run(world, fn, *args, timeout=300.0):
         answers = launch(world, fn, *args, timeout=timeout)
         failed = [(rank, answer) for rank, answer in enumerate(answers) if answer[0] == "error"]
         if failed:

@@ -14,6 +14,8 @@ import xarray as xr
 import yaml
 
 from credit_like import build, figures
+from credit_like.errors import UserError
+from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
@@ -75,6 +77,20 @@ def run(tmp_path_factory):
     assert build.evaluate(experiment) == 0
     assert figures.plot(experiment) == 0
     return experiment, save_loc
+
+
+def test_several_ranks_do_not_wait_for_a_long_pass_over_the_data(tmp_path, monkeypatch):
+    experiment = load_experiment(DEMO, [*TINY, f"save_loc={tmp_path}"])
+    variables = Variables(experiment.data)
+    store = build.open_store(experiment.data, variables)
+    monkeypatch.setattr(build, "_FITTED_AT_START", 0)
+    with pytest.raises(UserError, match="credit-like preprocess"):
+        build.load_statistics(experiment, store, variables, Runtime(world=2))
+    assert not list(tmp_path.iterdir())
+    fitted = build.load_statistics(experiment, store, variables, Runtime())  # one process makes nobody wait
+    monkeypatch.setattr(Runtime, "barrier", lambda runtime: None)
+    again = build.load_statistics(experiment, store, variables, Runtime(world=2))
+    assert again.dataset.identical(fitted.dataset)
 
 
 def test_a_run_leaves_what_it_promises(run):

@@ -11,8 +11,8 @@ import pytest
 from credit_like import cli
 
 COMMANDS = [
-    "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "evaluate", "plot", "plan", "bench",
-    "submit", "status", "runs", "cancel", "checkpoints", "export", "import-credit",
+    "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "forecast", "evaluate",
+    "plot", "plan", "bench", "submit", "status", "runs", "cancel", "checkpoints", "export", "import-credit",
 ]  # fmt: skip
 
 
@@ -116,8 +116,8 @@ def test_check_says_what_would_run(small, capsys):
     # 20, 8 and 12 times, each window of 2 + 1 of them
     assert said["samples"] == {"train": 18, "valid": 6, "test": 10}
     assert said["layout"] == {
-        "world": 1, "data": 1, "tensor": 1, "domain": 1, "global_batch_size": 4, "micro_batch_size": 2,
-        "accumulation": 2, "steps_per_epoch": 4, "steps": 12,
+        "world": 1, "data": 1, "ensemble": 1, "tensor": 1, "domain": 1, "global_batch_size": 4,
+        "micro_batch_size": 2, "accumulation": 2, "steps_per_epoch": 4, "steps": 12,
     }  # fmt: skip
     assert not call("check", small / "small.yml", "--world-size", "2")
     table = capsys.readouterr().out

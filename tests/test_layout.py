@@ -13,20 +13,22 @@ from credit_like.schema.trainer import Parallelism
 sizes = st.integers(1, 6)
 
 
-@given(sizes, sizes, sizes)
-def test_ranks_lie_as_in_an_array_of_data_tensor_and_domain(data, tensor, domain):
-    layout = divide(Degrees("ddp", tensor, domain), data * tensor * domain)
-    expected = np.ndindex(data, tensor, domain)
+@given(sizes, sizes, sizes, sizes)
+def test_ranks_lie_as_in_an_array_of_data_ensemble_tensor_and_domain(data, ensemble, tensor, domain):
+    layout = divide(Degrees("ddp", tensor, domain, ensemble=ensemble), data * ensemble * tensor * domain)
+    expected = np.ndindex(data, ensemble, tensor, domain)
     assert [layout.coordinates(rank) for rank in range(layout.world)] == list(expected)
 
 
-@given(sizes, sizes, sizes, st.sampled_from(["fsdp2", "ddp", "none"]), st.integers(1, 48))
-def test_a_block_is_refused_as_a_mesh_exactly_where_its_section_has_a_finding(tensor, domain, copies, mode, world):
-    block = {"data": mode, "tensor": tensor, "domain": domain}
+@given(sizes, sizes, sizes, sizes, st.sampled_from(["fsdp2", "ddp", "none"]), st.integers(1, 48))
+def test_a_block_is_refused_as_a_mesh_exactly_where_its_section_has_a_finding(
+    ensemble, tensor, domain, copies, mode, world
+):
+    block = {"data": mode, "ensemble": ensemble, "tensor": tensor, "domain": domain}
     block |= {"replicate": copies} if mode == "fsdp2" else {}
     found = list(degree_findings(Parallelism.model_validate(block).degrees, world))
     if not found:
-        assert degrees(block, world) == (world // (tensor * domain), tensor, domain)
+        assert degrees(block, world) == (world // (ensemble * tensor * domain), tensor, domain)
         return
     path, message = found[0]
     with pytest.raises(UserError) as refused:

@@ -14,7 +14,7 @@ import yaml
 
 from credit_like import cli
 from credit_like.checkpoint import transfer
-from credit_like.data import netcdf_files
+from credit_like.data.files import netcdf_files
 from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
 from credit_like.migrate import Document, read, report, run, translate, written

@@ -30,6 +30,7 @@ from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
 from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
 from credit_like.nn.lora import merged
+from credit_like.parallel.runtime import Runtime
 from credit_like.schema.origin import LoraConf
 
 
@@ -60,26 +61,56 @@ class Export:
         return model.eval()
 
 
-def find(save_loc: Path, step: int | None = None) -> Checkpoint:
+def find(save_loc: Path, step: int | None = None, runtime: Runtime | None = None) -> Checkpoint:
     """Return the newest intact checkpoint of `run`, or the one of `step`; `run` may also be a checkpoint folder.
 
-    Raises UserError if there is none, and DamagedCheckpoint if the requested one is damaged.
+    With a `runtime` of several ranks all of them call this together and share the reading of all bytes. Raises UserError
+    if there is no checkpoint, and DamagedCheckpoint if the requested one is damaged, on all ranks.
     """
-    if (save_loc / "manifest.json").is_file():
-        checkpoint = Checkpoint.open(save_loc)
-        checkpoint.verify()
-        return checkpoint
-    folder = save_loc / "checkpoints"
+    runtime, folder = runtime or Runtime(), save_loc / "checkpoints"
+    if (save_loc / MANIFEST).is_file():
+        return _intact(save_loc, runtime)
     if step is not None:
         if step not in steps(folder):
             raise UserError(f"expected one of the steps {steps(folder)} in {folder}, got {step}")
-        checkpoint = Checkpoint.open(folder / f"step-{step}")
-        checkpoint.verify()
-        return checkpoint
-    newest = CheckpointManager(folder).latest()
+        return _intact(folder / f"step-{step}", runtime)
+    newest = CheckpointManager(folder, runtime=runtime).latest()
     if newest is None:
         raise UserError(f"expected an intact checkpoint in {folder}, got none; train first")
     return newest
+
+
+def _intact(folder: Path, runtime: Runtime) -> Checkpoint:
+    damage, checkpoint = None, None
+    try:
+        checkpoint = Checkpoint.open(folder)
+        checkpoint.verify(runtime.rank, runtime.world)
+    except DamagedCheckpoint as error:
+        damage = str(error)
+    if damage := runtime.first(damage):
+        raise DamagedCheckpoint(damage)
+    assert checkpoint is not None
+    return checkpoint
+
+
+def find_unread(save_loc: Path) -> Checkpoint:
+    """Return what `find` does, except that of the tensors' files only the sizes are checked.
+
+    Damage of other kinds goes unnoticed: use it for what the manifest alone tells.
+    """
+    if (save_loc / MANIFEST).is_file():
+        checkpoint = Checkpoint.open(save_loc)
+        checkpoint.verify_sizes()
+        return checkpoint
+    folder = save_loc / "checkpoints"
+    for step in steps(folder)[::-1]:
+        try:
+            checkpoint = Checkpoint.open(folder / f"step-{step}")
+            checkpoint.verify_sizes()
+        except DamagedCheckpoint:
+            continue
+        return checkpoint
+    raise UserError(f"expected an intact checkpoint in {folder}, got none; train first")
 
 
 def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tensor]:

@@ -3,11 +3,18 @@
     step-1200/
       rank-00000.safetensors   the pieces of tensors that rank 0 wrote, each under its key
       rank-00001.safetensors
-      manifest.json            format version, step, meta; files (bytes, sha256); tensors (dtype, shape, pieces)
+      manifest.json            format version, step, meta; files (bytes, sha256); boxes; writers; tensors
 
-A piece is a box of a tensor: its offset and shape in the whole tensor, its file, its key there. Nothing in the folder
-is executable: it holds only JSON and safetensors. The manifest is written last; it carries its own
-checksum and is compared byte for byte with the only way to write it, so that a change to any byte is noticed.
+A piece is a box of a tensor, in the file of one rank under the tensor's name. Tensors of the same shape and placement have
+the same boxes, of which there may be thousands. The manifest therefore holds each list of boxes once:
+
+    boxes     lists of boxes, each the offsets of a box followed by its sizes
+    writers   lists of numbers of files, by sorted name, in the order of the boxes
+    tensors   name → dtype, shape, number of its list of boxes, number of its list of writers
+
+Format 1 had a list of pieces (file, key, offset, shape) for each tensor. Nothing in the folder is executable: it holds only
+JSON and safetensors. The manifest is written last; it carries its own checksum and is compared byte for byte with the
+only way to write it, so that a change to any byte is noticed.
 """
 
 from __future__ import annotations
@@ -15,23 +22,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.files import digest, to_json
 from credit_like.errors import UserError
+from credit_like.parallel.shards import Division
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
-MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
-"""Format version → function that converts a manifest of that version to the next one."""
 
 DTYPES = {
     "F64": torch.float64,
@@ -55,6 +63,8 @@ class Piece:
     local: Tensor
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+    division: tuple[Division, tuple[int, ...]] | None = None
+    """How all ranks divide the tensor, and this one's position; None if that is not known here."""
 
     @staticmethod
     def whole(tensor: Tensor) -> Piece:
@@ -136,9 +146,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DamagedCheckpoint(f"{path} is not readable: {error}") from error
     if not intact:
         raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")
-    body = migrate(body, path)
+    foreign = DamagedCheckpoint(f"{path} is intact but not in the form of a manifest; another program wrote it")
+    try:
+        body = migrate(body, path)
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise foreign from error
     if not _has_form(body):
-        raise DamagedCheckpoint(f"{path} is intact but not in the form of a manifest; another program wrote it")
+        raise foreign
     return body
 
 
@@ -152,26 +168,32 @@ def _has_form(body: Mapping[str, Any]) -> bool:
     def is_size(value: object) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
-    def is_box(value: object) -> bool:
+    def is_sizes(value: object) -> bool:
         return isinstance(value, list) and all(map(is_size, value))
 
-    def is_piece(value: object, rank: int) -> bool:
-        return (
-            isinstance(value, dict)
-            and isinstance(value.get("file"), str)
-            and value["file"] in files
-            and isinstance(value.get("key"), str)
-            and all(is_box(value.get(box)) and len(value[box]) == rank for box in ("offset", "shape"))
-        )
+    boxes, writers = body.get("boxes"), body.get("writers")
+    if not isinstance(boxes, list) or not isinstance(writers, list) or not all(map(is_sizes, writers)):
+        return False
+    dims: list[set[int]] = []
+    for each in boxes:
+        if not isinstance(each, list) or not all(map(is_sizes, each)):
+            return False
+        dims.append({len(box) for box in each})
+    if any(max(each, default=0) >= len(files) for each in writers):
+        return False
 
     def is_tensor(value: object) -> bool:
         return (
             isinstance(value, dict)
             and isinstance(value.get("dtype"), str)
             and value["dtype"] in DTYPES
-            and is_box(value.get("shape"))
-            and isinstance(value.get("pieces"), list)
-            and all(is_piece(piece, len(value["shape"])) for piece in value["pieces"])
+            and is_sizes(value.get("shape"))
+            and is_size(value.get("boxes"))
+            and is_size(value.get("writers"))
+            and value["boxes"] < len(boxes)
+            and value["writers"] < len(writers)
+            and dims[value["boxes"]] <= {2 * len(value["shape"])}
+            and len(boxes[value["boxes"]]) == len(writers[value["writers"]])
         )
 
     tensors, score = body.get("tensors"), body.get("score")
@@ -204,13 +226,42 @@ def migrate(body: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**body, "format": FORMAT}
 
 
-def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
-    """Compare a file's size and SHA-256 with the manifest. Raises DamagedCheckpoint, which names the file."""
+def _from_1(body: dict[str, Any]) -> dict[str, Any]:
+    """Convert a manifest of format 1, which lists the pieces of each tensor."""
+    number = {file: i for i, file in enumerate(sorted(body["files"]))}
+    tensors = {}
+    for name, entry in body["tensors"].items():
+        if any(piece["key"] != name for piece in entry["pieces"]):
+            raise ValueError(f"expected pieces of {name} under its name")
+        rank = len(entry["shape"])
+        if any(len(piece[part]) != rank for piece in entry["pieces"] for part in ("offset", "shape")):
+            raise ValueError(f"expected boxes of {name} with {rank} dimensions")
+        boxes = _boxes([[*piece["offset"], *piece["shape"]] for piece in entry["pieces"]], rank)
+        writers = np.array([number[piece["file"]] for piece in entry["pieces"]], np.int64)
+        tensors[name] = Stored(entry["dtype"], tuple(entry["shape"]), boxes, writers)
+    return {**body, **table(tensors)}
+
+
+MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
+"""Format version → function that converts a manifest of that version to the next one."""
+
+
+def check_size(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """Compare a file's size with the manifest. Raises DamagedCheckpoint, which names the file."""
     path = folder / name
     try:
         size = path.stat().st_size
-        if size != entry["bytes"]:
-            raise DamagedCheckpoint(f"{path} has {size} bytes instead of {entry['bytes']}")
+    except OSError as error:
+        raise DamagedCheckpoint(f"{path} is not readable: {error.strerror}") from error
+    if size != entry["bytes"]:
+        raise DamagedCheckpoint(f"{path} has {size} bytes instead of {entry['bytes']}")
+
+
+def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
+    """Compare a file's size and SHA-256 with the manifest. Raises DamagedCheckpoint, which names the file."""
+    check_size(folder, name, entry)
+    path = folder / name
+    try:
         if digest(path) != entry["sha256"]:
             raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")
     except OSError as error:
@@ -223,6 +274,9 @@ class Reader:
     def __init__(self, folder: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = folder
         self.tensors: Mapping[str, Any] = manifest["tensors"]
+        self._files = sorted(manifest["files"])
+        self._boxes, self._writers = manifest["boxes"], manifest["writers"]
+        self._arrays: dict[int, NDArray[np.int64]] = {}
         self._open: dict[str, Any] = {}
 
     def read(self, name: str) -> Tensor:
@@ -243,15 +297,20 @@ class Reader:
                 f"{self.folder}: {name}: expected shape {piece.shape}, got {tuple(entry['shape'])}; "
                 "the experiment's model or variables differ from the checkpoint's"
             )
+        number, rank = entry["boxes"], len(piece.shape)
+        if number not in self._arrays:
+            self._arrays[number] = _boxes(self._boxes[number], rank)
+        boxes, writers = self._arrays[number], self._writers[entry["writers"]]
+        offset, shape = (np.array(part, np.int64) for part in piece.box)
+        low = np.maximum(boxes[:, 0], offset)
+        high = np.minimum(boxes[:, 0] + boxes[:, 1], offset + shape)
         filled = 0
-        for saved in entry["pieces"]:
-            overlap = _overlap(saved["offset"], saved["shape"], *piece.box)
-            if overlap is None:
-                continue
-            source, target, count = overlap
-            values = self._slice(saved["file"], saved["key"], source)
+        for at in np.flatnonzero((low < high).all(axis=1)):
+            source = _slices(low[at] - boxes[at, 0], high[at] - boxes[at, 0])
+            target = _slices(low[at] - offset, high[at] - offset)
+            values = self._slice(self._files[writers[at]], name, source)
             piece.local[target].copy_(values) if target else piece.local.copy_(values)
-            filled += count
+            filled += int((high[at] - low[at]).prod())
         if filled != piece.local.numel():
             raise UserError(f"{self.folder}: {name}: expected {piece.local.numel()} saved values, got {filled}")
 
@@ -266,34 +325,50 @@ class Reader:
         return values
 
 
-def _overlap(
-    offset: Sequence[int], shape: Sequence[int], other_offset: Sequence[int], other_shape: Sequence[int]
-) -> tuple[tuple[slice, ...], tuple[slice, ...], int] | None:
-    """Return the overlap of two boxes as slices of each and its number of values, or None if they do not overlap."""
-    source, target, count = [], [], 1
-    for a, n, b, m in zip(offset, shape, other_offset, other_shape, strict=True):
-        low, high = max(a, b), min(a + n, b + m)
-        if low >= high:
-            return None
-        source.append(slice(low - a, high - a))
-        target.append(slice(low - b, high - b))
-        count *= high - low
-    return tuple(source), tuple(target), count
+def _boxes(rows: Sequence[Sequence[int]], rank: int) -> NDArray[np.int64]:
+    """Return boxes of a manifest as an array (box, offset or size, dimension)."""
+    return np.array(rows, np.int64).reshape(len(rows), 2, rank)
 
 
-def table(
-    pieces: Iterable[tuple[str, str, str, tuple[int, ...], tuple[int, ...], tuple[int, ...], str]],
-) -> dict[str, Any]:
-    """Return the manifest's `tensors` for rows of (name, dtype, file, shape, offset, piece shape, key).
+def _slices(low: NDArray[np.int64], high: NDArray[np.int64]) -> tuple[slice, ...]:
+    return tuple(slice(start, stop) for start, stop in zip(low.tolist(), high.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where the pieces of a tensor are: `boxes` (piece, offset or size, dimension), and the number of each one's file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    boxes: NDArray[np.int64]
+    writers: NDArray[np.int64]
+
+
+def table(tensors: Mapping[str, Stored]) -> dict[str, Any]:
+    """Return the manifest's `tensors`, `boxes` and `writers`, in which equal lists are held once.
 
     Raises UserError if the pieces of a tensor do not add up to the whole tensor.
     """
-    tensors: dict[str, Any] = {}
-    for name, dtype, file, shape, offset, size, key in pieces:
-        entry = tensors.setdefault(name, {"dtype": dtype, "shape": list(shape), "pieces": []})
-        entry["pieces"].append({"file": file, "key": key, "offset": list(offset), "shape": list(size)})
-    for name, entry in tensors.items():
-        covered = sum(torch.Size(piece["shape"]).numel() for piece in entry["pieces"])
-        if covered != torch.Size(entry["shape"]).numel():
-            raise UserError(f"expected pieces of {name} that add up to {entry['shape']}, got {covered} values")
-    return tensors
+    boxes: list[list[list[int]]] = []
+    writers: list[list[int]] = []
+    seen: dict[tuple[Any, ...], int] = {}
+
+    def number(key: tuple[Any, ...], lists: list[Any], make: Callable[[], list[Any]]) -> int:
+        if key not in seen:
+            seen[key] = len(lists)
+            lists.append(make())
+        return seen[key]
+
+    entries = {}
+    for name, of in tensors.items():
+        covered = int(of.boxes[:, 1].prod(axis=1).sum())
+        if covered != torch.Size(of.shape).numel():
+            raise UserError(f"expected pieces of {name} that add up to {list(of.shape)}, got {covered} values")
+        flat = of.boxes.reshape(len(of.boxes), -1)
+        entries[name] = {
+            "dtype": of.dtype,
+            "shape": list(of.shape),
+            "boxes": number(("boxes", flat.shape, flat.tobytes()), boxes, flat.tolist),
+            "writers": number(("writers", of.writers.tobytes()), writers, of.writers.tolist),
+        }
+    return {"tensors": entries, "boxes": boxes, "writers": writers}

@@ -40,6 +40,7 @@ from credit_like.checkpoint.format import (
     Piece,
     Reader,
     check_file,
+    check_size,
     read_manifest,
     seal,
     table,
@@ -108,6 +109,11 @@ class Checkpoint:
         for name, entry in sorted(self.manifest["files"].items())[share::of]:
             check_file(self.folder, name, entry)
 
+    def verify_sizes(self) -> None:
+        """Check the size of every file, which reads none. Raises DamagedCheckpoint naming the file."""
+        for name, entry in sorted(self.manifest["files"].items()):
+            check_size(self.folder, name, entry)
+
     def read(self, name: str) -> Tensor:
         """Return a whole tensor on the host."""
         return Reader(self.folder, self.manifest).read(name)
@@ -162,7 +168,7 @@ class CheckpointManager:
     asynchronous: bool = True
     runtime: Runtime = field(default_factory=Runtime)
     before_commit: Callable[[], None] | None = None
-    _plan: list[dict[str, Any]] | None = None
+    _plan: shards.Plan | None = None
     _planned: frozenset[str] = frozenset()
     _buffers: dict[str, Tensor] = field(default_factory=dict)
     _save: _Save | None = None
@@ -257,7 +263,7 @@ class CheckpointManager:
     def _stage(self, pieces: Mapping[str, Piece]) -> Callable[[], dict[str, Tensor]]:
         """Copy the pieces that this rank writes to host buffers; return a function that waits for the copies."""
         assert self._plan is not None
-        mine = self._plan[self.runtime.rank]
+        mine = self._plan.mine
         event = None
         for name in mine:
             source = pieces[name].local
@@ -290,9 +296,9 @@ class CheckpointManager:
         assert self._plan is not None
         body = json.loads((save.folder / "body.json").read_bytes())
         body["files"] = {}
-        for rank in range(len(self._plan)):
+        for rank in range(self.runtime.world):
             body["files"][shards.rank_file(rank)] = json.loads((save.folder / f"rank-{rank:05d}.json").read_bytes())
-        body["tensors"] = table(shards.rows(self._plan))
+        body |= table(self._plan.tensors)
         for part in [*save.folder.glob("rank-*.json"), save.folder / "body.json"]:
             part.unlink()
         if self.before_commit is not None:
@@ -313,19 +319,27 @@ class CheckpointManager:
     # ---- finding -----------------------------------------------------------------------------------------------------
 
     def recover(self) -> None:
-        """Remove the remains of a crash; the caller holds the run's lock."""
+        """Remove the remains of a crash; the caller holds the run's lock. Collective.
+
+        The ranks share the work of reading every byte of an unfinished save.
+        """
+        unfinished: list[str] = []
         if self.runtime.is_main and self.folder.exists():
             for trash in self.folder.glob(".trash-step-*"):
                 remove(trash)
-            for folder in sorted(self.folder.glob(".step-*.tmp")):
-                step = self.folder / folder.name[1:].removesuffix(".tmp")
-                try:
-                    # The folder is complete and flushed; only the rename is missing.
-                    Checkpoint.open(folder).verify()
-                except DamagedCheckpoint:
-                    remove(folder)
-                else:
-                    self._publish(folder, step)
+            unfinished = sorted(folder.name for folder in self.folder.glob(".step-*.tmp"))
+        for name in self.runtime.broadcast(unfinished):
+            folder, damaged = self.folder / name, False
+            try:
+                Checkpoint.open(folder).verify(self.runtime.rank, self.runtime.world)
+            except DamagedCheckpoint:
+                damaged = True
+            damaged = bool(self.runtime.agree(damaged))
+            if self.runtime.is_main and damaged:
+                remove(folder)
+            elif self.runtime.is_main:
+                # The folder is complete and flushed; only the rename is missing.
+                self._publish(folder, self.folder / name[1:].removesuffix(".tmp"))
         self.runtime.barrier()
 
     def latest(self, set_aside: bool = False) -> Checkpoint | None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from credit_like import transforms
 from credit_like.checkpoint.errors import DamagedCheckpoint
-from credit_like.checkpoint.export import find
+from credit_like.checkpoint.export import find, find_unread
 from credit_like.checkpoint.format import MANIFEST, Piece, Reader
 from credit_like.checkpoint.manager import Checkpoint
 from credit_like.checkpoint.shards import named_pieces
@@ -38,6 +38,7 @@ from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
 from credit_like.models import ChannelAxis, ModelConfig
 from credit_like.nn import init, spectral_norm
+from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.origin import StartFrom
 from credit_like.variables import ROLES, Variables
@@ -90,27 +91,32 @@ class Source:
     """Name of each tensor in the checkpoint."""
 
     @classmethod
-    def open(cls, section: StartFrom) -> Source:
+    def open(cls, section: StartFrom, runtime: Runtime | None = None) -> Source:
         """Open the source without reading its tensors.
 
-        Raises UserError if there is none, or what is there has no weights of a model.
+        With a `runtime` all ranks call this together; they share the verification of a checkpoint, of which otherwise only
+        the manifest and the sizes of files are checked. Raises UserError if there is no source, or what is there has no
+        weights of a model: with a `runtime` the same on all ranks.
         """
-        path = Path(section.path)
-        if not path.exists():
+        path, alone = Path(section.path), Runtime()
+        if (runtime or alone).agree(not path.exists()):
             raise UserError(
                 f"start_from.path: expected a run, a checkpoint or an export, got nothing at {path}; change the path"
             )
+        source, refused, cause = None, None, None
         try:
-            return cls._of_file(path) if path.is_file() else cls._of_run(path, section.weights)
+            source = cls._of_file(path) if path.is_file() else cls._of_run(path, section.weights, runtime)
         except (DamagedCheckpoint, SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            told = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise UserError(
-                f"start_from.path: expected a run, a checkpoint or an export, got {path}: {told}; change the path"
-            ) from error
+            cause, told = error, f"no {error}" if isinstance(error, KeyError) else str(error)
+            refused = f"start_from.path: expected a run, a checkpoint or an export, got {path}: {told}; change the path"
+        if refused := (runtime or alone).first(refused):
+            raise UserError(refused) from cause
+        assert source is not None
+        return source
 
     @classmethod
-    def _of_run(cls, path: Path, weights: str) -> Source:
-        checkpoint = find(path)
+    def _of_run(cls, path: Path, weights: str, runtime: Runtime | None) -> Source:
+        checkpoint = find_unread(path) if runtime is None else find(path, runtime=runtime)
         averages = checkpoint.names("ema/") if weights == "ema" else []
         names = {name.removeprefix("model/"): name for name in checkpoint.names("model/")}
         names |= {name.removeprefix("ema/"): name for name in averages}
@@ -399,22 +405,37 @@ def load(source: Source, plan: Plan, model: nn.Module, seed: int) -> list[str]:
     model = get_raw_model(model)
     pieces = named_pieces(model)
     source.fill({name: pieces[name] for name in plan.direct if pieces[name].local.numel()})
-    whole = {name: source.read(name) for name in plan.mapped}
-    mapped = dict(_mapped(whole, plan, model, seed))
-    changes = list(_rescaled(whole, mapped, model))
-    for name, value in mapped.items():
-        if pieces[name].local.numel():
-            pieces[name].local.copy_(value[_slices(pieces[name])])
+    norms = {canonical_name(name): layer for name, layer in spectral_norm.layers(model)}
+    owners = {canonical_name(name): (module, leaf) for module, leaf, name, _ in init.own_parameters(model)}
+    changes: list[str] = []
+    # One layer at a time, so that no more than one is whole in memory.
+    for layer, names in _by_layer(plan.mapped, norms).items():
+        whole = {name: source.read(name) for name in names}
+        mapped = dict(_mapped(whole, plan, owners, seed))
+        if layer in norms:
+            changes += _rescaled(whole, mapped, layer, norms[layer])
+        for name, value in mapped.items():
+            if pieces[name].local.numel():
+                pieces[name].local.copy_(value[_slices(pieces[name])])
     spectral_norm.refresh(model)
     return changes
 
 
-def _mapped(whole: Mapping[str, Tensor], plan: Plan, model: nn.Module, seed: int) -> Iterator[tuple[str, Tensor]]:
+def _by_layer(names: Iterable[str], norms: Mapping[str, nn.Module]) -> dict[str, list[str]]:
+    """Return tensors by the layer whose spectral norm needs them together; other tensors are by themselves."""
+    result: dict[str, list[str]] = {}
+    for name in names:
+        layer = next((of for leaf in _OF_A_NORM if (of := name.removesuffix(f".{leaf}")) in norms), name)
+        result.setdefault(layer, []).append(name)
+    return result
+
+
+def _mapped(
+    whole: Mapping[str, Tensor], plan: Plan, owners: Mapping[str, tuple[nn.Module, str]], seed: int
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors with channels: the source's entries where it has them, else zeros or initial values."""
-    owners = {canonical_name(name): (module, leaf) for module, leaf, name, _ in init.own_parameters(model)}
-    for name, along in plan.mapped.items():
-        value = whole[name]
-        for axis, positions in along:
+    for name, value in whole.items():
+        for axis, positions in plan.mapped[name]:
             at = torch.tensor(positions.at)
             new = (at < 0).view([-1 if dim == axis.dim else 1 for dim in range(value.ndim)])
             value = value.index_select(axis.dim, at.clamp(min=0))
@@ -434,22 +455,19 @@ def _without(weight: Tensor, v: Tensor) -> Tensor:
     return spectral_norm.from_matrix(matrix - torch.outer(matrix @ v, v), weight.shape, 0)
 
 
-def _rescaled(whole: Mapping[str, Tensor], mapped: dict[str, Tensor], model: nn.Module) -> Iterator[str]:
-    """Scale v of each spectral norm that lost channels so that σ is the source's; yield what that means."""
-    for name, layer in spectral_norm.layers(model):
-        spectral, name = layer.spectral, canonical_name(name)
-        assert isinstance(spectral, spectral_norm.SpectralNorm)
-        weight, u, v = (f"{name}.{leaf}" for leaf in _OF_A_NORM)
-        if weight not in mapped:
-            continue
-        before, after = (spectral_norm.as_matrix(of[weight], spectral.output_dim) for of in (whole, mapped))
-        sigma = torch.dot(whole[u], before @ whole[v])
-        remaining = torch.dot(mapped[u], after @ mapped[v])
-        mapped[v] = mapped[v] * (sigma / remaining.clamp(min=1e-3 * sigma))
-        iterated = nn.functional.normalize(after.T @ mapped[u], dim=0)
-        factor = float(sigma / (after @ iterated).norm())
-        if abs(factor - 1.0) > 1e-3:
-            yield f"{name}: without the dropped channels the first optimiser step scales this layer by {factor:.3g}"
+def _rescaled(whole: Mapping[str, Tensor], mapped: dict[str, Tensor], name: str, layer: nn.Module) -> Iterator[str]:
+    """Scale v of a spectral norm that lost channels so that σ is the source's; yield what that means."""
+    spectral = layer.spectral
+    assert isinstance(spectral, spectral_norm.SpectralNorm)
+    weight, u, v = (f"{name}.{leaf}" for leaf in _OF_A_NORM)
+    before, after = (spectral_norm.as_matrix(of[weight], spectral.output_dim) for of in (whole, mapped))
+    sigma = torch.dot(whole[u], before @ whole[v])
+    remaining = torch.dot(mapped[u], after @ mapped[v])
+    mapped[v] = mapped[v] * (sigma / remaining.clamp(min=1e-3 * sigma))
+    iterated = nn.functional.normalize(after.T @ mapped[u], dim=0)
+    factor = float(sigma / (after @ iterated).norm())
+    if abs(factor - 1.0) > 1e-3:
+        yield f"{name}: without the dropped channels the first optimiser step scales this layer by {factor:.3g}"
 
 
 # ---- normalisation ---------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import credit_like
 from credit_like import transforms
-from credit_like.data import netcdf_files
+from credit_like.data.files import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
 from credit_like.errors import UserError, reading, replace

@@ -18,8 +18,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from credit_like.data.climatology import nearest_day, period_text, slots_of, window_weights
 from credit_like.data.store import FieldStore
+from credit_like.data.tools.climatology import nearest_day, period_text, slots_of, window_weights
 from credit_like.errors import UserError
 from credit_like.variables import Variable
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 
 import numpy as np
 import xarray as xr
@@ -24,7 +24,10 @@ VECTORS = {
 
 
 class Collected:
-    """Statistics (I, L, K, R) by variable, source and metric. Statistics with an extra dimension are summed over time."""
+    """Statistics (I, L, K, R) by variable, source and metric. Statistics with extra dimensions are summed over time.
+
+    `events` has the labels of each variable's thresholds.
+    """
 
     def __init__(
         self,
@@ -33,9 +36,11 @@ class Collected:
         inits: int,
         leads: Sequence[int],
         regions: Sequence[str],
+        events: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         self.sources, self.metrics, self.regions, self.leads = list(sources), metrics, list(regions), list(leads)
         self.inits = inits
+        self.events = events
         self.levels: dict[str, tuple[float, ...]] = {}
         self._scalar: dict[tuple[str, str, str, str], Array] = {}
         self._sum: dict[tuple[str, str, str, str], Array] = {}
@@ -55,7 +60,7 @@ class Collected:
             key = (variable.name, source, metric, statistic)
             shape = (len(self.leads), *values.shape[1:])
             where = slice(first_lead, first_lead + len(values))
-            if extra(self.metrics[metric]) is None:
+            if not extra(self.metrics[metric]):
                 self._scalar.setdefault(key, np.full((self.inits, *shape), np.nan))[init, where] = values
             else:
                 valid = np.isfinite(values)
@@ -65,7 +70,7 @@ class Collected:
     def dataset(self, samples: int, seed: int) -> xr.Dataset:
         """Return (source, metric, region, lead_time[, level]) per variable; `samples` > 0 adds bounds of each metric."""
         self._add_vectors()
-        names = [name for name, module in self.metrics.items() if extra(module) is None]
+        names = [name for name, module in self.metrics.items() if not extra(module)]
         bounded = [label for name in names for label in ((name, f"{name}_low", f"{name}_high") if samples else (name,))]
         lead_time = np.array(self.leads, "timedelta64[s]").astype("timedelta64[ns]")
         coords = {"source": self.sources, "metric": bounded, "region": self.regions, "lead_time": lead_time}
@@ -74,14 +79,19 @@ class Collected:
         result = xr.Dataset(coords=coords, attrs={"Conventions": "CF-1.11", "title": "forecast scores"})
         result.attrs["labels"] = json.dumps({n: m.LABEL for n, m in self.metrics.items() if hasattr(m, "LABEL")})
         result["initial_times"] = ((), self.inits, {"long_name": "number of initial times"})
+        every_event = list(dict.fromkeys(label for labels in self.events.values() for label in labels))
         for variable, levels in self.levels.items():
             scores = np.stack([self._scores(variable, source, names, samples, seed) for source in self.sources])
             result[variable] = self._labelled(scores, levels, ("source", "metric", "region", "lead_time"), everywhere)
             for name, module in self.metrics.items():
                 last = extra(module)
-                if last is not None and (found := self._extra(variable, name)) is not None:
+                if last and (found := self._extra(variable, name)) is not None:
                     dims = ("source", "region", "lead_time")
                     array = self._labelled(found, levels, dims, everywhere, last)
+                    labels = {**getattr(module, "LABELS", {}), "threshold": self.events.get(variable, ())}
+                    array = array.assign_coords({dim: list(labels[dim]) for dim in last if dim in labels})
+                    if "threshold" in last:
+                        array = array.reindex(threshold=every_event)
                     result[f"{variable}_{name.replace('-', '_')}"] = array
         return result
 
@@ -98,7 +108,7 @@ class Collected:
         return np.moveaxis(np.stack(result), 3, 1)
 
     def _extra(self, variable: str, metric: str) -> Array | None:
-        """Return (source, R, L, K, extra), or None if no source has this metric."""
+        """Return (source, R, L, K, extra …), or None if no source has this metric; NaN for what a source lacks."""
         found = {}
         for source in self.sources:
             keys = [key for key in self._sum if key[:3] == (variable, source, metric)]
@@ -115,8 +125,13 @@ class Collected:
                 found[source] = np.moveaxis(self.metrics[metric].finish(means), 2, 0)
         if not found:
             return None
-        empty = np.full_like(next(iter(found.values())), np.nan)
-        return np.stack([found.get(source, empty) for source in self.sources])
+        # Sources with fewer members have fewer ranks.
+        shape = np.max([values.shape for values in found.values()], 0)
+        result = np.full((len(self.sources), *shape), np.nan)
+        for number, source in enumerate(self.sources):
+            if source in found:
+                result[number][tuple(map(slice, found[source].shape))] = found[source]
+        return result
 
     def _labelled(
         self,
@@ -124,13 +139,12 @@ class Collected:
         levels: Sequence[float],
         dims: tuple[str, ...],
         everywhere: Sequence[float],
-        last: str | None = None,
+        last: tuple[str, ...] = (),
     ) -> xr.DataArray:
-        """Return `values` (…, K[, last]) as an array over the levels of all variables, or without `level` at the surface."""
-        more = (last,) if last else ()
+        """Return `values` (…, K, *last) as an array over the levels of all variables, or without `level` at the surface."""
         if not levels:
-            return xr.DataArray(values[..., 0, :] if last else values[..., 0], dims=(*dims, *more))
-        array = xr.DataArray(values, dims=(*dims, "level", *more), coords={"level": list(levels)})
+            return xr.DataArray(values.take(0, len(dims)), dims=(*dims, *last))
+        array = xr.DataArray(values, dims=(*dims, "level", *last), coords={"level": list(levels)})
         return array.reindex(level=list(everywhere))
 
     def _add_vectors(self) -> None:

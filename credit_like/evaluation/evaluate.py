@@ -40,6 +40,7 @@ from credit_like.evaluation.sources import (
     Truth,
     open_forecast,
 )
+from credit_like.evaluation.thresholds import event_labels, event_thresholds
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable, Variables
 
@@ -71,6 +72,7 @@ class Scorer:
     metrics: Mapping[str, ModuleType]
     thresholds: Mapping[str, tuple[Any, Any]]
     dry: Mapping[str, float]
+    events: Mapping[str, NDArray[np.float64]]
 
     def score(self, block: ScoreBlock, inits: Sequence[int]) -> dict[tuple[str, str, str], NDArray[np.float64]]:
         """Return (source, metric, statistic) → (leads, levels, regions[, extra])."""
@@ -85,7 +87,8 @@ class Scorer:
             if forecast is None:
                 continue
             rain = self.thresholds.get(block.variable.name), self.dry.get(block.variable.name, np.nan)
-            fields = Fields(forecast, truth, mean, self.regions, store.grid, *rain)
+            events = self.events.get(block.variable.name)
+            fields = Fields(forecast, truth, mean, self.regions, store.grid, *rain, events)
             for metric, module in self.metrics.items():
                 if _applies(module, fields):
                     for statistic, values in module.per_time(fields).items():
@@ -94,11 +97,13 @@ class Scorer:
 
 
 def _applies(metric: ModuleType, fields: Fields) -> bool:
-    has = {"climatology"}
+    has = {"climatology", "ensemble"}
     if len(fields.forecast) > 1:
         has.add("members")
     if fields.thresholds is not None:
         has.add("precipitation")
+    if fields.events is not None:
+        has.add("thresholds")
     return bool(has >= needs(metric))
 
 
@@ -154,12 +159,20 @@ def evaluate(
     sources[CLIMATOLOGY] = ClimatologyForecast(climatology, truth.calendar)
     regions = Regions(truth.grid, section.regions)
     rainy = [variable for variable in scored if is_precipitation(variable, training)]
-    check_metrics(metrics, model.members, [variable.name for variable in rainy])
+    limits = section.thresholds
+    check_metrics(metrics, model.members, [v.name for v in rainy], limits, [v.name for v in scored])
     wet = any("precipitation" in needs(module) for module in metrics.values())
     thresholds = {variable.name: seeps_thresholds(training, variable, period) for variable in rainy if wet}
     dry = {variable.name: dry_limit(variable, training) for variable in rainy}
-    scorer = Scorer(truths, sources, climatology, regions, metrics, thresholds, dry)
-    collected = Collected(list(sources), metrics, len(inits), leads, regions.names)
+    wanted_events = any("thresholds" in needs(module) for module in metrics.values())
+    labels = {variable.name: event_labels(limits, variable.name) for variable in scored if wanted_events}
+    events = {
+        variable.name: event_thresholds(limits, training, variable, model.levels_of(variable), period)
+        for variable in scored
+        if labels.get(variable.name)
+    }
+    scorer = Scorer(truths, sources, climatology, regions, metrics, thresholds, dry, events)
+    collected = Collected(list(sources), metrics, len(inits), leads, regions.names, labels)
     blocks = list(_blocks(scored, model, inits, leads, truth))
     for done, block, part in _run(scorer, blocks, inits):
         collected.add(block.variable, block.levels, block.init, block.first_lead, part)

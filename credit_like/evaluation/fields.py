@@ -81,6 +81,8 @@ class Fields:
     """For precipitation: (dry probability, threshold of heavy rain), each (H, W)."""
     dry_limit: float = np.nan
     """For precipitation: the amount below which a step is dry, in the variable's units."""
+    events: Array | None = None
+    """Thresholds of events (T, K, H, W), in the variable's units; NaN where there is none."""
     valid: NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -93,6 +95,11 @@ class Fields:
     def ensemble_mean(self) -> Array:
         """Return (L, K, H, W): the mean over members, which is the forecast itself if there is one member."""
         return np.asarray(self.forecast.mean(0))
+
+    @property
+    def n_events(self) -> int:
+        """Return the number of thresholds."""
+        return 0 if self.events is None else len(self.events)
 
     @property
     def error(self) -> Array:

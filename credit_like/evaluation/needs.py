@@ -9,21 +9,47 @@ from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.derive.fields import Derivation, scored_derivation
 from credit_like.errors import UserError
 from credit_like.evaluation.metrics import needs
+from credit_like.registry import did_you_mean
 from credit_like.schema.data import Role
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.inference import Thresholds
 from credit_like.variables import Variable, Variables
 
 
-def check_metrics(metrics: Mapping[str, ModuleType], members: int, rainy: Sequence[str]) -> None:
-    """Raise UserError for a metric that needs an ensemble or precipitation if the forecasts have none."""
-    for name, module in metrics.items():
-        if "members" in needs(module) and members < 2:
-            raise UserError(
-                f"evaluation.metrics: expected an ensemble for {name}, got one member; remove it or change "
-                "inference.ensemble.members"
-            )
-        if "precipitation" in needs(module) and not rainy:
-            raise UserError(f"evaluation.metrics: expected forecasts of precipitation for {name}, got none, remove it")
+def check_metrics(
+    metrics: Mapping[str, ModuleType], members: int, rainy: Sequence[str], thresholds: Thresholds, scored: Sequence[str]
+) -> None:
+    """Raise UserError for metrics that need an ensemble, thresholds or precipitation if there are none.
+
+    `rainy`: the variables that are precipitation; `scored`: all variables that are scored. One line names all metrics
+    with the same problem. Raises UserError for a threshold of a variable that is not scored as well.
+    """
+    problems = []
+    alone = [name for name, module in metrics.items() if needs(module) & {"members", "ensemble"}]
+    if alone and members < 2:
+        problems.append(
+            f"evaluation.metrics: expected an ensemble for {', '.join(alone)}, got one member; remove "
+            f"{'it' if len(alone) == 1 else 'them'} or change inference.ensemble.members"
+        )
+    dry = [name for name, module in metrics.items() if "precipitation" in needs(module)]
+    if dry and not rainy:
+        problems.append(
+            f"evaluation.metrics: expected forecasts of precipitation for {', '.join(dry)}, got none, remove it"
+        )
+    of_events = [name for name, module in metrics.items() if "thresholds" in needs(module)]
+    if of_events and not (thresholds.quantiles or any(thresholds.values.values())):
+        problems.append(
+            f"evaluation.thresholds: expected thresholds for {', '.join(of_events)}, got none; add some, such as "
+            "`{quantiles: [0.1, 0.9]}`"
+        )
+    problems += [
+        f"evaluation.thresholds.values.{name}: expected a variable that is scored ({', '.join(scored)}), got {name!r}, "
+        f"change it{did_you_mean(name, scored)}"
+        for name in thresholds.values
+        if name not in scored
+    ]
+    if problems:
+        raise UserError("\n".join(problems))
 
 
 def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:

@@ -9,8 +9,16 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from credit_like.evaluation.naming import channel_text, exponent_of, exponent_text, level_units_of, units_text
+from credit_like.evaluation.naming import (
+    channel_text,
+    exponent_of,
+    exponent_text,
+    hours_text,
+    level_units_of,
+    units_text,
+)
 from credit_like.evaluation.scorecard import IN_UNITS, channels, labels
 
 _STYLE = {"model": ("C0", "-"), "persistence": ("0.4", "--"), "climatology": ("0.4", ":")}
@@ -40,40 +48,58 @@ def plot_scores(results: xr.Dataset, folder: Path) -> list[Path]:
     return paths
 
 
-def _scores_figure(results: xr.Dataset, panels: list[tuple[str, xr.DataArray]], metric: str, label: str) -> Figure:
-    """Return a figure of panels of one size, with margins in inches."""
-    columns = min(4, len(panels))
-    rows = -(-len(panels) // columns)
+def panel_figure(count: int, what: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with the title `what` and so many panels of one size, in rows of up to four; margins in inches."""
+    columns = min(4, count)
+    rows = -(-count // columns)
     left, right, top, bottom, across, down = 0.75, 0.15, 0.6, 0.5, 0.55, 0.5
     width = left + right + columns * _PANEL[0] + (columns - 1) * across
     height = top + bottom + rows * _PANEL[1] + (rows - 1) * down
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
-    times = int(results["initial_times"])
-    for number, (name, scores) in enumerate(panels):
+    axes = []
+    for number in range(count):
         row, column = divmod(number, columns)
         x, y = left + column * (_PANEL[0] + across), height - top - _PANEL[1] - row * (_PANEL[1] + down)
-        ax = figure.add_axes((x / width, y / height, _PANEL[0] / width, _PANEL[1] / height))
-        values = scores.sel(metric=metric).values
-        exponent = exponent_of(values) if metric in IN_UNITS else 0
-        units = str(results[name.partition("@")[0]].attrs.get("units", "")) if metric in IN_UNITS else ""
-        _curves(ax, scores, metric, exponent)
-        shown = " ".join(part for part in (exponent_text(exponent) if exponent else "", units_text(units)) if part)
-        title = channel_text(name, level_units_of(results))
-        ax.set_title(f"{title} ({shown})" if shown else title, fontsize=9, loc="left", y=1.0)
-        if column == 0:
-            ax.set_ylabel(label, fontsize=9)
-        if number + columns >= len(panels):
-            ax.set_xlabel("lead time (h)", fontsize=9)
-        if number == 0:
-            lines, names = ax.get_legend_handles_labels()
-    figure.legend(
-        lines, names, loc="upper right", ncols=len(names), fontsize=8, frameon=False,
-        bbox_to_anchor=(1 - right / width, 1 - 0.05 / height),
-    )  # fmt: skip
-    what = f"{label}, mean over {times} initial times"
+        axes.append(figure.add_axes((x / width, y / height, _PANEL[0] / width, _PANEL[1] / height)))
+        axes[-1].grid(alpha=0.3)
+        axes[-1].tick_params(labelsize=7)
     figure.text(left / width, 1 - 0.2 / height, what, fontsize=11, weight="bold", va="center")
+    return figure, axes
+
+
+def legend_and_labels(figure: Figure, axes: list[Axes], x: str, y: str) -> None:
+    """Label the outer axes of `panel_figure`, and put the legend of the first panel at the top right."""
+    columns = min(4, len(axes))
+    for number, ax in enumerate(axes):
+        if number % columns == 0:
+            ax.set_ylabel(y, fontsize=9)
+        if number + columns >= len(axes):
+            ax.set_xlabel(x, fontsize=9)
+    lines, names = axes[0].get_legend_handles_labels()
+    width, height = figure.get_size_inches()
+    figure.legend(
+        lines, names, loc="upper right", ncols=max(1, len(names)), fontsize=8, frameon=False,
+        bbox_to_anchor=(1 - 0.15 / width, 1 - (0.05 if width > 6 else 0.24) / height),
+    )  # fmt: skip
+
+
+def _scores_figure(results: xr.Dataset, panels: list[tuple[str, xr.DataArray]], metric: str, label: str) -> Figure:
+    """Return the curves of one metric."""
+    figure, axes = panel_figure(len(panels), f"{label}, mean over {int(results['initial_times'])} initial times")
+    for ax, (name, scores) in zip(axes, panels, strict=True):
+        exponent = exponent_of(scores.sel(metric=metric).values) if metric in IN_UNITS else 0
+        _curves(ax, scores, metric, exponent)
+        _title(ax, results, name, exponent, metric in IN_UNITS)
+    legend_and_labels(figure, axes, "lead time (h)", label)
     return figure
+
+
+def _title(ax: Axes, results: xr.Dataset, name: str, exponent: int = 0, in_units: bool = False) -> None:
+    units = str(results[name.partition("@")[0]].attrs.get("units", "")) if in_units else ""
+    shown = " ".join(part for part in (exponent_text(exponent) if exponent else "", units_text(units)) if part)
+    title = channel_text(name, level_units_of(results))
+    ax.set_title(f"{title} ({shown})" if shown else title, fontsize=9, loc="left", y=1.0)
 
 
 def _curves(ax: Axes, scores: xr.DataArray, metric: str, exponent: int) -> None:
@@ -89,9 +115,7 @@ def _curves(ax: Axes, scores: xr.DataArray, metric: str, exponent: int) -> None:
                 scores.sel(source=source, metric=f"{metric}_{end}").values / 10.0**exponent for end in ("low", "high")
             )
             ax.fill_between(hours, low, high, color=colour, alpha=0.15, linewidth=0)
-    every = next((step for step in _TICKS if hours[-1] / step <= 6), _TICKS[-1])
-    ax.set_xticks(np.arange(0, hours[-1] + every / 2, every))
-    ax.set_xlim(0, hours[-1] * 1.02)
+    _lead_axis(ax, hours)
     if metric == "rmse":
         ax.set_ylim(bottom=0)
     elif metric == "acc":
@@ -100,5 +124,104 @@ def _curves(ax: Axes, scores: xr.DataArray, metric: str, exponent: int) -> None:
         ax.axhline(_SKILFUL, color="0.7", linewidth=0.8)
     elif metric == "bias":
         ax.axhline(0, color="0.7", linewidth=0.8)
-    ax.grid(alpha=0.3)
-    ax.tick_params(labelsize=7)
+    elif metric == "spread-error":
+        ax.axhline(1, color="0.7", linewidth=0.8)
+
+
+def _lead_axis(ax: Axes, hours: NDArray[np.float64]) -> None:
+    every = next((step for step in _TICKS if hours[-1] / step <= 6), _TICKS[-1])
+    ax.set_xticks(np.arange(0, hours[-1] + every / 2, every))
+    ax.set_xlim(0, hours[-1] * 1.02)
+
+
+def plot_ensemble(results: xr.Dataset, folder: Path, source: str = "model") -> list[Path]:
+    """Plot spread and error of the ensemble mean, rank histograms and reliability diagrams over the globe.
+
+    Histograms are those of the first, a middle and the last lead; reliability is that of the last one, with a curve per
+    event. What was not computed has no figure.
+    """
+    figures = {"spread": _spread_figure, "rank-histogram": _rank_figure, "reliability": _reliability_figure}
+    drawn = {name: figure for name, draw in figures.items() if (figure := draw(results, source)) is not None}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, figure in drawn.items():
+        figure.savefig(folder / f"{name}.png", dpi=110)
+    return [folder / f"{name}.png" for name in drawn]
+
+
+def _spread_figure(results: xr.Dataset, source: str) -> Figure | None:
+    if not {"rmse", "spread"} <= set(results["metric"].values):
+        return None
+    there = [(name, scores.sel(source=source)) for name, scores in channels(results)]
+    panels = [(name, scores) for name, scores in there if bool(np.isfinite(scores.sel(metric="spread")).any())]
+    if not panels:
+        return None
+    figure, axes = panel_figure(len(panels), "Spread and error of the ensemble mean")
+    for ax, (name, scores) in zip(axes, panels, strict=True):
+        exponent = exponent_of(scores.sel(metric="rmse").values)
+        hours = scores["lead_time"].values / np.timedelta64(1, "h")
+        for metric, label, colour in (("rmse", "RMSE of the mean", "C0"), ("spread", "spread", "C1")):
+            ax.plot(hours, scores.sel(metric=metric).values / 10.0**exponent, color=colour, label=label)
+        _lead_axis(ax, hours)
+        ax.set_ylim(bottom=0)
+        _title(ax, results, name, exponent, in_units=True)
+    legend_and_labels(figure, axes, "lead time (h)", "RMSE, spread")
+    return figure
+
+
+def _of_channels(results: xr.Dataset, suffix: str, source: str) -> list[tuple[str, xr.DataArray]]:
+    """Return (name, scores over lead_time and more) of every channel with data of a metric that has more dimensions."""
+    found = []
+    for name, _ in channels(results):
+        variable, _, level = name.partition("@")
+        if f"{variable}{suffix}" in results:
+            array = results[f"{variable}{suffix}"].sel(region="global", source=source)
+            array = array.sel(level=float(level), method="nearest") if level else array
+            if bool(np.isfinite(array).any()):
+                found.append((name, array))
+    return found
+
+
+def _rank_figure(results: xr.Dataset, source: str) -> Figure | None:
+    panels = _of_channels(results, "_rank_histogram", source)
+    if not panels:
+        return None
+    figure, axes = panel_figure(len(panels), "Rank of the truth among the members")
+    leads = sorted({0, results.sizes["lead_time"] // 2, results.sizes["lead_time"] - 1})
+    for ax, (name, array) in zip(axes, panels, strict=True):
+        ranks = int(np.isfinite(array.values).any(0).sum())  # sources with fewer members have fewer
+        for lead, colour in zip(leads, ("C2", "C1", "C0"), strict=False):
+            one = array.isel(lead_time=lead, rank=slice(ranks))
+            ax.stairs(
+                one.values,
+                np.arange(ranks + 1) - 0.5,
+                color=colour,
+                label=hours_text(results["lead_time"].values[lead]),
+            )
+        ax.axhline(1 / ranks, color="0.7", linewidth=0.8)
+        ax.set_ylim(bottom=0)
+        ax.set_xlim(-0.5, ranks - 0.5)
+        _title(ax, results, name)
+    legend_and_labels(figure, axes, "rank", "frequency")
+    return figure
+
+
+def _reliability_figure(results: xr.Dataset, source: str) -> Figure | None:
+    panels = _of_channels(results, "_reliability", source)
+    if not panels:
+        return None
+    last = hours_text(results["lead_time"].values[-1])
+    figure, axes = panel_figure(len(panels), f"Reliability of probabilities, {last}")
+    for ax, (name, array) in zip(axes, panels, strict=True):
+        ax.plot([0, 1], [0, 1], color="0.7", linewidth=0.8)
+        for number, event in enumerate(map(str, array["threshold"].values)):
+            one = array.isel(lead_time=-1).sel(threshold=event)
+            share, probability, frequency = (
+                one.sel(reliability_part=part).values for part in ("fraction", "probability", "frequency")
+            )
+            there = share > 0
+            ax.plot(probability[there], frequency[there], ".-", color=f"C{number}", label=event)
+        ax.set_xlim(-0.02, 1.02)
+        ax.set_ylim(-0.02, 1.02)
+        _title(ax, results, name)
+    legend_and_labels(figure, axes, "forecast probability", "observed frequency")
+    return figure

@@ -38,6 +38,7 @@ MISSING = 255
 _MAP_BYTES = 12 * 2**20
 _ROWS, _COLUMNS = 181, 360  # a map on a page cannot show more points than this
 _FEW_LEADS, _FEW_LEVELS = 21, 3
+_STAMPS, _STAMP_COLUMNS = 12, 90  # members shown, and the most points of one along a row
 
 
 def write_report(
@@ -63,6 +64,7 @@ def write_report(
         "initial_times": int(results["initial_times"]),
         "scores": describe_scores(results, units),
         "spectra": describe_spectra(results),
+        "ensemble": describe_ensemble(results),
         "maps": describe_maps(files, truth, variables, init, map_bytes),
     }
     text = page(data)
@@ -108,7 +110,7 @@ def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, 
 
 def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
     """Return zonal energy spectra of the globe at up to four leads: per channel float32 over (source, lead, wavenumber)."""
-    leads = np.unique(np.linspace(0, results.sizes["lead_time"] - 1, 4).round().astype(int))
+    leads = _spread(results.sizes["lead_time"], 4)
     rows = []
     for name, _ in channels(results):
         variable = name.split("@")[0]
@@ -118,6 +120,37 @@ def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
             values = array.transpose("source", "lead_time", "zonal_wavenumber").values
             rows.append({"name": name, "wavenumbers": values.shape[-1], "values": _floats(values)})
     return {"leads": _hours(results["lead_time"].values[leads]), "channels": rows}
+
+
+def describe_ensemble(results: xr.Dataset) -> dict[str, Any]:
+    """Return rank histograms, reliability and Brier scores over the globe, each per channel as float32.
+
+    `rank`: (source, lead, rank) and `reliability`: (source, lead, event, bin, part) at up to six leads; `brier`:
+    (source, lead, event) at all leads. What was not computed is absent.
+    """
+    leads = _spread(results.sizes["lead_time"], 6)
+    kinds = {
+        "rank": ("_rank_histogram", ("rank",), leads),
+        "reliability": ("_reliability", ("threshold", "probability_bin", "reliability_part"), leads),
+        "brier": ("_brier", ("threshold",), slice(None)),
+    }
+    rows = []
+    for name, _ in channels(results):
+        row: dict[str, Any] = {"name": name}
+        for kind, (suffix, last, chosen) in kinds.items():
+            if f"{name.split('@')[0]}{suffix}" in results:
+                array, _, _ = _channel(results, name, suffix)
+                array = array.sel(region="global").isel(lead_time=chosen)
+                row[kind] = _floats(array.transpose("source", "lead_time", *last).values)
+        if len(row) > 1:
+            rows.append(row)
+    return {
+        "leads": _hours(results["lead_time"].values[leads]),
+        "ranks": results.sizes.get("rank", 0),
+        "bins": results.sizes.get("probability_bin", 0),
+        "events": [str(label) for label in results["threshold"].values] if "threshold" in results.coords else [],
+        "channels": rows,
+    }
 
 
 @dataclass(frozen=True)
@@ -133,12 +166,11 @@ class Thinning:
         return [levels[i] for i in _spread(len(levels), self.levels)]
 
 
-def thin(height: int, width: int, leads: int, levels: Sequence[int], most: int) -> Thinning:
-    """Return the most detailed choice within `most` bytes (three per point).
+def thin(height: int, width: int, leads: int, levels: Sequence[int], most: int, members: int = 1) -> Thinning:
+    """Return the most detailed choice within `most` bytes (three per point; of an ensemble one more, and its stamps).
 
     Points are dropped first, then leads, then levels. `levels` gives the number of levels of every variable. At least
-    one lead, one level and every eighth point always
-    remain.
+    one lead, one level and every eighth point always remain.
     """
     stride = max(1, -(-height // _ROWS), -(-width // _COLUMNS))
     wanted = [(stride, leads, max(levels, default=1)), (stride, _FEW_LEADS, max(levels, default=1))]
@@ -146,21 +178,33 @@ def thin(height: int, width: int, leads: int, levels: Sequence[int], most: int) 
     wanted += [(stride * more, _FEW_LEADS // 2 + 1, _FEW_LEVELS) for more in (2, 3, 4)]
     wanted += [(stride * 4, 5, 1), (stride * 8, 2, 1), (stride * 8, 1, 1)]
     for stride, n_leads, n_levels in wanted:
-        points = -(-height // stride) * -(-width // stride)
-        if 3 * points * min(n_leads, leads) * sum(min(n_levels, n) for n in levels) <= most:
+        rows, columns = -(-height // stride), -(-width // stride)
+        points = 3 * rows * columns
+        if members > 1:
+            apart = _stamp_stride(columns)
+            points += rows * columns + min(members, _STAMPS) * -(-rows // apart) * -(-columns // apart)
+        if points * min(n_leads, leads) * sum(min(n_levels, n) for n in levels) <= most:
             break
     return Thinning(stride, tuple(_spread(leads, n_leads)), n_levels)
+
+
+def _stamp_stride(columns: int) -> int:
+    """Return the distance, in points of a map of so many columns, between the points of a stamp."""
+    return -(-columns // _STAMP_COLUMNS)
 
 
 def describe_maps(
     files: ForecastFiles, truth: FieldStore, variables: Variables, init: int, most: int
 ) -> dict[str, Any]:
-    """Return truth, forecast (the mean of an ensemble) and error from one initial time, one byte per point."""
+    """Return truth, forecast (the mean of an ensemble) and error from one initial time, one byte per point.
+
+    Of an ensemble also the spread (standard deviation, ddof = 1) and up to twelve members, at fewer points.
+    """
     grid, second = truth.grid, int(files.init[init])
     leads = [int(lead) for lead in files.leads if lead > 0]
     shown = [variable for variable in variables.outputs if files.levels_of(variable)]
     counts = [len(files.levels_of(variable)) for variable in shown]
-    thinned = thin(grid.height, grid.width, len(leads), counts, most)
+    thinned = thin(grid.height, grid.width, len(leads), counts, most, files.members)
     leads = [leads[i] for i in thinned.leads]
     rows, columns = slice(None, None, thinned.stride), slice(None, None, thinned.stride)
     entries = []
@@ -174,13 +218,17 @@ def describe_maps(
         "valid": [calendar.to_text(time) for time in valid],
         "leads": [lead / 3600 for lead in leads],
         "members": files.members,
+        "stamps": {
+            "members": _spread(files.members, _STAMPS) if files.members > 1 else [],
+            "stride": _stamp_stride(len(grid.longitude[columns])),
+        },
         "stride": thinned.stride,
         "left_out": {"leads": len(files.leads) - len(leads), "levels": sum(counts) - len(entries)},
         "latitude": [round(float(x), 4) for x in grid.latitude[rows]],
         "longitude": [round(float(x), 4) for x in grid.longitude[columns]],
         "entries": entries,
         "coast": coast(truth),
-        "colours": {"field": _colours("viridis"), "error": _colours("RdBu_r")},
+        "colours": {"field": _colours("viridis"), "error": _colours("RdBu_r"), "spread": _colours("magma")},
     }
 
 
@@ -194,11 +242,17 @@ def _entries(
     points: tuple[slice, slice],
 ) -> list[dict[str, Any]]:
     """Return one entry per level, reading lead by lead, so that only the fields on the page are in memory."""
-    shown, analysed = [], []
+    shown, analysed, spread, stamps = [], [], [], []
+    chosen = _spread(files.members, _STAMPS)
     for lead in leads:
         forecast = files.fields(second, [lead], variable, levels)
         assert forecast is not None, "files without the variable have no levels of it"
-        shown.append(forecast[:, 0][..., points[0], points[1]].mean(0).astype(np.float32))
+        members_MKHW = forecast[:, 0][..., points[0], points[1]]
+        shown.append(members_MKHW.mean(0).astype(np.float32))
+        if files.members > 1:
+            spread.append(members_MKHW.std(0, ddof=1).astype(np.float32))
+            apart = _stamp_stride(members_MKHW.shape[-1])
+            stamps.append(members_MKHW[chosen][..., ::apart, ::apart].astype(np.float32))
         there = truth.at(np.array([second + lead]), variable, levels)[0]
         analysed.append(there[..., points[0], points[1]].astype(np.float32))
     forecast_LKHW, truth_LKHW = np.stack(shown), np.stack(analysed)
@@ -220,6 +274,12 @@ def _entries(
                 "error": _bytes(field - real, -most, most),
             }
         )
+        if files.members > 1:
+            deviation = np.stack(spread)[:, k]
+            largest = _scale(deviation)[1]
+            result[-1]["spread_range"] = [0.0, largest]
+            result[-1]["spread"] = _bytes(deviation, 0.0, largest)
+            result[-1]["members"] = _bytes(np.stack(stamps, 1)[:, :, k], low, high)
     return result
 
 

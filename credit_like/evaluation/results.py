@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from credit_like.data import netcdf_files
 from credit_like.data.aliases import find
+from credit_like.data.files import netcdf_files
 from credit_like.errors import UserError, reading, replace
 
 

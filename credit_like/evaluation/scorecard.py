@@ -23,7 +23,7 @@ from credit_like.terminal import fitted
 
 _HOURS = (6, 24, 72, 120, 240)
 _REFERENCES = ("persistence", "climatology")
-IN_UNITS = ("rmse", "bias", "mae", "crps", "fair_crps", "spread", "activity")
+IN_UNITS = ("rmse", "bias", "mae", "crps", "fair-crps", "spread", "activity")
 """Metrics in the units of their variable."""
 
 

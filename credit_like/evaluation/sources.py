@@ -16,9 +16,9 @@ import xarray as xr
 from dask.utils import SerializableLock
 from numpy.typing import NDArray
 
-from credit_like.data import netcdf_files
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
+from credit_like.data.files import netcdf_files
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology

@@ -23,14 +23,15 @@ from credit_like.derive.fields import Derivation, written_derivation
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
+from credit_like.inference.breed import initial_states
 from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.paths import forecast_folder, forecast_path
-from credit_like.inference.perturb import perturbations
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
 from credit_like.rollout import rollout
 from credit_like.schema.checks import has_noise
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.inference import InferenceSection
 from credit_like.state import State
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
@@ -38,10 +39,13 @@ from credit_like.variables import Variables
 _LOG = logging.getLogger(__name__)
 _WAITING = 4  # batches of fields that may wait for the disk
 
+Unit = list[list[ForecastKey]]
+"""Batches of (initial time, member) that one process computes, and of which all or none are complete."""
+
 
 @dataclass(frozen=True)
 class RolloutOutcome:
-    """Result of a rollout: the files, the number of initial times computed, and whether all are complete now."""
+    """Result of a rollout: the files, the number of forecasts computed (each member is one), and whether all are complete."""
 
     path: Path
     computed: int
@@ -94,7 +98,7 @@ def plan(
         grid=store.grid,
         variables=(*variables.outputs, *derived),
         chosen=choose(section.output, variables.outputs) | {variable.name: variable.levels for variable in derived},
-        variable_attrs={variable.name: store.attrs(variable) for variable in variables.outputs} | derived_attrs,
+        variable_attrs=_attributes(store, variables) | derived_attrs,
         attrs=attrs,
         cf=section.output.flavour == "cf",
     )
@@ -113,8 +117,9 @@ def write_forecasts(
 ) -> RolloutOutcome:
     """Compute the experiment's forecasts that are not complete yet, and write them.
 
-    `part` = (index, number): initial times are distributed over data-parallel ranks or jobs of an array, which do not
-    wait for each other; the one that completes the last initial time gives the files their final names. `checkpoint`
+    `part` = (index, number): batches of initial times and members are distributed over data-parallel ranks or jobs of an
+    array, which do not wait for each other; the one that completes the last of them gives the files their final names.
+    (A format that keeps all members in one file distributes whole initial times.) `checkpoint`
     identifies the weights, and is recorded with the resolved experiment. Under domain sharding `context.rows` are this
     rank's, and `gather` turns (B, C, rows, W) into the whole field on the rank that writes, None on the others.
     `progress(done, of)` counts steps. Raises UserError before anything is written for an invalid request, and
@@ -135,20 +140,22 @@ def write_forecasts(
         stepper.noise.reseed("members", section.ensemble.seed)
     perturb = None
     if members > 1 and perturbed:
-        perturb = perturbations(section.ensemble, variables, context.statistics, store.grid, context.rows)
+        perturb = initial_states(context, computes_in_bfloat16(experiment))
     folder = forecast_folder(experiment)
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
     writer.open()
     # Completeness is determined before anything is computed, so that ranks that share a sample decide alike.
-    todo = [group for group in forecast_plan.groups[part[0] :: part[1]] if not all(map(writer.is_complete, group))]
+    todo = [
+        unit for unit in _units(forecast_plan, section, writer)[part[0] :: part[1]] if not _is_complete(unit, writer)
+    ]
     derive = _Derive.of(context)
     background = Background(_WAITING)
-    steps, done = _steps(forecast_plan, todo, experiment), 0
+    steps, done = forecast_plan.leads * sum(map(len, todo)), 0
 
-    def states(group: Sequence[int]) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
-        """Yield (initial times and members, lead, state) of every step of a group's forecasts."""
-        for places in _batches(group, members, section.batch_size):
+    def states(unit: Unit) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
+        """Yield (initial times and members, lead, state) of every step of a unit's forecasts."""
+        for places in unit:
             perturb_batch = perturb([member for _, member in places]) if perturb else None
             for lead, state in rollout(
                 stepper,
@@ -166,9 +173,9 @@ def write_forecasts(
 
     stepper.eval()
     try:
-        for group in todo:
+        for unit in todo:
             writes = False
-            for places, lead, state in states(group):
+            for places, lead, state in states(unit):
                 if lead in layout.leads and (fields := _fields(stepper, state, gather, derive)) is not None:
                     background.submit(partial(_write, writer, places, layout.leads.index(lead), fields))
                     writes = True
@@ -176,14 +183,14 @@ def write_forecasts(
                 if progress is not None:
                     progress(done, steps)
             if writes:
-                background.submit(partial(_complete, writer, group))
+                background.submit(partial(_complete, writer, unit))
         background.close()
     except BaseException:
         background.abandon()
         writer.abandon()
         raise
     finished = writer.finish()
-    return RolloutOutcome(forecast_path(experiment), sum(map(len, todo)), finished)
+    return RolloutOutcome(forecast_path(experiment), sum(len(places) for unit in todo for places in unit), finished)
 
 
 def computes_in_bfloat16(experiment: Experiment) -> bool:
@@ -217,7 +224,7 @@ def forecast(
         grid=store.grid,
         variables=variables.outputs,
         chosen={variable.name: variable.levels for variable in variables.outputs},
-        variable_attrs={variable.name: store.attrs(variable) for variable in variables.outputs},
+        variable_attrs=_attributes(store, variables),
         attrs={"Conventions": "CF-1.11"},
     )
     stepper.eval()
@@ -230,6 +237,15 @@ def forecast(
         for name, values in layout.select(fields).items():
             dataset[name] = (layout.variable_dims(name), values[:, None], layout.attrs_of(name))
         yield dataset
+
+
+def _attributes(store: FieldStore, variables: Variables) -> dict[str, dict[str, str]]:
+    """Return the attributes of every predicted variable, and those of `level`."""
+    found = {variable.name: store.attrs(variable) for variable in variables.outputs}
+    units = {store.level_units(variable) for variable in variables.outputs if variable.levels}
+    if units == {"hPa"}:
+        found["level"] = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
+    return found
 
 
 def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: str) -> dict[str, Any]:
@@ -251,9 +267,16 @@ def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[F
     return [pairs[start : start + batch_size] for start in range(0, len(pairs), batch_size)]
 
 
-def _steps(forecast_plan: ForecastPlan, todo: Sequence[Sequence[int]], experiment: Experiment) -> int:
-    members, size = experiment.inference.ensemble.members, experiment.inference.batch_size
-    return forecast_plan.leads * sum(len(_batches(group, members, size)) for group in todo)
+def _units(forecast_plan: ForecastPlan, section: InferenceSection, writer: Writer) -> list[Unit]:
+    """Return what ranks share out and a restart keeps: single batches, or all batches of a group where files hold members."""
+    units = [_batches(group, section.ensemble.members, section.batch_size) for group in forecast_plan.groups]
+    return [[places] for unit in units for places in unit] if writer.by_member else units
+
+
+def _is_complete(unit: Unit, writer: Writer) -> bool:
+    if writer.by_member:
+        return all(writer.is_member_complete(init, member) for places in unit for init, member in places)
+    return all(writer.is_complete(init) for places in unit for init, _ in places)
 
 
 @dataclass(frozen=True)
@@ -300,6 +323,11 @@ def _write(writer: Writer, places: Sequence[ForecastKey], lead: int, fields: Hos
     writer.write(places, lead, fields.wait().numpy())
 
 
-def _complete(writer: Writer, group: Sequence[int]) -> None:
-    for i in group:
-        writer.complete(i)
+def _complete(writer: Writer, unit: Unit) -> None:
+    places = [place for batch in unit for place in batch]
+    if writer.by_member and writer.layout.members > 1:
+        for init, member in places:
+            writer.complete_member(init, member)
+    else:
+        for init in dict.fromkeys(init for init, _ in places):
+            writer.complete(init)

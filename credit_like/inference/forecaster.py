@@ -19,6 +19,7 @@ from torch import nn
 from credit_like import registry, transforms
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
+from credit_like.context import Context
 from credit_like.data.aliases import find
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore, InMemory, open_store
@@ -26,6 +27,7 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
 from credit_like.nn.noise import NoiseKeys
+from credit_like.parallel.runtime import Runtime
 from credit_like.schema.checks import has_noise
 from credit_like.schema.experiment import Experiment
 from credit_like.stepper import Stepper
@@ -61,16 +63,18 @@ class Forecaster:
         self.model, self.experiment, self.normalisation, self.grid = model, experiment, normalisation, grid
         self.variables = Variables(experiment.data)
 
-    def __call__(self, dataset: xr.Dataset, init: str | Sequence[str], leads: int) -> Iterator[xr.Dataset]:
+    def __call__(
+        self, dataset: xr.Dataset | Sequence[xr.Dataset], init: str | Sequence[str], leads: int
+    ) -> Iterator[xr.Dataset]:
         """Forecast from ISO times in `dataset`; yield one dataset per lead with the initial times along `time`.
 
-        `dataset` holds the model's prognostic, forcing and static variables under their own names or known aliases,
-        over time, level, latitude, longitude, on the grid on which the model was trained; diagnostic variables are
-        optional. Points missing at the first initial time are treated as points without data. Raises UserError for an
+        `dataset`, or several together, hold the model's prognostic, forcing and static variables under their own names or
+        known aliases, over time, level, latitude, longitude, on the grid on which the model was trained; diagnostic
+        variables are optional. Points missing at the first initial time are treated as points without data. Raises UserError for an
         absent variable, level, time or grid. Only one lead is in memory unless the caller keeps more.
         """
         times = [init] if isinstance(init, str) else list(init)
-        store = self._store(dataset)
+        store = self.open(dataset)
         missing = leads - (len(store) - max(store.index(time) for time in times))
         forced = [v for v in self.variables.role("dynamic_forcing") if not v.spec.compute and v.spec.fill is None]
         if leads < 1 or (forced and missing > 0):
@@ -78,7 +82,15 @@ class Forecaster:
                 f"expected at least one lead, and forcing ({', '.join(v.name for v in forced) or 'none'}) for all of "
                 f"them, got leads={leads} and data until {store.times[-1]}; change leads or give more data"
             )
-        statistics = self._statistics(store, store.index(times[0]))
+        stepper = self.context(store, times[0]).stepper
+        return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
+
+    def context(self, store: FieldStore, init: str) -> Context:
+        """Return the model as a part of the program has it that forecasts from `store`.
+
+        Points missing at the time `init` are treated as points without data.
+        """
+        statistics = self._statistics(store, store.index(init))
         physics = [
             registry.of("physics", config).build(config, self.variables, store, statistics)
             for config in self.experiment.physics
@@ -89,21 +101,30 @@ class Forecaster:
             noise = NoiseKeys(store.seconds, self.experiment.seed)
             noise.reseed("members", self.experiment.inference.ensemble.seed)
         stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics, noise=noise)
-        stepper = stepper.to(next((p.device for p in self.model.parameters()), torch.device("cpu")))
-        return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
+        device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
+        return Context(self.experiment, Runtime(device=device), self.variables, store, statistics, stepper.to(device))
 
-    def _store(self, dataset: xr.Dataset) -> FieldStore:
-        """Return the dataset as the model's store; absent diagnostic variables are filled with NaN."""
-        like = next((v for v in self.variables.role("prognostic") if find(v.name, map(str, dataset.data_vars))), None)
+    def open(self, dataset: xr.Dataset | Sequence[xr.Dataset]) -> FieldStore:
+        """Return the data as the model's store; absent diagnostic variables are filled with NaN.
+
+        Raises UserError as calling does.
+        """
+        datasets = [dataset] if isinstance(dataset, xr.Dataset) else list(dataset)
+        first = next(v for v in self.variables.role("prognostic"))
+        main = next((i for i, d in enumerate(datasets) if find(first.name, map(str, d.data_vars))), None)
+        names = [str(name) for d in datasets for name in d.data_vars]
         for variable in self.variables.role("diagnostic"):
-            if like is None or find(variable.name, map(str, dataset.data_vars)) is not None:
+            if main is None or find(variable.name, names) is not None:
                 continue
             dims = ("time", *(["level"] if variable.levels else []), "latitude", "longitude")
-            sizes = {"level": len(variable.levels), **{str(dim): size for dim, size in dataset.sizes.items()}}
+            sizes = {
+                "level": len(variable.levels),
+                **{str(dim): size for dim, size in datasets[main].sizes.items()},
+            }
             shape = tuple(sizes[dim] for dim in dims)
             empty = xr.Variable(dims, np.broadcast_to(np.float32("nan"), shape))
-            dataset = dataset.assign({variable.name: empty})
-        data = self.experiment.data.model_copy(update={"source": (InMemory(dataset),)})
+            datasets[main] = datasets[main].assign({variable.name: empty})
+        data = self.experiment.data.model_copy(update={"source": tuple(map(InMemory, datasets))})
         store = open_store(data, self.variables)
         for axis in ("latitude", "longitude"):
             there, wanted = getattr(store.grid, axis), getattr(self.grid, axis)
@@ -130,5 +151,8 @@ class Forecaster:
         rest = np.ones((len(names) - len(outputs), *outputs.shape[1:]), bool)
         valid = (("channel", "latitude", "longitude"), np.concatenate([outputs, rest]))
         return Statistics(
-            xr.Dataset({**columns, "valid": valid, "transform": ("channel", functions)}, {"channel": names})
+            xr.Dataset(
+                {**columns, "valid": valid, "transform": ("channel", functions), "missing_position": ("missing", [])},
+                {"channel": names},
+            )
         )

@@ -83,6 +83,28 @@ def perturbations(
 ) -> Callable[[Sequence[int]], Callable[[Tensor, Sequence[int]], Tensor]]:
     """Return a function from the members of a batch to the `perturb` argument of `rollout`.
 
+    Adds the fields of `gaussian_fields`. Raises UserError as that function does.
+    """
+    fields = gaussian_fields(ensemble, variables, statistics, grid, rows)
+    transforms = Transforms(variables.role("prognostic"))
+
+    def for_members(members: Sequence[int]) -> Callable[[Tensor, Sequence[int]], Tensor]:
+        def perturb(newest_BCHW: Tensor, init: Sequence[int]) -> Tensor:
+            drawn = fields(members, init)
+            changed = transforms.forward(newest_BCHW, torch) + torch.from_numpy(drawn).to(newest_BCHW.device)
+            perturbed: Tensor = transforms.inverse(changed, torch)
+            return perturbed
+
+        return perturb
+
+    return for_members
+
+
+def gaussian_fields(
+    ensemble: Ensemble, variables: Variables, statistics: Statistics, grid: Grid, rows: slice = slice(None)
+) -> Callable[[Sequence[int], Sequence[int]], NDArray[np.float32]]:
+    """Return a function from members and initial positions to perturbations (B, C, H, W) of the transformed values.
+
     The noise of (seed, member, initial position, channel) is the same in every batch, order and layout. Its standard
     deviation is `amplitude[variable]` times the channel's own change per step. Member 0 is the unperturbed control.
     Raises UserError for an amplitude of a variable that is not prognostic, and if all members would be the same.
@@ -94,7 +116,6 @@ def perturbations(
     _, _, change_std = statistics.select(prognostic)
     amplitude = [ensemble.amplitude.get(variable.name, 0.0) for variable in prognostic for _ in variable.channels]
     size_C = np.array(amplitude) * change_std
-    transforms = Transforms(prognostic)
     field = SphericalRandomField(grid, ensemble.length_scale_km)
 
     def noise(member: int, init: int) -> NDArray[np.float32]:
@@ -104,13 +125,4 @@ def perturbations(
             result[channel] = size_C[channel] * field.draw(rng)
         return result[:, rows]
 
-    def for_members(members: Sequence[int]) -> Callable[[Tensor, Sequence[int]], Tensor]:
-        def perturb(newest_BCHW: Tensor, init: Sequence[int]) -> Tensor:
-            drawn = np.stack([noise(member, i) for member, i in zip(members, init, strict=True)])
-            changed = transforms.forward(newest_BCHW, torch) + torch.from_numpy(drawn).to(newest_BCHW.device)
-            perturbed: Tensor = transforms.inverse(changed, torch)
-            return perturbed
-
-        return perturb
-
-    return for_members
+    return lambda members, init: np.stack([noise(member, i) for member, i in zip(members, init, strict=True)])

@@ -14,7 +14,7 @@ from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection
-from credit_like.schema.inference import InferenceSection
+from credit_like.schema.inference import Ensemble, InferenceSection
 
 _LOG = logging.getLogger(__name__)
 _LONGEST = dt.timedelta(days=1000 * 365)
@@ -48,6 +48,21 @@ def kept_leads(section: InferenceSection, timestep: dt.timedelta) -> tuple[int, 
     return tuple(kept) or tuple(range(1, last + 1))
 
 
+def earlier_starts(ensemble: Ensemble, timestep: dt.timedelta) -> tuple[int, ...]:
+    """Return how many steps before an initial time the forecasts start from which its members' initial states follow.
+
+    0, the initial time itself, is always one of them. Raises UserError for a cycle or a lag between two steps.
+    """
+    key = "inference.ensemble.perturbations"
+    if ensemble.members == 1 or ensemble.perturbations is None or ensemble.kind == "gaussian":
+        return (0,)
+    if ensemble.kind == "bred":
+        cycle = lead_steps(ensemble.perturbations.cycle, timestep, f"{key}.cycle")
+        return tuple(range(0, ensemble.perturbations.cycles * cycle + 1, cycle))
+    lag = lead_steps(ensemble.perturbations.lag or timestep, timestep, f"{key}.lag")
+    return tuple(range(0, ensemble.members * lag, lag))
+
+
 def initial_times(
     section: InferenceSection, store: FieldStore, data: DataSection, missing_times: Collection[int] = ()
 ) -> list[int]:
@@ -56,15 +71,19 @@ def initial_times(
     If `inference.init` is not given, these are every fourth step of the test period from which the whole forecast lies
     inside the data. Times of a range whose initial fields are missing are omitted and counted. Raises UserError for a
     time that is not in the data, that lacks its history or a whole initial field, or from which a forecast needs
-    forcing beyond the end of the data.
+    forcing beyond the end of the data. Bred and lagged members need the same of the earlier times they start from.
     """
     leads = lead_steps(section.lead, data.timestep)
-    init, missing = section.init, set(missing_times)
+    starts = earlier_starts(section.ensemble, data.timestep)
+    needed = [start + back for start in starts for back in range(data.history_len)]
+    # A time lacks data if any of the times that its members start from does.
+    missing = {time + back for time in missing_times for back in needed}
+    init = section.init
     if init is None:
-        chosen = _default(store, data, leads, missing)
+        chosen = _default(store, data, leads, missing, needed[-1])
     elif init.times:
         chosen = [_index(store, time) for time in init.times]
-        if lacking := [store.times[i] for i in chosen if _lacks(i, data, missing)]:
+        if lacking := [store.times[i] for i in chosen if i in missing]:
             raise UserError(
                 "inference.init: expected initial times with all their fields, got "
                 f"{', '.join(map(calendar.to_text, lacking[:3]))} where whole fields are missing, change to other times"
@@ -75,7 +94,7 @@ def initial_times(
         assert init.interval is not None
         step = lead_steps(init.interval, data.timestep, "inference.init")
         found = range(_index(store, init.start), _index(store, init.end) + 1, step)
-        chosen = [i for i in found if not _lacks(i, data, missing)]
+        chosen = [i for i in found if i not in missing]
         if len(chosen) < len(found):
             _LOG.warning(
                 "%d of %d initial times left out: whole fields are missing", len(found) - len(chosen), len(found)
@@ -85,6 +104,12 @@ def initial_times(
                 f"inference.init: expected initial times from {init.start} to {init.end}, got none with data"
             )
     _check_history(chosen, store, data)
+    if starts[-1] and (early := [i for i in chosen if i < needed[-1]]):
+        raise UserError(
+            f"inference.init: expected {needed[-1]} steps of data before an initial time for {section.ensemble.kind} "
+            f"members, got {early[0]} before {calendar.to_text(store.times[early[0]])}, change it to a later one or "
+            "inference.ensemble.perturbations"
+        )
     _check_forcing(chosen, store, data, leads)
     return sorted(set(chosen))
 
@@ -96,14 +121,10 @@ def _index(store: FieldStore, time: str) -> int:
         raise UserError(f"inference.init: {error}") from error
 
 
-def _lacks(init: int, data: DataSection, missing: set[int]) -> bool:
-    return any(init - back in missing for back in range(data.history_len))
-
-
-def _default(store: FieldStore, data: DataSection, leads: int, missing: set[int]) -> list[int]:
+def _default(store: FieldStore, data: DataSection, leads: int, missing: set[int], before: int) -> list[int]:
     inside = store.period(data.test)
-    whole = [int(i) for i in inside if i + leads < len(store.times) and i >= data.history_len - 1]
-    chosen = [i for i in whole[::4] if not _lacks(i, data, missing)]
+    whole = [int(i) for i in inside if i + leads < len(store.times) and i >= before]
+    chosen = [i for i in whole[::4] if i not in missing]
     if not chosen:
         raise UserError(
             f"inference.lead: expected a lead that fits into the data after a time of the test period, got {leads} "

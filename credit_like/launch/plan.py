@@ -114,7 +114,7 @@ class Plan:
             assert self.layout is not None
             rows[-1] = ("walltime", f"{clock(r.walltime)}, told to stop {format_duration(r.stop_before)} before")
             rows += [
-                ("layout", f"data {self.layout.data} × tensor {self.layout.tensor} × domain {self.layout.domain}"),
+                ("layout", str(self.layout)),
                 ("samples per step", f"{self.samples_per_step}, {self.layout.accumulation} micro-batches each"),
             ]
         if self.initial_times is not None:

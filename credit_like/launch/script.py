@@ -69,7 +69,7 @@ def _title(plan: Plan) -> str:
     size = f"{count(r.nodes, 'node')} × {plan.each} = {count(r.world, 'process')}"
     title = f"{plan.mode} of {plan.name} on {plan.site}: {size}"
     if plan.layout is not None:
-        title += f" = data {plan.layout.data} × tensor {plan.layout.tensor} × domain {plan.layout.domain}"
+        title += f" = {plan.layout}"
     if plan.mode == "rollout":
         title += f"; {count(plan.array, 'job')}, {count(plan.shares, 'share')}"
     return title

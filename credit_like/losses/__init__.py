@@ -15,6 +15,8 @@ from pydantic import Field
 from credit_like.schema.base import Section
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 
@@ -61,8 +63,12 @@ class EnsembleLossPlugin(Protocol):
 
     Config: type[Any]
 
-    def of_members(self, config: Any, error_BKCHW: Tensor) -> Tensor:
+    def of_members(self, config: Any, error_BKCHW: Tensor, others: Iterable[Tensor] = ()) -> Tensor:
         """Return the loss at each point, (B, C, h, W), from the errors of K members.
 
-        Rows and samples are independent of each other, as in `LossPlugin.pointwise`.
+        Rows and samples are independent of each other, as in `LossPlugin.pointwise`. With an ensemble over several ranks
+        `others` yields the errors of the members of other ranks, (B, k, C, h, W) each and without gradients; all must be
+        taken. The result is then a part: the parts of all ranks add up to the loss of all members, and the gradient of a
+        part is that of the whole loss with respect to this rank's errors. A plug-in without this argument works on one
+        rank of the ensemble.
         """

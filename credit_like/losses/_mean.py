@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import numpy as np
@@ -25,7 +26,8 @@ class AreaLoss(nn.Module):
     loss = Σ_c v_c · mean_area(ℓ(e_c / s_c)) / Σ_c v_c, averaged over the batch, with ℓ the `pointwise` or `rowwise` of the
     loss plug-in, v the variable weights, s the channel's scale. Of a variable with a transform, e is the error of the
     transformed values. Points without data (`valid` False) are excluded from the mean. Each domain rank computes its part.
-    `of_members` of a loss of ensembles takes the place of ℓ and gets the errors of all members of a sample.
+    `of_members` of a loss of ensembles takes the place of ℓ and gets the errors of all members of a sample. `others` yields
+    what other ranks have in place of a tensor, where they have some of the members; each rank then computes its part.
     """
 
     scale: Tensor
@@ -33,10 +35,16 @@ class AreaLoss(nn.Module):
     valid: Tensor
 
     def __init__(
-        self, config: LossConfig, variables: Variables, statistics: Statistics, grid: Grid, rows: slice = slice(None)
+        self,
+        config: LossConfig,
+        variables: Variables,
+        statistics: Statistics,
+        grid: Grid,
+        rows: slice = slice(None),
+        others: Callable[[Tensor], Iterator[Tensor]] | None = None,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.others = config, others
         self.module = loss_module(config)
         self.rowwise = hasattr(self.module, "rowwise")
         self.transforms = Transforms(variables.outputs)
@@ -71,7 +79,8 @@ class AreaLoss(nn.Module):
     def forward(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return this rank's part of the loss of fields in physical units, as a scalar in fp32 or wider.
 
-        The prediction may hold K members of each sample of the target, one after the other along the batch.
+        The prediction may hold K members of each sample of the target, one after the other along the batch. The parts of
+        ranks that have other rows or other members add up to the loss.
         """
         weighted = self.per_channel(prediction_BCHW, target_BCHW) * self.channel_weights
         return weighted.sum(-1).mean() / self.total_weight
@@ -98,7 +107,9 @@ class AreaLoss(nn.Module):
             return self.area.part(loss_values(self.config, error, target))
         members_BKCHW = prediction_BCHW.unflatten(0, (len(target_BCHW), -1))
         error = torch.where(self.valid, members_BKCHW - target_BCHW[:, None], 0) / self.scale
-        return self.area.part(of_members(self.config, error))
+        if self.others is None:
+            return self.area.part(of_members(self.config, error))
+        return self.area.part(of_members(self.config, error, self.others(error)))
 
     def at_lead(self, loss: Tensor, lead: int, leads: int) -> Tensor:
         """Return the loss of autoregressive step `lead` = 0, 1, … of `leads`, weighted such that a mean over leads remains."""

@@ -19,6 +19,8 @@ from pydantic import Field
 from credit_like.losses import LossConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 
@@ -28,17 +30,13 @@ class Config(LossConfig):
     """1 = fair, 0 = the CRPS of the empirical distribution; values just below 1 are almost fair."""
 
 
-def of_members(config: Config, error_BKCHW: Tensor) -> Tensor:
+def of_members(config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = ()) -> Tensor:
     """Return the CRPS at each point, (B, C, h, W), from the errors x_k - y; of one member it is the absolute error.
 
-    Σ_j Σ_k |x_j - x_k| = 2 Σ_k r_k x_k with r_k = Σ_j sign(x_k - x_j), so the score is linear in the errors where their
-    order is fixed. Only the coefficients are kept for backward. Equal members share the gradient of their distance, which
-    is 0, so that an ensemble without spread is no special case.
+    Equal members share the gradient of their distance, which is 0, so that an ensemble without spread is no special case.
     """
-    members = error_BKCHW.shape[1]
-    fixed = error_BKCHW.detach()
-    coefficient = fixed.sign() / members
-    if members > 1:
-        order = sum((fixed - fixed[:, k : k + 1]).sign_() for k in range(members))
-        coefficient -= order * ((1 - (1 - config.alpha) / members) / (members * (members - 1)))
-    return (coefficient * error_BKCHW).sum(1)
+    import torch
+
+    from credit_like.losses._pairs import pair_score
+
+    return pair_score(config.alpha, error_BKCHW, others, torch.sign)

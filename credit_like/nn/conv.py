@@ -75,6 +75,6 @@ class ConvTranspose2d(Layer):
             x_BHWC, self.effective_weight(), self.bias, self.stride, crop_rows=crop, crop_cols=crop
         )
 
-    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def initial(self, _leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Draw uniformly within 1/sqrt(out k^2)."""
         return initial_values.uniform(shape, self.weight.shape[1:].numel(), generator)

@@ -39,7 +39,7 @@ class Branch(Layer):
         """Return the weight that is applied: W, or W/sigma."""
         return self.weight if self.spectral is None else self.spectral(self.weight)
 
-    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def initial(self, _leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return values uniform within 1/sqrt(fan in)."""
         return initial_values.uniform(shape, self.weight.shape[1:].numel(), generator)
 

@@ -49,7 +49,7 @@ def torch_default(module: nn.Module, leaf: str, shape: tuple[int, ...], generato
     )
 
 
-def _by_fan_in(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _by_fan_in(module: nn.Module, _leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw the weight or bias of a linear map or a convolution.
 
     As in torch, the fan-in of a transposed convolution is taken from dimension 1 as well.
@@ -63,11 +63,11 @@ def _projection(module: nn.Module, leaf: str, shape: tuple[int, ...], generator:
     return torch.zeros(shape) if leaf == "bias" else _by_fan_in(module, leaf, shape, generator)
 
 
-def _identity(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _identity(_module: nn.Module, leaf: str, shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
     return torch.ones(shape) if leaf == "weight" else torch.zeros(shape)
 
 
-def _embedding(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _embedding(module: nn.Module, _leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     assert isinstance(module, nn.Embedding)
     rows = torch.randn(shape, generator=generator)
     if module.padding_idx is not None:
@@ -75,7 +75,7 @@ def _embedding(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: 
     return rows
 
 
-def _attention(module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _attention(_module: nn.Module, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw the input projections of multi-head attention with variance 2/(fan in + fan out).
 
     This is the initialisation of Glorot & Bengio (2010): uniform for projections, normal for the extra key and value.

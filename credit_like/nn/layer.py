@@ -42,6 +42,12 @@ class Layer(nn.Module):
     shard_unit: ClassVar[bool] = False
     """Whether FSDP2 gathers the parameters of this block and of everything inside it as one unit."""
 
+    gathered_ahead: ClassVar[bool] = True
+    """Whether the parameters of a shard unit are gathered while the unit registered before it computes.
+
+    False suits a small unit that is not used in the order of registration.
+    """
+
     recompute: Recompute = "forward"
     """How activation checkpointing treats a shard unit.
 

@@ -23,7 +23,7 @@ class ChannelNorm(Layer):
         """Normalise each point of (..., C); the shape stays the same."""
         return nn.functional.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
-    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def initial(self, leaf: str, shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
         """Return the values of the identity: weight 1, bias 0."""
         return torch.ones(shape) if leaf == "weight" else torch.zeros(shape)
 
@@ -50,6 +50,6 @@ class GroupNorm(Layer):
         y_BCHW = nn.functional.group_norm(x_BCHW, self.groups, self.weight, self.bias, self.eps)
         return y_BCHW.permute(0, 2, 3, 1)
 
-    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    def initial(self, leaf: str, shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
         """Return the values of the identity: weight 1, bias 0."""
         return torch.ones(shape) if leaf == "weight" else torch.zeros(shape)

@@ -187,7 +187,7 @@ class SpectralNorm(Layer):
         return [_Stack(group) for group in groups.values()]
 
     @classmethod
-    def _totals(cls, stacks: Sequence[_Stack], parts: list[Tensor], side: str) -> list[Tensor]:
+    def _totals(cls, _stacks: Sequence[_Stack], parts: list[Tensor], _side: str) -> list[Tensor]:
         """Return the sums over ranks of `parts`, (layers, rows or columns held); here each part is whole already."""
         return parts
 

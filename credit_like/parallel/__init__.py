@@ -1,4 +1,4 @@
-"""Data, tensor and domain parallelism in any combination, with the same numbers as a single process.
+"""Data, ensemble, tensor and domain parallelism in any combination, with the same numbers as a single process.
 
 The names below are imported on first use, so that importing the package does not require torch.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from credit_like.parallel.ddp import apply_ddp
 from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, _units, apply_fsdp2
-from credit_like.parallel.mesh import flat_gradient_mesh, gradient_mesh
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.spectral_norm import shard_spectral_norms
@@ -25,6 +24,7 @@ from credit_like.parallel.unwrap import canonical_name
 from credit_like.schema.trainer import TrainerSection
 
 _RECOMPILE_LIMIT = 256
+Replicate = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
 def parallelise(
@@ -46,7 +46,7 @@ def parallelise(
     freeze_parameters(model, freeze)
     if section.activation_checkpoint:
         _apply_activation_checkpointing(model)
-    if section.compile if section.compile is not None else runtime.device.type == "cuda":
+    if is_compiled(section, runtime):
         # Units of one class share one compilation cache, which holds graphs with and without gradients, for every batch
         # size and for inputs with and without gradients. Beyond the limit torch would silently continue without
         # compilation.
@@ -55,16 +55,21 @@ def parallelise(
         for unit in _units(model):
             unit.compile(dynamic=False)
     if section.parallelism.data == "fsdp2" and train:
-        mesh = gradient_mesh(runtime.mesh)
+        mesh = runtime.gradient_mesh
         if mesh is not None:
             apply_fsdp2(model, mesh, {"trainer": section})
     shard_spectral_norms(model)
     if section.parallelism.data != "fsdp2" and train:
         # `none` has one data rank, but its domain ranks still sum their gradients.
-        mesh = flat_gradient_mesh(runtime.mesh)
+        mesh = runtime.flat_gradient_mesh
         if mesh is not None:
             return _replicated(model, mesh)
     return model
+
+
+def is_compiled(section: TrainerSection, runtime: Runtime) -> bool:
+    """Return whether the run compiles its model: `trainer.compile`, by default on CUDA."""
+    return section.compile if section.compile is not None else runtime.device.type == "cuda"
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -94,32 +99,18 @@ def _replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     if any(p.is_meta for p in model.parameters()):
         model._replicate_over = mesh  # type: ignore[assignment]
         return model
-    return _ddp(model, mesh)
+    return _ddp(model, mesh, apply_ddp)
 
 
-def _ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def _ddp(model: nn.Module, mesh: DeviceMesh, replicate: Replicate) -> nn.Module:
     """Wrap the model in DDP and shard its spectral norms.
 
     With tensor parallelism DDP turns replicated weights into DTensors, so their spectral norms must be converted as
     well.
     """
-    wrapped = apply_ddp(model, mesh)
+    wrapped = replicate(model, mesh)
     shard_spectral_norms(wrapped)
     return wrapped
-
-
-def materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:
-    """Allocate the model on this rank's device, initialise it, apply postponed wrappers, and return the model to use.
-
-    The weights depend on (seed, parameter name) alone: each rank draws the whole parameter from the parameter's own
-    generator, on the CPU, and stores its part. No communication.
-    """
-    offloaded = any(p.device.type == "cpu" for p in model.parameters()) and runtime.device.type == "cuda"
-    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
-        model.to_empty(device="cpu" if offloaded else runtime.device)
-    initialise(model, seed)
-    mesh = model.__dict__.pop("_replicate_over", None)
-    return model if mesh is None else _ddp(model, mesh)
 
 
 @torch.no_grad()
@@ -135,6 +126,26 @@ def initialise(model: nn.Module, seed: int) -> None:
             _start_power_iteration(
                 spectral, full.to(spectral.u.device), f"{name.removesuffix('.weight')}.spectral.u", seed
             )
+
+
+def materialise(
+    model: nn.Module,
+    runtime: Runtime,
+    seed: int,
+    initialise: Callable[[nn.Module, int], None] = initialise,
+    replicate: Replicate = apply_ddp,
+) -> nn.Module:
+    """Allocate the model on this rank's device, initialise it, apply postponed wrappers, and return the model to use.
+
+    The weights depend on (seed, parameter name) alone: each rank draws the whole parameter from the parameter's own
+    generator, on the CPU, and stores its part. No communication. A simulation replaces `initialise` and `replicate`.
+    """
+    offloaded = any(p.device.type == "cpu" for p in model.parameters()) and runtime.device.type == "cuda"
+    if any(t.is_meta for t in (*model.parameters(), *model.buffers())):
+        model.to_empty(device="cpu" if offloaded else runtime.device)
+    initialise(model, seed)
+    mesh = model.__dict__.pop("_replicate_over", None)
+    return model if mesh is None else _ddp(model, mesh, replicate)
 
 
 def _start_power_iteration(spectral: SpectralNorm, full: Tensor, name: str, seed: int) -> None:

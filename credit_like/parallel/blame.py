@@ -3,6 +3,9 @@
 A rank that fails writes its error to the rendezvous store, unless another rank has done so before. In that case its own
 error is a consequence, such as a connection closed by the other rank, and it exits without a message. A thread in every
 rank polls for such an error too and ends a rank that waits for the others in vain, independent of backend and launcher.
+
+Where the first error is that another rank does not answer, all ranks write their stacks and report their position, and the
+message names the rank that holds up the others (`parallel/hang.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +16,14 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import torch.distributed as dist
 
-from credit_like.errors import known_message
+from credit_like.errors import known_message, of_another_rank
+from credit_like.parallel import hang
 from credit_like.parallel.environment import Environment
 
 _POLL = 1.0
@@ -25,6 +31,10 @@ _PATIENCE = 5.0
 """Seconds to reach the store, and to let the rank with the first error report it."""
 _GRACE = 6.0
 """Seconds that a rank has to exit by itself after another one has failed."""
+_ANSWER = 8.0
+"""Seconds in which a rank must report its position."""
+_CONSEQUENCE = 2.0
+"""Seconds in which the rank that knows more may report first, after a connection was lost."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,8 @@ class Cause:
     rank: int
     message: str
     status: int = 1
+    peers: str = ""
+    """`silent` or `lost` if another rank is the reason: it does not answer, or has ended."""
 
     def __str__(self) -> str:
         return f"rank {self.rank}: {self.message}"
@@ -46,6 +58,9 @@ class Causes:
         self._place, self._store = place, store
         self._first: Cause | None = None
         self._over = threading.Event()
+        self._answered = threading.Lock()
+        self._failed = False
+        """Whether an error of another rank has ended the newest collective of this one."""
         # Until all ranks are present, the start is identified by torchrun's restart count, because the agent's store
         # outlives the start.
         self._keys = [f"failed/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"]
@@ -62,15 +77,75 @@ class Causes:
         return self._first
 
     def claim(self, cause: Cause) -> Cause:
-        """Record `cause` as the first one unless there is one already; return the first."""
-        try:
-            if (first := self.first()) is not None:
-                return first
-            kept = self._store.compare_set(self._keys[-1], "", json.dumps(asdict(cause)))
-            self._first = Cause(**json.loads(kept))
-        except dist.DistError:
-            self._first = self._first or cause
+        """Record `cause` as the first one unless there is one already; return the first.
+
+        Where another rank is the reason, the message names it, if the positions of the ranks tell which one it is.
+        """
+        if self._first is None:
+            self._failed = bool(cause.peers)
+            result: list[Cause] = []
+
+            def record() -> None:
+                with suppress(dist.DistError):
+                    result.append(self._record(cause))
+
+            # The process that holds the store may be the one that is stopped, and the store has no limit of time.
+            thread = threading.Thread(target=record, daemon=True)
+            thread.start()
+            thread.join(_ANSWER + _CONSEQUENCE + _PATIENCE)
+            self._first = result[0] if result else self._first or self._without_store(cause)
         return self._first
+
+    def _record(self, cause: Cause) -> Cause:
+        """Do the part of `claim` that needs the store."""
+        if cause.peers == "lost":
+            self._wait_for(lambda: self.first() is not None, _CONSEQUENCE)
+        first = self.first()
+        if first is None:
+            kept = self._store.compare_set(self._keys[-1], "", json.dumps(asdict(cause)))
+            first = Cause(**json.loads(kept))
+        if first.peers:
+            self._answer()
+            if first.rank == self._place.rank:
+                first = self._named(first)
+                self._store.set(self._keys[-1], json.dumps(asdict(first)))
+        return first
+
+    def _named(self, cause: Cause) -> Cause:
+        """Return the cause with the names of the ranks that hold up the others."""
+        world = range(self._place.world)
+        keys = {rank: f"{self._keys[-1]}/position/{rank}" for rank in world}
+        self._wait_for(lambda: self._store.check(list(keys.values())), _ANSWER)
+        found = {rank: self._store.get(key) for rank, key in keys.items() if self._store.check([key])}
+        positions = {rank: hang.Position.of_json(text) for rank, text in found.items()}
+        stacks = stacks_folder if positions else None
+        return replace(
+            cause, message=f"{cause.message.partition(':')[0]}: {hang.describe(positions, len(world), stacks)}"
+        )
+
+    def _without_store(self, cause: Cause) -> Cause:
+        """Return the cause where the store does not answer, which belongs to rank 0 unless an agent holds it."""
+        if not cause.peers:
+            return cause
+        self._write_stacks(hang.Position.here(failed=True))
+        if of_agent() or self._place.rank == 0:
+            return cause
+        return replace(
+            cause, message=f"{cause.message}; rank 0 does not respond: it was stopped or killed, or its node is gone"
+        )
+
+    def _answer(self) -> None:
+        """Write the stacks of this rank and report its position, once."""
+        if not self._answered.acquire(blocking=False):
+            return
+        position = hang.Position.here(self._failed)
+        self._write_stacks(position)
+        self._store.set(f"{self._keys[-1]}/position/{self._place.rank}", position.to_json())
+
+    def _write_stacks(self, position: hang.Position) -> None:
+        if stacks_folder is not None:
+            with suppress(OSError):
+                hang.write_stacks(stacks_folder, self._place.rank, position)
 
     def reported(self) -> None:
         """Announce that this rank has reported the first cause, so that the other ranks may exit."""
@@ -82,15 +157,16 @@ class Causes:
             return
 
     def wait_for_report(self) -> None:
-        """Wait until the rank of the first cause has reported it, at most `_PATIENCE` seconds."""
+        """Wait until the rank of the first cause has reported it, for a limited time."""
+        patience = _PATIENCE + (_ANSWER if self._first is not None and self._first.peers else 0.0)
         try:
             self._store.add(f"{self._keys[0]}/seen", 1)
-            self._wait_for(lambda: self._store.check([f"{self._keys[0]}/reported"]))
+            self._wait_for(lambda: self._store.check([f"{self._keys[0]}/reported"]), patience)
         except dist.DistError:
             return
 
-    def _wait_for(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _PATIENCE
+    def _wait_for(self, condition: Callable[[], bool], patience: float = _PATIENCE) -> None:
+        deadline = time.monotonic() + patience
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.05)
 
@@ -110,6 +186,9 @@ class Causes:
                     return
         except dist.DistError:  # the process that owned the store has ended, and the store's connections with it
             return
+        if cause.peers:
+            with suppress(dist.DistError):
+                self._answer()
         if cause.rank != self._place.rank and not self._over.wait(_GRACE):
             self.wait_for_report()
             os._exit(cause.status)
@@ -117,10 +196,13 @@ class Causes:
 
 def cause_of(error: BaseException, rank: int, status: int = 1) -> Cause:
     """Return an error as a cause: known errors by their message, others with their type."""
-    return Cause(rank, known_message(error) or f"{type(error).__name__}: {error}", status)
+    message = known_message(error) or f"{type(error).__name__}: {error}"
+    return Cause(rank, message, status, of_another_rank(error))
 
 
 _causes: Causes | None = None
+stacks_folder: Path | None = None
+"""Where the ranks of a hang write their stacks; None: nowhere."""
 
 
 def watch(place: Environment, timeout: dt.timedelta) -> Causes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -39,6 +39,18 @@ def all_to_all(x: Tensor, received: list[int], sent: list[int], group: ProcessGr
     return result
 
 
+def from_others(x: Tensor, group: ProcessGroup) -> Iterator[Tensor]:
+    """Yield the tensors of this shape that the other ranks hold, without gradients, beginning with the rank before.
+
+    Every rank sends its own to one rank after the other, ranks − 1 times in all, and all ranks must take all of them.
+    """
+    size, rank, flat = group.size(), group.rank(), x.detach().contiguous().reshape(-1)
+    for distance in range(1, size):
+        received, sent = [0] * size, [0] * size
+        received[(rank - distance) % size] = sent[(rank + distance) % size] = flat.numel()
+        yield all_to_all(flat, received, sent, group).view(x.shape)
+
+
 class _AllReduceSum(torch.autograd.Function):
     """Sum over the group, forward and backward: every rank's loss depends on the sum."""
 
@@ -69,11 +81,11 @@ class _ReduceFromRegion(torch.autograd.Function):
     """Sum of partial results forward; backward is the identity because every rank has the same loss."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         return sum_over(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None
 
 

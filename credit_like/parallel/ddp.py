@@ -12,12 +12,13 @@ from credit_like.parallel.fsdp2 import _no_view
 from credit_like.parallel.mesh import default_mesh
 
 
-def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None) -> nn.Module:
+def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = True) -> nn.Module:
     """Average gradients over the ranks of a 1-D mesh during backward.
 
     Returns the model wrapped in DistributedDataParallel. DistributedDataParallel cannot hold parameters that are split
     over tensor ranks; such a model is replicated by hooks of the same effect and returned itself. A model on one rank
-    or without parameters is returned unchanged. Without a mesh (None) all ranks form one data-parallel group.
+    or without parameters is returned unchanged. Without a mesh (None) all ranks form one data-parallel group. `compare`:
+    whether the ranks compare their parameters once; otherwise construction does not communicate.
     """
     dp_mesh = dp_mesh or default_mesh()
     if dp_mesh is None or dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
@@ -31,4 +32,5 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None) -> nn.Module:
         process_group=dp_mesh.get_group(),
         forward_sync_buffers=False,  # buffers are derived from the weights, which are equal on all ranks
         gradient_as_bucket_view=True,
+        init_sync=compare,
     )

@@ -89,6 +89,12 @@ def _units(model: nn.Module) -> Iterator[nn.Module]:
             yield module
 
 
+def _gathered_ahead(unit: nn.Module) -> bool:
+    """Return whether the order of registration says when a unit is used."""
+    block = unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit
+    return getattr(block, "gathered_ahead", True)
+
+
 def _keeps_full_precision(unit: nn.Module) -> bool:
     return keeps_full_precision(unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit)
 
@@ -123,7 +129,7 @@ def _build_mp_policy(conf: Any) -> MixedPrecisionPolicy | None:
     )
 
 
-def _fix_spectral_norm_dtype(model: nn.Module, param_dtype: torch.dtype | None) -> None:
+def _fix_spectral_norm_dtype(model: nn.Module) -> None:
     """Store u, v and 1/σ in fp32, or in fp64 for fp64 weights, whatever precision the layers compute in.
 
     The state is updated outside forward, from the sharded master weights; forward casts 1/σ to the dtype of the weight.
@@ -141,16 +147,16 @@ class _OwnTensor(torch.autograd.Function):
     """The identity, whose output is not a view of its input for autograd; nothing is copied."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(_ctx: Any, grad: Tensor) -> Tensor:
         return grad
 
 
 @torch.compiler.disable  # it runs outside the compiled unit and is not worth a separate graph
-def _no_view(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+def _no_view(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
     """Replace an output that is a view; a forward hook.
 
     FSDP2 registers its backward hook on the unit's output, which therefore must not be a view (a permutation).
@@ -190,13 +196,13 @@ def apply_fsdp2(
         full = MixedPrecisionPolicy(reduce_dtype=policy.reduce_dtype)
         # The model's input is passed to its first unit without a cast, because that unit may keep full precision.
         outer = dataclasses.replace(policy, cast_forward_inputs=_has_own_parameters(model, units))
-        _fix_spectral_norm_dtype(model, policy.param_dtype)
+        _fix_spectral_norm_dtype(model)
     for unit in (*units, model):
         unit.register_forward_hook(_no_view)
     for unit in units:
         fully_shard(unit, mp_policy=full if _keeps_full_precision(unit) else inner, **options)
     fully_shard(model, mp_policy=outer, **options)
-    for unit, following in itertools.pairwise(units):
+    for unit, following in itertools.pairwise(filter(_gathered_ahead, units)):
         assert isinstance(unit, FSDPModule)
         assert isinstance(following, FSDPModule)
         unit.set_modules_to_forward_prefetch([following])
@@ -232,7 +238,12 @@ class _Communication(ReduceScatter):
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        op: Any,
+        async_op: bool = False,  # noqa: ARG002 -- FSDP2 passes arguments by name
     ) -> None:
         self.reduce(output_tensor, input_tensor, group, op)
 

@@ -1,17 +1,20 @@
-"""The device mesh: world = data × tensor × domain ranks, data outermost, domain innermost."""
+"""The device mesh: world = data × ensemble × tensor × domain ranks, data outermost, domain innermost."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from credit_like.layout import Degrees, divide
 from credit_like.parallel.environment import read_environment
 
-DIMS = ("dp", "tp", "domain")
+DIMS = ("dp", "ensemble", "tp", "domain")
+_PARTS = ("ensemble", "domain")
+"""Dimensions whose ranks have parts of the loss of one sample."""
 _KEYS = {field.name for field in fields(Degrees)}
 
 
@@ -28,7 +31,7 @@ def degrees(parallelism_conf: dict[str, Any], world: int) -> tuple[int, int, int
 def build_device_mesh(
     parallelism_conf: dict[str, Any], device: str = "cuda"
 ) -> tuple[DeviceMesh | None, dict[str, DeviceMesh]]:
-    """Return the mesh (dp, tp, domain) and its 1-D submeshes of more than one rank.
+    """Return the mesh (dp, ensemble, tp, domain) and its 1-D submeshes of more than one rank.
 
     `parallelism_conf` is the block `trainer.parallelism`. Returns None and {} if nothing is parallel. Raises UserError
     as `degrees` does.
@@ -37,34 +40,34 @@ def build_device_mesh(
     at = divide(Degrees.parse(parallelism_conf), world)
     if world == 1:
         return None, {}
-    sizes, copies = (at.data, at.tensor, at.domain), at.replicate
+    sizes, copies = (at.data, at.ensemble, at.tensor, at.domain), at.replicate
     if copies == 1:
-        mesh = init_device_mesh(device, sizes, mesh_dim_names=DIMS)
+        mesh = _limited(init_device_mesh(device, sizes, mesh_dim_names=DIMS))
         return mesh, {name: mesh[name] for name, size in zip(DIMS, sizes, strict=True) if size > 1}
     split = (copies, sizes[0] // copies, *sizes[1:])
-    mesh = init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", "tp", "domain"))
+    mesh = _limited(init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", *DIMS[1:])))
     inner = {name: mesh[name] for name, size in zip(DIMS[1:], sizes[1:], strict=True) if size > 1}
-    return mesh, {"dp": _flat(mesh, ("dp_replicate", "dp_shard"), "dp"), **inner}
+    return mesh, {"dp": _limited(mesh["dp_replicate", "dp_shard"]._flatten("dp")), **inner}
 
 
 def gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
-    """Return the mesh over which gradients are averaged: data × domain, 1-D; (replicate, shard) with hybrid sharding.
+    """Return the mesh over which gradients are averaged: data × ensemble × domain; (replicate, shard) with hybrid sharding.
 
-    Returns None if that is one rank. The domain is included because its ranks hold parts of one sample's gradient.
+    It has one dimension, or two with hybrid sharding. Returns None if that is one rank. Ensemble and domain are included
+    because their ranks hold parts of one sample's gradient.
     """
     if mesh is None:
         return None
     names = mesh.mesh_dim_names
     assert names is not None
     if "dp_replicate" not in names:
-        if mesh["dp"].size() * mesh["domain"].size() == 1:
-            return None
-        if mesh["domain"].size() == 1:
-            return mesh["dp"]
-        return mesh["domain"] if mesh["dp"].size() == 1 else _flat(mesh, ("dp", "domain"), "dp_domain")
-    if mesh["domain"].size() == 1:
+        return _flat(mesh, _several(mesh, "dp", *_PARTS))
+    parts = _several(mesh, *_PARTS)
+    if not parts:
         return mesh["dp_replicate", "dp_shard"]
-    return DeviceMesh._concatenate([mesh["dp_replicate"], _flat(mesh, ("dp_shard", "domain"), "shard_domain")])
+    shard = _flat(mesh, ("dp_shard", *parts))
+    assert shard is not None
+    return DeviceMesh._concatenate([mesh["dp_replicate"], shard])
 
 
 def flat_gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
@@ -73,20 +76,37 @@ def flat_gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
     if found is None or found.ndim == 1:
         return found
     assert mesh is not None
-    return _flat(mesh, ("dp_replicate", "dp_shard", "domain"), "replicate_shard_domain")
+    return _flat(mesh, ("dp_replicate", "dp_shard", *_several(mesh, *_PARTS)))
 
 
-def _flat(mesh: DeviceMesh, names: tuple[str, ...], name: str) -> DeviceMesh:
-    """Return the flattened mesh of this name, which is created once."""
-    known = mesh._get_root_mesh()._flatten_mapping
-    return known[name] if name in known else mesh[names]._flatten(name)
+def _several(mesh: DeviceMesh, *names: str) -> tuple[str, ...]:
+    """Return those of the dimensions that have more than one rank."""
+    return tuple(name for name in names if mesh[name].size() > 1)
+
+
+def _flat(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh | None:
+    """Return these dimensions as one, which is created once; None without a dimension."""
+    if len(names) < 2:
+        return mesh[names[0]] if names else None
+    known, name = mesh._get_root_mesh()._flatten_mapping, "_".join(names)
+    return known[name] if name in known else _limited(mesh[names]._flatten(name))
+
+
+def _limited(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh, whose groups wait as long as the default group; torch gives a new group its own default."""
+    if dist.get_backend() != "fake":
+        world = dist.distributed_c10d._get_default_group()
+        limit = world._get_backend(torch.device("cpu")).options._timeout
+        for group in mesh.get_all_groups():
+            dist.distributed_c10d._set_pg_timeout(limit, group)
+    return mesh
 
 
 def data_parallel_coords(conf: dict[str, Any]) -> tuple[int, int]:
     """Return (dp_rank, dp_size) of this process; `conf` is the experiment or its `trainer` or `parallelism` block.
 
-    Samples are split over data-parallel ranks only: ranks that differ only in their tensor or domain coordinate get the
-    same.
+    Samples are split over data-parallel ranks only: ranks that differ only in their ensemble, tensor or domain coordinate
+    get the same.
     """
     block = conf.get("trainer", conf).get("parallelism", conf if "trainer" not in conf else {})
     if dist.is_initialized():
@@ -102,5 +122,5 @@ def default_mesh() -> DeviceMesh | None:
     """Return all ranks as one data-parallel mesh; None without a process group or with one rank."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device = "cuda" if "nccl" in dist.get_backend() else "cpu"  # "cpu:gloo,cuda:nccl" if `Runtime.start` made the group
     return init_device_mesh(device, (dist.get_world_size(),), mesh_dim_names=("dp",))

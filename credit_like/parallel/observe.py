@@ -9,11 +9,15 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
+
+from credit_like.parallel.ddp import apply_ddp
 
 _KINDS = {
     "allreduce_": "all-reduce",
@@ -93,42 +97,25 @@ def _group(args: tuple[Any, ...], kwargs: Any) -> dist.ProcessGroup:
     raise AssertionError("a collective without a group")
 
 
-@contextmanager
-def simulated_ddp() -> Iterator[None]:
-    """Simulate DistributedDataParallel without peers: skip comparisons and send buckets through the same all-reduce.
+def apply_simulated_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Apply DDP in a group without peers: compare nothing, and send buckets through the same all-reduce.
 
     The fake group returns immediately and gives DDP's reducer no result to wait for, so a hook returns the bucket.
     """
-    from torch.nn.parallel import distributed
 
     def reduced(world: int, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer().div_(world)
-        dist.all_reduce(buffer)
+        dist.all_reduce(buffer, group=mesh.get_group())
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(buffer)
         return future
 
     # The hook's annotations are checked and must be types rather than their names.
     reduced.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-
-    def build(wrapper: Any, *arguments: Any, **options: Any) -> None:
-        original(wrapper, *arguments, **options)
-        wrapper.register_comm_hook(dist.get_world_size(wrapper.process_group), reduced)
-
-    original = distributed.DistributedDataParallel.__init__
-    replaced: list[tuple[Any, str, Any]] = [
-        (distributed, "_verify_param_shape_across_processes", lambda *_: None),
-        (distributed, "_sync_module_states", lambda *_, **__: None),
-        (distributed.DistributedDataParallel, "__init__", build),
-    ]
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
+    wrapped = apply_ddp(model, mesh, compare=False)
+    if isinstance(wrapped, DistributedDataParallel):
+        wrapped.register_comm_hook(mesh.size(), reduced)
+    return wrapped
 
 
 @contextmanager

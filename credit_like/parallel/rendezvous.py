@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
+import resource
 import time
 import uuid
 
@@ -13,14 +15,23 @@ from credit_like.parallel import blame
 from credit_like.parallel.environment import Environment
 
 _POLL = 0.01  # seconds
+_FILES = 65536
 
 
 def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
     """Join the default process group: gloo on CPU; NCCL on GPUs, and gloo for CPU tensors.
 
+    Gloo connects to a rank when it first sends to it, because a connection from each rank to all others exceeds the usual
+    number of open files at 1,024 ranks. The first reduction is here, so that whoever waits for a rank that dies later notices
+    by the connection. On a GPU, NCCL's communicator of all ranks is made here, and those of the mesh are
+    split from it.
+
     Raises TimeoutError on rank 0 and torch's DistStoreError on others if not all ranks join within `timeout`.
     """
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    _allow_many_files()
+    gpu = device.type == "cuda"
+    backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
     # As in torch, the agent that started this process owns the store if there is an agent; otherwise rank 0 creates it.
     of_agent = blame.of_agent()
     ours = place.rank == 0 and not of_agent
@@ -32,7 +43,23 @@ def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> Non
         name = name_of_start(store, place.rank, place.world, timeout)
         causes.name_start(name)
         store = dist.PrefixStore(name, store)
-    dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world, timeout=timeout)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=place.rank,
+        world_size=place.world,
+        timeout=timeout,
+        device_id=device if gpu else None,
+    )
+    dist.all_reduce(torch.zeros((), dtype=torch.int64))
+
+
+def _allow_many_files() -> None:
+    """Raise the soft limit of open files and sockets of this process to `_FILES`, or to the hard limit if that is less."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def name_of_start(store: dist.Store, rank: int, world: int, timeout: dt.timedelta) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -17,17 +20,24 @@ from credit_like.errors import UserError
 from credit_like.layout import divide
 from credit_like.parallel import blame, collectives
 from credit_like.parallel.environment import Environment, device_index, read_environment
-from credit_like.parallel.mesh import build_device_mesh, gradient_mesh
+from credit_like.parallel.mesh import build_device_mesh, flat_gradient_mesh, gradient_mesh
 from credit_like.parallel.rendezvous import join
 from credit_like.schema.trainer import Parallelism
+
+_SHORT = 60
+"""The length up to which a fact is shown as it is."""
+
+
+def _digest(text: str) -> str:
+    return f"digest {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 @dataclass
 class Runtime:
     """Ranks and mesh of this process; the defaults describe a run of one process.
 
-    Samples are split over `dp`; `tensor` ranks have the same loss; `domain` ranks hold bands of rows and parts of the
-    loss.
+    Samples are split over `dp`; `tensor` ranks have the same loss; `ensemble` ranks hold some of the members and `domain`
+    ranks bands of rows, and both hold parts of the loss.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -37,6 +47,8 @@ class Runtime:
     submeshes: dict[str, DeviceMesh] = field(default_factory=dict)
     dp_rank: int = 0
     dp_size: int = 1
+    ensemble_rank: int = 0
+    ensemble_size: int = 1
     tensor_rank: int = 0
     tensor_size: int = 1
     domain_rank: int = 0
@@ -70,7 +82,7 @@ class Runtime:
         if not dist.is_initialized():
             join(place, device, timeout)
         mesh, submeshes = build_device_mesh(parallelism.model_dump(), device.type)
-        dp_rank, tensor_rank, domain_rank = layout.coordinates(place.rank)
+        dp_rank, ensemble_rank, tensor_rank, domain_rank = layout.coordinates(place.rank)
         return cls(
             device=device,
             rank=place.rank,
@@ -79,6 +91,8 @@ class Runtime:
             submeshes=submeshes,
             dp_rank=dp_rank,
             dp_size=layout.data,
+            ensemble_rank=ensemble_rank,
+            ensemble_size=layout.ensemble,
             tensor_rank=tensor_rank,
             tensor_size=layout.tensor,
             domain_rank=domain_rank,
@@ -90,18 +104,38 @@ class Runtime:
         """Return whether this process logs and writes whatever is written once."""
         return self.rank == 0
 
+    @cached_property
+    def gradient_mesh(self) -> DeviceMesh | None:
+        """Return the mesh over which gradients are averaged (see `mesh.gradient_mesh`); first called by all ranks."""
+        return gradient_mesh(self.mesh)
+
+    @cached_property
+    def flat_gradient_mesh(self) -> DeviceMesh | None:
+        """Return `gradient_mesh` in one dimension; first called by all ranks."""
+        return flat_gradient_mesh(self.mesh)
+
     @property
     def gradient_scale(self) -> float:
         """Return the factor by which the local loss is multiplied before backward.
 
-        The wrappers average gradients over data × domain ranks, but the gradient is the mean over data and the sum over
-        domain.
+        The wrappers average gradients over data × ensemble × domain ranks, but the gradient is the mean over data and the
+        sum over ensemble and domain.
         """
-        return float(self.domain_size)
+        return float(self.ensemble_size * self.domain_size)
+
+    @property
+    def models(self) -> tuple[int, int]:
+        """Return the position of this rank's copy of the model, and the number of copies: data × ensemble."""
+        return self.dp_rank * self.ensemble_size + self.ensemble_rank, self.dp_size * self.ensemble_size
+
+    def members(self, of: int) -> range:
+        """Return which of the `of` members of a sample this rank computes."""
+        share = of // self.ensemble_size
+        return range(self.ensemble_rank * share, (self.ensemble_rank + 1) * share)
 
     def sum_over_data(self, x: Tensor) -> Tensor:
-        """Return a partial loss or score summed over domain parts and averaged over data-parallel replicas."""
-        mesh = gradient_mesh(self.mesh)
+        """Return a partial loss or score summed over the parts of a sample and averaged over data-parallel replicas."""
+        mesh = self.gradient_mesh
         if mesh is None:
             return x
         total = x.detach().clone()
@@ -114,6 +148,16 @@ class Runtime:
         domain = self.submeshes.get("domain")
         return x if domain is None else collectives.all_reduce_sum(x, domain.get_group())
 
+    def from_other_members(self, x: Tensor) -> Iterator[Tensor]:
+        """Yield what the other ranks of the ensemble hold in place of `x`, for the same samples and rows."""
+        ensemble = self.submeshes.get("ensemble")
+        return iter(()) if ensemble is None else collectives.from_others(x, ensemble.get_group())
+
+    def mean_over_members(self, x: Tensor) -> Tensor:
+        """Return the mean over the ranks of the ensemble, without gradients."""
+        ensemble = self.submeshes.get("ensemble")
+        return x if ensemble is None else collectives.sum_over(x, ensemble.get_group()) / self.ensemble_size
+
     def gather_over_data(self, value: Any) -> list[Any]:
         """Return the values of all data-parallel ranks, on every rank."""
         dp = self.submeshes.get("dp")
@@ -121,6 +165,14 @@ class Runtime:
             return [value]
         values: list[Any] = [None] * self.dp_size
         dist.all_gather_object(values, value, group=dp.get_group())
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
         return values
 
     def agree(self, value: int) -> int:
@@ -133,6 +185,15 @@ class Runtime:
         dist.all_reduce(x, dist.ReduceOp.MAX)
         return int(x)
 
+    def first(self, text: str | None) -> str | None:
+        """Return the text of the lowest rank that has one, on all ranks: for errors that all of them raise."""
+        if not self.agree(text is not None):
+            return None
+        texts: list[str | None] = [text] * self.world
+        if self.world > 1:
+            dist.all_gather_object(texts, text)
+        return next(text for text in texts if text is not None)
+
     def broadcast(self, value: Any) -> Any:
         """Return the main process's value, on all ranks."""
         if self.world == 1:
@@ -141,31 +202,29 @@ class Runtime:
         dist.broadcast_object_list(box, src=0, device=self.device if self.device.type == "cuda" else None)
         return box[0]
 
-    def check_same(self, value: int, what: str = "samples") -> None:
-        """Raise UserError on all ranks unless the ranks that share a sample (tensor × domain) hold the same number.
+    def check_same(self, facts: Mapping[str, str]) -> None:
+        """Raise UserError on all ranks unless every rank has the same facts: what → text. Collective.
 
-        The caller passes a digest of the sample order. Tensor ranks that read different samples would otherwise train
-        wrongly without any error.
+        Ranks that were started with other files would otherwise train wrongly without any error. Long texts are
+        compared by their digests.
         """
         if self.world == 1:
             return
-        mine = torch.tensor([value], dtype=torch.int64, device=self.device)
-        all_values = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(all_values, mine)
-        peers = self.tensor_size * self.domain_size
-        values = [int(v) for v in all_values]
-        for dp_rank in range(self.dp_size):
-            shared = values[dp_rank * peers : (dp_rank + 1) * peers]
-            if len(set(shared)) > 1:
+        mine = {what: text if len(text) <= _SHORT else _digest(text) for what, text in facts.items()}
+        held: list[dict[str, str]] = [{}] * self.world
+        dist.all_gather_object(held, mine)
+        for what, first in held[0].items():
+            others = [rank for rank, theirs in enumerate(held) if theirs.get(what) != first]
+            if others:
                 raise UserError(
-                    f"expected the same {what} on the {peers} tensor and domain ranks of data-parallel rank {dp_rank}, "
-                    f"got digests {shared}; split samples by Runtime.dp_rank, not by rank"
+                    f"{what}: expected the same on all {self.world} ranks, got {first} on rank 0 and "
+                    f"{held[others[0]].get(what)} on rank {others[0]} ({len(others)} ranks differ from rank 0); start all "
+                    "ranks with the same files and the same installation"
                 )
 
     def barrier(self) -> None:
-        """Wait until all ranks arrive here."""
-        if self.world > 1:
-            dist.barrier()
+        """Wait until all ranks arrive here; the host alone, not its device."""
+        self.agree(0)
 
     def close(self) -> None:
         """Leave the process group if there is one."""

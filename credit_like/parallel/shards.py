@@ -3,12 +3,61 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+import numpy as np
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._python_dispatch import _disable_current_modes
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a tensor is divided over a mesh, described alike on all ranks."""
+
+    mesh: tuple[tuple[str, int], ...] = ()
+    """Name and size of each dimension of the mesh; empty for a tensor that every rank holds whole."""
+    cuts: tuple[tuple[int, int], ...] = ()
+    """(mesh dimension, tensor dimension) of each cut, in the order in which blocks are cut into blocks."""
+
+    def boxes(self, shape: tuple[int, ...], coordinates: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return (position, offset or size, dimension): the boxes of a tensor of `shape` at these positions in the mesh.
+
+        `coordinates`: (position, mesh dimension). A cut into n gives blocks of ⌈size/n⌉, the last ones smaller or empty.
+        """
+        result = np.zeros((len(coordinates), 2, len(shape)), np.int64)
+        result[:, 1] = shape
+        for mesh_dim, dim in self.cuts:
+            offset, size = result[:, 0, dim], result[:, 1, dim]
+            block = -(-size // self.mesh[mesh_dim][1])
+            start = np.minimum(coordinates[:, mesh_dim] * block, size)
+            result[:, 1, dim] = np.minimum(size - start, block)
+            result[:, 0, dim] = offset + start
+        return result
+
+
+def division(x: Tensor) -> tuple[Division, tuple[int, ...]] | None:
+    """Return how a tensor is divided and this rank's position in the mesh; None for other placements than blocks."""
+    if not isinstance(x, DTensor):
+        return Division(), ()
+    mesh, cuts, strided = x.device_mesh, [], []
+    for mesh_dim, placement in enumerate(x.placements):
+        if isinstance(placement, _StridedShard):
+            # It cuts the blocks of the mesh dimensions after it.
+            strided.append((mesh_dim, placement.dim))
+        elif isinstance(placement, Shard):
+            cuts.append((mesh_dim, placement.dim))
+        elif not isinstance(placement, Replicate):
+            return None
+    at = mesh.get_coordinate()
+    if at is None:
+        return None
+    names = mesh.mesh_dim_names or tuple(str(dim) for dim in range(mesh.ndim))
+    return Division(tuple(zip(names, mesh.shape, strict=True)), (*cuts, *strided)), tuple(at)
 
 
 def local(x: Tensor) -> Tensor:
@@ -48,13 +97,3 @@ def whole(x: Tensor) -> Tensor:
 def slice_like(full: Tensor, like: Tensor) -> Tensor:
     """Return this rank's part of a whole tensor, shaped as the local shard of `like`."""
     return full[box(like)]
-
-
-def whole_of_shards(shard: Tensor, like: Tensor) -> Tensor:
-    """Return the whole of a tensor sharded like `like`, given this rank's `shard` of it. Collective, like `whole`."""
-    if not isinstance(like, DTensor):
-        return shard
-    sharded = DTensor.from_local(
-        shard, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
-    )
-    return sharded.full_tensor()

@@ -99,7 +99,7 @@ class _CopyOutput:
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+    def __call__(self, _module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> Tensor:
         return copy_to_region(output, self.group)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _CopyOutput:

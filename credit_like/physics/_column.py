@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from credit_like.data.aliases import find
 from credit_like.errors import UserError
+from credit_like.physics._correction import Correction
 from credit_like.registry import did_you_mean
-from credit_like.schema.base import Section
 from credit_like.variables import Variable, Variables
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Column:
         return _weighted(x_BCHW[:, self.water], self.delta_b)
 
 
-class ColumnConfig(Section):
+class ColumnConfig(Correction):
     """Variables and levels from which column water is computed."""
 
     surface_pressure: str = "surface_pressure"
@@ -87,6 +88,18 @@ def make_column(config: ColumnConfig, variables: Variables) -> Column:
                 "change it"
             )
         return Column(where, (GRAVITY,), (0.0,))
+    where, delta_a, delta_b = layers(config, variables)
+    return Column(
+        where, tuple((delta_a / config.humidity_scale).tolist()), tuple((delta_b / config.humidity_scale).tolist())
+    )
+
+
+def layers(config: ColumnConfig, variables: Variables) -> tuple[slice, NDArray[np.float64], NDArray[np.float64]]:
+    """Return the channels of humidity, and Δa (Pa) and Δb of the layer around each of its levels.
+
+    Raises UserError if coefficients and levels do not fit.
+    """
+    prognostic = variables.role("prognostic")
     where = channels_of(config.humidity, prognostic, "physics.humidity")
     n, (a, b) = where.stop - where.start, (config.a, config.b)
     if a or b:
@@ -95,20 +108,16 @@ def make_column(config: ColumnConfig, variables: Variables) -> Column:
                 f"physics.a: expected {n + 1} interface coefficients a and b for {n} levels of {config.humidity}, "
                 f"got {len(a)} and {len(b)}, change their number"
             )
-        delta_a, delta_b = np.diff(a), np.diff(b)
-    elif n < 2:
+        return where, np.diff(a), np.diff(b)
+    if n < 2:
         raise UserError(
             f"physics.humidity: expected a variable on at least two levels, got {config.humidity!r} on {n}, "
             "change it or give column_water"
         )
-    else:
-        name = find(config.humidity, (variable.name for variable in prognostic))
-        pressure = np.array(variables[str(name)].levels) * config.level_pa
-        edges = np.concatenate([pressure[:1], (pressure[1:] + pressure[:-1]) / 2, pressure[-1:]])
-        delta_a, delta_b = np.abs(np.diff(edges)), np.zeros(n)
-    return Column(
-        where, tuple((delta_a / config.humidity_scale).tolist()), tuple((delta_b / config.humidity_scale).tolist())
-    )
+    name = find(config.humidity, (variable.name for variable in prognostic))
+    pressure = np.array(variables[str(name)].levels) * config.level_pa
+    edges = np.concatenate([pressure[:1], (pressure[1:] + pressure[:-1]) / 2, pressure[-1:]])
+    return where, np.abs(np.diff(edges)), np.zeros(n)
 
 
 def _weighted(x_BCHW: Tensor, weights: Sequence[float]) -> Tensor:

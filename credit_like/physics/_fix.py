@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +10,21 @@ from torch import Tensor, nn
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
 from credit_like.nn.area import AreaMean, identity
+from credit_like.physics._correction import Correction
 from credit_like.variables import Variables
 
 Mean = Callable[[Tensor], Tensor]
-Correct = Callable[[Tensor, Tensor, Mean], Tensor]
+Correct = Callable[..., Tensor]
 """(after, before, mean) → corrected; `mean` turns (B, H, W) into the global mean (B, 1, 1), float64."""
 
 
 class Fix(nn.Module):
-    """Module that calls `correct` with the area mean over the points that have data in every predicted channel."""
+    """Module that calls `correct` with the area mean over the points that have data in every predicted channel.
+
+    `changes` names what the correction changes: the channels of each variable.
+    """
+
+    needs_forcing = False
 
     def __init__(
         self,
@@ -26,19 +32,55 @@ class Fix(nn.Module):
         variables: Variables,
         store: FieldStore,
         statistics: Statistics,
+        *,
+        config: Correction,
+        changes: Mapping[str, slice],
         rows: slice = slice(None),
         reduce: Callable[[Tensor], Tensor] = identity,
     ) -> None:
         super().__init__()
-        self.correct = correct
+        self.correct, self.changes = correct, dict(changes)
+        self.kind: str = getattr(config, "type", "correction")
+        self.after_epochs = config.after_epochs
+        self._added: list[Tensor] | None = None
         valid = torch.from_numpy(statistics.mask(variables.outputs).all(0))
         weights = torch.from_numpy(store.grid.latitude_weights())[:, None] * valid
         self.area = AreaMean(weights, rows, reduce)
 
     def forward(self, after_BCHW: Tensor, before_BCHW: Tensor) -> Tensor:
-        return self.correct(after_BCHW, before_BCHW, self._mean)
+        return self._record(self.correct(after_BCHW, before_BCHW, self._mean), after_BCHW)
+
+    def record(self) -> None:
+        """Record from now on what every call changes."""
+        self._added = []
+
+    def taken(self) -> Tensor:
+        """Return this rank's part of the global mean change of each of `changes`, (n,), averaged over the recorded calls.
+
+        Recording ends.
+        """
+        added, self._added = self._added or [], None
+        return torch.stack(added).mean(0)
+
+    def _record(self, corrected_BCHW: Tensor, after_BCHW: Tensor) -> Tensor:
+        if self._added is not None:
+            change = [
+                self.area.part((corrected_BCHW[:, where] - after_BCHW[:, where]).detach()).mean()
+                for where in self.changes.values()
+            ]
+            self._added.append(torch.stack(change))
+        return corrected_BCHW
 
     def _mean(self, x_BHW: Tensor) -> Tensor:
         # The mean of pressures of 1e5 Pa must hold to 1e-3 Pa, which exceeds the seven digits of float32.
         mean: Tensor = self.area(x_BHW.double()[:, None])
         return mean[:, 0, None, None]
+
+
+class ForcedFix(Fix):
+    """A `Fix` whose `correct` also takes the dynamic forcing at the time before the step, (B, C, H, W), as its last argument."""
+
+    needs_forcing = True
+
+    def forward(self, after_BCHW: Tensor, before_BCHW: Tensor, forcing_BCHW: Tensor) -> Tensor:  # type: ignore[override]
+        return self._record(self.correct(after_BCHW, before_BCHW, self._mean, forcing_BCHW), after_BCHW)

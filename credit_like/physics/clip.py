@@ -1,6 +1,7 @@
 """Clipping: a quantity that cannot be negative is set to zero where the model predicts less.
 
-x ← max(x, minimum). Clipping adds a little of the quantity, so list it before the corrections that conserve it.
+x ← max(x, minimum), and x ← min(x, maximum) where a maximum is given. Clipping adds a little of the quantity, so list it
+before the corrections that conserve it.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import model_validator
+
 from credit_like.physics._column import channels_of
-from credit_like.schema.base import Section
+from credit_like.physics._correction import Correction
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,12 +22,21 @@ if TYPE_CHECKING:
     from credit_like.variables import Variables
 
 
-class Config(Section):
-    """The predicted variables to clip, and their minimum in their own units."""
+class Config(Correction):
+    """The predicted variables to clip, and their bounds in their own units."""
 
     type: Literal["clip"] = "clip"
     variables: tuple[str, ...] = ()
-    minimum: float = 0.0
+    minimum: float | None = 0.0
+    maximum: float | None = None
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Config:
+        if self.minimum is None and self.maximum is None:
+            raise ValueError("expected a minimum or a maximum, got neither; give one")
+        if self.minimum is not None and self.maximum is not None and self.minimum > self.maximum:
+            raise ValueError(f"expected minimum <= maximum, got {self.minimum} and {self.maximum}; change one")
+        return self
 
 
 def find(config: Config, variables: Variables) -> list[slice]:
@@ -38,10 +50,11 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
     where = find(config, variables)
 
-    def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+    def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
         for channels in where:
-            result[:, channels] = after_BCHW[:, channels].clamp(min=config.minimum)
+            result[:, channels] = after_BCHW[:, channels].clamp(config.minimum, config.maximum)
         return result
 
-    return Fix(correct, variables, store, statistics, **layout)
+    changes = dict(zip(config.variables, where, strict=True))
+    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)

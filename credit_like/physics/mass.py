@@ -52,4 +52,5 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         result[:, pressure] = (after_BCHW[:, pressure] + delta).to(after_BCHW.dtype)
         return result
 
-    return Fix(correct, variables, store, statistics, **layout)
+    changes = {config.surface_pressure: slice(pressure, pressure + 1)}
+    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)

@@ -70,4 +70,5 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         result[:, rain] = (after_BCHW[:, rain] * factor).to(after_BCHW.dtype)
         return result
 
-    return Fix(correct, variables, store, statistics, **layout)
+    changes = {config.precipitation: slice(rain, rain + 1)}
+    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)

@@ -65,8 +65,8 @@ def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, for
     from credit_like.plan.show import line
 
     chosen = experiment.trainer.parallelism
-    dp = world // chosen.model_ranks
-    layout = Candidate(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data)
+    dp = world // chosen.degrees.sample_ranks
+    layout = Candidate(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data, chosen.ensemble)
     row = plan_one(experiment, layout, machine, grid)
     if not (row.fits or force):
         raise UserError(

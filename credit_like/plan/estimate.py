@@ -84,6 +84,7 @@ class PlanRow:
         layout = self.layout
         return {
             "dp": layout.dp,
+            "ensemble": layout.ensemble,
             "tensor": layout.tensor,
             "domain": layout.domain,
             "replicate": layout.replicate,
@@ -148,6 +149,7 @@ def in_order(rows: list[PlanRow]) -> tuple[PlanRow, ...]:
 
     def key(row: PlanRow) -> tuple[Any, ...]:
         layout = row.layout
-        return (not row.fits, row.seconds if row.fits else row.excess, layout.tensor, layout.domain, layout.replicate)
+        degrees = layout.ensemble, layout.tensor, layout.domain, layout.replicate
+        return (not row.fits, row.seconds if row.fits else row.excess, *degrees)
 
     return tuple(sorted(rows, key=key))

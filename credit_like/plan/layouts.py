@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from credit_like.schema.checks import layout_findings
+from credit_like.schema.checks import layout_findings, shares_members
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import phases
 from credit_like.schema.trainer import Parallelism
@@ -14,32 +15,33 @@ from credit_like.schema.trainer import Parallelism
 
 @dataclass(frozen=True)
 class Candidate:
-    """A layout of world = dp × tensor × domain ranks; `replicate`, a divisor of dp, counts the sharded copies."""
+    """A layout of world = dp × ensemble × tensor × domain ranks; `replicate`, a divisor of dp, counts the sharded copies."""
 
     dp: int
     tensor: int = 1
     domain: int = 1
     replicate: int = 1
     data: str = "fsdp2"
+    ensemble: int = 1
 
     @property
     def world(self) -> int:
-        return self.dp * self.tensor * self.domain
+        return self.dp * self.ensemble * self.tensor * self.domain
 
     @property
     def shards(self) -> int:
         """Number of ranks over which parameters are sharded that are not split by tensor parallelism."""
-        return self.dp * self.domain // self.replicate if self.data == "fsdp2" else 1
+        return self.dp * self.ensemble * self.domain // self.replicate if self.data == "fsdp2" else 1
 
     @property
     def parallelism(self) -> Parallelism:
         """Section `trainer.parallelism` of this layout."""
-        return Parallelism.model_validate(
-            {"data": self.data, "tensor": self.tensor, "domain": self.domain, "replicate": self.replicate}
-        )
+        degrees = {name: getattr(self, name) for name in ("tensor", "domain", "replicate", "ensemble")}
+        return Parallelism.model_validate({"data": self.data, **degrees})
 
     def __str__(self) -> str:
-        return f"dp {self.dp} × tensor {self.tensor} × domain {self.domain}" + (
+        members = f" × ensemble {self.ensemble}" if self.ensemble > 1 else ""
+        return f"dp {self.dp}{members} × tensor {self.tensor} × domain {self.domain}" + (
             f", {self.replicate} copies" if self.replicate > 1 else ""
         )
 
@@ -74,10 +76,10 @@ def layouts(experiment: Experiment, world: int, height: int, width: int) -> tupl
             if reason := _model_refuses(experiment, height, width, **{name: degree}):
                 refused[name, degree] = reason
     legal = []
-    for tensor, domain in _pairs(world):
-        dp = world // (tensor * domain)
+    for ensemble, tensor, domain in _inner(experiment, world):
+        dp = world // (ensemble * tensor * domain)
         # ddp and fsdp2 differ only in what they shard; with one replica and one band, fsdp2 shards nothing.
-        layout = Candidate(dp, tensor, domain, data=data)
+        layout = Candidate(dp, tensor, domain, data=data, ensemble=ensemble)
         if reason := _refuses(with_layout(experiment, layout), world):
             refused.setdefault(("dp", dp), reason)
         elif ("tensor", tensor) in refused or ("domain", domain) in refused:
@@ -86,7 +88,7 @@ def layouts(experiment: Experiment, world: int, height: int, width: int) -> tupl
             refused["tensor × domain", tensor * domain] = reason
         else:
             copies = divisors(dp) if data == "fsdp2" else [1]
-            legal += [Candidate(dp, tensor, domain, r, data) for r in copies]
+            legal += [Candidate(dp, tensor, domain, r, data, ensemble) for r in copies]
     return legal, [Illegal(*key, reason) for key, reason in refused.items()]
 
 
@@ -95,10 +97,14 @@ def divisors(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def _pairs(world: int) -> Iterator[tuple[int, int]]:
+def _inner(experiment: Experiment, world: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the degrees of ensemble, tensor and domain; the first divides the members of every phase."""
+    parts = [phase.experiment for phase in phases(experiment)]
+    members = math.gcd(*(part.trainer.members if shares_members(part) else 1 for part in parts))
     for tensor in divisors(world):
         for domain in divisors(world // tensor):
-            yield tensor, domain
+            for ensemble in divisors(math.gcd(members, world // (tensor * domain))):
+                yield ensemble, tensor, domain
 
 
 def _refuses(experiment: Experiment, world: int) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
@@ -32,6 +33,7 @@ DYNAMIC = (GRADIENTS, GATHERED, COMMUNICATION, ACTIVATIONS)
 # Operations with which FSDP writes gathered parameters, and with which it collects the gradients of a unit.
 _SPLIT_OUT = ("fsdp::split_with_sizes_copy", "aten::split_with_sizes_copy")
 _COLLECT = ("fsdp::chunk_cat", "aten::_chunk_cat")
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DEVICE = torch.ops.prim.device.default
 _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
 
@@ -210,6 +212,7 @@ class Meter(TorchDispatchMode):
                 self._known[storage._cdata] = (gone, size, part)
 
     def __enter__(self) -> Meter:
+        # torch has no other way to observe the sizes of storages, which FSDP changes without an operation.
         resize = self._resize = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
@@ -254,8 +257,26 @@ def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def attention_as_on_gpu(
-    q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, scale: float | None = None
+class AttentionAsOnGpu(TorchFunctionMode):
+    """Computes `scaled_dot_product_attention` as GPUs do, whoever calls it."""
+
+    def __torch_function__(
+        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        efficient = func is _ATTENTION and not kwargs.get("enable_gqa")
+        return (_efficient_attention if efficient else func)(*args, **kwargs)
+
+
+def _efficient_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
 ) -> Tensor:
     """Compute attention as the memory-efficient GPU kernel does, without storing the probabilities.
 
@@ -267,6 +288,6 @@ def attention_as_on_gpu(
         padded = torch.nn.functional.pad(bias, (0, -columns % 16))[..., :columns]
         bias = padded.expand(*q.shape[:2], q.shape[2], k.shape[2])
     result: Tensor = aten._scaled_dot_product_efficient_attention(
-        q, k, v, bias, torch.is_grad_enabled(), 0.0, False, scale=scale
+        q, k, v, bias, torch.is_grad_enabled(), dropout_p, is_causal, scale=scale
     )[0]
     return result

@@ -33,7 +33,7 @@ def plan(
     machine: Machine,
     grid: Grid,
     processes: int | None = None,
-    progress: Progress = lambda done, all_, line: None,
+    progress: Progress = lambda *_: None,
 ) -> PlanReport:
     """Simulate every legal layout of `world` ranks, `processes` at a time (default: the number of cores)."""
     legal, illegal = layouts(experiment, world, grid.height, grid.width)
@@ -60,7 +60,7 @@ def simulate_all(
     machine: Machine,
     grid: Grid,
     processes: int | None = None,
-    progress: Progress = lambda done, all_, line: None,
+    progress: Progress = lambda *_: None,
     places: Callable[[Candidate], list[int]] = places,
     known: dict[Key, Recipe] | None = None,
 ) -> tuple[list[PlanRow], list[Illegal]]:

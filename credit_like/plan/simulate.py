@@ -11,8 +11,8 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,15 +28,13 @@ from credit_like.data.store import Fields, FieldStore
 from credit_like.grid import Grid
 from credit_like.layout import accumulation
 from credit_like.nn import init
-from credit_like.parallel import apply
-from credit_like.parallel import runtime as runtime_module
+from credit_like.parallel.apply import materialise
 from credit_like.parallel.environment import Environment
-from credit_like.parallel.mesh import flat_gradient_mesh, gradient_mesh
-from credit_like.parallel.observe import Message, fake_group, simulated_ddp
+from credit_like.parallel.observe import Message, apply_simulated_ddp, fake_group
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
 from credit_like.plan.layouts import Candidate, with_layout
-from credit_like.plan.meter import GRADIENTS, Meter, Work, attention_as_on_gpu, total_bytes
+from credit_like.plan.meter import GRADIENTS, AttentionAsOnGpu, Meter, Work, total_bytes
 from credit_like.plan.replay import Recipes, Replay
 from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
@@ -97,7 +95,7 @@ class _NoData:
         height = len(range(*rows.indices(self.grid.height)))
         return np.zeros((self.variables.n("static"), height, self.grid.width), np.float32)
 
-    def attrs(self, variable: Variable) -> dict[str, str]:
+    def attrs(self, _variable: Variable) -> dict[str, str]:
         return {}
 
 
@@ -124,7 +122,10 @@ class _NoBatches:
     def __len__(self) -> int:
         return self.size
 
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
+    def again(self, _epoch: int, _start: int, _count: int) -> list[Sample]:
+        return []
+
+    def batches(self, _epoch: int, _start: int = 0) -> Iterator[Sample]:
         raise AssertionError("a plan reads no samples")
 
 
@@ -198,32 +199,36 @@ def simulate(
     experiment = experiment.model_copy(update={"trainer": section})
     variables = Variables(experiment.data)
     with ExitStack() as stack:
-        # Nothing needs to be moved, and torch cannot replace the data of fake parameters that it has cached.
-        stack.enter_context(_instead(nn.Module, "to", lambda module, *_, **__: module))
         if gpu:
             stack.enter_context(ops.cpu.policy.disabled())
-            stack.enter_context(_instead(torch.nn.functional, "scaled_dot_product_attention", attention_as_on_gpu))
-        # Values are never used, and drawing them would be half of the work.
-        stack.enter_context(_instead(apply, "initialise", lambda model, seed: init.reset_buffers(model)))
-        stack.enter_context(simulated_ddp())
+            stack.enter_context(AttentionAsOnGpu())
         stack.enter_context(fake_group(rank, layout.world))
         runtime = Runtime.start(layout.parallelism, torch.device("cpu"), environment=Environment(rank, layout.world))
         # Meshes are built from real tensors, so they must be created before FakeTensorMode is entered.
-        flat_gradient_mesh(runtime.mesh)
-        averaged = gradient_mesh(runtime.mesh)
-        stack.enter_context(_instead(runtime_module, "gradient_mesh", lambda mesh: averaged))
+        _ = runtime.flat_gradient_mesh, runtime.gradient_mesh
         store = cast(FieldStore, _NoData(grid, variables))
         model = build.parallel_model(experiment, variables, store, runtime)
         replay = Replay(stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True)), recipes)
         with Meter(replay):  # the meter answers reads of values during construction
-            trainer = _trainer(model, experiment, runtime, variables, store, grid)
+            trainer = _trainer(model, experiment, runtime, variables, store, grid, _materialise)
         return _run(trainer, experiment, layout, variables, grid, began, replay)
 
 
+def _materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:
+    """Allocate a model without drawing its values, which are never used: that would be half of the work."""
+    return materialise(model, runtime, seed, lambda model, _: init.reset_buffers(model), apply_simulated_ddp)
+
+
 def _trainer(
-    model: nn.Module, experiment: Experiment, runtime: Runtime, variables: Variables, store: FieldStore, grid: Grid
+    model: nn.Module,
+    experiment: Experiment,
+    runtime: Runtime,
+    variables: Variables,
+    store: FieldStore,
+    grid: Grid,
+    materialise: Callable[[nn.Module, Runtime, int], nn.Module] = materialise,
 ) -> Trainer:
-    context = build.attach_weights(model, experiment, runtime, variables, store, _NoStatistics(grid))
+    context = build.attach_weights(model, experiment, runtime, variables, store, _NoStatistics(grid), materialise)
     section = experiment.trainer
     count = accumulation(section.global_batch_size, section.micro_batch_size, runtime.dp_size)
     return build.build_trainer(context, (_NoBatches(_MANY * count), _NoBatches(_MANY * count)))
@@ -294,14 +299,3 @@ def places(layout: Candidate) -> list[int]:
     """Return the ranks that differ: the first, an interior and the last band of the first sample."""
     last = layout.domain - 1
     return sorted({0, last // 2 if last > 1 else 0, last})
-
-
-@contextmanager
-def _instead(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Set `owner.name` to `value` inside the context."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)

@@ -27,7 +27,7 @@ class _Folders(MetaPathFinder):
     """Meta path finder for the packages of `package_name`; Python's own finders handle their contents."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+        self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
         parent, _, name = fullname.rpartition(".")
         if parent != __name__:

@@ -6,6 +6,7 @@ Each check yields findings: a location in the experiment and a message `expected
 from __future__ import annotations
 
 import datetime as dt
+import inspect
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,16 @@ from pathlib import Path as FilePath
 
 from credit_like import registry
 from credit_like.errors import UserError
-from credit_like.layout import Finding, Layout, accumulation, batch_findings, degree_findings, divide, refuse
+from credit_like.layout import (
+    Finding,
+    Layout,
+    accumulation,
+    batch_findings,
+    degree_findings,
+    divide,
+    member_findings,
+    refuse,
+)
 from credit_like.registry import did_you_mean
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
@@ -46,8 +56,9 @@ def layout_findings(trainer: TrainerSection, world: int) -> Iterator[Finding]:
     """Check that a world size fits the degrees, and the batch sizes fit both."""
     degrees = trainer.parallelism.degrees
     yield from degree_findings(degrees, world)
-    if world % degrees.model_ranks == 0:
-        replicas = world // degrees.model_ranks
+    yield from member_findings(degrees, trainer.members)
+    if world % degrees.sample_ranks == 0:
+        replicas = world // degrees.sample_ranks
         yield from batch_findings(trainer.global_batch_size, trainer.micro_batch_size, replicas)
 
 
@@ -94,7 +105,15 @@ def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str], noisy: bool
         )
     if not perturbed and any(ensemble.amplitude.values()):
         yield where, "expected no amplitude with `from: model`, got one, remove it or change `from` to both"
-    if ensemble.members > 1 and perturbed and not any(ensemble.amplitude.values()):
+    if not perturbed and ensemble.perturbations is not None:
+        yield (
+            ("inference", "ensemble", "perturbations"),
+            "expected no perturbations with `from: model`, got some, remove them or change `from` to both",
+        )
+    lagged = ensemble.kind == "lagged"
+    if perturbed and lagged and ensemble.amplitude:
+        yield where, "expected no amplitude of lagged members, got one, remove it or change perturbations.type"
+    if ensemble.members > 1 and perturbed and not lagged and not any(ensemble.amplitude.values()):
         yield (
             where,
             f"expected an amplitude above 0 of some prognostic variable for {ensemble.members} members, got none: all "
@@ -107,7 +126,7 @@ def world_of(experiment: Experiment) -> int:
     p, pbs = experiment.trainer.parallelism, experiment.pbs
     if pbs:
         return pbs.nodes * (pbs.ngpus or pbs.processes or 1)
-    return p.model_ranks * p.replicate
+    return p.degrees.sample_ranks * p.replicate
 
 
 def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
@@ -226,8 +245,9 @@ def _name_findings(experiment: Experiment) -> Iterator[Finding]:
 def _member_findings(experiment: Experiment) -> Iterator[Finding]:
     """Check that members are trained by a model with noise on a loss of ensembles, and that such a loss has members."""
     members, loss = experiment.trainer.members, experiment.loss
+    ranks = experiment.trainer.parallelism.ensemble
     with registry.searching(experiment.plugins):
-        of_members = hasattr(registry.of("loss", loss), "of_members")
+        of_members = getattr(registry.of("loss", loss), "of_members", None)
     if members > 1 and not has_noise(experiment):
         yield (
             ("trainer", "members"),
@@ -238,8 +258,20 @@ def _member_findings(experiment: Experiment) -> Iterator[Finding]:
             ("loss", "type"),
             f"expected a loss of ensembles for {members} members, got {loss.type}, change it to crps or trainer.members to 1",
         )
-    if members == 1 and of_members:
+    if ranks > 1 and of_members and not shares_members(experiment):
+        yield (
+            ("trainer", "parallelism", "ensemble"),
+            f"expected 1 with the loss {loss.type}, whose of_members has no argument `others`, got {ranks}, change it",
+        )
+    if members == ranks == 1 and of_members:
         yield ("trainer", "members"), f"expected at least 2 members for the loss {loss.type}, got 1, change it"
+
+
+def shares_members(experiment: Experiment) -> bool:
+    """Return whether the loss is one that several ranks can compute, each of some of the members."""
+    with registry.searching(experiment.plugins):
+        of_members = getattr(registry.of("loss", experiment.loss), "of_members", None)
+    return of_members is not None and "others" in inspect.signature(of_members).parameters
 
 
 def _metric_findings(experiment: Experiment) -> list[Finding]:

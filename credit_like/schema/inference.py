@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
@@ -73,24 +74,52 @@ Lead = Annotated[
 ]
 
 
+class Perturbations(Section):
+    """How the initial states of members differ; the first member starts from the analysis."""
+
+    type: Literal["gaussian", "bred", "lagged"] = "gaussian"
+    """`gaussian`: random fields on the sphere. `bred`: pairs of bred vectors, added and subtracted. `lagged`: forecasts from
+    earlier analyses, valid at the initial time."""
+    cycles: int = Field(default=4, ge=1)
+    """Of bred vectors: number of breeding cycles before the initial time."""
+    cycle: Duration = dt.timedelta(days=1)
+    """Of bred vectors: length of a cycle, a multiple of the time step."""
+    lag: Duration | None = None
+    """Of lagged states: time between the analyses of successive members. Default: one time step."""
+
+    @model_validator(mode="after")
+    def _of_the_type(self) -> Perturbations:
+        keys = {"bred": {"cycles", "cycle"}, "lagged": {"lag"}}.get(self.type, set())
+        if others := sorted(self.model_fields_set - keys - {"type"}):
+            raise UserError(f"expected no {', '.join(others)} with `type: {self.type}`, got it, remove it")
+        return self
+
+
 class Ensemble(Section):
     """An ensemble: members with noise in the model, from perturbed initial states, or both.
 
-    Perturbations are Gaussian random fields on the sphere; the first member starts from the unperturbed state.
+    The first member starts from the unperturbed state.
     """
 
     members: int = Field(default=1, ge=1)
     """Number of members; 1 = a single unperturbed forecast."""
     from_: Literal["model", "perturbations", "both"] | None = Field(default=None, alias="from")
     """What makes the members differ. Default: the noise of a model that has any, and perturbations where there is an
-    `amplitude`."""
+    `amplitude` or a type of `perturbations`."""
     length_scale_km: float = Field(default=1000.0, gt=0)
     """Correlation length of the perturbations in km."""
     amplitude: dict[str, float] = Field(default={})
     """Standard deviation of the perturbation of each variable, in units of the standard deviation of its change per
-    step."""
+    step. Bred vectors grow from such perturbations, and are scaled back to their size."""
+    perturbations: Perturbations | None = None
+    """How the initial states differ. Default: by Gaussian random fields, where there is an `amplitude`."""
     seed: int = 0
     """Seed of the perturbations and of the noise."""
+
+    @property
+    def kind(self) -> str:
+        """Return the type of the perturbations."""
+        return self.perturbations.type if self.perturbations else "gaussian"
 
     def sources(self, noisy: bool) -> tuple[bool, bool]:
         """Return whether members have noise of their own, and whether their initial states are perturbed.
@@ -98,7 +127,7 @@ class Ensemble(Section):
         `noisy`: whether the model has noise.
         """
         if self.from_ is None:
-            return noisy, not noisy or any(self.amplitude.values())
+            return noisy, not noisy or self.perturbations is not None or any(self.amplitude.values())
         return self.from_ != "perturbations", self.from_ != "model"
 
 
@@ -117,7 +146,7 @@ class InferenceSection(Section):
     amp: bool | None = None
     """Compute in bfloat16; by default as training does."""
     ensemble: Ensemble = Ensemble()
-    """Ensemble of perturbed initial states."""
+    """Ensemble of forecasts."""
     derive: Derive | None = None
     """Fields to write that follow from predicted ones, such as `[{pressure_levels: [850, 500]}, geopotential]`."""
 
@@ -151,6 +180,25 @@ class Box(Section):
         return self
 
 
+Quantile = Annotated[float, Field(gt=0, lt=1)]
+
+
+class Thresholds(Section):
+    """Thresholds of events; the event is a value above the threshold, and its probability the fraction of the members."""
+
+    values: dict[str, tuple[float, ...]] = Field(default={})
+    """Variable → thresholds in its units, at all of its levels."""
+    quantiles: tuple[Quantile, ...] = ()
+    """Quantiles, between 0 and 1, of the values at each point over the period of the climatology; for all variables."""
+
+    @model_validator(mode="after")
+    def _different(self) -> Thresholds:
+        for name, values in (*self.values.items(), ("quantiles", self.quantiles)):
+            if len(set(values)) < len(values):
+                raise UserError(f"expected each threshold once, got one of {name} more than once, remove it")
+        return self
+
+
 class EvaluationSection(Section):
     """How forecasts are scored, and against what."""
 
@@ -158,6 +206,8 @@ class EvaluationSection(Section):
     """Source of the truth. Default: the experiment's own data."""
     metrics: tuple[str, ...] = ("rmse", "bias", "acc", "activity", "spectrum")
     """Names of the metrics to compute, such as rmse, acc or crps."""
+    thresholds: Thresholds = Thresholds()
+    """Thresholds of the metrics brier, fair-brier and reliability, such as `{quantiles: [0.1, 0.9]}`."""
     regions: dict[str, Box] = Field(default={})
     """Name → box of regions to score beside the whole grid."""
     baselines: dict[str, str] = Field(default={})

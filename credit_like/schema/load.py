@@ -90,7 +90,7 @@ def dump_experiment(experiment: Experiment) -> str:
     class Dumper(yaml.SafeDumper):
         """A dumper that quotes strings that would otherwise be read as something else."""
 
-        def ignore_aliases(self, data: Any) -> bool:
+        def ignore_aliases(self, _data: Any) -> bool:
             return True
 
     Dumper.add_representer(str, represent)

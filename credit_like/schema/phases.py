@@ -51,9 +51,10 @@ def hungriest(experiment: Experiment) -> Experiment:
     def size(phase: Phase) -> tuple[int, ...]:
         data, trainer = phase.experiment.data, phase.experiment.trainer
         at_once = min(data.forecast_len, trainer.backprop_steps or data.forecast_len)
+        micro_batch = trainer.micro_batch_size * trainer.members
         return (
-            trainer.micro_batch_size * at_once,
-            trainer.micro_batch_size * data.forecast_len,
+            micro_batch * at_once,
+            micro_batch * data.forecast_len,
             trainer.global_batch_size,
         )
 

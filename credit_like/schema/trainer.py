@@ -21,7 +21,7 @@ from credit_like.schema.plugin import plugin
 
 
 class Parallelism(Section):
-    """Degrees of the device mesh; the data-parallel degree is world // (tensor × domain)."""
+    """Degrees of the device mesh; the data-parallel degree is world // (ensemble × tensor × domain)."""
 
     data: Literal["fsdp2", "ddp", "none"] = "none"
     """Data parallelism: sharded (`fsdp2`), replicated (`ddp`), or `none` for a single replica."""
@@ -31,15 +31,17 @@ class Parallelism(Section):
     """Number of ranks that split the grid of a sample into bands of latitude."""
     replicate: int = Field(default=1, ge=1)
     """Number of copies of the sharded model under fsdp2 (hybrid sharding); must divide the data-parallel degree."""
+    ensemble: int = Field(default=1, ge=1)
+    """Number of ranks that share the members of a sample; divides `trainer.members`. Forecasts do not use it."""
 
     @property
     def degrees(self) -> Degrees:
         """Return this block as the arithmetic of layouts takes it."""
-        return Degrees(self.data, self.tensor, self.domain, self.replicate)
+        return Degrees(self.data, self.tensor, self.domain, self.replicate, self.ensemble)
 
     @property
     def model_ranks(self) -> int:
-        """Number of ranks that share one sample."""
+        """Number of ranks that share one copy of the model."""
         return self.degrees.model_ranks
 
     @model_validator(mode="after")
@@ -193,7 +195,7 @@ class TrainerSection(PhaseKeys):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of training and forecasts; `auto` = the GPU if there is one, else the CPU."""
     parallelism: Parallelism = Parallelism()
-    """Degrees of data, tensor and domain parallelism."""
+    """Degrees of data, ensemble, tensor and domain parallelism."""
     amp: bool = False
     """Compute in bfloat16: by FSDP2's policy where the model is sharded, by autocast elsewhere. Weights, their updates, the
     input's embedding, the head and all sums over ranks stay in float32."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from credit_like.context import Context
-from credit_like.data.windows import Windows
+from credit_like.data.loading.windows import Windows
 from credit_like.errors import UserError
 from credit_like.nn.area import AreaMean
 from credit_like.rollout import read_ahead, rollout
@@ -66,7 +66,7 @@ class ShortForecasts:
     @property
     def steps(self) -> int:
         """Return the model steps of one rank; each forecast of a batch counts by itself."""
-        return -(-len(self.init) // self.runtime.dp_size) * self.leads
+        return -(-len(self.init) // self.runtime.models[1]) * self.leads
 
     @torch.no_grad()
     def __call__(self, climatology: Tensor, stop: Callable[[], bool]) -> dict[str, Any] | None:
@@ -75,8 +75,9 @@ class ShortForecasts:
         Returns None where `stop` returned true between two batches.
         """
         runtime = self.runtime
-        share = -(-len(self.init) // runtime.dp_size)
-        dealt = self.init[runtime.dp_rank :: runtime.dp_size]
+        mine, models = runtime.models
+        share = -(-len(self.init) // models)
+        dealt = self.init[mine::models]
         # Ranks with fewer forecasts run padding ones of weight 0, so that collectives match.
         counted = [1.0] * len(dealt) + [0.0] * (share - len(dealt))
         dealt = dealt + self.init[:1] * (share - len(dealt))

@@ -103,7 +103,8 @@ class Monitor:
         """Log one optimiser step."""
         self.rows.write(row)
         step = row["step"]
-        keys = ("loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait")
+        keys = ["loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait"]
+        keys += [key for key in row if key.startswith("correction/")]
         self._curves({f"train/{key}": row[key] for key in keys}, step)
         parts = (
             f"loss {row['loss']:.4g}",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import torch
 
 import credit_like
 from credit_like import registry, transforms
@@ -20,6 +23,7 @@ from credit_like.checkpoint.shards import beside, named_pieces
 from credit_like.context import Context
 from credit_like.data.statistics import Statistics
 from credit_like.nn import spectral_norm
+from credit_like.parallel.tensor_copies import copied_over_tensor
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.phases import Phase, phases
 from credit_like.training.ema import Ema
@@ -77,6 +81,8 @@ class TrainingState:
         self._phases = phases(context.experiment)
         self.model = get_raw_model(context.stepper.model)
         self.parameters = {canonical_name(n): p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.copied = copied_over_tensor(self.parameters, context.runtime)
+        """The parameters of which every tensor rank has a copy."""
         averaged = any(phase.experiment.trainer.use_ema for phase in self._phases)
         self.ema = Ema(self.parameters, 0.0) if averaged else None
         self.origin: dict[str, Any] | None = None
@@ -107,7 +113,8 @@ class TrainingState:
     def seed(self, step: int) -> None:
         """Seed all random numbers for `step`; tensor ranks share a sample and everything random about it."""
         runtime = self.context.runtime
-        seed_everything(self.context.experiment.seed, step, runtime.dp_rank, runtime.domain_rank)
+        members = (runtime.ensemble_rank,) if runtime.ensemble_size > 1 else ()
+        seed_everything(self.context.experiment.seed, step, runtime.dp_rank, runtime.domain_rank, *members)
 
     def start(self) -> None:
         """Begin a new run: seed the random numbers, and take the weights of `start_from` where there is one.
@@ -118,7 +125,7 @@ class TrainingState:
         self.seed(0)
         if section is None:
             return
-        source = transfer.Source.open(section)
+        source = transfer.Source.open(section, context.runtime)
         config = context.experiment.model
         channels = transfer.Channels.of(context.variables, context.experiment.data.history_len, config.predict)
         plan = transfer.plan(source, self.model, config, channels, section.missing)
@@ -194,12 +201,29 @@ class TrainingState:
             "grid": {"latitude": grid.latitude.tolist(), "longitude": grid.longitude.tolist()},
         }
 
+    def facts(self) -> dict[str, str]:
+        """Return what all ranks must have in common, what → text; files may have other paths on other nodes."""
+        meta = self._meta()
+        experiment = meta["experiment"]
+        for path in ("source", "statistics"):
+            experiment["data"].pop(path, None)
+        plugins = [(plugin["name"], plugin["sha256"]) for plugin in meta["plugins"]]
+        return {
+            "version of credit_like": meta["version"],
+            "version of torch": torch.__version__,
+            "plugins": json.dumps(plugins),
+            **{key: json.dumps(value, sort_keys=True) for key, value in experiment.items()},
+            "statistics": json.dumps(meta["normalisation"]),
+            "grid": json.dumps(meta["grid"]),
+        }
+
     def _layout(self) -> dict[str, int | str]:
         runtime = self.context.runtime
         return {
             "world": runtime.world,
             "data": self.context.experiment.trainer.parallelism.data,
             "dp": runtime.dp_size,
+            **({"ensemble": runtime.ensemble_size} if runtime.ensemble_size > 1 else {}),
             "tensor": runtime.tensor_size,
             "domain": runtime.domain_size,
         }

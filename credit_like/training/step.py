@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,10 +17,12 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.collectives import clip_grad_norm_
 from credit_like.parallel.runtime import Runtime
-from credit_like.parallel.tensor_copies import average_gradients, copied_over_tensor
+from credit_like.parallel.tensor_copies import average_gradients
+from credit_like.physics._fix import Fix
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
+from credit_like.training.to_device import ToDevice
 
 
 class Optimizer(Protocol):
@@ -33,12 +36,14 @@ class Optimizer(Protocol):
 class StepReport:
     """The numbers of one step, on the host once `ready` has returned.
 
-    `values`: loss, grad_norm, skipped (0 or 1), then one number per checked channel, which is not finite where a value
-    of the channel is not. `index`: the samples of this rank, as positions on the source's time axis.
+    `values`: loss, grad_norm, skipped (0 or 1), the mean change by each of `corrections`, then one number per checked
+    channel, which is not finite where a value of the channel is not. `index`: the samples of this rank, as positions on the
+    source's time axis.
     """
 
     values: HostCopy
     index: list[Tensor]
+    corrections: tuple[str, ...] = ()
 
     def ready(self) -> list[float]:
         """Wait for this step (not for later ones) and return its numbers."""
@@ -63,6 +68,7 @@ class TrainStep:
         loss: AreaLoss,
         optimizer: Optimizer,
         parameters: Mapping[str, nn.Parameter],
+        copied: Mapping[str, Tensor],
         ema: Ema | None,
         runtime: Runtime,
         *,
@@ -72,22 +78,54 @@ class TrainStep:
         shift_seed: int | None = None,
         backprop_steps: int | None = None,
         lead_seed: int | None = None,
-        accumulate: Callable[[bool], AbstractContextManager[None]] = lambda last: nullcontext(),
+        compiled: bool = False,
+        accumulate: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
         self.parameters = dict(parameters)
-        self.copied = copied_over_tensor(self.parameters, runtime)
+        self.copied = copied
+        self.to_device = ToDevice(runtime.device)
         self.amp = amp
         self.max_norm = max_norm
         self.members = members
         self.shift_seed = shift_seed
         self.backprop_steps, self.lead_seed = backprop_steps, lead_seed
+        self.compare = torch.compile(compare, dynamic=False) if compiled else compare
         self.accumulate = accumulate
 
     def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> StepReport:
         """Take optimiser step number `step` = 1, 2, … from `count` micro-batches."""
         model = self.stepper.model
         spectral_norm.before_step(model)
+        fixes = _recorded(self.stepper)
+        total, blame, index = self._accumulated(micro_batches, count, step)
+        spectral_norm.after_backward(model)
+        average_gradients(self.copied, self.runtime)
+        norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
+        # Each rank has the mean over its own members.
+        changes = [fix.taken().to(total.dtype) / self.runtime.ensemble_size for fix in fixes.values()]
+        total, *corrections = self.runtime.sum_over_data(torch.cat([total[None], *changes])).unbind()
+        skip = 1.0 - (torch.isfinite(total) & torch.isfinite(norm)).to(torch.float32)
+        self.optimizer.step(learning_rate, skip)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        if self.ema is not None:
+            self.ema.update(step)
+        values = torch.cat([torch.stack([x.float() for x in (total, norm, skip, *corrections)]), blame.float()])
+        names = tuple(f"correction/{name}/{variable}" for name, fix in fixes.items() for variable in fix.changes)
+        return StepReport(to_host(values), index, names)
+
+    def repeat(self, micro_batches: Sequence[Sample], step: int, backward: bool) -> None:
+        """Compute the forwards, and with `backward` the gradients, of step number `step` again; nothing is updated."""
+        self._accumulated(micro_batches, len(micro_batches), step, backward)
+
+    def _accumulated(
+        self, micro_batches: Iterable[Sample], count: int, step: int, backward: bool = True
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return this rank's part of the loss, a number per checked channel, and the samples, of `count` micro-batches.
+
+        The gradients of the loss are added to those of the parameters.
+        """
         if self.shift_seed is not None:
             # A function of the seed and the step alone: the same on all ranks, in all layouts and after a restart.
             self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.valid.shape[-1])
@@ -99,18 +137,19 @@ class TrainStep:
         index = []
         for number, sample in enumerate(micro_batches):
             index.append(sample.index)
-            sample = sample.to(self.runtime.device)
+            sample = self.to_device(sample)
             if self.lead_seed is not None:
                 # The same on all ranks, as the shift.
                 sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
-            states = self.stepper.predict_sample(sample, self.backprop_steps, self.members)
+            states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
             inputs = self._inputs(sample)
             at_once = self.backprop_steps or sample.leads
             for first in range(0, sample.leads, at_once):
                 leads = range(first, min(first + at_once, sample.leads))
                 with self.accumulate(number == count - 1 and leads.stop == sample.leads):
                     loss, outcome = self.forward(states, leads, sample.leads)
-                    (loss * (self.runtime.gradient_scale / count)).backward()
+                    if backward:
+                        (loss * (self.runtime.gradient_scale / count)).backward()
                 total = loss.detach() / count + (0 if total is None else total)
                 channels = torch.cat([inputs, outcome])
                 blame = channels + (0 if blame is None else blame)
@@ -119,18 +158,7 @@ class TrainStep:
         self.stepper.shift = 0
         if noise is not None:
             noise.reseed()
-        spectral_norm.after_backward(model)
-        average_gradients(self.copied, self.runtime)
-        norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
-        total = self.runtime.sum_over_data(total)
-        skip = 1.0 - (torch.isfinite(total) & torch.isfinite(norm)).to(torch.float32)
-        self.optimizer.step(learning_rate, skip)
-        for parameter in self.parameters.values():
-            parameter.grad = None
-        if self.ema is not None:
-            self.ema.update(step)
-        values = torch.cat([torch.stack([total.float(), norm.float(), skip]), blame.float()])
-        return StepReport(to_host(values), index)
+        return total, blame, index
 
     def forward(self, states: Iterator[tuple[Tensor, Tensor]], leads: range, of: int) -> tuple[Tensor, Tensor]:
         """Take the next steps of a rollout of `of` steps, those to `leads`.
@@ -143,9 +171,9 @@ class TrainStep:
         for lead in leads:
             with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
                 prediction, target = next(states)
-            loss = self.loss.at_lead(self.loss(prediction, target), lead, of)
+            loss, channels = self.compare(self.loss, prediction, target)
+            loss = self.loss.at_lead(loss, lead, of)
             total = loss if total is None else total + loss
-            channels = torch.cat([self._sums(target), self._sums(prediction.detach())])
             outcome = channels if outcome is None else outcome + channels
         assert total is not None
         assert outcome is not None
@@ -158,6 +186,26 @@ class TrainStep:
         forcing = torch.where(sample.forcing.isnan(), 0, sample.forcing)
         return torch.cat([x.sum((0, 2, 3, 4), dtype=torch.float32) for x in (prognostic, forcing)])
 
-    def _sums(self, x_BCHW: Tensor) -> Tensor:
-        """Return (C,), sums over the points that have data; a sum is not finite if one of its values is not."""
-        return torch.where(self.loss.valid, x_BCHW, 0).sum((0, 2, 3), dtype=torch.float32)
+
+def _recorded(stepper: Stepper) -> dict[str, Fix]:
+    """Return the corrections in use by name: their type, numbered from the second of a type on. Each records its changes."""
+    found: dict[str, Fix] = {}
+    count: Counter[str] = Counter()
+    for fix in stepper.physics:
+        if isinstance(fix, Fix):
+            count[fix.kind] += 1
+            if fix in stepper.active:
+                fix.record()
+                found[fix.kind if count[fix.kind] == 1 else f"{fix.kind} {count[fix.kind]}"] = fix
+    return found
+
+
+def compare(loss: AreaLoss, prediction_BCHW: Tensor, target_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Return this rank's part of the loss, and the `_sums` of target and prediction (2 · C,)."""
+    sums = [_sums(x_BCHW, loss.valid) for x_BCHW in (target_BCHW, prediction_BCHW.detach())]
+    return loss(prediction_BCHW, target_BCHW), torch.cat(sums)
+
+
+def _sums(x_BCHW: Tensor, valid_CHW: Tensor) -> Tensor:
+    """Return (C,), sums over the points that have data; a sum is not finite if one of its values is not."""
+    return torch.where(valid_CHW, x_BCHW, 0).sum((0, 2, 3), dtype=torch.float32)

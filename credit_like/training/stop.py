@@ -50,7 +50,7 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int, _frame: FrameType | None) -> None:
         now = time.monotonic()
         if number == signal.SIGINT:
             if now - self._interrupted > _ONE_REQUEST:

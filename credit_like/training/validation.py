@@ -23,6 +23,7 @@ from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
 from credit_like.training.forecasts import Allowance, ShortForecasts
 from credit_like.training.stage import Stage
+from credit_like.training.to_device import ToDevice
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class Validation:
         self.stage = stage
         if self._validator is not None:
             self._validator.loss = stage.loss
+            self._validator.members = stage.phase.experiment.trainer.members
 
     def __call__(
         self, stop: Callable[[], bool], ended: int | None, trained: float, steps: int
@@ -85,7 +87,7 @@ class Validation:
                 names,
                 climatology,
                 self.amp,
-                context.experiment.trainer.members,
+                self.stage.phase.experiment.trainer.members,
             )
         return self._validator
 
@@ -141,6 +143,7 @@ class Validator:
         self.members = members
         self.stepper, self.loss, self.runtime, self.channels, self.amp = stepper, loss, runtime, channels, amp
         self.climatology = climatology.to(runtime.device)
+        self.to_device = ToDevice(runtime.device)
 
     @torch.no_grad()
     def __call__(self, samples: Iterable[Sample], stop: Callable[[], bool]) -> dict[str, Any] | None:
@@ -151,13 +154,14 @@ class Validator:
         losses: list[Tensor] = []
         scores: dict[int, list[Tensor]] = {}
         count = 0
+        members = self.runtime.members(self.members)
         for sample in samples:
             if stop():
                 return None
             real = int(sample.index[0] >= 0)  # else it is here for the collectives alone
             count += real * len(sample.index)
-            sample = sample.to(self.runtime.device)
-            states = self.stepper.predict_sample(sample, members=self.members)
+            sample = self.to_device(sample)
+            states = self.stepper.predict_sample(sample, members=members)
             total = torch.zeros((), device=self.runtime.device)
             for lead in range(sample.leads):
                 with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
@@ -165,7 +169,7 @@ class Validator:
                 loss = self.loss.at_lead(self.loss(prediction, target), lead, sample.leads)
                 total = total + loss / sample.leads
                 if lead in (0, sample.leads - 1):
-                    prediction = prediction.unflatten(0, (-1, self.members)).mean(1)
+                    prediction = self.runtime.mean_over_members(prediction.unflatten(0, (-1, len(members))).mean(1))
                     scores.setdefault(lead, []).append(real * self._scores(prediction, target).double().sum(0))
             losses.append(real * total.double() * len(sample.index))
         if not losses:
@@ -183,8 +187,8 @@ class Validator:
         return result
 
     def _mean_over_ranks(self, x: Tensor) -> Tensor:
-        """Average over data-parallel replicas what all domain ranks of a sample hold alike."""
-        return self.runtime.sum_over_data(x / self.runtime.domain_size)
+        """Average over data-parallel replicas what all ranks of a sample hold alike."""
+        return self.runtime.sum_over_data(x / (self.runtime.ensemble_size * self.runtime.domain_size))
 
     def _scores(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return (B, scores, C), in the order of `scores.SCORES`."""
@@ -200,7 +204,8 @@ def time_mean(store: FieldStore, variables: Variables, times: np.ndarray, rows: 
     chosen = times[np.unique(np.linspace(0, len(times) - 1, min(_CLIMATOLOGY_TIMES, len(times))).round().astype(int))]
     shape = (2, variables.out_channels, store.grid.height, store.grid.width)
     sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)
-    for position in chosen[runtime.dp_rank :: runtime.dp_size]:
+    first, step = runtime.models
+    for position in chosen[first::step]:
         fields = store.read(variables.outputs, [int(position)], rows)[0]
         values = torch.as_tensor(fields).to(sums)
         there = torch.isfinite(values)

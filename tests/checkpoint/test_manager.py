@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,8 +18,9 @@ from credit_like.checkpoint import format as format_module
 from credit_like.checkpoint import manager as manager_module
 from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed
 from credit_like.checkpoint.files import digest
-from credit_like.checkpoint.format import MANIFEST, Piece, read_manifest, seal
+from credit_like.checkpoint.format import MANIFEST, Piece, Stored, read_manifest, seal
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, prune, steps
+from credit_like.errors import UserError
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -417,7 +420,7 @@ def test_a_later_format_is_refused_and_an_older_one_migrated(tmp_path, monkeypat
     body = json.loads(path.read_bytes())
     body.pop("checksum")
     path.write_bytes(seal({**body, "format": 99}))
-    with pytest.raises(ValueError, match="expected format 1 or older, got 99; use the release that wrote it"):
+    with pytest.raises(ValueError, match="expected format 2 or older, got 99; use the release that wrote it"):
         CheckpointManager(tmp_path).latest()
     old = {**body, "format": 0}
     old["note"] = old.pop("meta")
@@ -427,7 +430,53 @@ def test_a_later_format_is_refused_and_an_older_one_migrated(tmp_path, monkeypat
     monkeypatch.setitem(
         format_module.MIGRATIONS, 0, lambda b: {**{k: v for k, v in b.items() if k != "note"}, "meta": b["note"]}
     )
+    monkeypatch.setitem(format_module.MIGRATIONS, 1, lambda b: b)
     assert CheckpointManager(tmp_path).latest().meta == {"note": "é 1"}
+
+
+def as_format_1(body: dict) -> dict:
+    """Return a manifest as releases before format 2 wrote it."""
+    files, of = sorted(body["files"]), {}
+    for name, entry in body["tensors"].items():
+        rank = len(entry["shape"])
+        of[name] = {
+            "dtype": entry["dtype"],
+            "shape": entry["shape"],
+            "pieces": [
+                {"file": files[writer], "key": name, "offset": box[:rank], "shape": box[rank:]}
+                for box, writer in zip(body["boxes"][entry["boxes"]], body["writers"][entry["writers"]], strict=True)
+            ],
+        }
+    return {**{k: v for k, v in body.items() if k not in ("boxes", "writers")}, "format": 1, "tensors": of}
+
+
+def unsealed(folder: Path) -> dict:
+    body = json.loads((folder / MANIFEST).read_bytes())
+    del body["checksum"]
+    return body
+
+
+def test_a_manifest_of_format_1_is_read(tmp_path) -> None:
+    saved(tmp_path, 1, 2)
+    old = as_format_1(unsealed(tmp_path / "step-2"))
+    (tmp_path / "step-2" / MANIFEST).write_bytes(seal(old))
+    checkpoint = CheckpointManager(tmp_path).latest()
+    assert checkpoint.step == 2
+    into = {name: Piece.whole(torch.zeros_like(x)) for name, x in tensors(2).items()}
+    checkpoint.load(into, ("model/", "random/"))
+    assert all(torch.equal(into[name].local, x) for name, x in tensors(2).items())
+    for changed in (
+        {"pieces": [{**old["tensors"]["model/weight"]["pieces"][0], "key": "other"}]},
+        {"pieces": [{**old["tensors"]["model/weight"]["pieces"][0], "file": "absent"}]},
+        {"pieces": [{**old["tensors"]["model/weight"]["pieces"][0], "offset": [0]}]},
+        {"pieces": "none"},
+    ):
+        weight = {**old["tensors"]["model/weight"], **changed}
+        body = {**old, "tensors": {**old["tensors"], "model/weight": weight}}
+        (tmp_path / "step-2" / MANIFEST).write_bytes(seal(body))
+        with pytest.raises(DamagedCheckpoint, match="not in the form"):
+            Checkpoint.open(tmp_path / "step-2")
+        assert CheckpointManager(tmp_path).latest().step == 1
 
 
 def test_a_manifest_with_its_checksum_among_the_other_keys_is_read(tmp_path) -> None:
@@ -460,17 +509,16 @@ def test_tensors_that_do_not_fit_are_named(tmp_path) -> None:
 def test_any_box_of_any_pieces(tmp_path) -> None:
     """Pieces written as boxes are read back as other boxes."""
     whole = torch.arange(60.0).reshape(6, 10)
-    rows = [
-        ("w", "F32", f"rank-{i:05d}.safetensors", (6, 10), (a, b), (n, m), "w")
-        for i, (a, b, n, m) in enumerate([(0, 0, 4, 3), (4, 0, 2, 3), (0, 3, 6, 7)])
-    ]
+    boxes = np.array([[(0, 0), (4, 3)], [(4, 0), (2, 3)], [(0, 3), (6, 7)]])
     tmp_path.joinpath("step-1").mkdir()
     files = {}
-    for _, _, file, _, (a, b), (n, m), key in rows:
-        part = {key: whole[a : a + n, b : b + m].contiguous()}
+    for i, ((a, b), (n, m)) in enumerate(boxes):
+        file = f"rank-{i:05d}.safetensors"
+        part = {"w": whole[a : a + n, b : b + m].contiguous()}
         size, sha = format_module.write_tensors(tmp_path / "step-1" / file, part)
         files[file] = {"bytes": size, "sha256": sha}
-    body = {"format": 1, "step": 1, "score": None, "meta": {}, "files": files, "tensors": format_module.table(rows)}
+    stored = Stored("F32", (6, 10), boxes, np.arange(3))
+    body = {"format": 2, "step": 1, "score": None, "meta": {}, "files": files, **format_module.table({"w": stored})}
     (tmp_path / "step-1" / MANIFEST).write_bytes(seal(body))
     checkpoint = CheckpointManager(tmp_path).latest()
     assert torch.equal(checkpoint.read("w"), whole)
@@ -479,4 +527,32 @@ def test_any_box_of_any_pieces(tmp_path) -> None:
         checkpoint.load({"w": Piece(into, (6, 10), (a, b))})
         assert torch.equal(into, whole[a : a + n, b : b + m])
     with pytest.raises(ValueError, match="add up"):
-        format_module.table(rows[1:])
+        format_module.table({"w": Stored("F32", (6, 10), boxes[1:], np.arange(2))})
+
+
+ODD = [None, True, -1, 2**70, 0.5, "x", [], [[]], {}, [["x"]], [[0, 1, 2]], [[-1, 0]]]
+
+
+def test_odd_lists_in_a_manifest_are_answered(tmp_path) -> None:
+    """A manifest that another program has changed and sealed is refused, or gives no tensor of another size."""
+    saved(tmp_path, 1)
+    folder, body = tmp_path / "step-1", unsealed(tmp_path / "step-1")
+    places = [("boxes",), ("boxes", 0), ("boxes", 0, 0), ("writers",), ("writers", 0), ("writers", 0, 0)]
+    places += [("tensors", "model/weight", key) for key in ("boxes", "writers", "shape")]
+    for place in places:
+        for odd in [*ODD, "absent"]:
+            changed = json.loads(json.dumps(body))
+            *path, key = place
+            at = changed
+            for part in path:
+                at = at[part]
+            if odd == "absent":
+                del at[key]
+            else:
+                at[key] = odd
+            (folder / MANIFEST).write_bytes(seal(changed))
+            with contextlib.suppress(UserError):
+                checkpoint = Checkpoint.open(folder)
+                weight = torch.zeros(5, 3)
+                checkpoint.load({"model/weight": Piece.whole(weight)})
+                assert torch.equal(weight, tensors(1)["model/weight"]), (place, odd)

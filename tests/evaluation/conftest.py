@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from credit_like.grid import Grid
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "inference"))
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 HEIGHT, WIDTH, MEMBERS, LEADS, LEVELS = 9, 16, 5, 3, 2
 
 
@@ -39,3 +41,14 @@ def make_fields(grid):
         return Fields(forecast, truth, climatology, Regions(grid, boxes or {}), grid, thresholds, 0.25)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -111,7 +111,7 @@ def test_spread_skill_ratio(make_fields, grid):
 
 
 def test_spread_skill_of_a_reliable_ensemble_is_one(make_fields):
-    """Truth and members drawn from the same distribution: 1 for any number of members."""
+    """Truth and members drawn from the same distribution: 1 for any number of members, by both definitions."""
     rng = np.random.default_rng(0)
     for members in (2, 10):
         many = []
@@ -120,7 +120,8 @@ def test_spread_skill_of_a_reliable_ensemble_is_one(make_fields):
             forecast = signal + rng.standard_normal((members, 3, 2, 9, 16))
             many.append(make_fields(forecast=forecast, truth=signal + rng.standard_normal(signal.shape)))
         # 60 · 6 · 144 draws, of unequal weight: within a few percent.
-        assert abs(float(score("spread-skill", many)[..., 0].mean()) - 1) < 0.03
+        for name in ("spread-skill", "spread-error"):
+            assert abs(float(score(name, many)[..., 0].mean()) - 1) < 0.03
 
 
 def test_rank_histogram(make_fields, grid):
@@ -189,6 +190,133 @@ def test_seeps_of_a_constant_forecast_is_one(make_fields, constant):
         seeps_fields(make_fields, np.full((1, *shape), constant), np.full(shape, case), dry, heavy) for case in cases
     ]
     np.testing.assert_allclose(score("seeps", many), 1, rtol=1e-12)
+
+
+def events_of(fields):
+    """Three thresholds that differ from point to point, one of them without a value at some points."""
+    rng = np.random.default_rng(7)
+    events = 280 + 10 * rng.standard_normal((3, 2, 9, 16))
+    events[1, :, 3:5, 2:9] = np.nan
+    return events
+
+
+def of_events(fields, grid, function, number):
+    """function(p, o) of every point, averaged over the area; p and o counted member by member."""
+    w, expected = weights_of(grid), np.zeros(fields.truth.shape[:2])
+    for lead, level in np.ndindex(expected.shape):
+        total = weight = 0.0
+        for i, j in np.ndindex(w.shape):
+            x, y = fields.forecast[:, lead, level, i, j], fields.truth[lead, level, i, j]
+            threshold = fields.events[number, level, i, j]
+            if np.isfinite([*x, y, threshold]).all():
+                p = sum(float(member > threshold) for member in x) / len(x)
+                total += w[i, j] * function(p, float(y > threshold))
+                weight += w[i, j]
+        expected[lead, level] = total / weight
+    return expected
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("members", [1, 5])
+def test_brier_scores(make_fields, grid, members, masked):
+    many = [make_fields(members=members, masked=masked, seed=seed) for seed in range(2)]
+    for fields in many:
+        fields.events = events_of(fields)
+    plain, fair = score("brier", many), score("fair-brier", many)
+    for number in range(3):
+        for got, correction in ((plain, 0.0), (fair, 1 / max(1, members - 1))):
+            each_time = [
+                of_events(f, grid, lambda p, o, c=correction: (p - o) ** 2 - c * p * (1 - p), number) for f in many
+            ]
+            np.testing.assert_allclose(got[..., 0, number], np.mean(each_time, 0), rtol=1e-12)
+
+
+def test_the_fair_brier_score_is_that_of_an_infinite_ensemble(make_fields):
+    """Members of a known distribution: its expectation does not depend on their number."""
+    rng = np.random.default_rng(0)
+    expected = {"brier": [], "fair-brier": []}
+    for members in (2, 20):
+        many = []
+        for _ in range(40):
+            fields = make_fields(
+                forecast=rng.standard_normal((members, 3, 2, 9, 16)), truth=rng.standard_normal((3, 2, 9, 16))
+            )
+            fields.events = np.zeros((1, 2, 9, 16))
+            many.append(fields)
+        for name, found in expected.items():
+            found.append(float(score(name, many)[..., 0, 0].mean()))
+    # p = 1/2: an infinite ensemble has 1/4, and K members (1 + 1/K)/4. The standard error is below 0.002.
+    np.testing.assert_allclose(expected["fair-brier"], 0.25, atol=0.01)
+    np.testing.assert_allclose(expected["brier"], [0.375, 0.2625], atol=0.01)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_reliability(make_fields, grid, masked):
+    many = [make_fields(members=7, masked=masked, seed=seed) for seed in range(2)]
+    for fields in many:
+        fields.events = events_of(fields)
+    got = score("reliability", many)[..., 0, :, :, :]
+    assert got.shape == (3, 2, 3, 11, 3)
+    for number in range(3):
+        sums = []
+        for bin_ in range(11):
+            inside = lambda p, b=bin_: float(abs(p - b / 10) < 0.05)  # noqa: E731, sevenths never lie half-way
+            functions = (
+                inside,
+                lambda p, i=inside: i(p) * p,
+            )
+            parts = [
+                np.mean([of_events(f, grid, lambda p, o, g=function: g(p), number) for f in many], 0)
+                for function in functions
+            ]
+            parts.append(np.mean([of_events(f, grid, lambda p, o, i=inside: i(p) * o, number) for f in many], 0))
+            sums.append(parts)
+        for bin_, (share, probability, frequency) in enumerate(sums):
+            np.testing.assert_allclose(got[:, :, number, bin_, 0], share, rtol=1e-12, atol=1e-15)
+            with np.errstate(invalid="ignore"):
+                np.testing.assert_allclose(got[:, :, number, bin_, 1], probability / share, rtol=1e-12)
+                np.testing.assert_allclose(got[:, :, number, bin_, 2], frequency / share, rtol=1e-12)
+    np.testing.assert_allclose(got[..., 0].sum(-1), 1)
+
+
+@pytest.mark.parametrize("members", [2, 4, 10, 20])
+def test_every_probability_has_a_bin(make_fields, members):
+    """A probability half-way between two centres lies in the upper bin, whatever its rounding."""
+    forecast = np.zeros((members, 3, 2, 9, 16))
+    for above in range(members + 1):
+        forecast[:above] = 2.0
+        fields = make_fields(forecast=forecast.copy(), truth=np.full((3, 2, 9, 16), 2.0))
+        fields.events = np.ones((1, 2, 9, 16))
+        share, probability, frequency = np.moveaxis(score("reliability", [fields])[0, 0, 0, 0], -1, 0)
+        bin_ = (20 * above + members) // (2 * members)  # in whole numbers
+        np.testing.assert_allclose(share, np.eye(11)[bin_], atol=1e-12)
+        assert probability[bin_] == pytest.approx(above / members)
+        assert frequency[bin_] == pytest.approx(1)
+
+
+def test_spread_error_ratio(make_fields, grid):
+    many, w = [make_fields(seed=seed) for seed in range(TIMES)], weights_of(grid)
+    variance = np.mean([each(f, lambda x, y, c: area(x.var(0, ddof=1), w)) for f in many], 0)
+    error = np.mean([each(f, lambda x, y, c: area((x.mean(0) - y) ** 2, w)) for f in many], 0)
+    np.testing.assert_allclose(score("spread-error", many)[..., 0], np.sqrt(6 / 5 * variance / error), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fair-crps", "crps", "spread", "spread-error", "rank-histogram", "brier"])
+def test_a_missing_member_hides_its_points_only(make_fields, grid, name):
+    """Points where one member lacks data do not count; the score is that of the other points."""
+    fields = make_fields()
+    hidden, where = fields.forecast.copy(), np.s_[..., 2:5, 3:9]
+    hidden[2][where] = np.nan
+    truth = fields.truth.copy()
+    truth[where] = np.nan
+    events = np.full((1, 2, 9, 16), 280.0)
+    member, target = (
+        Fields(x, y, fields.climatology, fields.regions, grid, events=events)
+        for x, y in ((hidden, fields.truth), (fields.forecast, truth))
+    )
+    np.testing.assert_array_equal(score(name, [member]), score(name, [target]))
+    fields.events = events
+    assert not np.array_equal(score(name, [member]), score(name, [fields]))
 
 
 def labelled(fields):
@@ -277,7 +405,7 @@ def test_a_perfect_forecast(seed, masked):
 def test_one_member_and_identical_members(make_fields):
     single = make_fields(members=1)
     twins = make_fields(forecast=np.repeat(single.forecast, 4, 0), truth=single.truth)
-    for name in ("crps", "mae"):
+    for name in ("crps", "fair-crps", "mae"):
         np.testing.assert_allclose(score(name, [single]), score("mae", [twins]), rtol=1e-12)
     for name in ("crps", "fair-crps"):
         np.testing.assert_allclose(score(name, [twins]), score("mae", [twins]), rtol=1e-12)
@@ -340,10 +468,11 @@ def test_a_box_between_the_points_is_refused(grid):
 @pytest.mark.parametrize("name", registry.names("metric"))
 def test_every_metric_keeps_the_contract(make_fields, name):
     module = registry.module("metric", name)
-    assert {"members", "climatology", "precipitation"} >= needs(module)
-    thresholds = (np.full((9, 16), 0.5), np.full((9, 16), 281.0))
-    statistics = module.per_time(make_fields(thresholds=thresholds))
+    assert {"members", "ensemble", "climatology", "precipitation", "thresholds"} >= needs(module)
+    fields = make_fields(thresholds=(np.full((9, 16), 0.5), np.full((9, 16), 281.0)))
+    fields.events = np.full((2, 2, 9, 16), 280.0)
+    statistics = module.per_time(fields)
     for values in statistics.values():
         assert values.shape[:3] == (3, 2, 4)
-        assert values.ndim == (3 if extra(module) is None else 4)
+        assert values.ndim == 3 + len(extra(module))
     assert module.finish(statistics).shape[:3] == (3, 2, 4)

@@ -8,10 +8,19 @@ from world import make_context, make_data, make_experiment
 
 from credit_like.errors import UserError
 from credit_like.evaluation import maps, naming
+from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.maps import Choice, plot_maps
-from credit_like.evaluation.plots import _scores_figure, plot_scores
+from credit_like.evaluation.plots import (
+    _rank_figure,
+    _reliability_figure,
+    _scores_figure,
+    _spread_figure,
+    plot_ensemble,
+    plot_scores,
+)
 from credit_like.evaluation.scorecard import channels
 from credit_like.grid import Grid
+from tests.evaluation.test_thresholds import METRICS, SECTION, ensemble
 from tests.test_terminal import scores
 
 
@@ -75,6 +84,45 @@ def test_a_metric_without_values_has_no_figure(tmp_path):
     results = results.where(results["metric"] != "bias").assign(initial_times=21)
     results.attrs["labels"] = '{"bias": "bias"}'
     assert plot_scores(results, tmp_path) == []
+
+
+def test_an_ensemble_has_figures_of_its_scores(tmp_path):
+    experiment = make_experiment(make_data(tmp_path / "world.nc", masked=True), tmp_path)
+    context = make_context(experiment)
+    store, variables = context.store, context.variables
+    ensemble(store, variables, 6).to_netcdf(tmp_path / "larger.nc")  # has more ranks than the model
+    update = {
+        "metrics": (*METRICS, "spread"),
+        "thresholds": SECTION,
+        "baselines": {"larger": str(tmp_path / "larger.nc")},
+    }
+    experiment = experiment.model_copy(update={"evaluation": experiment.evaluation.model_copy(update=update)})
+    results = evaluate(experiment, ensemble(store, variables, 4), store, store, variables)
+    assert [path.name for path in plot_ensemble(results, tmp_path)] == [
+        "spread.png",
+        "rank-histogram.png",
+        "reliability.png",
+    ]
+    assert all(imread(tmp_path / f"{name}.png").std() > 0.01 for name in ("spread", "rank-histogram", "reliability"))
+
+    figure = _rank_figure(results, "model")
+    (stairs, *_) = figure.axes[0].patches
+    np.testing.assert_array_equal(
+        stairs.get_data().values, results["u_rank_histogram"].sel(source="model", region="global", level=500)[0, :5]
+    )
+    figure = _spread_figure(results, "model")
+    assert [ax.get_title(loc="left") for ax in figure.axes][4] == "sp (Pa)"
+    expected = results["sp"].sel(source="model", region="global", metric=["rmse", "spread"]).values
+    np.testing.assert_allclose([line.get_ydata() for line in figure.axes[4].lines], expected)
+    figure = _reliability_figure(results, "model")
+    part = results["sp_reliability"].sel(source="model", region="global")[-1].sel(threshold="above quantile 0.9")
+    there = part.sel(reliability_part="fraction").values > 0
+    (line,) = (line for line in figure.axes[4].lines if line.get_label() == "above quantile 0.9")
+    np.testing.assert_array_equal(line.get_xydata(), part.values[there, 1:])
+
+
+def test_forecasts_of_one_member_have_no_figures_of_an_ensemble(tmp_path):
+    assert plot_ensemble(scores().assign(initial_times=21), tmp_path) == []
 
 
 GRID = Grid(90 - (np.arange(8) + 0.5) * 22.5, np.arange(16) * 22.5)

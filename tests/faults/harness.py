@@ -35,11 +35,13 @@ class Counts:
 
 
 def shard(runtime):
-    """Apply FSDP2 over the replicas, with the rest of the model as one unit."""
+    """Apply FSDP2 over all ranks, with the rest of the model as one unit."""
     from torch.distributed.fsdp import fully_shard
 
+    from credit_like.parallel.mesh import gradient_mesh
+
     def wrap(model):
-        mesh = runtime.submeshes["dp"]
+        mesh = gradient_mesh(runtime.mesh)
         for part in (model.conv, model.head):
             fully_shard(part, mesh=mesh)
         return fully_shard(model, mesh=mesh)
@@ -63,10 +65,10 @@ def _train(rank, world, port, save_loc, section):
     runtime, wrap = Runtime(), None
     section = dict(section)
     if world > 1:
-        kind = section.setdefault("parallelism", {"data": "ddp"})["data"]
+        layout = section.setdefault("parallelism", {"data": "ddp"})
         patience = dt.timedelta(seconds=section.pop("patience", 120))  # a busy machine may stall for a while
-        runtime = Runtime.start(Parallelism(data=kind), torch.device("cpu"), patience)
-        wrap = {"ddp": replicate, "fsdp2": shard}[kind](runtime)
+        runtime = Runtime.start(Parallelism.model_validate(layout), torch.device("cpu"), patience)
+        wrap = {"ddp": replicate, "fsdp2": shard}[layout["data"]](runtime)
     outcome = tiny.trainer(Path(save_loc), runtime, wrap=wrap, **section).fit()
     if world > 1:
         runtime.close()
@@ -152,7 +154,7 @@ def torment(
         job = Job(save_loc, section, world)
         counts.starts += 1
         if counts.kills >= kills:
-            assert job.wait(180), "the last start did not end"
+            assert job.wait(300), "the last start did not end"
             codes = job.end()
             assert codes == [0] * world, (codes, Path(save_loc).with_suffix(".0.out").read_text()[-4000:])
             return counts

@@ -17,9 +17,11 @@ SECTION = {"epochs": 2, "checkpoint": {"every": 2, "keep": 2}, "micro_batch_size
 LAYOUTS = [(1, "none"), (2, "fsdp2"), (4, "fsdp2"), (2, "ddp")]
 
 
-def many_kills(tmp_path, world: int, data: str, kills: int, within: float, one: bool = False) -> harness.Counts:
+def many_kills(
+    tmp_path, world: int, data: str, kills: int, within: float, one: bool = False, ensemble: int = 1, **more
+) -> harness.Counts:
     """Run after run until there were `kills`; each run must end as the uninterrupted one."""
-    section = {**SECTION, "parallelism": {"data": data}}
+    section = {**SECTION, "parallelism": {"data": data, "ensemble": ensemble}, **more}
     harness.reference(tmp_path / "whole", section, world)
     rng, total, run = random.Random(world), harness.Counts(), 0
     while total.kills < kills:
@@ -50,6 +52,17 @@ def test_a_hundred_kills(tmp_path, world, data, monkeypatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("world", "data", "ensemble"),
+    [(2, "fsdp2", 2), *(pytest.param(*case, marks=pytest.mark.long) for case in ((1, "none", 1), (4, "ddp", 2)))],
+)
+def test_members_are_the_same_after_kills(tmp_path, world, data, ensemble, monkeypatch) -> None:
+    monkeypatch.setenv("PAUSE", "0.005")
+    members = {"members": 4, "loss": {"type": "crps"}, "forecast_len": 2}
+    many_kills(tmp_path, world, data, 4, 1.0 + 0.5 * world, ensemble=ensemble, **members)
+
+
+@pytest.mark.slow
 def test_one_rank_killed_ends_the_others_and_the_run_goes_on_after(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.005")
     many_kills(tmp_path, 2, "fsdp2", kills=6, within=2.0, one=True)
@@ -72,13 +85,13 @@ def test_kill_minus_nine_of_a_program_started_from_a_shell(tmp_path) -> None:
         ]
         return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    assert start(tmp_path / "whole").wait(120) == 0
+    assert start(tmp_path / "whole").wait(300) == 0
     rng = random.Random(5)
     for _ in range(5):
         before = harness.rows(tmp_path / "killed") if (tmp_path / "killed" / "log.jsonl").exists() else []
         process = start(tmp_path / "killed")
         # Wait until it has moved on, so that every kill is in the middle of training.
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline and process.poll() is None:
             path = tmp_path / "killed" / "log.jsonl"
             if path.exists() and path.stat().st_size and len(path.read_bytes().splitlines()) != len(before):
@@ -87,5 +100,5 @@ def test_kill_minus_nine_of_a_program_started_from_a_shell(tmp_path) -> None:
         time.sleep(rng.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert start(tmp_path / "killed").wait(120) == 0
+    assert start(tmp_path / "killed").wait(300) == 0
     harness.assert_same(tmp_path / "killed", tmp_path / "whole")

@@ -18,9 +18,9 @@ import xarray as xr
 from credit_like import build, cli
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import CheckpointManager
-from credit_like.data import netcdf_files
-from credit_like.data.preprocess import load_scan
+from credit_like.data.files import netcdf_files
 from credit_like.data.sources.synthetic import Config, generate
+from credit_like.data.tools.preprocess import load_scan
 from credit_like.errors import RunError, UserError, known_message
 from credit_like.evaluation.sources import ForecastFiles, open_forecast
 from credit_like.grid import Grid
@@ -84,7 +84,7 @@ def _limited(rank, world, port, save_loc, section) -> int:
 @pytest.mark.slow
 def test_a_limit_of_memory_fails_the_run_with_one_message(tmp_path) -> None:
     job = harness.Job(tmp_path / "run", {}, body=_limited)
-    assert job.wait(120)
+    assert job.wait(300)
     said = (tmp_path / "run.0.out").read_text()
     assert job.end() == [1], said
     assert said.count("out of memory: ") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ from torch import nn
 from credit_like.context import Context
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
+from credit_like.nn.noise import Noise, NoiseKeys
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import phases
@@ -30,21 +32,28 @@ HEIGHT, WIDTH, TIMES = 6, 8, 48
 
 
 class Model(nn.Module):
-    """A convolution, a non-linearity with dropout, a matrix per point."""
+    """A convolution, a non-linearity with dropout, noise if there are members, a matrix per point."""
 
-    def __init__(self, in_channels: int, out_channels: int, width: int = 8, dropout: float = 0.1) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, width: int = 8, dropout: float = 0.1, noise: bool = False
+    ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(in_channels, width, 3, padding=1)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, out_channels)
         self.never = nn.Parameter(torch.ones(3))
         self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        if noise:
+            self.noise = Noise(width, channels=2, scale=1.0, level=0)
+            nn.init.normal_(self.noise.weight, std=0.1)
 
-    def forward(self, x):
+    def forward(self, x, key_B=None):
         if self.training:
             self.calls += 1
-        x = self.dropout(torch.tanh(self.conv(x[:, :, -1])))
-        return self.head(x.movedim(1, -1)).movedim(-1, 1)[:, :, None].clone()
+        x = self.dropout(torch.tanh(self.conv(x[:, :, -1]))).movedim(1, -1)
+        if key_B is not None:
+            x = self.noise(x, key_B)
+        return self.head(x).movedim(-1, 1)[:, :, None].clone()
 
 
 @dataclass
@@ -106,6 +115,9 @@ class Loader:
                 time.sleep(self.pause)
             yield self.sample(self.first + order[begin : begin + self.micro])
 
+    def again(self, epoch: int, start: int, count: int) -> list[Sample]:
+        return list(itertools.islice(self.batches(epoch, start), count))
+
     def sample(self, index) -> Sample:
         f = self.store.fields
         frames = np.stack([f[i : i + 1] for i in index]).swapaxes(1, 2)
@@ -115,7 +127,7 @@ class Loader:
 
 
 def experiment(save_loc: Path, **trainer) -> Experiment:
-    forecast_len = trainer.pop("forecast_len", 1)
+    forecast_len, loss = trainer.pop("forecast_len", 1), trainer.pop("loss", {"type": "mse"})
     section = {
         "device": "cpu",
         "global_batch_size": 4,
@@ -142,7 +154,7 @@ def experiment(save_loc: Path, **trainer) -> Experiment:
                 "test": ["2000-02-01", "2000-02-02"],
             },
             "model": {"type": "persistence"},
-            "loss": {"type": "mse"},
+            "loss": loss,
             "trainer": section,
         }
     )
@@ -163,13 +175,16 @@ def trainer(
     e = experiment(save_loc, **section)
     variables, statistics, store = Variables(e.data), Statistics(), Store(frozenset(poison))
     torch.manual_seed(0)
-    model = Model(variables.in_channels, variables.out_channels, width, dropout)
+    noise = NoiseKeys(store.times.astype(np.int64), e.seed) if e.trainer.members > 1 else None
+    model = Model(variables.in_channels, variables.out_channels, width, dropout, noise is not None)
     model = wrap(model) if wrap else model
-    stepper = Stepper(model, variables, statistics, np.zeros((0, HEIGHT, WIDTH), np.float32), "increment")
+    static = np.zeros((0, HEIGHT, WIDTH), np.float32)
+    stepper = Stepper(model, variables, statistics, static, "increment", noise=noise)
+    others = runtime.from_other_members if runtime.ensemble_size > 1 else None
     stages = [
         Stage.of(
             phase,
-            AreaLoss(phase.experiment.loss, variables, statistics, store.grid),
+            AreaLoss(phase.experiment.loss, variables, statistics, store.grid, others=others),
             Loader(store, phase.experiment, runtime, 0, TIMES - 8, True),
             Loader(store, phase.experiment, runtime, TIMES - 8, TIMES, False),
             runtime.dp_size,

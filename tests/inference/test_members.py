@@ -9,6 +9,7 @@ from torch import nn
 from world import Stir, make_context, make_experiment
 
 from credit_like.errors import UserError
+from credit_like.evaluation.sources import open_forecast
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import forecast_path, write_forecasts
 from credit_like.nn.noise import NoiseKeys, standard_normal
@@ -40,7 +41,9 @@ def write(data, save_loc, noisy=True, part=(0, 1), ensemble=None, **inference):
         context.stepper.model = Noisy(context.stepper.model)
         context.stepper.noise = NoiseKeys(context.store.seconds, experiment.seed)
     outcome = write_forecasts(context, "step-7", part=part)
-    return xr.open_zarr(forecast_path(experiment)).load() if outcome.finished else None
+    if not outcome.finished:
+        return None
+    return open_forecast(forecast_path(experiment)).load()
 
 
 def distance(one, other):
@@ -54,6 +57,8 @@ def test_members_of_the_model_are_the_same_in_every_batch_and_share(data, tmp_pa
     assert some.sizes["number"] == 3
     xr.testing.assert_allclose(many.sel(number=[0, 1, 2]), some, rtol=1e-6)
     assert write(data, tmp_path / "c", part=(1, 2), batch_size=2) is None
+    done = sorted(path.name for path in (tmp_path / "c" / "forecasts" / "done").iterdir())
+    assert {name.rpartition(".")[2] for name in done} == {"2"}, "of each initial time the second batch"
     xr.testing.assert_identical(write(data, tmp_path / "c", part=(0, 2), batch_size=2), some)
     for first, second in ((0, 1), (0, 2), (1, 2)):
         assert distance(some.sel(number=first), some.sel(number=second)) > 0.1
@@ -78,6 +83,34 @@ def test_an_interrupted_ensemble_is_completed_with_the_same_bits(data, tmp_path,
         with pytest.raises(Cut):
             write(data, tmp_path / "cut")
     xr.testing.assert_identical(write(data, tmp_path / "cut"), whole)
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_members_that_are_complete_are_not_computed_again(data, tmp_path, monkeypatch, kind):
+    """An interruption costs the batch that was being computed; in netCDF, where a file has all members, the initial time."""
+    output, made = {"type": kind}, []
+
+    class Cut(Exception):
+        pass
+
+    def counted(*args, members, **kwargs):
+        made.append(members)
+        if len(made) == stop_at:
+            raise Cut
+        return rollout(*args, members=members, **kwargs)
+
+    monkeypatch.setattr(forecasts, "rollout", counted)
+    inference = {"init": "2000-01-09", "lead": "12h", "batch_size": 2, "output": output, "ensemble": {"members": 7}}
+    stop_at = 0
+    whole = write(data, tmp_path / "whole", **inference)
+    made.clear()
+    stop_at = 3
+    with pytest.raises(Cut):
+        write(data, tmp_path / "cut", **inference)
+    made.clear()
+    stop_at = 0
+    xr.testing.assert_identical(write(data, tmp_path / "cut", **inference), whole)
+    assert made == ([[4, 5], [6]] if kind == "zarr" else [[0, 1], [2, 3], [4, 5], [6]])
 
 
 def test_what_makes_members_differ(data, tmp_path):

@@ -48,6 +48,8 @@ def _rollout(rank, file, overrides):
 
 DERIVED = "inference.derive=[wind_speed, vorticity, divergence]"
 ENSEMBLE = "inference.ensemble={members: 2, amplitude: {u: 0.5}}"
+BRED = "inference.ensemble={members: 3, amplitude: {u: 0.5}, perturbations: {type: bred, cycles: 2, cycle: 6h}}"
+LAGGED = "inference.ensemble={members: 3, perturbations: {type: lagged}}"
 LAYOUTS = {
     "ddp": (2, ["trainer.parallelism={data: ddp}", "trainer.micro_batch_size=4"]),
     "fsdp2": (2, ["trainer.parallelism={data: fsdp2}", "trainer.micro_batch_size=4"]),
@@ -57,17 +59,22 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    ("layout", "output"),
+    ("layout", "output", "ensemble"),
     [
-        *(pytest.param(layout, "zarr", marks=[pytest.mark.slow] * (layout in ("ddp", "tensor"))) for layout in LAYOUTS),
-        pytest.param("domain", "netcdf", marks=pytest.mark.slow),
+        *(
+            pytest.param(layout, "zarr", ENSEMBLE, marks=[pytest.mark.slow] * (layout in ("ddp", "tensor")))
+            for layout in LAYOUTS
+        ),
+        pytest.param("domain", "netcdf", ENSEMBLE, marks=pytest.mark.slow),
+        pytest.param("domain", "zarr", BRED, marks=pytest.mark.slow, id="domain-bred"),
+        pytest.param("domain", "zarr", LAGGED, marks=pytest.mark.slow, id="domain-lagged"),
     ],
 )
-def test_every_layout_writes_the_store_of_one_process(run, tmp_path, run_ranks, layout, output):
+def test_every_layout_writes_the_store_of_one_process(run, tmp_path, run_ranks, layout, output, ensemble):
     world, section = LAYOUTS[layout]
     paths = [tmp_path / "one", tmp_path / "many"]
     for path, ranks, extra in ((paths[0], 1, []), (paths[1], world, section)):
-        sets = [ENSEMBLE, DERIVED, f"inference.output={{type: {output}, path: {path}}}", *extra]
+        sets = [ensemble, DERIVED, f"inference.output={{type: {output}, path: {path}}}", *extra]
         assert run_ranks(ranks, _rollout, run, sets) == [0] * ranks
     if layout in ("ddp", "fsdp2"):  # the same arithmetic: the same bytes
         one, many = map(contents, paths)

@@ -41,7 +41,7 @@ def train(rank, world, port, save_loc, section) -> int:
 
 def whole(folder: Path, section: list[str], world: int = 1) -> None:
     job = harness.Job(folder, section, world, body=train)
-    assert job.wait(240), Path(folder).with_suffix(".0.out").read_text()[-4000:]
+    assert job.wait(300), Path(folder).with_suffix(".0.out").read_text()[-4000:]
     assert job.end() == [0] * world, Path(folder).with_suffix(".0.out").read_text()[-4000:]
 
 
@@ -107,7 +107,7 @@ def test_moved_through_every_kind_of_layout(tmp_path, extra) -> None:
             wait_for_a_step(tmp_path / "moved", job)
             if job.processes[0].is_alive():
                 job.signal(signal.SIGUSR1, 0)
-            assert job.wait(120)
+            assert job.wait(300)
             assert job.end() == [0] * world, (tmp_path / "moved.0.out").read_text()[-4000:]
         else:
             whole(tmp_path / "moved", section, world)

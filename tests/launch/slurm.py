@@ -60,6 +60,7 @@ SlurmdParameters=config_overrides
 SchedulerType=sched/builtin
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 KillWait=5
+OverTimeLimit=10
 MinJobAge=3600
 SlurmctldPort={ports[0]}
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -82,7 +83,7 @@ PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         for command in commands:
             self.daemons.append(subprocess.Popen(command, env={**os.environ, **self.environ}, stdout=out, stderr=out))
         out.close()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while self.ask("sinfo", "--noheader", "--format=%T %D").strip() != "idle 2":
             if time.monotonic() > deadline:
                 self.__exit__()
@@ -107,7 +108,7 @@ PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         lines = self.ask("squeue", "--noheader", "--states=all", "--array", "--format=%i|%T").splitlines()
         return dict(sorted(line.split("|") for line in lines))
 
-    def wait(self, timeout: float = 400.0) -> dict[str, str]:
+    def wait(self, timeout: float = 900.0) -> dict[str, str]:
         """Return when every job has ended, including jobs submitted by jobs."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:

@@ -170,7 +170,9 @@ class StandIn:
             (self.bin / name).chmod(0o755)
         self.path = f"{self.bin}:/usr/local/bin:/usr/bin:/bin"
         self.over: Callable[[str], str | None] = lambda job: None
-        """A walltime set by the test: returns `TERM` or `KILL` when a job's time is over, else None."""
+        """A walltime set by the test: returns `TERM` or `KILL` when a job's time is over, `USR1` to tell its script, else None."""
+        self.overtime = 0.0
+        """Seconds after its walltime at which a job is ended; long where a job has to stop by itself on a slow machine."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.outputs: dict[str, str] = {}
@@ -188,7 +190,7 @@ class StandIn:
         found = [json.loads(path.read_text()) for path in sorted(self.spool.glob("*.json"))]
         return {job["id"]: job for job in sorted(found, key=lambda job: int(re.match(r"\d+", job["id"])[0]))}
 
-    def wait(self, timeout: float = 240.0) -> dict[str, dict]:
+    def wait(self, timeout: float = 900.0) -> dict[str, dict]:
         """Return when every job has ended, including jobs submitted by jobs."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
@@ -246,12 +248,20 @@ class StandIn:
                 start_new_session=True,
             )
             out.close()
-        deadline = time.monotonic() + walltime
+        deadline = time.monotonic() + walltime + self.overtime
+        told: set[str] = set()
         while any(process.poll() is None for process in running.values()):
             late = time.monotonic() > deadline or self._stop.is_set()
             for member, process in running.items():
                 deleted = (self.spool / f"{job['id']}.TERM").exists()
-                if (how := "TERM" if late or deleted else self.over(member)) and process.poll() is None:
+                how = "TERM" if late or deleted else self.over(member)
+                if how is None or process.poll() is not None:
+                    continue
+                if how == "USR1":
+                    if member not in told:
+                        process.send_signal(signal.SIGUSR1)
+                        told.add(member)
+                else:
                     self._end(member, process, self.kill_delay if how == "TERM" else 0.0)
             time.sleep(0.05)
         for member in members:

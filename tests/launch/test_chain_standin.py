@@ -156,13 +156,14 @@ def test_rollout_covers_every_share_once(tmp_path, pbs, site):
 def test_walltime_neither_breaks_the_chain_nor_repeats_work(tmp_path, pbs, site, chain):
     if site == "gadi":
         pbs.nodefile.write_text("127.0.0.1\n" * 3 + "localhost\n" * 3)  # a line per CPU, as there
+    pbs.overtime = 120.0  # a job that does not stop by itself would go on to the end, which `stopped` would show
     file = write_experiment(tmp_path, steps=130, seconds=0.1, site=site)
     options = Options(walltime=parse_duration("10s"), queue="normal" if site == "gadi" else None)
     plan = submit(file, options=options, chain=chain, python=python(tmp_path))
     jobs = pbs.wait()
     assert run_folder_says(tmp_path / "run") == ("finished", 130, uninterrupted(130)), pbs.outputs
     assert {job["code"] for job in jobs.values()} == {0}
-    assert pbs.killed == []  # every job ended before its walltime
+    assert pbs.killed == []
     log = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert log == list(range(1, 131))  # each step once
     stopped = [row for row in status(tmp_path / "run").jobs if row.state == "continue, exit status 0"]
@@ -171,24 +172,39 @@ def test_walltime_neither_breaks_the_chain_nor_repeats_work(tmp_path, pbs, site,
         assert "SIGUSR1" in json.loads((tmp_path / "run" / "seen" / f"{plan.ids[0]}-{rank}-signals.json").read_text())
 
 
+def end_first_job(pbs: StandIn, run: Path, steps: int, how: str = "TERM") -> None:
+    """End the first job when it has logged that many steps, however fast this machine is."""
+    log = run / "log.jsonl"
+
+    def over(job: str) -> str | None:
+        return how if job == "1.standin" and log.exists() and log.read_text().count("\n") >= steps else None
+
+    pbs.over = over
+
+
 @pytest.mark.slow
 def test_killed_jobs_go_on_from_the_last_checkpoint(tmp_path, pbs):
+    end_first_job(pbs, tmp_path / "run", 15)
     file = write_experiment(tmp_path, steps=140, seconds=0.1, STUB_FAULT="deaf", STUB_SAVE_EVERY="10")
-    submit(file, options=Options(walltime=parse_duration("6s")), chain="auto", python=python(tmp_path))
+    submit(file, chain="auto", python=python(tmp_path))
     jobs = pbs.wait()
     assert run_folder_says(tmp_path / "run") == ("finished", 140, uninterrupted(140)), pbs.outputs
-    assert pbs.killed
+    assert pbs.killed == ["1.standin"]
     assert len(jobs) >= 2
 
 
 @pytest.mark.slow
 def test_torchrun_leaves_the_signals_to_the_workers(tmp_path, pbs):
-    file = write_experiment(tmp_path, steps=200, seconds=0.1)
-    options = Options(walltime=parse_duration("24s"))
-    plan = submit(file, options=options, chain="auto", python=python(tmp_path, real_agent=True))
-    pbs.wait()
-    assert run_folder_says(tmp_path / "run") == ("finished", 200, uninterrupted(200)), pbs.outputs
+    """The script is told alone, and tells the workers; the agents let them stop at the end of a step."""
+    end_first_job(pbs, tmp_path / "run", 15, "USR1")
+    file = write_experiment(tmp_path, steps=100, seconds=0.1)
+    plan = submit(file, chain="auto", python=python(tmp_path, real_agent=True))
+    jobs = pbs.wait()
+    assert run_folder_says(tmp_path / "run") == ("finished", 100, uninterrupted(100)), pbs.outputs
     assert pbs.killed == []
+    assert {job["code"] for job in jobs.values()} == {0}
     log = [json.loads(line)["step"] for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert log == list(range(1, 201))
+    assert log == list(range(1, 101))
     assert len(plan.ids) == 1
+    for rank in range(4):
+        assert "SIGUSR1" in json.loads((tmp_path / "run" / "seen" / f"{plan.ids[0]}-{rank}-signals.json").read_text())

@@ -109,14 +109,14 @@ def test_three_jobs_end_as_one(tmp_path, monkeypatch):
     whole, chained = tmp_path / "whole", tmp_path / "chained"
     with StandIn(tmp_path / "pbs", kill_delay=120.0) as pbs:
         submit(write(tmp_path, "whole", "generic-pbs"), python=python)
-        pbs.wait(400)
+        pbs.wait()
         assert trained(whole) == EPOCHS * STEPS_PER_EPOCH, pbs.outputs
 
         ids = ["2.standin", "3.standin", "4.standin"]
         ends = {ids[0]: ("TERM", 5), ids[1]: ("KILL", 19)}
         pbs.over = lambda job: ends[job][0] if job in ends and trained(chained) >= ends[job][1] else None
         assert list(submit(write(tmp_path, "chained", "generic-pbs"), chain=3, python=python).ids) == ids
-        jobs = pbs.wait(400)
+        jobs = pbs.wait()
     assert [jobs[job]["code"] for job in ids] == [0, -9, 0], pbs.outputs
     assert pbs.killed == [ids[1]]
     assert json.loads((chained / "status.json").read_text())["state"] == "finished"

@@ -26,6 +26,7 @@ IN, OUT = 9, 8  # channels: 7 prognostic and 2 static; 7 prognostic and 1 diagno
 NORTH, SOUTH = 16, 17  # 65 padded rows: one is lost at the first stride and made up for by the resize at the end
 WEST = EAST = 16
 DIM, DEPTH, WINDOW, GROUPS = (4, 8, 16, 32), (1, 2, 1, 1), 2, 4
+NOISE = 3
 KERNELS, STRIDE, STRIDES_OF_LONG = ((4, 8, 16), (2, 4), (2, 4), (2, 4)), 2, (4, 4, 2, 1)
 
 SETTINGS = [
@@ -55,15 +56,25 @@ class Case:
     keep: bool = False
     """Parameters stay gathered between forward and backward."""
     optimizer: str = "adamw"
+    ensemble: int = 1
+    members: int = 1
 
     @property
     def world(self) -> int:
-        return self.dp * self.tensor * self.domain
+        return self.dp * self.ensemble * self.tensor * self.domain
+
+    @property
+    def forecasts(self) -> int:
+        """What a rank computes at once: its members of the samples of a micro-batch."""
+        return self.batch * self.members // self.ensemble
 
     def settings(self) -> list[str]:
         layout = f"data: {self.data}, tensor: {self.tensor}, domain: {self.domain}, replicate: {self.replicate}"
+        members = [f"model.noise={{channels: {NOISE}}}", "loss={type: crps}"] if self.members > 1 else []
         return [
-            f"trainer.parallelism={{{layout}}}",
+            *members,
+            f"trainer.members={self.members}",
+            f"trainer.parallelism={{{layout}, ensemble: {self.ensemble}}}",
             f"trainer.micro_batch_size={self.batch}",
             f"trainer.global_batch_size={self.batch * self.micro * self.dp}",
             f"trainer.fsdp2_reshard_after_forward={str(not self.keep).lower()}",
@@ -72,9 +83,11 @@ class Case:
             f"data.forecast_len={self.leads}",
         ]
 
-    def place(self, rank: int) -> tuple[int, int, int]:
-        """(data, tensor, domain) coordinate."""
-        return rank // (self.tensor * self.domain), rank // self.domain % self.tensor, rank % self.domain
+    def place(self, rank: int) -> tuple[int, int, int, int]:
+        """(data, ensemble, tensor, domain) coordinate."""
+        of_model, domain = divmod(rank, self.domain)
+        of_members, tensor = divmod(of_model, self.tensor)
+        return of_members // self.ensemble, of_members % self.ensemble, tensor, domain
 
     def group(self, rank: int, *same: int) -> tuple[int, ...]:
         """The ranks whose coordinates in the dimensions `same` are those of `rank`."""
@@ -136,8 +149,8 @@ DECODER = [(DIM[3], DIM[3] // 2), (DIM[3] // 2 + DIM[2], DIM[3] // 4), (DIM[3] /
 HEAD = (DIM[3] // 8 + DIM[0], OUT)
 
 
-def units() -> list[list[Weight]]:
-    """What is gathered at once: 4 cross-embeddings, every transformer layer, 3 blocks of the decoder, the head."""
+def units(noise: bool = False) -> list[list[Weight]]:
+    """What is gathered at once: 4 cross-embeddings, every transformer layer, 3 blocks of the decoder, the head, and noise."""
     found = []
     for stage, dim in enumerate(DIM):
         found.append(embedding(stage))
@@ -147,7 +160,7 @@ def units() -> list[list[Weight]]:
         norms = vectors(*[outputs] * 4)
         found.append(convolution(channels, 4 * outputs) + 3 * convolution(outputs, outputs) + norms)
     found.append(convolution(HEAD[0], 4 * OUT) + convolution(OUT, OUT))
-    return found
+    return found + [[Weight((2 * channels, NOISE))] for channels, _ in (*DECODER, HEAD) if noise]
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -255,9 +268,10 @@ def between(rows: range, height: int) -> list[int]:
 
 def derived(case: Case, rank: int) -> Counter:
     """(kind, ranks, bytes) → number of times in one optimiser step."""
-    _, _, band = case.place(rank)
-    world, tensor_peers = case.group(rank), case.group(rank, 0, 2)
-    domain_peers, gradient_peers = case.group(rank, 0, 1), case.group(rank, 1)
+    *_, band = case.place(rank)
+    world, tensor_peers, domain_peers = case.group(rank), case.group(rank, 0, 1, 3), case.group(rank, 0, 1, 2)
+    ensemble_peers, gradient_peers = case.group(rank, 0, 2, 3), case.group(rank, 2)
+    every_unit = units(noise=case.members > 1)
     sums: Counter = Counter()
     forwards = case.micro * case.leads
 
@@ -277,7 +291,7 @@ def derived(case: Case, rank: int) -> Counter:
             at = gradient_peers.index(rank)
             shards = gradient_peers[at // per_copy * per_copy :][:per_copy]
             copies = gradient_peers[at % per_copy :: per_copy]
-        for unit in units():
+        for unit in every_unit:
             n = len(shards)
             padded = sum(-(-held(w)[0] // n) * n * math.prod(held(w)[1:]) for w in unit) * FLOAT
             add("all-gather", shards, padded, forwards * (1 if case.keep else 2))
@@ -287,7 +301,7 @@ def derived(case: Case, rank: int) -> Counter:
             add("reduce-scatter", shards, padded, times)
             add("all-reduce", copies, padded // n, times)
     elif case.tensor == 1:
-        total = sum(math.prod(w.shape) for unit in units() for w in unit) * FLOAT
+        total = sum(math.prod(w.shape) for unit in every_unit for w in unit) * FLOAT
         assert total < 2**20, "more than one bucket"
         add("all-reduce", gradient_peers, total)
 
@@ -298,15 +312,15 @@ def derived(case: Case, rank: int) -> Counter:
         long_rows = share if STRIDES_OF_LONG[stage] > 1 else rows
         layers = DEPTH[stage] * forwards
         for height, size in ((rows, WINDOW), (long_rows, STRIDES_OF_LONG[stage])):
-            image = case.batch * height * COLUMNS[stage] * dim * FLOAT
+            image = case.forecasts * height * COLUMNS[stage] * dim * FLOAT
             add("all-reduce", tensor_peers, image, 2 * layers)
             add("all-reduce", tensor_peers, size**4 * FLOAT, layers if size > 1 else 0)
-        add("all-reduce", tensor_peers, case.batch * rows * COLUMNS[stage] * dim * FLOAT, 4 * layers)
+        add("all-reduce", tensor_peers, case.forecasts * rows * COLUMNS[stage] * dim * FLOAT, 4 * layers)
 
     # The gradients of what tensor ranks hold alike, averaged over them in one message.
     if case.tensor > 1:
         at, n = (shards.index(rank), len(shards)) if case.data == "fsdp2" else (0, 1)
-        alike = [w.shape for unit in units() for w in unit if w.split is None]
+        alike = [w.shape for unit in every_unit for w in unit if w.split is None]
         rows_of = [range(shape[0])[at * -(-shape[0] // n) :][: -(-shape[0] // n)] for shape in alike]
         size = sum(len(rows) * math.prod(shape[1:]) for rows, shape in zip(rows_of, alike, strict=True)) * FLOAT
         add("all-reduce", tensor_peers, size)
@@ -314,18 +328,22 @@ def derived(case: Case, rank: int) -> Counter:
     # Domain: the exchanges and their reverses, and the statistics of two group norms in each block of the decoder.
     if case.domain > 1:
         for exchange in exchanges(case.domain):
-            size = case.batch * exchange.row * FLOAT
+            size = case.forecasts * exchange.row * FLOAT
             add("all-to-all", domain_peers, exchange.sent(band) * size, forwards)
             # what the data alone determine has no gradient: pads and the first embedding of the first lead
             backwards = forwards - case.micro if exchange.constant else forwards
             add("all-to-all", domain_peers, exchange.returned(band) * size, backwards)
-        add("all-gather", domain_peers, case.domain * 3 * case.batch * GROUPS * FLOAT, 6 * forwards)
-        add("all-reduce", domain_peers, 2 * case.batch * GROUPS * FLOAT, 6 * forwards)
+        add("all-gather", domain_peers, case.domain * 3 * case.forecasts * GROUPS * FLOAT, 6 * forwards)
+        add("all-reduce", domain_peers, 2 * case.forecasts * GROUPS * FLOAT, 6 * forwards)
+
+    # Ensemble: the predictions of this rank's members to every other rank, once for each, and nothing in backward.
+    fields = case.forecasts * OUT * len(bands(HEIGHT, case.domain)[band]) * WIDTH
+    add("all-to-all", ensemble_peers, fields * FLOAT, (case.ensemble - 1) * forwards)
 
     # Spectral norm: all layers of which no rank holds the whole matrix together.
     sharded = case.data == "fsdp2" and len(gradient_peers) > 1
     if case.spectral:
-        normalised = [w for unit in units() for w in unit if w.normalised]
+        normalised = [w for unit in every_unit for w in unit if w.normalised]
         split = [w for w in normalised if w.split is not None] if case.tensor > 1 else []
         pieces = normalised if sharded else split
         if pieces:
@@ -337,7 +355,7 @@ def derived(case: Case, rank: int) -> Counter:
     # Muon: each rank sends its part of every update to the matrix's owner, and an owner sends all of what it has made of one.
     if case.optimizer == "muon":
         assert case.tensor == case.domain == 1
-        shapes = [w.shape for unit in units() for w in unit if len(w.shape) == 2 and min(w.shape) > 1]
+        shapes = [w.shape for unit in every_unit for w in unit if len(w.shape) == 2 and min(w.shape) > 1]
         n, at = len(gradient_peers), gradient_peers.index(rank)
         work, owned = [0] * n, [0] * n
         for shape in sorted(shapes, key=lambda shape: -(min(shape) ** 2) * max(shape)):
@@ -398,6 +416,7 @@ CASES = {
     "tensor": Case(1, 2, 1, batch=2),
     "domain": Case(1, 1, 2, batch=2, spectral=False),
     "mix": Case(1, 2, 2),
+    "ensemble": Case(1, 1, 1, batch=2, ensemble=2, members=4),
 }
 MORE = {
     "ddp": Case(2, 1, 1, data="ddp", micro=2, spectral=False),
@@ -410,11 +429,16 @@ MORE = {
     "dp-tensor": Case(2, 2, 1, micro=2),
     "dp-domain": Case(2, 1, 2, batch=2),
     "all": Case(2, 2, 2, leads=2),
+    "members": Case(2, 1, 1, members=2, batch=2),
+    "ensemble": Case(1, 1, 1, data="ddp", ensemble=4, members=4, leads=2, spectral=False),
+    "ensemble-domain": Case(1, 1, 2, ensemble=2, members=4, micro=2),
+    "ensemble-tensor": Case(1, 2, 1, ensemble=2, members=2, leads=2),
+    "ensemble-hybrid": Case(2, 1, 1, replicate=2, ensemble=2, members=2),
 }
 
 
 def check(run_ranks, save_loc, case):
-    for rank, counted in enumerate(run_ranks(case.world, _step, save_loc, case, timeout=280)):
+    for rank, counted in enumerate(run_ranks(case.world, _step, save_loc, case, timeout=500)):
         expected = derived(case, rank)
         assert counted - expected == Counter(), f"rank {rank}: more than derived"
         assert expected - counted == Counter(), f"rank {rank}: less than derived"
@@ -426,6 +450,6 @@ def test_a_step_sends_what_is_derived_and_nothing_else(run_ranks, save_loc, case
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", representatives(list(MORE), "muon", "mix", "all"))
+@pytest.mark.parametrize("name", representatives(list(MORE), "muon", "mix", "all", "ensemble", "ensemble-domain"))
 def test_so_does_every_other_way_to_train(run_ranks, save_loc, name):
     check(run_ranks, save_loc, MORE[name])

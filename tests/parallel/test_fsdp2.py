@@ -28,9 +28,10 @@ from credit_like.parallel.fsdp2 import (
 )
 from credit_like.parallel.observe import kind_of, wraps_others
 from credit_like.parallel.runtime import Runtime
-from credit_like.parallel.shards import box, copies, local, slice_like, whole, whole_of_shards
+from credit_like.parallel.shards import box, copies, local, slice_like, whole
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.trainer import Parallelism, TrainerSection
+from tests.parallel.shards import whole_of_shards
 
 CPU = torch.device("cpu")
 

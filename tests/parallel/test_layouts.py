@@ -157,7 +157,7 @@ def check(
     common = (changes, steps, leads, accumulate, kind, batch, dtype)
     reference = _reference(tiny, *common)
     bounds = EXACT if dtype == torch.float64 else SINGLE
-    for result in run_ranks(dp * tensor * domain, body, tiny, section, *common, reference, timeout=280):
+    for result in run_ranks(dp * tensor * domain, body, tiny, section, *common, reference, timeout=500):
         result["worst"], at = result["worst"]
         assert all(result[key] < bound for key, bound in bounds.items()), (result, at)
 

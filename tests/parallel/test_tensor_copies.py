@@ -6,14 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from credit_like import build
 from credit_like.grid import Grid
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, whole
 from credit_like.parallel.tensor_copies import check_copies
-from credit_like.plan.simulate import _NoBatches, _NoData, _NoStatistics, sample_of
 from credit_like.schema.experiment import Experiment
-from credit_like.variables import Variables
+from tests.training.without_data import trainer_without_data
 
 GRID = Grid(90 - (np.arange(32) + 0.5) * 180 / 32, np.arange(64) * 360 / 64)
 
@@ -40,12 +38,7 @@ def _trainer(data, folder):
         }
     )
     runtime = Runtime.start(experiment.trainer.parallelism, torch.device("cpu"))
-    variables = Variables(experiment.data)
-    store = _NoData(GRID, variables)
-    model = build.parallel_model(experiment, variables, store, runtime)
-    context = build.attach_weights(model, experiment, runtime, variables, store, _NoStatistics(GRID))
-    trainer = build.build_trainer(context, (_NoBatches(20), _NoBatches(20)))
-    sample = sample_of(experiment, variables, GRID, slice(None))
+    trainer, sample = trainer_without_data(experiment, GRID, runtime)
     torch.manual_seed(runtime.dp_rank)
     for fields in (sample.prognostic, sample.target):
         fields.normal_()

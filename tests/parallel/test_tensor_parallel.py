@@ -93,11 +93,11 @@ def _mesh(rank):
     return mesh.mesh_dim_names, {name: sub.size() for name, sub in submeshes.items()}, mesh.get_coordinate()
 
 
-def test_the_mesh_is_data_tensor_domain(run_ranks):
+def test_the_mesh_is_data_ensemble_tensor_domain(run_ranks):
     results = run_ranks(4, _mesh)
-    assert all(names == ("dp", "tp", "domain") for names, _, _ in results)
+    assert all(names == ("dp", "ensemble", "tp", "domain") for names, _, _ in results)
     assert all(sizes == {"tp": 2, "domain": 2} for _, sizes, _ in results)
-    assert [list(place) for *_, place in results] == [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]
+    assert [list(place) for *_, place in results] == [[0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0], [0, 0, 1, 1]]
 
 
 def test_one_process_has_no_mesh():

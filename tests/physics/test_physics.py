@@ -24,6 +24,11 @@ A, B = (0.0, 5000.0, 3000.0, 0.0), (0.0, 0.2, 0.6, 1.0)
 @dataclass
 class Store:
     grid: Grid
+    step_seconds: int = 21600
+
+    def static(self, rows=slice(None)):
+        """Surface geopotential in m² s⁻²."""
+        return (3000.0 * np.sin(np.arange(HEIGHT * WIDTH)).reshape(1, HEIGHT, WIDTH)).astype(np.float32)[:, rows]
 
 
 class Statistics:
@@ -98,6 +103,44 @@ def test_clip_raises_what_is_negative_and_nothing_else(variables, states):
     assert torch.equal(fixed[:, 8][after[:, 8] >= 0], after[:, 8][after[:, 8] >= 0])
 
 
+def test_zonal_filter_keeps_long_waves_and_removes_short_ones(variables, states):
+    after, before = (x.double() for x in states)
+    fix, _ = build({"type": "zonal-filter", "variables": ["Q", "water"], "highest": 3}, variables)
+    fixed = fix(after, before)
+    filtered = [0, 1, 2, 7]
+    waves, kept = (np.fft.rfft(x[:, filtered].numpy()) for x in (after, fixed))
+    np.testing.assert_allclose(kept[..., :4], waves[..., :4], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(kept[..., 4:], 0, atol=1e-12)
+    others = [c for c in range(after.shape[1]) if c not in filtered]
+    assert torch.equal(fixed[:, others], after[:, others])
+
+
+def test_zonal_filter_removes_short_waves_on_a_large_mean(variables, states):
+    after, before = states
+    after = after.clone()
+    after[:, 6] = 1e5 + torch.cos(2 * torch.pi * 5 * torch.arange(WIDTH) / WIDTH)
+    fix, _ = build({"type": "zonal-filter", "variables": ["SP"], "highest": 3}, variables)
+    assert (fix(after, before)[:, 6] - 1e5).abs().max() < 0.01  # one unit in the last place of 1e5 in float32
+
+
+def test_zonal_filter_needs_whole_rows_with_data(variables):
+    module = registry.module("physics", "zonal-filter")
+    config = module.Config(variables=("Q",))
+
+    class Holes(Statistics):
+        def mask(self, variables):
+            mask = super().mask(variables)
+            mask[1, 2, 3] = False
+            return mask
+
+    latitude = np.linspace(80, -80, HEIGHT)
+    whole, part = (Store(Grid(latitude, np.arange(WIDTH) * step)) for step in (360 / WIDTH, 5.0))
+    with pytest.raises(ValueError, match="full circle of longitude"):
+        module.build(config, variables, part, Statistics())
+    with pytest.raises(ValueError, match="data at all points for zonal-filter, got Q"):
+        module.build(config, variables, whole, Holes())
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_mass_of_dry_air_is_what_it_was(variables, states, hybrid):
     after, before = states
@@ -157,8 +200,138 @@ def test_rain_never_becomes_negative_where_the_air_gained_more_than_evaporated(v
     assert (fix(after, before)[:, 8] == 0).all()
 
 
+ENERGY = {"temperature": "T", "humidity": "Q", "surface_pressure": "SP", "surface_geopotential": "PHIS"}
+NET = {"top": {"down": ["solar", "thermal"]}, "surface": {"down": ["sensible"]}}
+BOTH = {
+    "top": {"down": ["incident"], "up": ["solar", "thermal"]},
+    "surface": {"down": ["sensible"]},
+    "flux_units": "W m-2",
+}
+
+
+@pytest.fixture
+def moist():
+    """Variables of an energy budget: channels T, Q, u, v on three levels, SP; three fluxes; one forcing."""
+    return Variables(
+        DataSection.model_validate(
+            {
+                "source": {"type": "synthetic"},
+                "timestep": "6h",
+                "levels": [200, 500, 850],
+                "prognostic": {"level": ["T", "Q", "u", "v"], "surface": ["SP"]},
+                "diagnostic": {"surface": ["solar", "thermal", "sensible"]},
+                "dynamic_forcing": {"surface": ["incident"]},
+                "static": {"surface": ["PHIS"]},
+                "train": ["2000-01-01", "2000-02-01"],
+                "valid": ["2000-03-01", "2000-03-02"],
+                "test": ["2000-04-01", "2000-04-02"],
+            }
+        )
+    )
+
+
+def energetic(fluxes):
+    """(after, before, forcing) of `moist` in float64; sums over 6 h of `fluxes` W m⁻²."""
+    generator = torch.Generator().manual_seed(3)
+
+    def field(channels, mean, spread):
+        noise = torch.randn(2, channels, HEIGHT, WIDTH, generator=generator, dtype=torch.float64)
+        return mean + spread * noise
+
+    def state():
+        return torch.cat([field(3, 260, 20), field(3, 5e-3, 2e-3), field(6, 5, 10), field(1, 9.8e4, 2e3)], 1)
+
+    return torch.cat([state(), fluxes * field(3, 100, 30)], 1), state(), fluxes * field(1, 300, 30)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("variant", [NET, BOTH])
+def test_energy_budget_closes(moist, variant, hybrid):
+    """Against the budget written out; the temperature of all levels changes by (r − 1) e / c_p."""
+    per_step = variant is NET
+    seconds = 21600.0
+    after, before, forcing = energetic(seconds if per_step else 1.0)
+    config = {"type": "energy", **ENERGY, **variant, **({"a": A, "b": B} if hybrid else {})}
+    fix, grid = build(config, moist)
+    fixed = fix(after, before, forcing)
+
+    def capacity(x):
+        return (1 - x[:, 3:6]) * 1004.64 + x[:, 3:6] * 1810.0
+
+    def mass_specific(x):
+        surface = torch.from_numpy(Store(grid).static()[0]).double()
+        return capacity(x) * x[:, :3] + 2.501e6 * x[:, 3:6] + surface + 0.5 * (x[:, 6:9] ** 2 + x[:, 9:12] ** 2)
+
+    def energy(x):
+        e, ps = mass_specific(x), x[:, 12]
+        if hybrid:
+            thickness = [A[k + 1] - A[k] + (B[k + 1] - B[k]) * ps for k in range(3)]
+        else:
+            thickness = [15000.0, 32500.0, 17500.0]
+        return area_mean(sum(e[:, k] * thickness[k] for k in range(3)) / G, grid)
+
+    solar, thermal, sensible = (area_mean(after[:, 13 + i], grid) for i in range(3))
+    if per_step:
+        brought = solar + thermal - sensible
+    else:
+        brought = seconds * (area_mean(forcing[:, 0], grid) - solar - thermal - sensible)
+    due = energy(before) + brought
+    assert np.abs(energy(after) / due - 1).min() > 1e-4
+    np.testing.assert_allclose(energy(fixed), due, rtol=1e-13)
+    ratio = torch.from_numpy(due / energy(after))[:, None, None, None]
+    expected = after[:, :3] + (ratio - 1) * mass_specific(after) / capacity(after)
+    torch.testing.assert_close(fixed[:, :3], expected, rtol=1e-13, atol=0)
+    assert torch.equal(fixed[:, 3:], after[:, 3:])
+
+
+def test_energy_needs_what_its_budget_needs(moist):
+    for change, message in [
+        ({"temperature": "SP"}, "physics.temperature: expected a variable on the 3 levels of Q, got 'SP' on 1"),
+        (
+            {"top": {"down": ["solr"]}},
+            "physics.top.down: expected one of .*, incident, got 'solr'; did you mean 'solar'",
+        ),
+        ({"surface_geopotential": "Z"}, "physics.surface_geopotential: expected one of PHIS"),
+        ({"top": {}}, "top: expected at least one flux"),
+        ({"column_water": "SP"}, "column_water: expected none"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            build({"type": "energy", **ENERGY, **NET, **change}, moist)
+
+
+def test_a_maximum_clips_too(variables, states):
+    after, before = states
+    fix, _ = build({"type": "clip", "variables": ["water"], "minimum": None, "maximum": 24.0}, variables)
+    torch.testing.assert_close(fix(after, before)[:, 7], after[:, 7].clamp(max=24.0))
+
+
+@pytest.mark.parametrize("bounds", [{"minimum": None}, {"minimum": 2.0, "maximum": 1.0}])
+def test_bounds_have_to_make_sense(bounds):
+    with pytest.raises(ValueError, match="expected"):
+        registry.module("physics", "clip").Config(variables=("Q",), **bounds)
+
+
+def test_what_was_added_is_recorded(variables, states):
+    after, before = states
+    fix, grid = build({"type": "clip", "variables": ["total_precipitation", "Q"], "minimum": 0.8}, variables)
+    fix.record()
+    expected = []
+    for x in (after, after - 0.5):
+        change = fix(x, before) - x
+        expected.append([area_mean(change[:, channels], grid).mean() for channels in (8, slice(0, 3))])
+    added = fix.taken()
+    fix(after, before)  # is not recorded
+    torch.testing.assert_close(added.double(), torch.tensor(expected).double().mean(0), rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize(
-    "config", [{"type": "mass"}, {"type": "moisture", "column_water": "water"}, {"type": "clip", "variables": ["Q"]}]
+    "config",
+    [
+        {"type": "mass"},
+        {"type": "moisture", "column_water": "water"},
+        {"type": "clip", "variables": ["Q"]},
+        {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
+    ],
 )
 def test_gradients_pass(variables, states, config):
     after, before = states
@@ -169,14 +342,24 @@ def test_gradients_pass(variables, states, config):
     assert (after.grad != 0).any()
 
 
-@pytest.mark.parametrize("config", [{"type": "mass", "a": A, "b": B}, {"type": "moisture", "a": A, "b": B}])
-def test_two_halves_of_the_grid_give_the_whole(variables, states, config):
-    after, before = (x.double() for x in states)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"type": "mass", "a": A, "b": B},
+        {"type": "moisture", "a": A, "b": B},
+        {"type": "energy", **ENERGY, **BOTH, "a": A, "b": B},
+        {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
+    ],
+)
+def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config):
+    fields = [x.double() for x in states]
+    if config["type"] == "energy":
+        variables, fields = moist, energetic(1.0)
     whole, grid = build(config, variables)
-    expected = whole(after, before)
+    expected = whole(*fields)
     module = registry.module("physics", config["type"])
     rows = [slice(0, 3), slice(3, HEIGHT)]
-    barrier, shared = threading.Barrier(2, timeout=20), [torch.empty(0), torch.empty(0)]
+    barrier, shared = threading.Barrier(2, timeout=300), [torch.empty(0), torch.empty(0)]
 
     def rank(i):
         def reduce(x):
@@ -188,7 +371,7 @@ def test_two_halves_of_the_grid_give_the_whole(variables, states, config):
             return total
 
         part = module.build(module.Config(**config), variables, Store(grid), Statistics(), rows=rows[i], reduce=reduce)
-        return part(after[:, :, rows[i]], before[:, :, rows[i]])
+        return part(*(x[:, :, rows[i]] for x in fields))
 
     with ThreadPoolExecutor(2) as pool:
         halves = list(pool.map(rank, range(2)))
@@ -207,6 +390,7 @@ def test_two_halves_of_the_grid_give_the_whole(variables, states, config):
         ({"type": "mass", "humidity": "SP"}, "on at least two levels"),
         ({"type": "moisture", "evaporation": "evap"}, "did you mean 'evaporation'"),
         ({"type": "clip", "variables": ["rainfall"]}, "physics.variables"),
+        ({"type": "zonal-filter", "variables": ["rainfall"]}, "physics.variables"),
     ],
 )
 def test_what_does_not_fit_is_said(variables, config, message):

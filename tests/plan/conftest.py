@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from types import SimpleNamespace
 
@@ -10,14 +11,13 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit_like import build
 from credit_like.grid import Grid
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan import simulate as simulation
 from credit_like.plan.layouts import with_layout
 from credit_like.plan.meter import Meter
 from credit_like.schema.experiment import Experiment
-from credit_like.variables import Variables
+from tests.training.without_data import trainer_without_data
 
 HEIGHT, WIDTH = 64, 128
 GRID = Grid(90 - (np.arange(HEIGHT) + 0.5) * 180 / HEIGHT, np.arange(WIDTH) * 360 / WIDTH)
@@ -48,6 +48,7 @@ def experiment(**trainer):
                 "use_spectral_norm": True,
                 **trainer.pop("model", {}),
             },
+            "loss": trainer.pop("loss", {"type": "mse"}),
             "trainer": {
                 "parallelism": {"data": "fsdp2"},
                 "global_batch_size": 8,
@@ -63,14 +64,8 @@ def _trainer(chosen, layout):
     """Build it as training does, with real memory and without data."""
     chosen = with_layout(chosen, layout)
     runtime = Runtime.start(layout.parallelism, torch.device("cpu"))
-    variables = Variables(chosen.data)
-    store = simulation._NoData(GRID, variables)
-    model = build.parallel_model(chosen, variables, store, runtime)
-    trainer = simulation._trainer(model, chosen, runtime, variables, store, GRID)
-    samples = [
-        simulation.sample_of(chosen, variables, GRID, trainer.context.rows)
-        for _ in range(trainer.schedule.accumulation)
-    ]
+    trainer, sample = trainer_without_data(chosen, GRID, runtime)
+    samples = [copy.deepcopy(sample) for _ in range(trainer.schedule.accumulation)]
     for sample in samples:
         for fields in (sample.prognostic, sample.forcing, sample.target):
             fields.normal_()

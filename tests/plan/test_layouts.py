@@ -12,22 +12,23 @@ from credit_like.plan.layouts import Candidate, divisors, layouts, with_layout
 from credit_like.schema.checks import layout_findings
 
 
-@given(st.integers(1, 96), st.sampled_from([1, 4, 24, 96]), st.integers(1, 3))
-def test_degrees_multiply_to_the_number_of_ranks_and_none_is_forgotten(small_experiment, world, batch, micro):
-    experiment = small_experiment(global_batch_size=batch * micro, micro_batch_size=micro)
+@given(st.integers(1, 96), st.sampled_from([1, 4, 24, 96]), st.integers(1, 3), st.sampled_from([1, 2, 6]))
+def test_degrees_multiply_to_the_number_of_ranks_and_none_is_forgotten(small_experiment, world, batch, micro, members):
+    ensemble = {"members": members, "model": {"noise": {}}, "loss": {"type": "crps"}} if members > 1 else {}
+    experiment = small_experiment(global_batch_size=batch * micro, micro_batch_size=micro, **ensemble)
     legal, illegal = layouts(experiment, world, 64, 128)
-    assert all(
-        layout.dp * layout.tensor * layout.domain == world and layout.dp % layout.replicate == 0 for layout in legal
-    )
+    assert all(x.dp * x.ensemble * x.tensor * x.domain == world and x.dp % x.replicate == 0 for x in legal)
     assert len(set(legal)) == len(legal)
     expected = set()
-    for tensor, domain in itertools.product(range(1, world + 1), repeat=2):
-        if world % (tensor * domain) == 0:
-            dp = world // (tensor * domain)
+    of_world = [d for d in range(1, world + 1) if world % d == 0]
+    of_members = [e for e in range(1, members + 1) if members % e == 0]
+    for ensemble, tensor, domain in itertools.product(of_members, of_world, of_world):
+        if world % (ensemble * tensor * domain) == 0:
+            dp = world // (ensemble * tensor * domain)
             fits = not experiment.model.check_parallel(64, 128, tensor=tensor, domain=domain)
             if fits and batch % dp == 0:
-                expected |= {(dp, tensor, domain, copies) for copies in range(1, dp + 1) if dp % copies == 0}
-    assert {(x.dp, x.tensor, x.domain, x.replicate) for x in legal} == expected
+                expected |= {(dp, ensemble, tensor, domain, copies) for copies in range(1, dp + 1) if dp % copies == 0}
+    assert {(x.dp, x.ensemble, x.tensor, x.domain, x.replicate) for x in legal} == expected
     used = {(name, getattr(x, name)) for x in legal for name in ("tensor", "domain", "dp")}
     for reason in illegal:
         assert reason.reason

@@ -8,6 +8,7 @@ from credit_like.plan.layouts import Candidate
 from credit_like.plan.replay import Recipes
 from credit_like.plan.simulate import SAMPLE, places
 
+MEMBERS = {"members": 4, "model": {"noise": {"channels": 3}}, "loss": {"type": "crps"}}
 LAYOUTS = [
     (Candidate(4), {"global_batch_size": 20}),  # five micro-batches: more than are simulated
     (Candidate(2, domain=2), {"activation_checkpoint": True}),
@@ -18,6 +19,8 @@ LAYOUTS = [
     (Candidate(4, data="ddp"), {}),
     (Candidate(1, domain=2, data="none"), {}),
     (Candidate(1, data="none"), {}),
+    (Candidate(1, ensemble=2), MEMBERS),
+    (Candidate(1, domain=2, ensemble=2), MEMBERS | {"forecast_len": 2}),
 ]
 
 

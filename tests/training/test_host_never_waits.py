@@ -14,13 +14,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit_like import build
 from credit_like.grid import Grid
 from credit_like.nn.padding import Pad, source_columns, source_rows
 from credit_like.parallel.runtime import Runtime
-from credit_like.plan.simulate import _NoBatches, _NoData, _NoStatistics, sample_of
 from credit_like.schema.experiment import Experiment
-from credit_like.variables import Variables
+from tests.training.without_data import trainer_without_data
 
 META = torch.device("meta")
 HEIGHT, WIDTH = 32, 64
@@ -101,7 +99,17 @@ def test_what_reads_a_value_fails(read):
 PHYSICS = {
     "none": [],
     "clip": [{"type": "clip", "variables": ["column_water"]}],
+    "zonal-filter": [{"type": "zonal-filter", "variables": ["column_water"], "highest": 5}],
     "mass": [{"type": "mass", "surface_pressure": "surface_pressure"}],
+    "energy": [
+        {
+            "type": "energy",
+            **dict.fromkeys(("temperature", "u", "v"), "specific_humidity"),
+            "surface_geopotential": "orography",
+            "top": {"down": ["precipitation"]},
+            "surface": {"up": ["evaporation"]},
+        }
+    ],
 }
 
 
@@ -140,12 +148,7 @@ def _trainer(physics, members=1):
         }
     )
     runtime = Runtime(device=META)
-    variables = Variables(experiment.data)
-    store = _NoData(GRID, variables)
-    model = build.parallel_model(experiment, variables, store, runtime)
-    context = build.attach_weights(model, experiment, runtime, variables, store, _NoStatistics(GRID))
-    trainer = build.build_trainer(context, (_NoBatches(20), _NoBatches(20)))
-    sample = sample_of(experiment, variables, GRID, slice(None))
+    trainer, sample = trainer_without_data(experiment, GRID, runtime)
     fields = {f.name: getattr(sample, f.name).to(META) for f in dataclasses.fields(sample)}
     return trainer, dataclasses.replace(sample, **fields)
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from credit_like import build
 from credit_like import verify as kit
 from credit_like.checkpoint.export import export
+from credit_like.losses import crps
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn.noise import Noise, NoiseKeys
 from credit_like.parallel.runtime import Runtime
@@ -107,9 +108,9 @@ def test_noise_changes_with_the_step_and_is_that_of_the_seed_between_steps(conte
     assert len(torch.cat([first, second, between]).unique()) == 3 * len(first)
 
 
-def wrong(*overrides):
+def wrong(*overrides, world=1):
     experiment = load_experiment(DEMO, [*TINY, *overrides])
-    return [(".".join(map(str, place)), message) for place, message in section_findings(experiment, 1)]
+    return [(".".join(map(str, place)), message) for place, message in section_findings(experiment, world)]
 
 
 def test_what_cannot_be_trained_is_one_message():
@@ -123,6 +124,55 @@ def test_what_cannot_be_trained_is_one_message():
     [(place, message)] = wrong("trainer.members=1")
     assert place == "trainer.members"
     assert "expected at least 2 members for the loss crps, got 1" in message
+
+
+def test_members_that_ranks_cannot_share_are_one_message():
+    assert not wrong("trainer.parallelism.ensemble=3", world=3)
+    [(place, message)] = wrong("trainer.parallelism.ensemble=2", world=2)
+    assert place == "trainer.parallelism.ensemble"
+    assert message == "expected a divisor of trainer.members = 3, got 2, change it to one of 1, 3"
+    for loss in ("crps", "mse"):
+        [(place, message)] = wrong(
+            "trainer.members=1", f"loss={{type: {loss}}}", "trainer.parallelism.ensemble=2", world=2
+        )
+        assert place == "trainer.parallelism.ensemble"
+        assert message == "expected a divisor of trainer.members = 1, got 2, set trainer.members or remove it"
+    [(place, message)] = wrong("trainer.parallelism.ensemble=3", world=4)
+    assert place == "trainer.parallelism"
+    assert "ensemble × tensor × domain = 3 × 1 × 1 = 3 divides, got 4" in message
+
+
+def test_a_loss_that_needs_all_members_at_once_is_refused_on_several_ranks(monkeypatch):
+    monkeypatch.setattr(crps, "of_members", lambda config, error_BKCHW: error_BKCHW.abs().mean(1))
+    assert not wrong()
+    [(place, message)] = wrong("trainer.parallelism.ensemble=3", world=3)
+    assert place == "trainer.parallelism.ensemble"
+    assert "expected 1 with the loss crps, whose of_members has no argument `others`, got 3" in message
+
+
+def test_members_change_with_the_phase(tmp_path):
+    """A phase of one member on a deterministic loss, then one of two on the score of ensembles."""
+    phases = "trainer.phases=[{epochs: 1, members: 1, loss: {type: mse}}, {epochs: 1, members: 2, micro_batch_size: 1}]"
+    experiment = experiment_in(tmp_path, phases, "trainer.epochs=1", "data.forecast_len=1")
+    trainer = build.build_trainer(build.build_context(experiment, Runtime()))
+    seen = []
+    trainer.context.stepper.register_forward_hook(lambda module, inputs, after: seen.append(len(after.index)))
+    for stage in trainer.stages:
+        trainer._enter(stage)
+        trainer.train_step([next(stage.train_loader.batches(0))], 1, 0.0, 1)
+        trainer.validation._made()([next(stage.valid_loader.batches(0))], lambda: False)
+    assert seen == [2, 2, 2, 2]  # 2 samples of 1 member, then 1 sample of 2
+
+
+def test_forecasts_do_not_use_the_axis_of_the_ensemble(tmp_path, monkeypatch):
+    """They are shared by initial time: two processes of a training with two ranks of an ensemble are two replicas."""
+    started = []
+    monkeypatch.setattr(Runtime, "start", lambda *arguments: started.append(arguments[0].ensemble) or Runtime())
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    experiment = experiment_in(tmp_path, "trainer.parallelism={data: ddp, ensemble: 3}")
+    for training in (True, False):
+        build.start(experiment, training)
+    assert started == [3, 1]
 
 
 def trained(folder, *overrides):

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
@@ -32,6 +32,11 @@ _LOCK = threading.RLock()
 
 # A fork waits until no thread is inside the library, and parent and child each have a free lock afterwards.
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+
+
+def locked() -> AbstractContextManager[object]:
+    """Return a context in which no other thread calls ecCodes."""
+    return _LOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,7 @@ def index(path: str) -> tuple[Message, ...]:
 
 
 @lru_cache(maxsize=100_000)
-def _index(path: str, size: int, mtime_ns: int) -> tuple[Message, ...]:
+def _index(path: str, size: int, _mtime_ns: int) -> tuple[Message, ...]:
     eccodes = library()
     found: list[Message] = []
     with _LOCK, open(path, "rb") as file:

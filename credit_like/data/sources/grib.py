@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from xarray.core import indexing
 
-from credit_like.data.direct import DirectArray, Spans
+from credit_like.data.files.direct import DirectArray, Spans
 from credit_like.data.sources import _grib_files
 from credit_like.data.sources._files import FileConfig, canonical, find_files, is_url
 from credit_like.data.sources._grib_files import Geometries, Message

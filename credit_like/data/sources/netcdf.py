@@ -7,7 +7,7 @@ from typing import Literal
 import fsspec
 import xarray as xr
 
-from credit_like.data import netcdf_files
+from credit_like.data.files import netcdf_files
 from credit_like.data.sources._files import FileConfig, is_url, open_files
 
 

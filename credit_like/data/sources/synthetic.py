@@ -1,4 +1,4 @@
-"""The embedded dataset: weather simulated on demand by `credit_like.data.shallow_water`, with nothing to download.
+"""The embedded dataset: weather simulated on demand by `credit_like.data.sources._shallow_water`, with nothing to download.
 
 Six-hourly, on a Gaussian grid, latitude north to south: wind and height of the free surface in two layers (level 1 is
 the upper one), column water, precipitation over the preceding six hours, and orography. Generating it again on the same
@@ -79,7 +79,7 @@ def cache_path(config: Config) -> Path:
     """Return the path of the cached store for this configuration and this version of the code."""
     root = os.environ.get("CREDIT_LIKE_CACHE") or Path.home() / ".cache" / "credit_like"
     here = Path(__file__)
-    code = here.read_bytes() + (here.parent.parent / "shallow_water.py").read_bytes()
+    code = here.read_bytes() + here.with_name("_shallow_water.py").read_bytes()
     key = hashlib.sha256(config.model_dump_json().encode() + code).hexdigest()[:16]
     return Path(root) / f"synthetic-{config.longitudes}x{config.latitudes}-{config.steps}-{key}.zarr"
 
@@ -88,10 +88,10 @@ def generate(config: Config) -> xarray.Dataset:
     """Integrate the dataset in memory."""
     import xarray
 
-    from credit_like.data import shallow_water
+    from credit_like.data.sources import _shallow_water
 
-    sphere = shallow_water.Sphere(config.longitudes, config.latitudes)
-    fields = shallow_water.simulate(sphere, HOURS * 3600.0, config.steps, SPIN_UP_STEPS, config.seed)
+    sphere = _shallow_water.Sphere(config.longitudes, config.latitudes)
+    fields = _shallow_water.simulate(sphere, HOURS * 3600.0, config.steps, SPIN_UP_STEPS, config.seed)
     fields["land_sea_mask"] = np.where(fields["orography"] > LAND_ABOVE, 1.0, 0.0)
     start = np.datetime64(config.start, "ns")
     dataset = xarray.Dataset(

@@ -9,7 +9,7 @@ import xarray as xr
 import zarr
 from xarray.core import indexing
 
-from credit_like.data.chunks import ChunkedArray, layout_of
+from credit_like.data.files.chunks import ChunkedArray, layout_of
 from credit_like.data.sources._files import FileConfig, is_url, open_files
 
 

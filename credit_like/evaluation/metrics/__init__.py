@@ -18,8 +18,9 @@ class Metric(Protocol):
 
     Optional attributes:
 
-    - `NEEDS`, a frozenset of required inputs: `members`, `climatology`, `precipitation`; empty by default;
-    - `EXTRA`, the name of an additional last dimension; None by default;
+    - `NEEDS`, a frozenset of required inputs: `members` (an ensemble), `ensemble` (forecasts that are one; sources that
+    are compared with them may have one member), `climatology`, `precipitation`, `thresholds`; empty by default;
+    - `EXTRA`, the name of an additional last dimension, or a tuple of the names of several; None by default;
     - `LABEL`, the text of its axis and column; only metrics with a label have curves and a column in the table of
     scores.
     """
@@ -39,7 +40,7 @@ def needs(metric: ModuleType) -> frozenset[str]:
     return frozenset(getattr(metric, "NEEDS", ()))
 
 
-def extra(metric: ModuleType) -> str | None:
-    """Return the name of a metric's additional last dimension, or None."""
-    name: str | None = getattr(metric, "EXTRA", None)
-    return name
+def extra(metric: ModuleType) -> tuple[str, ...]:
+    """Return the names of a metric's additional last dimensions; empty for a metric that is one number."""
+    names: str | tuple[str, ...] | None = getattr(metric, "EXTRA", None)
+    return (names,) if isinstance(names, str) else tuple(names or ())

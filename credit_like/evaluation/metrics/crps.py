@@ -13,7 +13,7 @@ def per_time(fields: Fields) -> dict[str, Array]:
     """Return the statistics of one initial time, per lead, level and region."""
     members = len(fields.forecast)
     # The fair spread averages over pairs of different members, this one over all pairs.
-    spread = (members - 1) / members * fair_spread(fields) if members > 1 else 0.0
+    spread = (members - 1) / members * fair_spread(fields)
     return {"crps": fields.mean(skill(fields) - spread / 2)}
 
 

@@ -1,6 +1,6 @@
 "use strict";
 const DATA = JSON.parse(document.getElementById("data").textContent);
-const SCORES = DATA.scores, MAPS = DATA.maps, SPECTRA = DATA.spectra;
+const SCORES = DATA.scores, MAPS = DATA.maps, SPECTRA = DATA.spectra, ENSEMBLE = DATA.ensemble;
 const MISSING = 255;
 const LOWER_IS_BETTER = ["rmse", "mse", "mae", "crps", "fair-crps", "seeps"];
 const REFERENCES = { persistence: "6 4", climatology: "2 3" };
@@ -13,9 +13,11 @@ function bytes(text) {
 }
 
 const decoded = new WeakMap();
-function floats(row) {
-  if (!decoded.has(row)) decoded.set(row, new Float32Array(bytes(row.values).buffer));
-  return decoded.get(row);
+function floats(row, key = "values") {
+  if (!decoded.has(row)) decoded.set(row, {});
+  const of = decoded.get(row);
+  if (!(key in of)) of[key] = new Float32Array(bytes(row[key]).buffer);
+  return of[key];
 }
 
 function number(x) {
@@ -55,21 +57,26 @@ function chooser(rows, variable, level, changed) {
 
 function startMaps() {
   const height = MAPS.latitude.length, width = MAPS.longitude.length, leads = MAPS.leads.length;
-  const kinds = ["truth", "forecast", "error"];
-  const colours = { truth: bytes(MAPS.colours.field), forecast: bytes(MAPS.colours.field), error: bytes(MAPS.colours.error) };
+  const many = MAPS.members > 1, kinds = ["truth", "forecast", "error", ...(many ? ["spread"] : [])];
+  const field = bytes(MAPS.colours.field);
+  const colours = { truth: field, forecast: field, error: bytes(MAPS.colours.error), spread: bytes(MAPS.colours.spread) };
+  const rangeOf = (one, kind) => one[`${kind}_range`] || one.range;
   const slider = $("map-lead"), play = $("map-play"), panels = $("map-panels");
   const scale = Math.max(1, Math.round(720 / width));
   const small = new OffscreenCanvas(width, height);
   const coast = coastPaths(width * scale, height * scale, scale);
   const cache = new Map();
+  const members = many ? startMembers(field) : null;
   let timer = null, probe = { row: height >> 1, column: width >> 1 }, probed = false;
   slider.max = leads - 1;
+  if (!many) { $("spread-figure").remove(); $("members").remove(); }
   const entry = chooser(MAPS.entries, $("map-variable"), $("map-level"), () => { describe(); draw(); });
 
   function fields(one) {
     if (!cache.has(one)) {
       cache.clear();  // one variable at a time stays decoded
-      cache.set(one, Object.fromEntries(kinds.map((kind) => [kind, bytes(one[kind])])));
+      const wanted = many ? [...kinds, "members"] : kinds;
+      cache.set(one, Object.fromEntries(wanted.map((kind) => [kind, bytes(one[kind])])));
     }
     return cache.get(one);
   }
@@ -77,7 +84,7 @@ function startMaps() {
   function describe() {
     const one = entry();
     for (const kind of kinds) {
-      const [low, high] = kind === "error" ? one.error_range : one.range;
+      const [low, high] = rangeOf(one, kind);
       const table = colours[kind];
       const stops = Array.from({ length: 17 }, (_, i) => {
         const at = 3 * Math.round((254 * i) / 16);
@@ -93,14 +100,8 @@ function startMaps() {
     const one = entry(), lead = Number(slider.value), all = fields(one);
     const from = lead * height * width;
     for (const kind of kinds) {
-      const canvas = $(`map-${kind}`), values = all[kind], table = colours[kind];
-      const image = new ImageData(width, height);
-      for (let i = 0; i < height * width; i++) {
-        const value = values[from + i];
-        for (let c = 0; c < 3; c++) image.data[4 * i + c] = value === MISSING ? 190 : table[3 * value + c];
-        image.data[4 * i + 3] = 255;
-      }
-      small.getContext("2d").putImageData(image, 0, 0);
+      const canvas = $(`map-${kind}`);
+      small.getContext("2d").putImageData(imageOf(all[kind], from, width, height, colours[kind]), 0, 0);
       if (canvas.width !== width * scale) { canvas.width = width * scale; canvas.height = height * scale; }
       const context = canvas.getContext("2d");
       context.imageSmoothingEnabled = false;
@@ -117,6 +118,7 @@ function startMaps() {
     const text = `${leadText(MAPS.leads[lead])} · ${MAPS.valid[lead].slice(0, 16).replace("T", " ")}`;
     $("map-lead-text").textContent = text;
     slider.setAttribute("aria-valuetext", text);
+    if (many) members.draw(one, all, lead, probe);
     if (probed) tell(one, all, from);
   }
 
@@ -132,12 +134,10 @@ function startMaps() {
   function tell(one, all, from) {
     const at = from + probe.row * width + probe.column;
     const said = kinds.map((kind) => {
-      const [low, high] = kind === "error" ? one.error_range : one.range, value = all[kind][at];
+      const [low, high] = rangeOf(one, kind), value = all[kind][at];
       return `${kind} ${value === MISSING ? "no data" : number(low + (high - low) * value / 254)}`;
     });
-    const latitude = MAPS.latitude[probe.row], longitude = ((MAPS.longitude[probe.column] + 540) % 360) - 180;
-    const side = (x, [up, down]) => `${number(Math.abs(x))}° ${x < 0 ? down : up}`;
-    const place = `${side(latitude, "NS")}, ${side(longitude, "EW")}`;
+    const place = placeText(MAPS.latitude[probe.row], MAPS.longitude[probe.column]);
     $("map-probe").textContent = `${place}: ${said.join(", ")} ${one.unit}`;
   }
 
@@ -194,6 +194,86 @@ function startMaps() {
   $("map-note").textContent = notes.join(" ");
   describe();
   draw();
+}
+
+/* `height` × `width` bytes from position `from` as an image in the colours of `table`. */
+function imageOf(values, from, width, height, table) {
+  const image = new ImageData(width, height);
+  for (let i = 0; i < height * width; i++) {
+    const value = values[from + i];
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = value === MISSING ? 190 : table[3 * value + c];
+    image.data[4 * i + 3] = 255;
+  }
+  return image;
+}
+
+/* Stamps of the members, and their values at the chosen point against lead time. */
+function startMembers(table) {
+  const { members, stride } = MAPS.stamps, leads = MAPS.leads.length;
+  const height = Math.ceil(MAPS.latitude.length / stride), width = Math.ceil(MAPS.longitude.length / stride);
+  const north = MAPS.latitude[0] > MAPS.latitude[MAPS.latitude.length - 1];
+  const stamps = ["truth", ...members.map((member) => `member ${member}`)].map((name) => {
+    const figure = document.createElement("figure"), caption = document.createElement("figcaption");
+    const canvas = document.createElement("canvas");
+    caption.textContent = name;
+    canvas.width = width * 2;
+    canvas.height = height * 2;
+    canvas.setAttribute("role", "img");
+    figure.append(caption, canvas);
+    $("stamps").append(figure);
+    return canvas;
+  });
+  const small = new OffscreenCanvas(width, height);
+
+  function draw(one, all, lead, probe) {
+    stamps.forEach((canvas, i) => {
+      const values = i ? all.members.subarray(((i - 1) * leads + lead) * height * width) : truthOf(all, lead);
+      small.getContext("2d").putImageData(imageOf(values, 0, width, height, table), 0, 0);
+      const context = canvas.getContext("2d");
+      context.imageSmoothingEnabled = false;
+      context.setTransform(1, 0, 0, north ? 1 : -1, 0, north ? 0 : canvas.height);
+      context.drawImage(small, 0, 0, canvas.width, canvas.height);
+      context.setTransform(1, 0, 0, 1, 0, 0);
+      const name = i ? `member ${members[i - 1]}` : "truth";
+      canvas.setAttribute("aria-label", `${name} of ${one.variable} at ${leadText(MAPS.leads[lead])}`);
+    });
+    plume(one, all, probe);
+  }
+
+  /* The points of the truth at which the members are shown. */
+  function truthOf(all, lead) {
+    const rows = MAPS.latitude.length, columns = MAPS.longitude.length, found = new Uint8Array(height * width);
+    for (let y = 0; y < height; y++) {
+      for (let x = 0; x < width; x++) found[y * width + x] = all.truth[(lead * rows + y * stride) * columns + x * stride];
+    }
+    return found;
+  }
+
+  function plume(one, all, probe) {
+    const [low, high] = one.range, value = (byte) => (byte === MISSING ? NaN : low + ((high - low) * byte) / 254);
+    const rows = MAPS.latitude.length, columns = MAPS.longitude.length;
+    const y = Math.floor(probe.row / stride), x = Math.floor(probe.column / stride);
+    const at = (values) => MAPS.leads.map((_, lead) => value(values[(lead * rows + y * stride) * columns + x * stride]));
+    const series = members.map((_, m) => ({
+      name: m ? "" : "members", x: MAPS.leads, colour: COLOURS[5], thin: true,
+      y: MAPS.leads.map((_, lead) => value(all.members[((m * leads + lead) * height + y) * width + x])),
+    }));
+    series.push({ name: "mean", x: MAPS.leads, y: at(all.forecast), colour: COLOURS[0] });
+    series.push({ name: "truth", x: MAPS.leads, y: at(all.truth), colour: "", dash: "6 4" });
+    const place = placeText(MAPS.latitude[y * stride], MAPS.longitude[x * stride]);
+    plot($("plume-plot"), series, {
+      x: "lead time (h)", y: one.variable + (one.unit ? ` (${one.unit})` : ""), label: `members of ${one.variable} at ${place}`,
+    });
+    const shown = members.length < MAPS.members ? `${members.length} of ${MAPS.members} members are shown. ` : "";
+    const sparse = stride > 1 ? `Stamps show every ${stride}th point of the maps. ` : "";
+    $("members-note").textContent = `${shown}${sparse}The curves are at ${place}, the point chosen on the maps; their values are rounded to 1/254 of the colour scale.`;
+  }
+  return { draw };
+}
+
+function placeText(latitude, longitude) {
+  const side = (x, [up, down]) => `${number(Math.abs(x))}° ${x < 0 ? down : up}`;
+  return `${side(latitude, "NS")}, ${side(((longitude + 540) % 360) - 180, "EW")}`;
 }
 
 /* Coastlines as one path on a canvas whose rows and columns are the grid's. */
@@ -355,6 +435,123 @@ function startSpectra() {
   draw();
 }
 
+// ---- ensemble ------------------------------------------------------------------------------------------------------
+
+function startEnsemble() {
+  const wanted = ["spread", "spread-error", "spread-skill", "fair-crps", "crps"].filter((name) => SCORES.metrics.includes(name));
+  const has = (kind) => ENSEMBLE.channels.some((row) => kind in row);
+  const single = (s) => SCORES.channels.every((row) => !hasMembers(row, SCORES.sources[s]));
+  const ensembles = SCORES.sources.filter((_, s) => !single(s));
+  if (!ensembles.length || (!wanted.length && !ENSEMBLE.channels.length)) return void $("ensemble").remove();
+  const remove = (id) => $(id).closest("figure").remove();
+  const ratio = ["spread-error", "spread-skill"].find((name) => wanted.includes(name));
+  const crps = ["fair-crps", "crps"].find((name) => wanted.includes(name));
+  if (!wanted.includes("spread")) remove("spread-plot");
+  if (!ratio) remove("ratio-plot");
+  if (!crps) remove("crps-plot");
+  for (const [kind, id] of [["rank", "rank-plot"], ["reliability", "reliability-plot"], ["brier", "brier-plot"]]) if (!has(kind)) remove(id);
+  const source = $("ensemble-source"), lead = $("ensemble-lead"), event = $("ensemble-event");
+  fill(source, ensembles);
+  fill(lead, ENSEMBLE.leads.map((_, i) => i), ENSEMBLE.leads.map(leadText));
+  lead.selectedIndex = ENSEMBLE.leads.length - 1;
+  fill(event, ENSEMBLE.events.map((_, i) => i), ENSEMBLE.events);
+  event.parentElement.hidden = !ENSEMBLE.events.length;
+  const extra = Object.fromEntries(ENSEMBLE.channels.map((row) => [row.name, row]));
+  const row = chooser(SCORES.channels, $("ensemble-variable"), $("ensemble-level"), draw);
+
+  function draw() {
+    const one = row(), more = extra[one.name] || {}, unit = one.unit ? ` (${one.unit})` : "";
+    const over = (name, metric) => SCORES.leads.map((_, i) => score(one, name, metric, "global", i));
+    const s = SCORES.sources.indexOf(source.value), x = SCORES.leads, options = { x: "lead time (h)", zero: true };
+    if (wanted.includes("spread")) {
+      const series = [
+        { name: "error", x, y: over(source.value, "rmse"), colour: COLOURS[0] },
+        { name: "spread", x, y: over(source.value, "spread"), colour: COLOURS[1] },
+      ];
+      plot($("spread-plot"), series, { ...options, y: `RMSE and spread${unit}`, label: `spread and error of ${one.title}` });
+    }
+    if (ratio) {
+      const series = ensembles.map((name) => ({ name, x, y: over(name, ratio) }));
+      plot($("ratio-plot"), series, { ...options, y: ratio, label: `${ratio} of ${one.title}`, level: 1 });
+    }
+    if (crps) {
+      const series = SCORES.sources.map((name) => ({ name: ensembles.includes(name) ? `${name}, CRPS` : name, x, y: over(name, crps), dash: REFERENCES[name] }));
+      if (SCORES.metrics.includes("mae")) series.splice(1, 0, { name: "mean, MAE", x, y: over(source.value, "mae") });
+      plot($("crps-plot"), series, { ...options, y: `${crps}, MAE${unit}`, label: `CRPS of ${one.title}` });
+    }
+    if (has("rank")) {
+      const n = ENSEMBLE.ranks, at = (s * ENSEMBLE.leads.length + Number(lead.value)) * n;
+      const values = more.rank ? Array.from(floats(more, "rank").subarray(at, at + n)).filter(Number.isFinite) : [];
+      bars($("rank-plot"), values, `rank histogram of ${one.title}`);
+    }
+    const e = Number(event.value), events = ENSEMBLE.events.length;
+    if (has("reliability")) {
+      const size = ENSEMBLE.bins * 3, at = ((s * ENSEMBLE.leads.length + Number(lead.value)) * events + e) * size;
+      const values = more.reliability ? floats(more, "reliability").subarray(at, at + size) : [];
+      diagram($("reliability-plot"), values, `reliability of ${one.title} ${ENSEMBLE.events[e]}`);
+    }
+    if (has("brier")) {
+      const series = SCORES.sources.map((name, k) => ({
+        name, x, y: x.map((_, i) => (more.brier ? floats(more, "brier")[(k * x.length + i) * events + e] : NaN)),
+      })).filter((each) => each.y.some(Number.isFinite));
+      plot($("brier-plot"), series, { ...options, y: "Brier score", label: `Brier score of ${one.title} ${ENSEMBLE.events[e]}` });
+    }
+  }
+  for (const select of [source, lead, event]) select.addEventListener("change", draw);
+  $("ensemble-note").textContent =
+    "Over the globe. A reliable ensemble has a ratio of 1, a flat rank histogram, and events as frequent as their probability: " +
+    "the dashed lines. The CRPS of a source with one member is its mean absolute error. Bars in the reliability diagram: how " +
+    "often a probability is forecast.";
+  draw();
+}
+
+/* Whether a source has scores that only an ensemble has. */
+function hasMembers(row, source) {
+  const only = ["spread", "spread-error", "spread-skill"].filter((name) => SCORES.metrics.includes(name));
+  if (only.some((name) => SCORES.leads.some((_, lead) => Number.isFinite(score(row, source, name, "global", lead))))) return true;
+  const more = ENSEMBLE.channels.find((each) => each.name === row.name);
+  if (!more || !more.rank) return false;
+  const s = SCORES.sources.indexOf(source), n = ENSEMBLE.ranks * ENSEMBLE.leads.length;
+  return floats(more, "rank").subarray(s * n, (s + 1) * n).some(Number.isFinite);
+}
+
+/* A histogram of ranks, with the frequency of a flat one. */
+function bars(svg, values, label) {
+  svg.setAttribute("aria-label", label);
+  const n = values.length, north = Math.max(2 / n, ...values) * 1.06;
+  const frame = n && axes(svg, { west: -0.5, east: n - 0.5, south: 0, north, x: "rank of the truth", y: "frequency", whole: true });
+  if (!frame) { svg.replaceChildren(); return void text(svg, 340, 160, "no data", "middle"); }
+  values.forEach((value, rank) => {
+    const x = frame.X(rank - 0.45), y = frame.Y(value);
+    const bar = element(svg, "rect", { x, y, width: frame.X(rank + 0.45) - x, height: frame.Y(0) - y, fill: COLOURS[0] });
+    element(bar, "title", {}).textContent = `rank ${rank}: ${number(value)}`;
+  });
+  element(svg, "line", { x1: frame.X(-0.5), x2: frame.X(n - 0.5), y1: frame.Y(1 / n), y2: frame.Y(1 / n), class: "reference" });
+}
+
+/* Observed frequency against forecast probability; `values` are (fraction, probability, frequency) of each bin. */
+function diagram(svg, values, label) {
+  svg.setAttribute("aria-label", label);
+  const bins = [];
+  for (let i = 0; i < values.length; i += 3) bins.push({ share: values[i], p: values[i + 1], o: values[i + 2] });
+  const there = bins.filter((bin) => bin.share > 0);
+  svg.replaceChildren();
+  if (!there.length) return void text(svg, 340, 160, "no data", "middle");
+  const { X, Y } = axes(svg, { west: -0.05, east: 1.05, south: 0, north: 1.03, x: "forecast probability", y: "observed frequency" });
+  bins.forEach((bin, i) => {
+    const at = i / (bins.length - 1), top = Y(bin.share);
+    element(svg, "rect", { x: X(at - 0.035), y: top, width: X(at + 0.035) - X(at - 0.035), height: Y(0) - top, fill: COLOURS[5], opacity: 0.35 });
+  });
+  const climate = there.reduce((sum, bin) => sum + bin.share * bin.o, 0) / there.reduce((sum, bin) => sum + bin.share, 0);
+  element(svg, "line", { x1: X(0), y1: Y(0), x2: X(1), y2: Y(1), class: "reference" });
+  element(svg, "line", { x1: X(-0.05), y1: Y(climate), x2: X(1.05), y2: Y(climate), class: "axis" });
+  element(svg, "path", { d: there.map((bin, i) => `${i ? "L" : "M"}${X(bin.p)} ${Y(bin.o)}`).join(""), fill: "none", stroke: COLOURS[0], "stroke-width": 2 });
+  for (const bin of there) {
+    const dot = element(svg, "circle", { cx: X(bin.p), cy: Y(bin.o), r: 4, fill: COLOURS[0] });
+    element(dot, "title", {}).textContent = `probability ${number(bin.p)}: observed ${number(bin.o)}, ${number(100 * bin.share)} % of the forecasts`;
+  }
+}
+
 // ---- curves --------------------------------------------------------------------------------------------------------
 
 function ticks(low, high, log) {
@@ -371,14 +568,39 @@ function ticks(low, high, log) {
   return found;
 }
 
+const BOX = { left: 70, right: 610, top: 14, bottom: 310 };
+
+/* Draw the axes of a diagram and return its scales; `log`: the limits are exponents, `whole`: only whole ticks along x. */
+function axes(svg, { west, east, south, north, x, y, log, whole }) {
+  const on = (v) => (log ? Math.log10(v) : v), back = (v) => (log ? 10 ** v : v);
+  const X = (v) => BOX.left + ((on(v) - west) / (east - west)) * (BOX.right - BOX.left);
+  const Y = (v) => BOX.bottom - Math.max(-0.02, (on(v) - south) / (north - south)) * (BOX.bottom - BOX.top);
+  svg.replaceChildren();
+  for (const tick of ticks(south, north, log)) {
+    const at = Y(back(tick));
+    element(svg, "line", { x1: BOX.left, x2: BOX.right, y1: at, y2: at, class: "axis" });
+    text(svg, BOX.left - 6, at + 4, log ? `1e${tick}` : number(tick), "end");
+  }
+  for (const tick of ticks(west, east, log)) {
+    if (whole && !Number.isInteger(tick)) continue;
+    const at = X(back(tick));
+    element(svg, "line", { x1: at, x2: at, y1: BOX.top, y2: BOX.bottom, class: "axis" });
+    text(svg, at, BOX.bottom + 16, number(back(tick)), "middle");
+  }
+  text(svg, (BOX.left + BOX.right) / 2, BOX.bottom + 38, x, "middle");
+  const label = text(svg, 0, 0, y, "middle");
+  label.setAttribute("transform", `translate(16 ${(BOX.top + BOX.bottom) / 2}) rotate(-90)`);
+  return { X, Y };
+}
+
+/* Curves of `series` (name, x, y; perhaps low, high, colour, dash, thin); `options.level` is a line to compare them with. */
 function plot(svg, series, options) {
-  const box = { left: 70, right: 610, top: 14, bottom: 310 };
   const on = (v) => (options.log ? Math.log10(v) : v);
   const every = (key) => series.flatMap((one) => one[key] || []).map(on).filter(Number.isFinite);
   const xs = every("x"), ys = [...every("y"), ...(options.log ? [] : [...every("low"), ...every("high")])];
-  svg.replaceChildren();
   svg.setAttribute("aria-label", options.label);
-  if (!ys.length) return void text(svg, 340, 160, "no data", "middle");
+  if (!ys.length) { svg.replaceChildren(); return void text(svg, 340, 160, "no data", "middle"); }
+  if (options.level !== undefined) ys.push(options.level);
   let [west, east] = [Math.min(...xs), Math.max(...xs)], [south, north] = [Math.min(...ys), Math.max(...ys)];
   if (options.zero) south = Math.min(0, south);
   if (options.log) south = Math.max(south, north - 10);  // ten decades: what lies below is rounding
@@ -386,25 +608,15 @@ function plot(svg, series, options) {
   const room = (north - south || Math.abs(north) || 1) * 0.06;
   north += room;
   if (!(options.zero && south === 0)) south -= room;
-  const X = (v) => box.left + ((on(v) - west) / (east - west)) * (box.right - box.left);
-  const Y = (v) => box.bottom - Math.max(-0.02, (on(v) - south) / (north - south)) * (box.bottom - box.top);
-  const back = (v) => (options.log ? 10 ** v : v);
-  for (const tick of ticks(south, north, options.log)) {
-    const y = Y(back(tick));
-    element(svg, "line", { x1: box.left, x2: box.right, y1: y, y2: y, class: "axis" });
-    text(svg, box.left - 6, y + 4, options.log ? `1e${tick}` : number(tick), "end");
+  const { X, Y } = axes(svg, { west, east, south, north, x: options.x, y: options.y, log: options.log });
+  if (options.level !== undefined) {
+    element(svg, "line", { x1: BOX.left, x2: BOX.right, y1: Y(options.level), y2: Y(options.level), class: "reference" });
   }
-  for (const tick of ticks(west, east, options.log)) {
-    const x = X(back(tick));
-    element(svg, "line", { x1: x, x2: x, y1: box.top, y2: box.bottom, class: "axis" });
-    text(svg, x, box.bottom + 16, number(back(tick)), "middle");
-  }
-  text(svg, (box.left + box.right) / 2, box.bottom + 38, options.x, "middle");
-  const label = text(svg, 0, 0, options.y, "middle");
-  label.setAttribute("transform", `translate(16 ${(box.top + box.bottom) / 2}) rotate(-90)`);
-  let coloured = 0;
-  series.forEach((one, i) => {
-    const dash = REFERENCES[one.name], colour = dash ? "#808080" : COLOURS[coloured++ % COLOURS.length];
+  let coloured = 0, named = 0;
+  for (const one of series) {
+    const dash = one.dash ?? REFERENCES[one.name];
+    const colour = one.colour ?? (dash ? "#808080" : COLOURS[coloured++ % COLOURS.length]);
+    const stroke = { ...(colour ? { stroke: colour } : { class: "truth" }), ...(dash ? { "stroke-dasharray": dash } : {}) };
     if (one.low && one.low.some(Number.isFinite)) {
       const there = one.x.map((_, k) => k).filter((k) => Number.isFinite(one.low[k]) && Number.isFinite(one.high[k]));
       const edge = [...there.map((k) => [one.x[k], one.high[k]]), ...there.reverse().map((k) => [one.x[k], one.low[k]])];
@@ -415,16 +627,17 @@ function plot(svg, series, options) {
       const there = Number.isFinite(one.y[k]);
       if (there) d += `${pen ? "L" : "M"}${X(x).toFixed(1)} ${Y(one.y[k]).toFixed(1)}`;
       pen = there;
-      if (there && one.x.length < 25) {
+      if (there && one.x.length < 25 && !one.thin && colour) {
         const dot = element(svg, "circle", { cx: X(x), cy: Y(one.y[k]), r: 3, fill: colour });
         element(dot, "title", {}).textContent = `${one.name}: ${number(one.y[k])} at ${number(x)}`;
       }
     });
-    element(svg, "path", { d, fill: "none", stroke: colour, "stroke-width": 2, ...(dash ? { "stroke-dasharray": dash } : {}) });
-    const y = box.top + 14 + 20 * i;
-    element(svg, "line", { x1: 622, x2: 648, y1: y, y2: y, stroke: colour, "stroke-width": 2, ...(dash ? { "stroke-dasharray": dash } : {}) });
+    element(svg, "path", { d, fill: "none", "stroke-width": one.thin ? 1 : 2, ...stroke });
+    if (!one.name) continue;
+    const y = BOX.top + 14 + 20 * named++;
+    element(svg, "line", { x1: 622, x2: 648, y1: y, y2: y, "stroke-width": 2, ...stroke });
     text(svg, 654, y + 4, one.name);
-  });
+  }
 }
 
 function element(parent, tag, attributes) {
@@ -452,5 +665,6 @@ SCORES.sources.forEach((source, i) => {
 startMaps();
 startCard();
 startCurves();
+startEnsemble();
 startSpectra();
 document.documentElement.dataset.ready = "true";

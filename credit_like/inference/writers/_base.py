@@ -1,7 +1,8 @@
 """Base class of writers, and a background thread that lets computing continue during writing.
 
-A folder of forecasts contains `forecast.json` (their origin), `done/<initial time>` (a marker of each complete one) and
-the files themselves, which carry `.part` in their names until they are complete.
+A folder of forecasts contains `forecast.json` (their origin), `done/<initial time>` (a marker of each complete one; in
+formats whose members are independent `done/<initial time>.<member>` instead for an ensemble) and the files themselves,
+which carry `.part` in their names until they are complete.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ class Writer:
 
     Positions count along the dimensions of `layout`. Leads that share a chunk are buffered and stored together; no
     chunk spans initial times or members. Safe to use from several processes at once as long as no two write the same
-    initial time.
+    initial time, or the same member of it if `by_member`.
     """
+
+    by_member = False
+    """Whether several processes may write members of one initial time, and a killed one keeps those that are complete."""
 
     def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
         self.layout = layout
@@ -75,9 +79,20 @@ class Writer:
         """Flush an initial time of which all members and leads were written, and record that it is complete."""
         replace_text(self._record(init), "")
 
+    def complete_member(self, init: int, member: int) -> None:
+        """Record that all leads of a member were written; only of formats that are `by_member`."""
+        replace_text(self._record(init, member), "")
+
     def is_complete(self, init: int) -> bool:
         """Return whether this initial time was completed, by this run or an earlier one."""
-        return self._record(init).exists()
+        members = range(self.layout.members if self.by_member and self.layout.members > 1 else 0)
+        return self._record(init).exists() or (
+            len(members) > 0 and all(self._record(init, member).exists() for member in members)
+        )
+
+    def is_member_complete(self, init: int, member: int) -> bool:
+        """Return whether a member of an initial time was completed, by this run or an earlier one."""
+        return self._record(init).exists() or self._record(init, member).exists()
 
     def finish(self) -> bool:
         """Give the files their final names if every initial time is complete; return whether it is."""
@@ -95,8 +110,8 @@ class Writer:
             else:
                 leftover.unlink(missing_ok=True)
 
-    def _record(self, init: int) -> Path:
-        return self.folder / "done" / compact(self.layout.init[init])
+    def _record(self, init: int, member: int | None = None) -> Path:
+        return self.folder / "done" / (compact(self.layout.init[init]) + ("" if member is None else f".{member}"))
 
 
 class Background:

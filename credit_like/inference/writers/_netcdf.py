@@ -11,7 +11,7 @@ import netCDF4
 import numpy as np
 from xarray.conventions import cf_encoder
 
-from credit_like.data.netcdf_files import File
+from credit_like.data.files.netcdf_files import File
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, ForecastKey, Writer, compact
 

@@ -24,6 +24,8 @@ _COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
 class ZarrWriter(Writer):
     """Writer of one store, a region at a time; all levels of a lead share a file."""
 
+    by_member = True
+
     def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
         super().__init__(layout, folder, chunk_bytes)
         self.path = folder / "forecast.zarr"

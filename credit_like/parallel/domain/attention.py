@@ -15,10 +15,10 @@ from credit_like.parallel.domain.rows import RowPlan
 class DomainShortAttention(DomainLayer, attention.ShortAttention):
     """Short attention on a band, which consists of whole windows, so nothing is exchanged."""
 
-    def levels(self, height_in: int, height_out: int) -> list[Level]:
+    def levels(self, height_in: int, _height_out: int) -> list[Level]:
         return [Level(height_in, self.window, why=f"windows of {self.window} rows")]
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
+    def bind(self, manager: DomainManager, _height_in: int, _height_out: int) -> None:
         self._set(manager)
         self.first_row = manager.own(height_in)[0]
 
@@ -34,13 +34,13 @@ class DomainLongAttention(DomainLayer, attention.LongAttention):
     there: RowPlan
     back: RowPlan
 
-    def levels(self, height_in: int, height_out: int) -> list[Level]:
+    def levels(self, height_in: int, _height_out: int) -> list[Level]:
         if self.window == 1:
             return []
         apart = height_in // self.window
         return [Level(height_in, pieces=apart, why=f"long attention over {self.window} strides of {apart} rows")]
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, _height_out: int) -> None:
         here, apart = manager.lists(height_in), height_in // self.window
         shares = bands(apart, 1, manager.size)
         groups = [[a * apart + y for a in range(self.window) for y in range(*share)] for share in shares]

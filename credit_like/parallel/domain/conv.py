@@ -32,7 +32,7 @@ class DomainConv2d(DomainLayer, conv.Conv2d):
 
     plan: RowPlan
 
-    def levels(self, height_in: int, height_out: int) -> list[Level]:
+    def levels(self, _height_in: int, height_out: int) -> list[Level]:
         return [Level(height_out * self.subpixel, self.subpixel, why="pixel shuffle")] if self.subpixel > 1 else []
 
     def rows_out(self, height_out: int) -> Rows:

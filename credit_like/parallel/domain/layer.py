@@ -27,7 +27,7 @@ class DomainLayer(nn.Module):
 
     row_dim: ClassVar[int] = 1
 
-    def levels(self, height_in: int, height_out: int) -> list[Level]:
+    def levels(self, _height_in: int, _height_out: int) -> list[Level]:
         """Return the heights of the layer with the units that it requires of their bands."""
         return []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,6 +51,11 @@ class DomainManager:
     def plan(self, have: Sequence[Sequence[int]], want: Sequence[Sequence[int]]) -> RowPlan:
         """Return this rank's plan of an exchange."""
         return make_plan(have, want, self.rank)
+
+    @cached_property
+    def plan_to_first(self) -> RowPlan:
+        """Return the plan by which the group's first rank gets all rows of the model's output, and the others none."""
+        return self.plan(self.lists(self.height), [range(self.height), *[[]] * (self.size - 1)])
 
     def fetch(self, x: Tensor, plan: RowPlan, dim: int) -> Tensor:
         """Fetch the wanted rows of x along dimension `dim`."""

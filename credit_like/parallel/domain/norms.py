@@ -68,7 +68,7 @@ class _GroupNorm(torch.autograd.Function):
 class DomainGroupNorm(DomainLayer, norms.GroupNorm):
     """GroupNorm with statistics over all ranks' rows: one small collective forward, one backward."""
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
+    def bind(self, manager: DomainManager, _height_in: int, _height_out: int) -> None:
         self._set(manager)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:

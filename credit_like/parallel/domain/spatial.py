@@ -44,6 +44,17 @@ def gather_spatial(tensor: Tensor, manager: DomainManager | None, differentiable
     return manager.fetch(tensor if differentiable else tensor.detach(), plan, tensor.ndim - 2)
 
 
+def gather_on_first(fields: Tensor, manager: DomainManager | None) -> Tensor | None:
+    """Return the whole output of the model (…, H, W) on the group's first rank, None on the others. Collective.
+
+    Every rank sends its rows once. The bands are known to the manager, so nothing is asked of other ranks or the device.
+    """
+    if manager is None:
+        return fields
+    whole = manager.fetch(fields.detach(), manager.plan_to_first, fields.ndim - 2)
+    return whole if manager.rank == 0 else None
+
+
 def unpad_shard_interp(
     y_pred: Tensor, padding_opt: Any, manager: DomainManager | None, image_h: int, image_w: int
 ) -> Tensor:

@@ -186,10 +186,10 @@ class _Trace(TorchDispatchMode):
             for module in replaced:
                 del module.__dict__["forward"]
 
-    def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _enter(self, module: nn.Module, _args: tuple[Any, ...]) -> None:
         self.stack.append(module)
 
-    def _leave(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+    def _leave(self, _module: nn.Module, _args: tuple[Any, ...], _out: Any) -> None:
         self.stack.pop()
 
     def _enter_layer(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -227,7 +227,7 @@ class _Trace(TorchDispatchMode):
             self._record(_Step(module, "domain layer", (), ((rows, _shape(out, rows)),)))
         self.stack.pop()
 
-    def _stand_in(self, x: Tensor, **shared: Any) -> Tensor:
+    def _stand_in(self, _x: Tensor, **_shared: Any) -> Tensor:
         """Return a band of the current domain layer's output on the whole image, with the same memory order."""
         assert self.whole is not None
         if len(self.outputs) >= len(self.whole.outputs):

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 from credit_like import cli
-from credit_like.data.direct import direct
+from credit_like.data.files.direct import direct
 from credit_like.data.sources import _grib_files
 from credit_like.data.sources.grib import Config, open_dataset
 from credit_like.errors import UserError

@@ -7,8 +7,9 @@ from torch import nn
 from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.gradients import sync_domain_gradients
 from credit_like.parallel.domain.manager import get_domain_manager
-from credit_like.parallel.domain.spatial import gather_spatial, shard_spatial, unpad_shard_interp
+from credit_like.parallel.domain.spatial import gather_on_first, gather_spatial, shard_spatial, unpad_shard_interp
 from credit_like.parallel.runtime import Runtime
+from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
 
 
@@ -33,8 +34,15 @@ def _sharded(rank, ranks, tiny, changes, reference):
     (loss * runtime.gradient_scale).backward()
     sync_domain_gradients(model, manager)
     total = runtime.sum_over_data(loss)
+    with Meter() as meter:
+        written = gather_on_first(y, manager)
+    # One message of the band, and only to the writer: its size is not asked for.
+    assert (written is None) == (rank > 0)
+    sent = y.nbytes if rank else 0
+    assert [(m.kind, m.bytes, times) for m, times in meter.messages.items()] == [("all-to-all", sent, 1)]
     error = {
         "output": (y - shard_spatial(y_ref, manager)).abs().max() / y_ref.abs().max(),
+        "written": torch.zeros(()) if written is None else (written - y_ref).abs().max() / y_ref.abs().max(),
         "gathered": (gather_spatial(y, manager) - y_ref).abs().max() / y_ref.abs().max(),
         "loss": (total - loss_ref).abs() / loss_ref,
         "input": (mine.grad / runtime.gradient_scale - shard_spatial(x_grad, manager)).norm() / x_grad.norm(),

@@ -1,0 +1,698 @@
+"""Measure what training recipes gain on the demonstration's data; write benchmarks/results/recipes.md.
+
+    python benchmarks/recipes.py [--cases precipitation curriculum ...] [--seeds 1 2 3] [--work FOLDER] [--small]
+
+Each case trains a few experiments that differ in one recipe and compares their forecasts of the test period. The budget of a
+training is a number of autoregressive steps of the model, because the time of a shared machine says little; processor time
+is stated beside it. Every experiment is a file and overrides for `credit-like train`, `rollout` and `evaluate`; `--list`
+prints the commands. What is in the work folder is not computed again, so an interrupted benchmark continues, and the tables
+are of all seeds found there. `--small` rehearses everything in a few steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import platform
+import re
+import resource
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+from numpy.typing import NDArray
+
+Array = NDArray[np.floating]
+ROOT = Path(__file__).parents[1]
+OUTPUT = ROOT / "benchmarks" / "results" / "recipes.md"
+DEMO = ROOT / "config" / "demo.yml"
+STEPS_PER_EPOCH = 129
+BUDGET = 5 * STEPS_PER_EPOCH
+"""Autoregressive steps of the demonstration's training; a batch of forecasts of n steps counts n."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An experiment: a file and overrides of its keys, perhaps with the weights of another recipe at the start."""
+
+    name: str
+    what: str
+    sets: tuple[str, ...] = ()
+    start: Recipe | None = None
+    """Recipe whose weights the run begins with."""
+    forecasts_of: Recipe | None = None
+    """Recipe whose weights make the forecasts; nothing is trained."""
+
+    def all(self) -> list[Recipe]:
+        """Return this recipe after those that it needs."""
+        needed = self.start or self.forecasts_of
+        return [*(needed.all() if needed else []), self]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where runs are, and how small they are."""
+
+    work: Path
+    seeds: tuple[int, ...]
+    small: bool
+
+    def folder(self, recipe: Recipe, seed: int) -> Path:
+        return self.work / f"{recipe.name}-s{seed}"
+
+    def overrides(self, recipe: Recipe, seed: int) -> list[str]:
+        """Return KEY=VALUE of everything in which the experiment differs from the demonstration."""
+        sets = list(recipe.sets)
+        if self.small:
+            sets = [
+                *SMALL,
+                *(re.sub(r"(epochs|batches_per_epoch|warmup_steps)([=:] *)[0-9]+", few, each) for each in sets),
+            ]
+            sets = [re.sub(r"inference.init=.*", SMALL_INIT, each) for each in sets]
+        sets += [f"save_loc={self.folder(recipe, seed)}", f"seed={seed}"]
+        return sets + ([f"start_from.path={self.folder(recipe.start, seed)}"] if recipe.start else [])
+
+    def command(self, stage: str, recipe: Recipe, seed: int) -> list[str]:
+        sets = self.overrides(recipe, seed)
+        command = [sys.executable, "-m", "credit_like.cli", stage, str(DEMO)]
+        return command + [part for each in sets for part in ("--set", each)]
+
+    def run(self, recipe: Recipe, seed: int) -> None:
+        """Train, forecast and score, as far as that has not been done."""
+        for needed in recipe.all():
+            self._run(needed, seed)
+
+    def _run(self, recipe: Recipe, seed: int) -> None:
+        cost = self.folder(recipe, seed) / "cost.json"
+        if cost.exists():
+            return
+        spent: dict[str, float] = {}
+        if recipe.forecasts_of is not None:
+            trained = self.folder(recipe.forecasts_of, seed)
+            shutil.copytree(trained / "checkpoints", self.folder(recipe, seed) / "checkpoints", dirs_exist_ok=True)
+            shutil.copy(trained / "statistics.nc", self.folder(recipe, seed))
+        for stage in ("train", "rollout", "evaluate")[recipe.forecasts_of is not None :]:
+            print(f"{dt.datetime.now():%H:%M:%S} {stage} {recipe.name} seed {seed}", flush=True)
+            before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
+            self.folder(recipe, seed).mkdir(parents=True, exist_ok=True)
+            with (self.folder(recipe, seed) / f"{stage}.log").open("a") as log:
+                done = subprocess.run(self.command(stage, recipe, seed), stdout=log, stderr=log, check=False)
+            if done.returncode:
+                raise SystemExit(f"{stage} of {recipe.name} failed: {log.name}")
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            spent[stage] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            spent[f"{stage}_wall"] = time.time() - began
+        cost.write_text(json.dumps(spent))
+
+    def found(self, *recipes: Recipe) -> list[int]:
+        """Return the seeds of which all these recipes have been run."""
+        seeds = {int(path.parent.name.rpartition("-s")[2]) for path in self.work.glob("*-s*/cost.json")}
+        return sorted(s for s in seeds if all((self.folder(r, s) / "cost.json").exists() for r in recipes))
+
+    def scores(self, recipe: Recipe, seed: int) -> pd.DataFrame:
+        """Return values by (variable with level, lead in hours, source, metric)."""
+        from credit_like.evaluation import load_scores
+
+        scores = load_scores(self.folder(recipe, seed))
+        scores = scores[scores["region"] == "global"]
+        level = scores["level"].map(lambda x: "" if pd.isna(x) else f" {x:g}")
+        return scores.assign(channel=scores["variable"] + level)
+
+    def rmse(self, recipe: Recipe, seed: int, source: str = "model", metric: str = "rmse") -> pd.DataFrame:
+        """Return a table of channels × leads in hours."""
+        scores = self.scores(recipe, seed)
+        chosen = scores[(scores["metric"] == metric) & (scores["source"] == source)]
+        return chosen.pivot_table(index="channel", columns="lead_hours", values="value", sort=False)
+
+    def minutes(self, recipe: Recipe, seeds: Sequence[int]) -> str:
+        costs = [json.loads((self.folder(recipe, s) / "cost.json").read_text())["train"] / 60 for s in seeds]
+        return f"{np.nanmean(costs):.1f}" if np.isfinite(costs).any() else "not measured"
+
+
+SMALL_INIT = "inference.init=[2000-01-13, 2000-01-14, 24h]"
+SMALL = [
+    "data.source={type: synthetic, steps: 100}",
+    "data.train=[2000-01-01, 2000-01-10T18]",
+    "data.valid=[2000-01-11, 2000-01-12T18]",
+    "data.test=[2000-01-13, 2000-01-24T18]",
+    "trainer.epochs=1",
+    "trainer.batches_per_epoch=2",
+    "trainer.scheduler.warmup_steps=1",
+    SMALL_INIT,
+]
+
+
+def few(found: re.Match[str]) -> str:
+    """Return the key of a match with a small number instead of its own."""
+    return f"{found[1]}{found[2]}{2 if found[1] == 'batches_per_epoch' else 1}"
+
+
+def mean_and_range(values: Sequence[float], digits: int = 2) -> str:
+    """Return the mean over seeds, and the smallest and largest value where there are several."""
+    text = f"{np.mean(values):.{digits}f}"
+    return text if len(values) == 1 else f"{text} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def verdict(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows]]
+
+
+def ratios(bench: Bench, recipe: Recipe, against: str, seeds: Sequence[int]) -> list[pd.DataFrame]:
+    """Return RMSE relative to a source of the same evaluation, one table per seed."""
+    return [bench.rmse(recipe, seed) / bench.rmse(recipe, seed, against) for seed in seeds]
+
+
+# --- precipitation ----------------------------------------------------------------------------------------------------------
+
+PLAIN = Recipe(
+    "plain",
+    "precipitation diagnostic",
+    ("data.prognostic={level: [u, v, height], surface: [column_water]}", "data.diagnostic={surface: [precipitation]}"),
+)
+PROGNOSTIC = Recipe(
+    "prognostic",
+    "precipitation prognostic: an input, and predicted as its change",
+    (
+        "data.prognostic={level: [u, v, height], surface: [column_water, precipitation]}",
+        "data.diagnostic={surface: []}",
+    ),
+)
+
+
+def with_transform(name: str, transform: str, what: str) -> Recipe:
+    spec = f"{{name: precipitation, transform: {transform}}}"
+    return Recipe(
+        name,
+        what,
+        (
+            f"data.prognostic={{level: [u, v, height], surface: [column_water, {spec}]}}",
+            "data.diagnostic={surface: []}",
+        ),
+    )
+
+
+SQRT = with_transform("prognostic-sqrt", "{type: sqrt, scale: 1}", "the same, of √(1 + x / 1 mm)")
+
+
+LONGER = "{epochs: 1, batches_per_epoch: 64, forecast_len: 4, optimizer: {learning_rate: 1.0e-3}, scheduler: {warmup_steps: 10}}"
+CURRICULUM = Recipe(
+    "curriculum",
+    "3 epochs on single steps, then 64 batches of 4 steps",
+    (*PLAIN.sets, f"trainer.phases=[{{epochs: 3}}, {LONGER}]"),
+)
+PROGNOSTIC_CURRICULUM = Recipe(
+    "prognostic-curriculum", f"the same, {CURRICULUM.what}", (*PROGNOSTIC.sets, *CURRICULUM.sets[len(PLAIN.sets) :])
+)
+PRECIPITATION = [PLAIN, PROGNOSTIC, SQRT, PROGNOSTIC_CURRICULUM]
+
+
+def precipitation(bench: Bench) -> list[str]:
+    """RMSE of precipitation and column water relative to persistence."""
+    rows = []
+    for recipe in PRECIPITATION:
+        seeds = bench.found(recipe)
+        if not seeds:
+            continue
+        found = ratios(bench, recipe, "persistence", seeds)
+        for channel in ("precipitation", "column_water"):
+            cells = [mean_and_range([r.loc[channel, lead] for r in found]) for lead in (6, 24, 72, 120)]
+            average = np.mean([r.loc[channel] for r in found], 0)
+            if channel == "precipitation":
+                met = verdict(average[0] < 1)
+            else:
+                plain = ratios(bench, PLAIN, "persistence", bench.found(PLAIN))
+                met = (
+                    ""
+                    if recipe is PLAIN
+                    else verdict(bool((average < np.mean([r.loc[channel] for r in plain], 0)).all()))
+                )
+            rows.append([recipe.what, channel, *cells, met, bench.minutes(recipe, seeds), str(len(seeds))])
+    heads = ["recipe", "variable", "6 h", "24 h", "72 h", "120 h", "target", "processor minutes", "seeds"]
+    return [
+        f"RMSE as a fraction of persistence's, at a budget of {BUDGET} steps of the model with 8 samples. Targets: precipitation "
+        "below 1 at 6 h; column water at all leads below that of the first recipe.",
+        "",
+        *(table(heads, rows) if rows else ["Not measured yet."]),
+    ]
+
+
+# --- curriculum -------------------------------------------------------------------------------------------------------------
+
+
+def curriculum(bench: Bench) -> list[str]:
+    """RMSE of the curriculum relative to training on single steps for the same number of model steps."""
+    leads, rows = (6, 24, 72, 120), []
+    for single, phased in ((PLAIN, CURRICULUM), (PROGNOSTIC, PROGNOSTIC_CURRICULUM)):
+        seeds = bench.found(single, phased)
+        if not seeds:
+            continue
+        found = [bench.rmse(phased, seed) / bench.rmse(single, seed) for seed in seeds]
+        what = single.what.partition(":")[0]
+        spent = f"{bench.minutes(phased, seeds)} / {bench.minutes(single, seeds)}"
+        for channel in [*found[0].index, "mean"]:
+            pick = [r.mean() if channel == "mean" else r.loc[channel] for r in found]
+            cells = [mean_and_range([p[lead] for p in pick]) for lead in leads]
+            met = verdict(np.mean([p[[72, 120]] for p in pick], 0).max() <= 0.9) if channel == "mean" else ""
+            rows.append([what, str(channel), *cells, met, spent, str(len(seeds))])
+    heads = ["data", "variable", *(f"{lead} h" for lead in leads), "target", "processor minutes", "seeds"]
+    return [
+        f"RMSE with “{CURRICULUM.what}” divided by that with 5 epochs on single steps: {BUDGET} steps of the model in both. "
+        "Target: at most 0.9 at 72 and 120 h.",
+        "",
+        *(table(heads, rows) if rows else ["Not measured yet."]),
+    ]
+
+
+# --- start from another run -------------------------------------------------------------------------------------------------
+
+DRY = Recipe(
+    "dry",
+    "wind and height alone",
+    ("data.prognostic={level: [u, v, height]}", "data.diagnostic={}"),
+)
+ADDED = Recipe(
+    "added",
+    "from the weights of the run without them",
+    (
+        *PLAIN.sets,
+        "trainer.epochs=2",
+        "trainer.batches_per_epoch=80",
+        "trainer.optimizer.learning_rate=1.0e-3",
+        "trainer.scheduler.warmup_steps=10",
+    ),
+    start=DRY,
+)
+SHORT = Recipe(
+    "short", "from initial weights, as many steps", (*PLAIN.sets, "trainer.epochs=2", "trainer.batches_per_epoch=80")
+)
+
+
+def added(bench: Bench) -> list[str]:
+    """RMSE of a run that starts from one without column water and precipitation, relative to from-scratch."""
+    seeds = bench.found(PLAIN, ADDED)
+    if not seeds:
+        return ["Not measured yet."]
+    rows = []
+    for recipe in (ADDED, SHORT):
+        of = [s for s in seeds if s in bench.found(recipe)]
+        if not of:
+            continue
+        found = [bench.rmse(recipe, seed) / bench.rmse(PLAIN, seed) for seed in of]
+        for channel in [*found[0].index, "mean"]:
+            pick = [r.mean() if channel == "mean" else r.loc[channel] for r in found]
+            cells = [mean_and_range([p[lead] for p in pick]) for lead in (6, 24, 72, 120)]
+            rows.append([recipe.what, str(channel), *cells, str(len(of))])
+    return [
+        f"Column water and precipitation are added to a trained run of wind and height, and trained for 160 steps (25 % of "
+        f"{BUDGET}). RMSE relative to {BUDGET} steps from initial weights; 1 is the same score.",
+        "",
+        *table(["start", "variable", "6 h", "24 h", "72 h", "120 h", "seeds"], rows),
+    ]
+
+
+# --- sharpness --------------------------------------------------------------------------------------------------------------
+
+FINE_TUNING = (
+    "trainer.epochs=2",
+    "trainer.batches_per_epoch=80",
+    "trainer.optimizer.learning_rate=5.0e-4",
+    "trainer.scheduler.warmup_steps=10",
+)
+SPECTRAL = Recipe(
+    "spectral", "160 more steps on `spectral`", (*PLAIN.sets, *FINE_TUNING, "loss={type: spectral}"), start=PLAIN
+)
+MORE_MSE = Recipe("more-mse", "160 more steps on `mse`", (*PLAIN.sets, *FINE_TUNING), start=PLAIN)
+LITTLE = 1e-3
+"""Fraction of the energy of all waves, below which a wavenumber carries little of the truth."""
+RESOLVED = 21
+"""Highest zonal wavenumber of the truth's dynamics, which are truncated there."""
+
+
+def sharpness(bench: Bench) -> list[str]:
+    """Energy of 5-day forecasts relative to the truth's at each zonal wavenumber."""
+    rows = []
+    for recipe in SHARPNESS:
+        for seed in bench.found(recipe):
+            rows += spectra(bench, recipe, seed)
+    heads = [
+        "further training",
+        "seed",
+        "variable",
+        "ratio where ≥ 0.1 %",
+        f"ratio to {RESOLVED}",
+        f"energy above {RESOLVED}",
+        "the truth's",
+        "target",
+        "RMSE / persistence",
+    ]
+    return [
+        f"Zonal energy of forecasts of 5 days divided by the truth's: the lowest and the highest ratio over the "
+        f"wavenumbers that carry at least 0.1 % of the truth's energy of all waves (the highest of them in brackets), and over all "
+        f"from 1 to {RESOLVED}, the truncation of the truth's dynamics; and the energy in the wavenumbers above, as a fraction of "
+        "that of all waves. Target: within 15 % at all resolved wavenumbers.",
+        "",
+        *(table(heads, rows) if rows else ["Not measured yet."]),
+    ]
+
+
+def spectra(bench: Bench, recipe: Recipe, seed: int) -> list[list[str]]:
+    rmse = ratios(bench, recipe, "persistence", [seed])[0].iloc[:, -1]
+    rows = []
+    for label, (model, truth) in energies(bench, recipe, seed).items():
+        ratio, carried = model / truth, truth >= LITTLE * truth[1:].sum()
+        carried[0] = False
+        top = int(np.flatnonzero(carried)[-1])
+        whole = ratio[1 : RESOLVED + 1]
+        cells = [
+            f"{ratio[carried].min():.2f}–{ratio[carried].max():.2f} (to {top})",
+            f"{whole.min():.2g}–{whole.max():.2g}",
+            *(f"{x[RESOLVED + 1 :].sum() / x[1:].sum():.0e}" for x in (model, truth)),
+            verdict(bool((abs(whole - 1) <= 0.15).all())),
+            f"{rmse[label]:.2f}",
+        ]
+        rows.append(["none" if recipe is PLAIN else recipe.what, str(seed), label, *cells])
+    return rows
+
+
+def energies(bench: Bench, recipe: Recipe, seed: int) -> dict[str, tuple[Array, Array]]:
+    """Return the zonal energy of forecasts at the last lead and of the truth at the same times, for each channel."""
+    from credit_like.data.store import open_store
+    from credit_like.schema.load import load_experiment
+    from credit_like.variables import Variables
+
+    experiment = load_experiment(bench.folder(recipe, seed) / "experiment.yml")
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    forecasts = xr.open_zarr(next((bench.folder(recipe, seed) / "forecasts").glob("*.zarr")), chunks=None)
+    forecasts = forecasts.isel(prediction_timedelta=-1)
+    lead = int(forecasts["prediction_timedelta"] / np.timedelta64(6, "h"))
+    times = [store.index(str(time)[:19]) + lead for time in forecasts["time"].values]
+    truth = store.read(variables.outputs, times)
+    weight = np.cos(np.deg2rad(store.grid.latitude))[:, None]
+
+    def energy(x: Array) -> Array:
+        energies = np.abs(np.fft.rfft(x.astype(float) / x.shape[-1])) ** 2
+        return np.asarray((energies * weight).sum(-2).reshape(-1, energies.shape[-1]).mean(0))
+
+    found = {}
+    for variable, channels in Variables.slices(variables.outputs).items():
+        levels = next(v.levels for v in variables.outputs if v.name == variable) or (None,)
+        for level, channel in zip(levels, range(channels.start, channels.stop), strict=True):
+            field = forecasts[variable] if level is None else forecasts[variable].sel(level=level)
+            label = variable if level is None else f"{variable} {level:g}"
+            found[label] = energy(field.values), energy(truth[:, channel])
+    return found
+
+
+FILTER = "physics=[{type: zonal-filter, variables: [u, v, height, column_water], highest: 21}]"
+FILTERED = Recipe("filtered", "none, and forecasts with `zonal-filter`", (*PLAIN.sets, FILTER), forecasts_of=PLAIN)
+SPECTRAL_FILTERED = Recipe(
+    "spectral-filtered",
+    "160 more steps on `spectral`, and forecasts with `zonal-filter`",
+    (*PLAIN.sets, FILTER),
+    forecasts_of=SPECTRAL,
+)
+SHARPNESS = [PLAIN, FILTERED, MORE_MSE, SPECTRAL, SPECTRAL_FILTERED]
+
+
+# --- ensembles --------------------------------------------------------------------------------------------------------------
+
+INITS = "inference.init=[2000-09-27, 2000-10-31T18, 72h]"
+METRICS = "evaluation.metrics=[rmse, mae, fair-crps, spread, spread-skill]"
+MEMBERS = 10
+SINGLE = Recipe(
+    "single", "one deterministic forecast", (*PLAIN.sets, INITS, "evaluation.metrics=[rmse, mae]"), forecasts_of=PLAIN
+)
+
+
+def perturbed(amplitude: float) -> Recipe:
+    amplitudes = ", ".join(f"{name}: {amplitude}" for name in ("u", "v", "height", "column_water"))
+    ensemble = f"inference.ensemble={{members: {MEMBERS}, from: perturbations, amplitude: {{{amplitudes}}}}}"
+    return Recipe(
+        f"perturbed-{amplitude:g}",
+        f"initial states perturbed by {amplitude:g} of the change per step",
+        (*PLAIN.sets, INITS, METRICS, ensemble, "inference.batch_size=10"),
+        forecasts_of=PLAIN,
+    )
+
+
+def noisy(name: str, steps: int, what: str, *sets: str, start: Recipe = PLAIN) -> Recipe:
+    """A model with noise, trained for `steps` batches of 4 samples and 2 members: each costs a step of 8 samples."""
+    group = "{match: 'noise.*', learning_rate: 2.0e-2, weight_decay: 0.0}"
+    return Recipe(
+        name,
+        what,
+        (
+            *PLAIN.sets,
+            "model.noise={type: decoder, channels: 8}",
+            "loss={type: crps, alpha: 0.95}",
+            "trainer.members=2",
+            "trainer.global_batch_size=4",
+            "trainer.micro_batch_size=4",
+            "trainer.epochs=1",
+            f"trainer.batches_per_epoch={steps}",
+            "trainer.valid_batches=4",
+            f"trainer.optimizer={{type: adamw, learning_rate: 3.0e-4, weight_decay: 0.01, groups: [{group}]}}",
+            "trainer.scheduler={type: linear-warmup-cosine, warmup_steps: 4}",
+            *sets,
+            INITS,
+            METRICS,
+            f"inference.ensemble={{members: {MEMBERS}, from: model}}",
+            "inference.batch_size=10",
+        ),
+        start=start,
+    )
+
+
+NOISE = noisy("noise", 32, "noise, 5 % further cost: 32 batches of one step")
+NOISE_LONG = noisy(
+    "noise-long", 8, "the same, and 8 batches of 4 steps: 10 % in all", "data.forecast_len=4", start=NOISE
+)
+ENSEMBLES = [SINGLE, perturbed(0.2), perturbed(0.5), NOISE, NOISE_LONG]
+
+
+def ensembles(bench: Bench) -> list[str]:
+    """Spread over skill, fair CRPS and RMSE of the mean, relative to a deterministic forecast."""
+    rows = []
+    for recipe in ENSEMBLES[1:]:
+        for seed in bench.found(SINGLE, recipe):
+            mae, rmse = (bench.rmse(SINGLE, seed, metric=metric) for metric in ("mae", "rmse"))
+            crps = bench.rmse(recipe, seed, metric="fair-crps") / mae
+            mean = bench.rmse(recipe, seed) / rmse
+            ratio = bench.rmse(recipe, seed, metric="spread-skill")
+            for lead in (24, 72, 120):
+                cells = (
+                    f"{x[lead].dropna().mean():.2f} ({x[lead].min():.2f}–{x[lead].max():.2f})"
+                    for x in (ratio, crps, mean)
+                )
+                calibrated = bool(ratio[lead].between(0.9, 1.1).all() and (crps[lead].dropna() < 1).all())
+                rows.append([recipe.what, str(seed), f"{lead} h", *cells, verdict(calibrated)])
+    heads = [
+        "ensemble",
+        "seed",
+        "lead",
+        "spread / skill",
+        "fair CRPS / MAE of one forecast",
+        "RMSE of the mean / of one forecast",
+        "target",
+    ]
+    return [
+        f"{MEMBERS} members from 12 initial times. Each number is the mean over variables and levels, and in brackets the "
+        "smallest and the largest of them. Target: spread / skill from 0.9 to 1.1 and a CRPS below the MAE for every variable.",
+        "",
+        *(table(heads, rows) if rows else ["Not measured yet."]),
+    ]
+
+
+# --- free run ---------------------------------------------------------------------------------------------------------------
+
+STEPS_PER_YEAR = 1460
+
+
+def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
+    """Forecast from the first time of the test period for so many years, and store daily means and the last year's spectrum.
+
+    The run ends early where the variance of a variable's eddies is 100 times the truth's, or not finite.
+    """
+    import torch
+
+    from credit_like import build
+    from credit_like.rollout import rollout
+    from credit_like.schema.load import load_experiment
+
+    path = bench.folder(recipe, seed) / f"free-{years}.npz"
+    if path.exists():
+        return
+    experiment = load_experiment(
+        bench.folder(recipe, seed) / "experiment.yml", [f"save_loc={bench.folder(recipe, seed)}"]
+    )
+    torch.set_num_threads(1)
+    print(f"{dt.datetime.now():%H:%M:%S} {years} years of {recipe.name} seed {seed}", flush=True)
+    with build.start(experiment, training=False) as runtime:
+        context = build.build_context(experiment, runtime, train=False)
+        build.load_weights(context)
+        stepper, store, variables = context.stepper, context.store, context.variables
+        stepper.eval()
+        init = store.index(experiment.data.test[0].start)
+        rows = torch.tensor(store.grid.latitude_weights() / store.grid.height, dtype=torch.float64)[:, None]
+        truth = store.read(variables.outputs, list(range(0, len(store), 4))).astype(float)
+        weights = rows.numpy()
+        truth_eddies = (np.square(truth - truth.mean(-1, keepdims=True)) * weights).sum(-2).mean(-1)
+        means, eddies, spectrum = [], [], 0.0
+        began, steps = time.process_time(), 8 if bench.small else STEPS_PER_YEAR * years
+        for lead, state in rollout(stepper, store, variables, [init], steps):
+            if lead % 4:
+                continue
+            x = stepper.outputs(state)[0].double()
+            means.append((x * rows).sum(-2).mean(-1).numpy())
+            eddies.append(((x - x.mean(-1, keepdim=True)).square() * rows).sum(-2).mean(-1).numpy())
+            if lead > steps - STEPS_PER_YEAR:
+                spectrum = spectrum + ((torch.fft.rfft(x, norm="forward").abs().square()) * rows).sum(-2).numpy()
+            if not (eddies[-1] < 100 * truth_eddies.mean(0)).all():
+                break
+        spent = time.process_time() - began
+    np.savez(
+        path,
+        names=[f"{v.name} {level:g}" if v.levels else v.name for v in variables.outputs for level in v.levels or (0,)],
+        means=means,
+        eddies=eddies,
+        spectrum=spectrum,
+        cpu=spent,
+        steps=lead,
+        truth_means=(truth * weights).sum(-2).mean(-1),
+        truth_eddies=truth_eddies,
+        truth_spectrum=(np.square(np.abs(np.fft.rfft(truth, norm="forward"))) * weights).sum(-2).mean(0),
+    )
+
+
+def free_runs(bench: Bench) -> list[str]:
+    """Years without a blow-up, and the climate of the last simulated year beside the truth's."""
+    rows, speeds = [], []
+    for path in sorted(bench.work.glob("*-s*/free-*.npz")):
+        recipe, _, seed = path.parent.name.rpartition("-s")
+        found = np.load(path)
+        years = found["steps"] / STEPS_PER_YEAR
+        speeds.append(years / (found["cpu"] / 86400))
+        grown = ~(found["eddies"] < 10 * found["truth_eddies"].mean(0)).all(1)
+        blown = f"day {np.flatnonzero(grown)[0] + 1}" if grown.any() else "no"
+        if grown.any():
+            rows.append([recipe, seed, f"{years:.2f}", blown, *[""] * 4])
+            continue
+        last = slice(len(grown) - min(365, len(grown)), None)
+        for c, name in enumerate(found["names"]):
+            truth, means = found["truth_means"][:, c], found["means"][last, c]
+            eddies = found["eddies"][last, c].mean() / found["truth_eddies"][:, c].mean()
+            cells = [f"{truth.mean():.5g} ± {truth.std():.2g}", f"{means.mean():.5g}", f"{eddies:.2f}"]
+            rows.append([recipe, seed, f"{years:.2f}", blown, str(name), *cells])
+    heads = [
+        "run",
+        "seed",
+        "years",
+        "blows up",
+        "variable",
+        "truth's global mean",
+        "last year's",
+        "eddy variance / truth's",
+    ]
+    speed = f"{np.mean(speeds):.0f} simulated years per day of one core. " if speeds else ""
+    return [
+        f"Forecasts without end from one initial time. {speed}A run blows up on the day when the eddy variance of a variable, "
+        "that of deviations from the zonal mean, exceeds ten times the truth's; it ends at a hundred times. ± is the truth's "
+        "standard deviation in time. Target: 10 years without a blow-up.",
+        "",
+        *(table(heads, rows) if rows else ["Not measured yet."]),
+    ]
+
+
+CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
+    "precipitation": ("Precipitation and humidity", PRECIPITATION, precipitation),
+    "curriculum": (
+        "Pretraining and longer forecasts",
+        [PLAIN, CURRICULUM, PROGNOSTIC, PROGNOSTIC_CURRICULUM],
+        curriculum,
+    ),
+    "added": ("Two variables added", [PLAIN, ADDED, SHORT], added),
+    "sharpness": ("Sharpness", SHARPNESS, sharpness),
+    "ensembles": ("Ensembles", ENSEMBLES, ensembles),
+    "free": ("Free runs", [PLAIN, PROGNOSTIC, PROGNOSTIC_CURRICULUM, SPECTRAL, FILTERED], free_runs),
+}
+
+
+def machine() -> str:
+    path = Path("/proc/cpuinfo")
+    names = (
+        [x.split(":")[1].strip() for x in path.read_text().splitlines() if x.startswith("model name")]
+        if path.exists()
+        else []
+    )
+    return names[0] if names else platform.machine()
+
+
+def report(bench: Bench) -> str:
+    """Return the page of all cases for which there are runs."""
+    import torch
+
+    lines = [
+        "# Training recipes",
+        "",
+        f"{dt.date.today()}, {machine()}, one thread, PyTorch {torch.__version__}. Made by `python benchmarks/recipes.py`, whose "
+        "option `--list` prints the commands. Budgets are steps of the model, because the machine was shared; processor minutes "
+        "are those of training alone. A range in brackets after a mean is that of the seeds. The data are those of "
+        "`credit-like demo`, the forecasts those of its test period.",
+    ]
+    for title, _, tabulate in CASES.values():
+        lines += ["", f"## {title}", "", *tabulate(bench)]
+    wrapped = [
+        part for line in lines for part in ([line] if line.startswith("|") else textwrap.wrap(line, 132) or [""])
+    ]
+    return "\n".join(wrapped) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="*", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--recipes", nargs="*", help="only these experiments of the cases")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
+    parser.add_argument("--years", type=int, default=10, help="length of free runs")
+    parser.add_argument("--work", type=Path, default=Path("runs/recipes"), help="folder of the runs")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--small", action="store_true", help="a few steps of everything")
+    parser.add_argument("--list", action="store_true", help="only print the commands")
+    arguments = parser.parse_args()
+    bench = Bench(arguments.work, tuple(arguments.seeds), arguments.small)
+    for seed in bench.seeds:
+        for case in arguments.cases:
+            for recipe in CASES[case][1]:
+                if arguments.recipes and recipe.name not in arguments.recipes:
+                    continue
+                if arguments.list:
+                    print(
+                        *(shlex.join(bench.command(s, recipe, seed)) for s in ("train", "rollout", "evaluate")),
+                        sep="\n",
+                    )
+                else:
+                    bench.run(recipe, seed)
+                    if case == "free":
+                        free_run(bench, recipe, seed, arguments.years)
+    if not arguments.list:
+        text = report(bench)
+        arguments.output.write_text(text)
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Implementation of `credit-like preprocess`: statistics, audit, climatology and, on request, a training store."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from credit_like.data.statistics import Progress, Statistics
+from credit_like.data.store import open_store
+from credit_like.data.tools.audit import Audit
+from credit_like.data.tools.preprocess import Mapper, PassPiece, in_processes, preprocess
+from credit_like.data.tools.rechunk import rechunk
+from credit_like.errors import UserError
+from credit_like.schema.experiment import Experiment
+from credit_like.variables import Variables
+
+_LOG = logging.getLogger(__name__)
+_LINE_EVERY = 30.0  # seconds between log lines where there is no terminal
+_SHOWN = 40
+
+
+def prepare(
+    experiment: Experiment,
+    *,
+    workers: int = 1,
+    dask: str | None = None,
+    climatology: bool = False,
+    rechunk_to: Path | None = None,
+    band: int | None = None,
+    times_per_shard: int = 32,
+) -> Audit:
+    """Make one pass over the data: write to `save_loc`, print the audit, and write a training store to `rechunk_to`.
+
+    The pass is shared by `workers` processes of this machine or by those of the dask scheduler at `dask` (an address,
+    or the file that the scheduler has written). An interrupted pass continues where it stopped. Raises UserError for
+    invalid data or configuration.
+    """
+    data = experiment.data
+    if rechunk_to is not None and rechunk_to.exists():
+        raise UserError(f"--rechunk: expected a path where nothing is, got {rechunk_to}; remove it or choose another")
+    if rechunk_to is not None and band is not None and band < 1:
+        raise UserError(f"--band: expected at least 1 row, got {band}")
+    mapper = in_dask(dask) if dask else in_processes(workers) if workers > 1 else None
+    variables = Variables(data)
+    store = open_store(data, variables)
+    folder = Path(experiment.save_loc)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with progress("looking at the data") as tell:
+            statistics, found = preprocess(
+                store,
+                variables,
+                data,
+                folder,
+                tell,
+                mapper,
+                Path(data.statistics) if data.statistics else None,
+                experiment.evaluation.climatology_window_days if climatology else 0,
+            )
+    except ValueError:
+        if (folder / "audit.csv").exists():
+            _LOG.warning("what was found is in %s", folder / "audit.csv")
+        raise
+    print_audit(found, statistics)
+    made = [data.statistics or folder / "statistics.nc", folder / "audit.csv", folder / "audit.png"]
+    made += [folder / "climatology.zarr"] if climatology else []
+    if rechunk_to is not None:
+        with progress("re-chunking") as tell:
+            rechunk(store, variables, rechunk_to, band, times_per_shard, tell)
+        made.append(rechunk_to)
+    _LOG.info("written: %s", ", ".join(map(str, made)))
+    return found
+
+
+def in_dask(address: str) -> Mapper:
+    """Return a mapper over the workers of a dask scheduler. Raises UserError if the scheduler cannot be used."""
+    if importlib.util.find_spec("distributed") is None:
+        raise UserError(
+            "--dask: expected the package distributed, got none; install it with `pip install credit-like[hpc]` or use "
+            "--workers"
+        )
+
+    def run(function: Callable[[PassPiece], Path], pieces: Sequence[PassPiece]) -> Iterator[Path]:
+        from dask.distributed import Client, as_completed
+
+        arguments: dict[str, Any] = {"scheduler_file": address} if Path(address).is_file() else {"address": address}
+        try:
+            client = Client(timeout="30s", **arguments)
+        except (OSError, ValueError) as error:
+            raise UserError(f"--dask: expected a scheduler that answers, got none at {address}: {error}") from error
+        with client:
+            for future in as_completed(client.map(function, pieces, pure=False, retries=2)):
+                yield future.result()
+
+    return run
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Progress]:
+    """Show a progress bar on a terminal, and elsewhere log a line now and then."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn(f"[bold]{what}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Bar(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=None)
+            yield lambda done, total: bar.update(task, completed=done, total=total)
+        return
+    began, last, first = time.monotonic(), time.monotonic(), -1
+
+    def line(done: int, total: int) -> None:
+        nonlocal last, first
+        first = done if first < 0 else first
+        now = time.monotonic()
+        if done == total or now - last >= _LINE_EVERY:
+            last = now
+            left = (now - began) / (done - first) * (total - done) if done > first else 0.0
+            _LOG.info("%s: %d of %d times, %.0f s left", what, done, total, left)
+
+    yield line
+
+
+def print_audit(found: Audit, statistics: Statistics) -> None:
+    """Print a table of the findings, or a line if there are none."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    times, channels = len(found.times), len(found.channels)
+    seen = f"{times} times from {found.times[0]} to {found.times[-1]}, {channels} channels"
+    if not found.findings:
+        console.print(f"{seen}: nothing odd", highlight=False)
+        return
+    table = Table("what", "channel", "how often", "where", title=f"Audit: {seen}")
+    for row in found.rows()[:_SHOWN]:
+        table.add_row(*row)
+    console.print(table)
+    if len(found.findings) > _SHOWN:
+        console.print(f"{len(found.findings) - _SHOWN} more in audit.csv", highlight=False)
+    left_out = len(statistics.missing_times)
+    if left_out:
+        console.print(f"{left_out} times with missing fields will be in no sample", highlight=False)

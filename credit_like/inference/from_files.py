@@ -1,0 +1,107 @@
+"""A forecast of an exported model from the files of an analysis: `credit-like forecast`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import xarray as xr
+
+from credit_like import registry
+from credit_like.data import times as calendar
+from credit_like.data.sources._files import find_files, is_url
+from credit_like.errors import UserError
+from credit_like.inference.forecast import write_forecasts
+from credit_like.inference.forecaster import load_forecaster
+from credit_like.parallel.device import pick_device
+from credit_like.schema.load import load_experiment
+
+_FORMATS = {".zarr": "zarr", ".nc": "netcdf", ".grib": "grib", ".grib2": "grib"}
+_MAGIC = {b"GRIB": "grib", b"CDF": "netcdf", b"\x89HDF": "netcdf"}
+
+
+def forecast_from_files(
+    export: str | Path,
+    sources: Sequence[str],
+    output: str | Path,
+    *,
+    lead: str,
+    init: str | None = None,
+    overrides: Sequence[str] = (),
+    device: str = "auto",
+) -> Path:
+    """Forecast with the model of an export from the newest time of `sources`, or from `init`, and write `output`.
+
+    `sources` are files, stores or templates of them, which together hold what the model needs; `output` is a path that does
+    not exist yet and whose suffix gives the format. `overrides` change keys of `inference`, as in `KEY=VALUE`. What was
+    interrupted is repeated as a whole.
+
+    Returns `output`. Raises UserError for files that do not open, variables, levels, times or forcing that are not there,
+    and an `output` that exists or has another suffix.
+    """
+    output = Path(output)
+    kind = _FORMATS.get(output.suffix)
+    if kind is None or kind not in registry.names("writer"):
+        usable = [suffix for suffix, of in _FORMATS.items() if of in registry.names("writer")]
+        raise UserError(f"--output: expected a path that ends in {', '.join(usable)}, got {output}; change it")
+    if output.exists():
+        raise UserError(f"--output: expected a path that does not exist, got {output}; remove it or name another one")
+    if other := [override for override in overrides if not override.startswith("inference.")]:
+        raise UserError(f"--set: expected keys of inference, got {other[0]}; change the experiment and train instead")
+    forecaster = load_forecaster(export, pick_device(device))
+    datasets = [open_source(source) for source in sources]
+    store = forecaster.open(datasets)
+    init = init or calendar.to_text(store.times[-1])
+    draft = output.with_name(f".{output.name}.part")
+    settings = [f"inference.init=[{init}]", f"inference.lead={lead}", *overrides]
+    settings += [f"inference.output.type={kind}", f"inference.output.path={json.dumps(str(draft))}"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "experiment.yml"
+        file.write_text(json.dumps(forecaster.experiment.to_dict()))
+        forecaster.experiment = load_experiment(file, settings)
+    shutil.rmtree(draft, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with Path(export).open("rb") as content:
+            weights = hashlib.file_digest(content, "sha256").hexdigest()[:12]
+        outcome = write_forecasts(forecaster.context(store, init), f"export {weights}")
+        made = outcome.path if kind == "zarr" else next(outcome.path.iterdir())
+        os.rename(made, output)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        store.close()
+    return output
+
+
+def open_source(path: str) -> xr.Dataset:
+    """Open a file, a store, or the files of a template as the data source of its format does, lazily.
+
+    The format is known from a folder or `.zarr` in the path, or from the first bytes of a file.
+
+    Raises UserError if there is nothing at the path or it is none of these.
+    """
+    plugin = registry.module("source", _kind(path))
+    dataset: xr.Dataset = plugin.open_dataset(plugin.Config(path=path))
+    return dataset
+
+
+def _kind(path: str) -> str:
+    if ".zarr" in path or (not is_url(path) and Path(path).is_dir()):
+        return "zarr"
+    if is_url(path):
+        return "netcdf"
+    first = Path(find_files(path, {})[0])
+    try:
+        with first.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise UserError(f"--from: expected a file or a store, got {path}: {error.strerror}; change it") from error
+    for magic, kind in _MAGIC.items():
+        if start.startswith(magic):
+            return kind
+    raise UserError(f"--from: expected netCDF, GRIB or zarr, got {path}, which begins with {start!r}; change it")

@@ -1,0 +1,203 @@
+"""The GRIB files of a forecast."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.data.aliases import find
+from credit_like.data.sources._grib_files import library, locked
+from credit_like.data.units import conversion
+from credit_like.errors import UserError
+from credit_like.grid import Grid
+from credit_like.inference.layout import ForecastLayout
+from credit_like.inference.writers._base import Fields, ForecastKey, Writer, compact
+
+_MISSING = 9999.0  # what ecCodes takes for a point without value; marked in the bitmap
+# ECMWF's parameter database, https://codes.ecmwf.int/grib/param-db/
+_PARAMETERS = {
+    "temperature": 130, "u_component_of_wind": 131, "v_component_of_wind": 132, "specific_humidity": 133,
+    "geopotential": 129, "vertical_velocity": 135, "relative_humidity": 157, "vorticity": 138, "divergence": 155,
+    "2m_temperature": 167, "2m_dewpoint_temperature": 168, "10m_u_component_of_wind": 165, "10m_v_component_of_wind": 166,
+    "surface_pressure": 134, "mean_sea_level_pressure": 151, "sea_surface_temperature": 34, "sea_ice_cover": 31,
+    "total_precipitation": 228, "total_column_water_vapour": 137, "total_column_water": 136, "total_cloud_cover": 164,
+    "geopotential_at_surface": 129, "land_sea_mask": 172, "snow_depth": 141, "skin_temperature": 235,
+    "surface_net_solar_radiation": 176, "surface_net_thermal_radiation": 177, "top_net_solar_radiation": 178,
+    "top_net_thermal_radiation": 179, "surface_sensible_heat_flux": 146, "surface_latent_heat_flux": 147,
+    "toa_incident_solar_radiation": 212, "evaporation": 182,
+}  # fmt: skip
+_SUMS = (146, 147, 176, 177, 178, 179, 182, 212, 228)
+"""Parameters that are summed over the step that ends at a lead."""
+
+
+class GribWriter(Writer):
+    """Writer of `<initial time>.grib.part`, which is renamed when all its members and leads are written."""
+
+    def __init__(self, layout: ForecastLayout, folder: Path, bits_per_value: int) -> None:
+        super().__init__(layout, folder, 1)
+        self.bits_per_value = bits_per_value
+        self.eccodes = library()
+        self.grid = _grid_keys(layout.grid)
+        self._files: dict[int, BinaryIO] = {}
+        if layout.timestep % 3600:
+            raise UserError(
+                f"inference.output.type: expected steps of whole hours for grib, got {layout.timestep} s; use netcdf"
+            )
+        if layout.init.dtype.kind != "M":
+            raise UserError("inference.output.type: expected the standard calendar for grib, got another; use netcdf")
+        with locked():
+            self.kinds = {name: self._kind(name) for name in layout.chosen}
+
+    def _kind(self, name: str) -> tuple[int, float, float]:
+        """Return the parameter of a variable, and (a, b) of the values to write, a · x + b.
+
+        Raises UserError for a variable without a parameter here, and for units that are no other form of its own.
+        """
+        known = find(name, _PARAMETERS)
+        if known is None:
+            raise UserError(
+                f"inference.output.type: expected variables of ECMWF's parameter table for grib, got {name!r}; choose "
+                "others with inference.output.variables, or use netcdf"
+            )
+        handle = self._message(_PARAMETERS[known], bool(self.layout.chosen[name]))
+        wanted = str(self.eccodes.codes_get(handle, "units"))
+        self.eccodes.codes_release(handle)
+        given = str(self.layout.variable_attrs.get(name, {}).get("units") or wanted)
+        try:
+            return _PARAMETERS[known], *conversion(given, "1" if wanted == "(0 - 1)" else wanted)
+        except UserError as error:
+            raise UserError(
+                f"inference.output.type: expected {name} in {wanted} for grib, got {given}; use netcdf"
+            ) from error
+
+    def _message(self, parameter: int, on_levels: bool) -> Any:
+        """Return a message of the parameter without values; the caller releases it."""
+        codes = self.eccodes
+        handle = codes.codes_grib_new_from_samples("GRIB2")
+        summed, of_many = parameter in _SUMS, self.layout.members > 1
+        template = (11 if of_many else 8) if summed else int(of_many)
+        codes.codes_set(handle, "productDefinitionTemplateNumber", template)
+        codes.codes_set(handle, "typeOfLevel", self._level_type if on_levels else "surface")
+        codes.codes_set(handle, "paramId", parameter)
+        return handle
+
+    @property
+    def _level_type(self) -> str:
+        units = str(self.layout.variable_attrs.get("level", {}).get("units", "1"))
+        return "isobaricInhPa" if units == "hPa" else "hybrid"
+
+    def path(self, init: int) -> Path:
+        """Return the final name of the file of an initial time."""
+        return self.folder / "forecast" / f"{compact(self.layout.init[init])}.grib"
+
+    def _partial(self, init: int) -> Path:
+        return self.path(init).with_suffix(".grib.part")
+
+    def open(self) -> None:
+        (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """Return chunks of one lead, since every message is a field of its own."""
+        front = (1,) * len(self.layout.dims)
+        return (*front, *self.layout.field_shape(name))
+
+    def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
+        levels = self.layout.chosen[name] or (None,)
+        for (init, member), part in zip(places, values, strict=True):
+            if init not in self._files:
+                self._files[init] = self._partial(init).open("wb")
+            for lead, fields in zip(range(leads.start, leads.stop), part, strict=True):
+                for level, field in zip(levels, fields.reshape(len(levels), *fields.shape[-2:]), strict=True):
+                    self._append(name, init, member, self.layout.leads[lead], level, field)
+
+    def _append(
+        self, name: str, init: int, member: int, lead: int, level: float | None, field_HW: NDArray[np.float32]
+    ) -> None:
+        """Append one field to the file of an initial time."""
+        codes, hours = self.eccodes, self.layout.timestep // 3600
+        parameter, factor, offset = self.kinds[name]
+        time = self.layout.init[init].astype("datetime64[s]").item()
+        keys: dict[str, Any] = {
+            "dataDate": int(f"{time:%Y%m%d}"),
+            "dataTime": int(f"{time:%H%M}"),
+            "stepUnits": "h",
+            "stepRange": f"{(lead - 1) * hours}-{lead * hours}" if parameter in _SUMS else str(lead * hours),
+            **({} if level is None else {"level": int(level)}),
+            **(
+                {}
+                if self.layout.members == 1
+                else {"number": member, "numberOfForecastsInEnsemble": self.layout.members}
+            ),
+            **self.grid,
+        }
+        values = factor * field_HW.astype(np.float64) + offset
+        missing = ~np.isfinite(values)
+        keys |= {"bitmapPresent": int(missing.any()), "missingValue": _MISSING}
+        if self.bits_per_value == 32:
+            keys |= {"packingType": "grid_ieee", "precision": 1}
+        else:
+            keys |= {"packingType": "grid_simple", "bitsPerValue": self.bits_per_value}
+        with locked():
+            handle = self._message(parameter, level is not None)
+            try:
+                for key, value in keys.items():
+                    codes.codes_set(handle, key, value)
+                codes.codes_set_values(handle, np.where(missing, _MISSING, values).ravel())
+                content = codes.codes_get_message(handle)
+            finally:
+                codes.codes_release(handle)
+        self._files[init].write(content)
+
+    def complete(self, init: int) -> None:
+        file = self._files.pop(init)
+        file.flush()
+        os.fsync(file.fileno())
+        file.close()
+        os.replace(self._partial(init), self.path(init))
+        super().complete(init)
+
+    def abandon(self) -> None:
+        while self._files:
+            with suppress(OSError):
+                self._files.popitem()[1].close()
+
+    def is_complete(self, init: int) -> bool:
+        return super().is_complete(init) and self.path(init).exists()
+
+    def finish(self) -> bool:
+        complete = super().finish()
+        if complete:
+            self.sweep()
+        return complete
+
+
+def _grid_keys(grid: Grid) -> dict[str, Any]:
+    """Return the keys of a regular or Gaussian latitude-longitude grid.
+
+    Raises UserError for rows or columns that are neither.
+    """
+    latitude, longitude = grid.latitude, grid.longitude % 360.0
+    columns = np.diff(grid.longitude)
+    keys: dict[str, Any] = {"Ni": grid.width, "Nj": grid.height}
+    keys |= {
+        "latitudeOfFirstGridPointInDegrees": latitude[0],
+        "latitudeOfLastGridPointInDegrees": latitude[-1],
+        "longitudeOfFirstGridPointInDegrees": longitude[0],
+        "longitudeOfLastGridPointInDegrees": longitude[-1],
+        "iDirectionIncrementInDegrees": float(columns[0]),
+        "jScansPositively": int(latitude[0] < latitude[-1]),
+    }
+    if np.ptp(columns) < 1e-3:
+        rows = np.diff(latitude)
+        if np.ptp(rows) < 1e-3:
+            return {"gridType": "regular_ll", **keys, "jDirectionIncrementInDegrees": float(abs(rows[0]))}
+        gaussian = np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(grid.height)[0]))
+        if grid.height % 2 == 0 and np.abs(np.sort(latitude) - gaussian).max() < 1e-3:
+            return {"gridType": "regular_gg", "N": grid.height // 2, **keys}
+    raise UserError("inference.output.type: expected a regular or Gaussian grid for grib, got another; use netcdf")

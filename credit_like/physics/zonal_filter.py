@@ -1,0 +1,74 @@
+"""Zonal filter: waves along a row that are shorter than those of the data are removed.
+
+The fields of a spectral model have no waves above its truncation, but a network on the grid predicts some. With F the Fourier
+transform along a row, x ← x − F⁻¹(F(x)_k for k > `highest`). Rows keep their means, and rows are independent of each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from credit_like.errors import UserError
+from credit_like.physics._column import channels_of
+from credit_like.physics._correction import Correction
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from credit_like.data.statistics import Statistics
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variables
+
+
+class Config(Correction):
+    """The predicted variables to filter, and the highest zonal wavenumber that remains."""
+
+    type: Literal["zonal-filter"] = "zonal-filter"
+    variables: tuple[str, ...] = ()
+    highest: int = Field(default=21, ge=1)
+
+
+def find(config: Config, variables: Variables) -> list[slice]:
+    """See `credit_like.physics`."""
+    return [channels_of(name, variables.outputs, "physics.variables") for name in config.variables]
+
+
+def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
+    """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
+
+    Raises UserError for a grid that does not cover the full circle of longitude, and for variables with points without data.
+    """
+    import torch
+
+    from credit_like.physics._fix import Fix
+
+    where = find(config, variables)
+    if where and not store.grid.is_periodic:
+        raise UserError(
+            "physics.type: expected a grid that covers the full circle of longitude for zonal-filter, got a part of it; "
+            "remove the filter"
+        )
+    mask = statistics.mask(variables.outputs)
+    for name, channels in zip(config.variables, where, strict=True):
+        if not mask[channels].all():
+            raise UserError(
+                f"physics.variables: expected variables with data at all points for zonal-filter, got {name}; remove it"
+            )
+
+    def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
+        result = after_BCHW.clone()
+        for channels in where:
+            x = after_BCHW[:, channels]
+            # The mean of a row is orders of magnitude larger than its short waves and would cost their accuracy.
+            waves = torch.fft.rfft(x - x.mean(-1, keepdim=True))
+            short = torch.cat(
+                [torch.zeros_like(waves[..., : config.highest + 1]), waves[..., config.highest + 1 :]], -1
+            )
+            result[:, channels] = x - torch.fft.irfft(short, n=x.shape[-1])
+        return result
+
+    changes = dict(zip(config.variables, where, strict=True))
+    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)

@@ -1,0 +1,27 @@
+import pytest
+
+from credit_like.data.loading.windows import Windows
+from credit_like.data.tools.bench import bench_data
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_a_report_of_what_was_measured(stored, tmp_path, data_section, kind):
+    from credit_like.data.store import open_store
+    from credit_like.variables import Variables
+
+    ds, data, variables, store = stored()
+    if kind == "netcdf":
+        for year, part in (("2001", ds.isel(time=slice(0, 20))), ("2002", ds.isel(time=slice(20, None)))):
+            part.to_netcdf(tmp_path / f"a_{year}.nc")
+        data = data_section("", source={"type": "netcdf", "path": str(tmp_path / "a_%Y.nc")})
+        variables = Variables(data)
+        store = open_store(data, variables)
+    windows = Windows(store, variables, data.train, history_len=1, forecast_len=1)
+    report = bench_data(windows, batches=8, num_workers=1, repeats=1)
+    sample = windows[0]
+    assert report.sample_bytes == sum(4 * x.numel() for x in (sample.prognostic, sample.forcing, sample.target))
+    assert sum(report.shares.values()) == pytest.approx(1)
+    assert report.samples_per_second > 0
+    assert 0 < report.share_of_limit < 100
+    assert report.limited_by in report.shares
+    assert all(name and value for name, value in report.rows())

@@ -1,0 +1,107 @@
+"""The climatology of the streamed pass, against the one that evaluation fits from the whole period."""
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from credit_like.data.statistics import fit_statistics
+from credit_like.data.store import open_store
+from credit_like.data.tools import preprocess as module
+from credit_like.data.tools.climatology import SlotMeans, slots_of, window_weights
+from credit_like.data.tools.preprocess import preprocess, scan_piece
+from credit_like.evaluation.climatology import fit_climatology, load_climatology
+from credit_like.variables import Variables
+
+YEARS = {
+    "train": [["2001-01-01", "2002-12-31"], ["2003-06-01", "2003-12-31"]],
+    "valid": ["2003-01-01", "2003-05-30"],
+    "test": ["2004-01-01", "2004-02-20"],
+}
+
+
+@pytest.fixture(scope="module")
+def years(tmp_path_factory, dataset, data_section):
+    """Three years and a bit, a time every 12 hours of day; some values missing."""
+    path = tmp_path_factory.mktemp("years") / "years.nc"
+    ds = dataset(steps=2 * 1146, hours=12, height=3, width=4)[["u", "sp", "rain"]]
+    ds["sp"][5, 1, 1] = np.nan
+    ds["rain"][..., 0, 0] = np.nan
+    ds.to_netcdf(path)
+    data = data_section(
+        path, source={"type": "netcdf", "path": str(path)}, timestep="12h", prognostic={"level": ["u"], "surface": ["sp"]},
+        dynamic_forcing={}, static={}, **YEARS,
+    )  # fmt: skip
+    variables = Variables(data)
+    return data, variables, open_store(data, variables)
+
+
+def test_as_fitted_from_the_whole_period_and_loaded_for_other_times(years, tmp_path, monkeypatch):
+    data, variables, store = years
+    monkeypatch.setattr(module, "_PIECES", 8)
+    statistics, _ = preprocess(store, variables, data, tmp_path / "out", climatology_days=61)
+    plain = fit_statistics(store, variables, data)
+    for name in ("mean", "std", "change_std"):
+        np.testing.assert_allclose(statistics.dataset[name], plain.dataset[name], rtol=1e-10)
+    np.testing.assert_array_equal(statistics.dataset["missing_position"], plain.dataset["missing_position"])
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
+        "audit.csv", "audit.png", "climatology.zarr", "statistics.nc",
+    ]  # fmt: skip
+    period = store.period(data.train)
+    wanted = np.array(["2004-01-01", "2004-02-10T12", "2004-02-29", "2008-12-31T12", "2001-07-04"], "datetime64[s]")
+    expected = fit_climatology(store, variables.outputs, period, wanted)
+    path = tmp_path / "out" / "climatology.zarr"
+    got = load_climatology(path, store, variables.outputs, period, wanted)
+    assert got.provenance == expected.provenance
+    for variable in variables.outputs:
+        here, there = (x.at(variable.name, wanted) for x in (got, expected))
+        np.testing.assert_allclose(here, there, rtol=2e-6)
+        assert np.isnan(here).any() == (variable.name == "rain")
+    assert load_climatology(path, store, variables.outputs, period[1:], wanted) is None
+    assert load_climatology(path, store, variables.outputs, period, wanted, 31) is None
+    evening = np.array(["2004-01-01T18"], "datetime64[s]")
+    assert load_climatology(path, store, variables.outputs, period, evening) is None
+    assert load_climatology(path / "absent", store, variables.outputs, period, wanted) is None
+    with xr.open_zarr(path, consolidated=False) as opened:
+        assert opened["u"].dims == ("hour", "dayofyear", "level", "latitude", "longitude")
+        assert opened["hour"].values.tolist() == [0, 12]
+        assert len(opened["dayofyear"]) == 365
+
+
+def test_stopped_it_goes_on(years, tmp_path, monkeypatch):
+    data, variables, store = years
+    monkeypatch.setattr(module, "_PIECES", 8)
+    seen = []
+
+    def stop(piece):
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        seen.append(piece.file)
+        return scan_piece(piece)
+
+    monkeypatch.setattr(module, "scan_piece", stop)
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(store, variables, data, tmp_path / "out", climatology_days=61)
+    monkeypatch.setattr(module, "scan_piece", lambda piece: seen.append(piece.file) or scan_piece(piece))
+    preprocess(store, variables, data, tmp_path / "out", climatology_days=61)
+    assert len(seen) == len(set(seen)) == 8
+
+
+def test_means_of_slots_with_holes():
+    random = np.random.default_rng(0)
+    fields = (1e5 + random.standard_normal((50, 2, 3, 4))).astype("f4")
+    fields[random.random(fields.shape) < 0.3] = np.nan
+    means = SlotMeans([(1, 0), (2, 0)], 2, 3, 4)
+    for field in fields:
+        means.add((2, 0), field)
+    np.testing.assert_array_equal(means.count[1], np.isfinite(fields).sum(0))
+    np.testing.assert_allclose(means.mean[1], np.nanmean(fields.astype("f8"), axis=0), rtol=2e-7)
+    assert not means.count[0].any()
+
+
+def test_weights_fall_from_the_day_and_wrap_round_the_year():
+    seen = [(day, 0) for day in range(1, 366)]
+    weights = window_weights(seen, [(1, 0)], 61)[0]
+    assert weights[0] == 1
+    np.testing.assert_allclose(weights[1:31], 1 - np.arange(1, 31) / 30)
+    assert weights[364 - 10] == pytest.approx(1 - 12 / 30)  # 366 − 355 + 1 days before
+    assert slots_of(np.array(["2000-12-31T18"], "datetime64[s]")) == [(366, 18 * 3600)]

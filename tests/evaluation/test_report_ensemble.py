@@ -1,0 +1,139 @@
+"""The report of an ensemble: what is in the page, and what a browser draws of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+
+import numpy as np
+import pytest
+from world import make_context, make_data, make_experiment
+
+from credit_like.evaluation.evaluate import evaluate
+from credit_like.evaluation.report import MISSING, thin, write_report
+from tests.evaluation.test_thresholds import LEADS, METRICS, SECTION, ensemble
+
+MEMBERS = 14  # more than a page has stamps
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(page, scores, forecasts, variables) of an ensemble beside another one, of fewer members."""
+    folder = tmp_path_factory.mktemp("report")
+    experiment = make_experiment(make_data(folder / "world.nc", masked=True), folder)
+    context = make_context(experiment)
+    store, variables = context.store, context.variables
+    ensemble(store, variables, 3).to_netcdf(folder / "small.nc")
+    update = {
+        "metrics": (*METRICS, "mae", "spread"),
+        "thresholds": SECTION,
+        "baselines": {"small": str(folder / "small.nc")},
+    }
+    experiment = experiment.model_copy(update={"evaluation": experiment.evaluation.model_copy(update=update)})
+    dataset = ensemble(store, variables, MEMBERS)
+    results = evaluate(experiment, dataset, store, store, variables)
+    return write_report(folder / "report.html", results, dataset, store, variables), results, dataset, variables
+
+
+def data_of(page):
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text(), re.S)[1])
+
+
+def test_the_page_holds_the_scores_of_events_and_ranks(made):
+    page, results, *_ = made
+    shown = data_of(page)["ensemble"]
+    assert shown["events"] == list(results["threshold"].values)
+    assert shown["leads"] == [6, 12]
+    names = {"rank": "rank_histogram", "reliability": "reliability", "brier": "brier"}
+    for row in shown["channels"]:
+        variable, _, level = row["name"].partition("@")
+        for kind, suffix in names.items():
+            expected = results[f"{variable}_{suffix}"].sel(region="global")
+            expected = (expected.sel(level=float(level)) if level else expected).transpose("source", "lead_time", ...)
+            got = np.frombuffer(base64.b64decode(row[kind]), "<f4").reshape(expected.shape)
+            np.testing.assert_array_equal(got, expected.values.astype("f4"))
+    assert len(shown["channels"]) == 6
+
+
+def test_the_page_holds_spread_and_members_to_half_a_step(made):
+    page, _, dataset, _ = made
+    maps = data_of(page)["maps"]
+    assert maps["members"] == MEMBERS
+    chosen = maps["stamps"]["members"]
+    assert len(chosen) == 12
+    assert {0, MEMBERS - 1} <= set(chosen)
+    for entry in maps["entries"]:
+        field = dataset[entry["variable"]].isel(time=0)
+        field = (field if entry["level"] is None else field.sel(level=entry["level"])).values.astype("f8")
+        for kind, expected in (("spread", field.std(0, ddof=1)), ("members", field[chosen])):
+            low, high = entry["spread_range" if kind == "spread" else "range"]
+            byte = np.frombuffer(base64.b64decode(entry[kind]), np.uint8).reshape(expected.shape)
+            got = np.where(byte == MISSING, np.nan, low + (high - low) * byte / 254.0)
+            np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+            inside = (expected >= low) & (expected <= high)
+            assert inside.sum() > 0.85 * np.isfinite(expected).sum()  # the scale is that of mean and truth
+            assert np.abs(got - expected)[inside].max() <= (high - low) / 254 * 0.501
+
+
+@pytest.mark.parametrize("size", [(32, 64), (181, 360), (721, 1440)])
+@pytest.mark.parametrize("members", [2, 50])
+def test_a_page_with_members_stays_small(size, members):
+    levels = [18] * 4 + [1] * 12
+    chosen = thin(*size, 40, levels, 12 * 2**20, members)
+    rows, columns = (-(-n // chosen.stride) for n in size)
+    apart = -(-columns // 90)
+    bytes_of_a_field = 4 * rows * columns + min(12, members) * -(-rows // apart) * -(-columns // apart)
+    assert bytes_of_a_field * len(chosen.leads) * sum(len(chosen.of(range(n))) for n in levels) <= 12 * 2**20
+
+
+def test_a_browser_draws_the_ensemble(browser, made):
+    page, results, *_ = made
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    errors = []
+    tab.on("pageerror", lambda error: errors.append(str(error)))
+    tab.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    tab.goto(page.as_uri())
+    tab.wait_for_selector("html[data-ready]", timeout=20_000)
+    assert tab.locator("#stamps canvas").count() == 13  # the truth and twelve members
+    assert tab.locator("#plume-plot path").count() == 14  # these, and the mean
+    assert "12 of 14 members" in tab.inner_text("#members-note")
+    assert tab.locator("#map-spread").count() == 1
+    # The ensembles are the model and the one of three members; all sources have a CRPS, and the mean its MAE.
+    assert tab.locator("#ensemble-source option").all_inner_texts() == ["model", "small"]
+    assert tab.locator("#spread-plot path").count() == 2
+    assert tab.locator("#ratio-plot path").count() == 2
+    assert tab.locator("#ratio-plot .reference").count() == 1
+    assert tab.locator("#crps-plot path").count() == 5
+    tab.select_option("#ensemble-event", label="above 99000")
+    assert tab.locator("#brier-plot path").count() == 0  # u has no threshold of this value
+    tab.select_option("#ensemble-event", label="above quantile 0.9")
+    assert tab.locator("#brier-plot path").count() == 4
+    tab.select_option("#ensemble-variable", "sp")
+    for source, n in (("model", MEMBERS), ("small", 3)):
+        tab.select_option("#ensemble-source", source)
+        at = {"region": "global", "source": source}
+        expected = results["sp_rank_histogram"].sel(at).isel(lead_time=-1).values
+        heights = tab.locator("#rank-plot rect").evaluate_all(
+            "all => all.map(bar => Number(bar.getAttribute('height')))"
+        )
+        assert len(heights) == n + 1
+        np.testing.assert_allclose(np.array(heights) / sum(heights), expected[: n + 1], atol=1e-5)
+        parts = results["sp_reliability"].sel(at).isel(lead_time=-1).sel(threshold="above quantile 0.9")
+        told = [text.split(": observed ") for text in tab.locator("#reliability-plot circle title").all_text_contents()]
+        there = parts.values[parts.sel(reliability_part="fraction").values > 0]
+        assert len(told) == len(there)
+        np.testing.assert_allclose([float(p.removeprefix("probability ")) for p, _ in told], there[:, 1], atol=6e-3)
+        np.testing.assert_allclose([float(o.split(",")[0]) for _, o in told], there[:, 2], atol=6e-3)
+    tab.focus("#map-panels")
+    tab.keyboard.press("ArrowUp")
+    assert "spread" in tab.inner_text("#map-probe")
+    unnamed = tab.evaluate("[...document.querySelectorAll('select, input')].filter(e => !e.labels.length).length")
+    assert unnamed == 0
+    assert errors == []
+    context.close()
+
+
+def test_leads_of_the_page_are_those_of_the_scores(made):
+    assert data_of(made[0])["scores"]["leads"] == [6 * (lead + 1) for lead in range(LEADS)]

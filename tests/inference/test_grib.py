@@ -1,0 +1,156 @@
+"""GRIB files of forecasts, decoded by ecCodes itself and read back as a data source."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from credit_like import registry
+from credit_like.grid import Grid
+from credit_like.inference.layout import ForecastLayout, choose
+from credit_like.schema.data import DataSection
+from credit_like.variables import Variables
+
+eccodes = pytest.importorskip("eccodes")
+
+REGULAR = Grid(np.linspace(90, -90, 7), np.arange(12) * 30.0)
+GAUSSIAN = Grid(np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(8)[0]))[::-1].copy(), np.arange(16) * 22.5)
+UNITS = {
+    "temperature": {"units": "degC"},
+    "2m_temperature": {"units": "K"},
+    "total_precipitation": {"units": "mm"},
+    "sea_surface_temperature": {"units": "K"},
+    "level": {"units": "hPa"},
+}
+WRITER = registry.module("writer", "grib")
+
+
+def layout_of(grid=REGULAR, members=1, levels=(500, 850), surface=(), attrs=UNITS):
+    names = surface or ("2m_temperature", "sea_surface_temperature")
+    variables = Variables(
+        DataSection.model_validate(
+            {
+                "source": {"type": "synthetic"},
+                "timestep": "6h",
+                "levels": list(levels),
+                "prognostic": {"level": ["temperature"], "surface": list(names)},
+                "diagnostic": {"surface": ["total_precipitation"]},
+                "train": ["2000-01-01", "2000-02-01"],
+                "valid": ["2000-03-01", "2000-03-02"],
+                "test": ["2000-04-01", "2000-04-02"],
+            }
+        )
+    )
+    return ForecastLayout(
+        init=np.array(["2020-02-29T06:00:00", "2020-03-01T00:00:00"], "datetime64[s]"),
+        leads=(1, 4),
+        timestep=21600,
+        members=members,
+        grid=grid,
+        variables=tuple(variables.outputs),
+        chosen=choose(WRITER.Config(), variables.outputs),
+        variable_attrs=attrs,
+        attrs={},
+    )
+
+
+def write(layout, folder, **options):
+    """Write random fields; return them as {(init, member, lead): (C, H, W)}, and the folder of the files."""
+    generator = np.random.default_rng(0)
+    config = WRITER.Config(**options)
+    writer = WRITER.open_writer(config, layout, folder)
+    writer.open()
+    shape = (sum(map(len, layout.variables)), layout.grid.height, layout.grid.width)
+    there = {}
+    for member in range(layout.members):
+        for lead, steps in enumerate(layout.leads):
+            fields = generator.normal(280, 10, (2, *shape)).astype(np.float32)
+            fields[:, 3, :2, 1] = np.nan
+            writer.write([(0, member), (1, member)], lead, fields)
+            there.update({(i, member, steps): fields[i] for i in range(2)})
+    for init in range(2):
+        assert not writer.is_complete(init)
+        writer.complete(init)
+    assert writer.finish()
+    return there, WRITER.finished_path(folder)
+
+
+def messages(path):
+    """Yield the keys and values of every message, as ecCodes decodes them."""
+    with path.open("rb") as file:
+        while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
+            eccodes.codes_set(handle, "missingValue", 1e30)
+            keys = ("shortName", "dataDate", "dataTime", "stepRange", "typeOfLevel", "level", "gridType", "units")
+            found = {key: eccodes.codes_get(handle, key, str) for key in keys}
+            found["number"] = eccodes.codes_get(handle, "number") if eccodes.codes_is_defined(handle, "number") else 0
+            values = eccodes.codes_get_values(handle).reshape(-1, eccodes.codes_get(handle, "Ni"))
+            yield found, np.where(values == 1e30, np.nan, values)
+            eccodes.codes_release(handle)
+
+
+@pytest.mark.parametrize(("grid", "kind"), [(REGULAR, "regular_ll"), (GAUSSIAN, "regular_gg")])
+@pytest.mark.parametrize(("members", "bits"), [(1, 16), (3, 32)])
+def test_every_field_is_what_eccodes_decodes(tmp_path, grid, kind, members, bits):
+    layout = layout_of(grid, members)
+    there, folder = write(layout, tmp_path, bits_per_value=bits)
+    assert sorted(path.name for path in folder.iterdir()) == ["20200229T060000.grib", "20200301T000000.grib"]
+    channels = {("t", "500"): 0, ("t", "850"): 1, ("2t", "2"): 2, ("sst", "0"): 3, ("tp", "0"): 4}
+    seen = set()
+    for init, path in enumerate(sorted(folder.iterdir())):
+        for keys, values in messages(path):
+            assert (keys["dataDate"], keys["dataTime"]) == [("20200229", "0600"), ("20200301", "0000")][init]
+            assert keys["gridType"] == kind
+            channel = channels[keys["shortName"], keys["level"]]
+            steps = int(keys["stepRange"].split("-")[-1]) // 6
+            if channel == 4:
+                assert keys["stepRange"] == f"{6 * steps - 6}-{6 * steps}"
+            assert (
+                keys["typeOfLevel"]
+                == ["isobaricInhPa", "isobaricInhPa", "heightAboveGround", "surface", "surface"][channel]
+            )
+            field = there[init, keys["number"], steps][channel].astype(np.float64)
+            expected = field + 273.15 if channel < 2 else field / 1000 if channel == 4 else field
+            error = 2.0**-bits * np.ptp(expected[np.isfinite(expected)]) if bits == 16 else 1e-7 * np.nanmax(expected)
+            np.testing.assert_allclose(values, expected, rtol=0, atol=1.01 * error)
+            seen.add((init, keys["number"], steps, channel))
+    assert len(seen) == 2 * members * 2 * 5
+
+
+def test_the_source_reads_what_was_written(tmp_path):
+    there, folder = write(layout_of(), tmp_path, bits_per_value=32)
+    source = registry.module("source", "grib")
+    found = source.open_dataset(source.Config(path=str(folder / "20200301T000000.grib")))
+    np.testing.assert_allclose(found["latitude"], REGULAR.latitude)
+    np.testing.assert_allclose(found["longitude"], REGULAR.longitude)
+    assert [str(t)[:13] for t in found["time"].values] == ["2020-03-01T06", "2020-03-02T00"]
+    np.testing.assert_allclose(found["2t"].values[1], there[1, 0, 4][2], rtol=1e-6)
+    np.testing.assert_allclose(found["t"].sel(level=850).values[0], there[1, 0, 1][1] + 273.15, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"surface": ("soil_colour",)}, "parameter table for grib, got 'soil_colour'"),
+        ({"attrs": {"temperature": {"units": "m"}}}, "expected temperature in K for grib, got m"),
+        (
+            {"grid": Grid(np.array([80.0, 50.0, 0.0, -60.0]), np.arange(12) * 30.0)},
+            "expected a regular or Gaussian grid",
+        ),
+    ],
+)
+def test_what_grib_does_not_have_is_refused_before_anything_is_written(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        WRITER.open_writer(WRITER.Config(), layout_of(**change), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("members", [1, 2])
+def test_every_parameter_is_the_one_that_was_asked_for(tmp_path, members):
+    from credit_like.inference.writers._grib import _PARAMETERS, _SUMS
+
+    writer = WRITER.open_writer(WRITER.Config(), layout_of(members=members), tmp_path)
+    for name, parameter in _PARAMETERS.items():
+        handle = writer._message(parameter, on_levels=name in ("temperature", "vorticity"))
+        assert eccodes.codes_get(handle, "paramId") == parameter, name
+        assert (eccodes.codes_get(handle, "stepType") == "accum") == (parameter in _SUMS), name
+        eccodes.codes_release(handle)
