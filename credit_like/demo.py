@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import xarray as xr
 from rich.console import Console
 from rich.markdown import Markdown
@@ -150,6 +151,8 @@ def _reliability(results: xr.Dataset) -> list[str]:
     for name, scores in channels(results):
         at = [scores.sel(source="model", metric="spread-error", lead_time=lead) for lead in chosen]
         crps = scores.sel(metric="fair-crps")
+        if not all(np.isfinite(at)):
+            continue  # a wind vector has errors, but no spread
         at += [crps.sel(source="model", lead_time=x) / crps.sel(source="deterministic", lead_time=x) for x in chosen]
         rows.append(f"| {name} | " + " | ".join(f"{float(x):.2f}" for x in at) + " |")
     return [*rows, ""]
