@@ -41,7 +41,7 @@ from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
-from credit_like.schema.checks import has_noise
+from credit_like.schema.checks import has_dropout, has_noise
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import Phase, phases
@@ -111,8 +111,8 @@ def attach_weights(
 
 
 def noise_keys(experiment: Experiment, store: FieldStore) -> NoiseKeys | None:
-    """Return the keys of the noise of the experiment's model; None for a model without noise."""
-    return NoiseKeys(store.seconds, experiment.seed) if has_noise(experiment) else None
+    """Return the keys of the noise and the dropout of the experiment's model; None for a model without either."""
+    return NoiseKeys(store.seconds, experiment.seed) if has_noise(experiment) or has_dropout(experiment) else None
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
@@ -244,6 +244,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         try:
             trainer = build_trainer(build_context(experiment, runtime))
+            trainer.check_ranks()
             # The main process takes the lock of `save_loc` once no rank can fail before that, so that one that fails can
             # take it to record why.
             runtime.barrier()

@@ -209,8 +209,16 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
     from credit_like.parallel.apply import freeze_parameters
     from credit_like.training.groups import members
 
-    with torch.device("meta"):
-        model = build_model(experiment, variables, grid.height, grid.width)
+    built = []
+
+    def build() -> None:
+        with torch.device("meta"):
+            built.append(build_model(experiment, variables, grid.height, grid.width))
+
+    yield from _refusal(("model",), build)
+    if not built:
+        return
+    [model] = built
     if section is not None:
         yield from _refusal(("start_from", "freeze"), freeze_parameters, model, section.freeze)
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
@@ -307,10 +315,11 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
             f"{grid.longitude[-1]:g}, remove this key",
         )
     for phase in phases(store.experiment):
-        if not grid.is_periodic and any(loss.type == "spectral" for loss in _losses(phase.experiment.loss)):
+        zonal = [loss.type for loss in _losses(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")]
+        if not grid.is_periodic and zonal:
             yield (
                 written_at(store.experiment, phase, ("loss",)),
-                f"expected a grid whose longitudes go all the way round with the loss spectral, got {grid.width} from "
+                f"expected a grid whose longitudes go all the way round with the loss {zonal[0]}, got {grid.width} from "
                 f"{grid.longitude[0]:g} to {grid.longitude[-1]:g}, change the loss",
             )
     if check := getattr(model, "check", None):

@@ -38,7 +38,7 @@ def known_message(error: BaseException) -> str | None:
     if isinstance(error, (UserError, RunError)):
         return str(error)
     text = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(text)):
+    if is_out_of_memory(error):
         return (
             f"out of memory: {text[:300] or type(error).__name__}; use fewer trainer.loader.num_workers or a smaller "
             "trainer.micro_batch_size, set trainer.activation_checkpoint: true, or request more memory"
@@ -48,6 +48,12 @@ def known_message(error: BaseException) -> str | None:
     if isinstance(error, RuntimeError) and _LOST.search(text):
         return f"the connection to another rank was lost: it has ended, or its node is gone ({text[:300]})"
     return known_message(error.__cause__) if error.__cause__ is not None else None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the memory of the host or of the GPU is exhausted."""
+    text = " ".join(str(error).split())
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(text)))
 
 
 def of_another_rank(error: BaseException) -> str:

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,9 @@ class _Batches:
 
     def __len__(self) -> int:
         return 10**6  # no step depends on the length of the run
+
+    def again(self, epoch: int, start: int, count: int) -> list[Sample]:
+        return list(islice(self.batches(epoch, start), count))
 
     def batches(self, _epoch: int, _start: int = 0) -> Iterator[Sample]:
         raise AssertionError("samples are given to each step")

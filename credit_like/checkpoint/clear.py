@@ -44,6 +44,7 @@ def _clear(save_loc: Path, statistics: bool) -> None:
     made = [path for pattern in _CHECKPOINTS for path in (save_loc / "checkpoints").glob(pattern)]
     made += (save_loc / "tensorboard").glob("events.out.tfevents.*")
     made += (save_loc / "hang").glob("rank-*.txt")
+    made += save_loc.glob("memory-rank-*.pickle")
     if (save_loc / "forecasts" / "forecast.json").is_file():
         made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
     if statistics:

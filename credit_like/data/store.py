@@ -73,8 +73,13 @@ class _Source:
 
     @property
     def where(self) -> str:
+        return self.paths[0] if len(self.paths) == 1 else self.config.type
+
+    @property
+    def paths(self) -> list[str]:
+        """Return the configured paths; none of data that are not in files."""
         path = getattr(self.config, "path", "")
-        return path if isinstance(path, str) and path else self.config.type
+        return [path] if isinstance(path, str) and path else list(path)
 
     def open(self) -> xr.Dataset:
         """Open all variables of the source lazily. Raises UserError that lists the available names if one is absent."""
@@ -389,7 +394,7 @@ class FieldStore:
 
     def _concurrent(self) -> bool:
         """Return whether several variables may be read concurrently: reads wait for a server, and the format allows it."""
-        return any("://" in str(source.where) for source in self._sources)
+        return any("://" in path for source in self._sources for path in source.paths)
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pid != os.getpid():

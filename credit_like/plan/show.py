@@ -13,6 +13,8 @@ from credit_like.plan.machine import Machine
 from credit_like.terminal import fitted
 
 _HEAD = ("dp", "tensor", "domain", "replicate", "GB", "fits", "s/step", "samples/s", "GFLOP", "GB sent", "collectives")
+_LARGE = 1e9
+"""Parameters from which on a model is sharded over all ranks: 16 GB in fp32 with gradients and AdamW's moments."""
 _DROPPABLE = ("GFLOP", "GB sent", "collectives")
 
 
@@ -38,6 +40,8 @@ def print_report(report: PlanReport, console: Console | None = None) -> None:
         console.print(f"no layout of {report.world} fits; {advice(report)}", markup=False, highlight=False)
         return
     console.print(f"\n# recommended for {report.world} GPUs\n{block(best)}", markup=False, highlight=False)
+    if why := why_whole(best):
+        console.print(f"# {why}", markup=False, highlight=False)
     for name, size in sorted(best.fullest.parts.items(), key=lambda item: -item[1]):
         if size >= 5e5:
             console.print(f"#   {size / 1e9:8.3f} GB {name}", markup=False, highlight=False)
@@ -67,6 +71,20 @@ def _cells(row: PlanRow) -> list[str]:
         f"{sum(size for _, size in sent) / 1e9:.3g}",
         str(sum(number for number, _ in sent)),
     ]
+
+
+def why_whole(row: PlanRow) -> str:
+    """Return why a model that is small enough need not be sharded over all ranks; "" for a large one, or for one rank."""
+    rank, layout = row.fullest, row.layout
+    state = rank.checkpoint + 4 * rank.parameters  # parameters, optimiser state and average, as saved, and gradients
+    if rank.parameters >= _LARGE or layout.shards == 1 or state > row.machine.usable:
+        return ""
+    return (
+        f"{rank.parameters / 1e6:.4g} million parameters: a whole copy with gradients and optimiser state is "
+        f"{state / 1e9:.2g} GB of {row.machine.usable / 1e9:.3g} GB on a GPU. Where that fits, data: ddp sends gradients "
+        "alone, and replicate with a copy to each node gathers parameters within a node alone; fsdp2 over all ranks "
+        "gathers them over the network in every forward and backward."
+    )
 
 
 def line(row: PlanRow) -> str:

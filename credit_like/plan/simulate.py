@@ -122,6 +122,9 @@ class _NoBatches:
     def __len__(self) -> int:
         return self.size
 
+    def again(self, _epoch: int, _start: int, _count: int) -> list[Sample]:
+        return []
+
     def batches(self, _epoch: int, _start: int = 0) -> Iterator[Sample]:
         raise AssertionError("a plan reads no samples")
 

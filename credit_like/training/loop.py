@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from credit_like.checkpoint.errors import SaveFailed
 from credit_like.parallel.tensor_copies import check_copies
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
+from credit_like.training.nonfinite import first_of_ranks
 from credit_like.training.patience import stalls
 from credit_like.training.stage import Stage, stage_at, stage_of_last_step
 from credit_like.training.state import Progress, TrainingState
@@ -45,6 +46,8 @@ class Outcome:
 
 
 TakeStep = Callable[[Iterable[Sample], int, float, int], StepReport]
+FirstModule = Callable[[Sequence[Sample], int], str | None]
+"""Computes a step once more and returns the first module with a number that is not finite."""
 
 
 class Loop:
@@ -62,14 +65,19 @@ class Loop:
         validation: Validation,
         stop: StopRequest,
         monitor: Monitor | None,
+        first_module: FirstModule,
     ) -> None:
+        self.first_module = first_module
+        self.not_finite: str | None = None
+        """The first variable and the first module that were not finite in the newest skipped steps, if they are known."""
         self.state, self.stages, self.enter, self.train_step = state, stages, enter, train_step
         self.validation, self.stop, self.monitor = validation, stop, monitor
         self.context, self.manager = state.context, state.manager
         self.stage = stages[0]
         """The phase of the newest step, whose optimiser state is in `state`; before the first step, the first phase."""
         self.epochs = stages[-1].phase.end
-        self.pending: tuple[StepReport, dict[str, Any]] | None = None
+        self.pending: tuple[StepReport, dict[str, Any], int] | None = None
+        """The numbers of the newest step, its row of the log, and its position in the epoch."""
         self.saved: tuple[int, bool] | None = None
         """Step of the newest save, and whether a validation due there came before it."""
         self.score: float | None = None
@@ -176,7 +184,7 @@ class Loop:
                 yield sample
 
         rate = schedule.rate(stage.step_of(progress.epoch, progress.position), progress.losses)
-        epoch = progress.epoch
+        epoch, position = progress.epoch, progress.position
         report = self.train_step(micro_batches(), schedule.accumulation, rate, progress.step + 1)
         self._drain()
         progress.step += 1
@@ -198,7 +206,7 @@ class Loop:
             "data_wait": waited / took,
             "memory_mib": memory_mib(self.context.runtime.device),
         }
-        self.pending = (report, row)
+        self.pending = (report, row, position)
         return now
 
     def _phase(self) -> dict[str, int]:
@@ -210,7 +218,8 @@ class Loop:
         progress = self.state.progress
         if progress.skipped >= self.stage.schedule.section.max_skipped:
             skipped, progress.skipped = progress.skipped, 0  # the next start tries again
-            return f"skipped {skipped} steps in a row for a loss or gradient that is not finite"
+            why = f": {self.not_finite}" if self.not_finite else ""
+            return f"skipped {skipped} steps in a row for a loss or gradient that is not finite{why}"
         self._poll()
         wish = self._agree(self._wish())
         if wish >= _STOP:
@@ -274,7 +283,7 @@ class Loop:
         """
         if self.pending is None:
             return
-        report, row = self.pending
+        report, row, position = self.pending
         self.pending = None
         loss, norm, skip, *others = report.ready()
         channels = others[len(report.corrections) :]
@@ -283,13 +292,14 @@ class Loop:
         progress.skipped = progress.skipped + 1 if skip else 0
         if skip:
             row["skipped"] = True
-            self._blame(row["step"], report, channels)
+            self._blame(row, position, report, channels)
         if self.monitor is not None:
             self.monitor.step(row)
 
-    def _blame(self, step: int, report: StepReport, channels: list[float]) -> None:
-        """Log which variable and which times made a step impossible, on every rank that saw it."""
-        variables = self.context.variables
+    def _blame(self, row: Mapping[str, Any], position: int, report: StepReport, channels: list[float]) -> None:
+        """Log which variable, module and times made a step impossible, on every rank that saw it."""
+        context, step = self.context, row["step"]
+        variables = context.variables
         outputs = Variables.channel_names(variables.outputs)
         names = [
             *(f"input {name}" for name in Variables.channel_names(variables.role("prognostic"))),
@@ -297,15 +307,22 @@ class Loop:
             *(f"target {name}" for name in outputs),
             *(f"prediction of {name}" for name in outputs),
         ]
-        bad = [name for name, x in zip(names, channels, strict=True) if not math.isfinite(x)]
-        if not bad and not self.context.runtime.is_main:
+        bad = next((name for name, x in zip(names, channels, strict=True) if not math.isfinite(x)), None)
+        offending = bad or "the gradient"
+        if self.state.progress.skipped == 1 or self.not_finite is None:
+            variable = first_of_ranks(bad, context.runtime) or offending
+            count = self.stage.schedule.accumulation
+            samples = self.stage.train_loader.again(row["epoch"], position * count, count)
+            module = self.first_module(samples, step) or "none when the step was computed once more"
+            offending = self.not_finite = f"{variable}; first module: {module}"
+        if bad is None and not context.runtime.is_main:
             return
-        times = self.context.store.times
+        times = context.store.times
         when = sorted({str(times[int(i)]) for index in report.index for i in index})
         log.warning(
             "step %d skipped: loss or gradient not finite; first offending: %s; samples at %s",
             step,
-            bad[0] if bad else "the gradient",
+            offending,
             ", ".join(when),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
@@ -97,38 +97,8 @@ class TrainStep:
         """Take optimiser step number `step` = 1, 2, … from `count` micro-batches."""
         model = self.stepper.model
         spectral_norm.before_step(model)
-        if self.shift_seed is not None:
-            # A function of the seed and the step alone: the same on all ranks, in all layouts and after a restart.
-            self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.valid.shape[-1])
-        noise = self.stepper.noise
-        if noise is not None:
-            noise.reseed("step", step)  # other noise whenever a sample comes again, and the same after a restart
-        total: Tensor | None = None
-        blame: Tensor | None = None
-        index = []
         fixes = _recorded(self.stepper)
-        for number, sample in enumerate(micro_batches):
-            index.append(sample.index)
-            sample = self.to_device(sample)
-            if self.lead_seed is not None:
-                # The same on all ranks, as the shift.
-                sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
-            states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
-            inputs = self._inputs(sample)
-            at_once = self.backprop_steps or sample.leads
-            for first in range(0, sample.leads, at_once):
-                leads = range(first, min(first + at_once, sample.leads))
-                with self.accumulate(number == count - 1 and leads.stop == sample.leads):
-                    loss, outcome = self.forward(states, leads, sample.leads)
-                    (loss * (self.runtime.gradient_scale / count)).backward()
-                total = loss.detach() / count + (0 if total is None else total)
-                channels = torch.cat([inputs, outcome])
-                blame = channels + (0 if blame is None else blame)
-        assert total is not None
-        assert blame is not None
-        self.stepper.shift = 0
-        if noise is not None:
-            noise.reseed()
+        total, blame, index = self._accumulated(micro_batches, count, step)
         spectral_norm.after_backward(model)
         average_gradients(self.copied, self.runtime)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
@@ -144,6 +114,51 @@ class TrainStep:
         values = torch.cat([torch.stack([x.float() for x in (total, norm, skip, *corrections)]), blame.float()])
         names = tuple(f"correction/{name}/{variable}" for name, fix in fixes.items() for variable in fix.changes)
         return StepReport(to_host(values), index, names)
+
+    def repeat(self, micro_batches: Sequence[Sample], step: int, backward: bool) -> None:
+        """Compute the forwards, and with `backward` the gradients, of step number `step` again; nothing is updated."""
+        self._accumulated(micro_batches, len(micro_batches), step, backward)
+
+    def _accumulated(
+        self, micro_batches: Iterable[Sample], count: int, step: int, backward: bool = True
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return this rank's part of the loss, a number per checked channel, and the samples, of `count` micro-batches.
+
+        The gradients of the loss are added to those of the parameters.
+        """
+        if self.shift_seed is not None:
+            # A function of the seed and the step alone: the same on all ranks, in all layouts and after a restart.
+            self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.valid.shape[-1])
+        noise = self.stepper.noise
+        if noise is not None:
+            noise.reseed("step", step)  # other noise whenever a sample comes again, and the same after a restart
+        total: Tensor | None = None
+        blame: Tensor | None = None
+        index = []
+        for number, sample in enumerate(micro_batches):
+            index.append(sample.index)
+            sample = self.to_device(sample)
+            if self.lead_seed is not None:
+                # The same on all ranks, as the shift.
+                sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
+            states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
+            inputs = self._inputs(sample)
+            at_once = self.backprop_steps or sample.leads
+            for first in range(0, sample.leads, at_once):
+                leads = range(first, min(first + at_once, sample.leads))
+                with self.accumulate(number == count - 1 and leads.stop == sample.leads):
+                    loss, outcome = self.forward(states, leads, sample.leads)
+                    if backward:
+                        (loss * (self.runtime.gradient_scale / count)).backward()
+                total = loss.detach() / count + (0 if total is None else total)
+                channels = torch.cat([inputs, outcome])
+                blame = channels + (0 if blame is None else blame)
+        assert total is not None
+        assert blame is not None
+        self.stepper.shift = 0
+        if noise is not None:
+            noise.reseed()
+        return total, blame, index
 
     def forward(self, states: Iterator[tuple[Tensor, Tensor]], leads: range, of: int) -> tuple[Tensor, Tensor]:
         """Take the next steps of a rollout of `of` steps, those to `leads`.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import CheckpointManager, steps
 from credit_like.context import Context
+from credit_like.data.loading.loader import Loader
+from credit_like.data.loading.windows import Windows
 from credit_like.errors import UserError
 from credit_like.losses._mean import AreaLoss
 from credit_like.parallel.apply import is_compiled
@@ -23,7 +27,9 @@ from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
 from credit_like.training.loop import Loop, Outcome
+from credit_like.training.memory import memory_explained
 from credit_like.training.monitor import Monitor, write_status
+from credit_like.training.nonfinite import first_module
 from credit_like.training.stage import Batches, Schedule, Stage
 from credit_like.training.state import TrainingState
 from credit_like.training.step import TrainStep
@@ -103,6 +109,18 @@ class Trainer:
         step.lead_seed = self.context.experiment.seed if section.random_forecast_len else None
         step.shift_seed = self.context.experiment.seed if section.shift_longitude else None
 
+    def check_ranks(self) -> None:
+        """Raise UserError on all ranks unless they have the same experiment, versions, statistics and samples. Collective."""
+        facts = self.state.facts()
+        for stage in self.stages:
+            for kind, loader in (("training", stage.train_loader), ("validation", stage.valid_loader)):
+                if isinstance(loader, Loader):
+                    name = (
+                        f"{kind} samples" if len(self.stages) == 1 else f"{kind} samples of phase {stage.phase.number}"
+                    )
+                    facts[name] = _times(loader.windows)
+        self.runtime.check_same(facts)
+
     def fit(self) -> Outcome:
         """Train to the end, or until something asks to stop; with a checkpoint in either case.
 
@@ -164,9 +182,14 @@ class Trainer:
     def _go(self, stop: StopRequest, monitor: Monitor | None) -> Outcome:
         """Train; return how it ended, also where checkpoints cannot be written."""
         log.info("computing in %s", self.precision)
-        loop = Loop(self.state, self.stages, self._enter, self.train_step, self.validation, stop, monitor)
+        loop = Loop(
+            self.state, self.stages, self._enter, self.train_step, self.validation, stop, monitor,
+            partial(first_module, self._step),
+        )  # fmt: skip
+        grid = self.context.store.grid
         try:
-            return loop.run()
+            with memory_explained(self.context.experiment, self.runtime, grid.height, grid.width, self.folder):
+                return loop.run()
         except SaveFailed as error:
             # All ranks have it, so all end alike; the checkpoints before it are whole.
             return Outcome("failed", self.state.progress.step, str(error))
@@ -235,3 +258,9 @@ def _precision(policy: torch.dtype | None, autocast: bool) -> str:
     if autocast:
         return "bfloat16 (autocast)"
     return "bfloat16 (FSDP2 policy)" if policy == torch.bfloat16 else "float32"
+
+
+def _times(windows: Windows) -> str:
+    """Return the number of windows, and a digest of their times."""
+    seconds = windows.store.time_seconds(windows.starts)
+    return f"{len(windows)} windows, digest {hashlib.sha256(seconds.tobytes()).hexdigest()[:12]}"

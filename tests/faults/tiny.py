@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import signal
@@ -113,6 +114,9 @@ class Loader:
             if self.pause:
                 time.sleep(self.pause)
             yield self.sample(self.first + order[begin : begin + self.micro])
+
+    def again(self, epoch: int, start: int, count: int) -> list[Sample]:
+        return list(itertools.islice(self.batches(epoch, start), count))
 
     def sample(self, index) -> Sample:
         f = self.store.fields

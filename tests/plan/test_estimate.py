@@ -14,7 +14,7 @@ from credit_like.parallel.observe import Message
 from credit_like.plan.estimate import PlanReport, PlanRow, estimate, in_order
 from credit_like.plan.layouts import Candidate, Illegal
 from credit_like.plan.machine import Machine
-from credit_like.plan.show import advice, block, line, plot_memory, print_report
+from credit_like.plan.show import advice, block, line, plot_memory, print_report, why_whole
 from credit_like.plan.simulate import Rank
 from credit_like.schema.trainer import TrainerSection
 
@@ -76,3 +76,17 @@ def test_nothing_fits_is_said_with_what_would_help(tmp_path):
     assert "lacks 2.0 GB" in line(report.rows[0])
     plot_memory([report], tmp_path / "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 1000
+
+
+def test_a_small_model_need_not_be_sharded_over_all_ranks():
+    def said(layout, parameters):
+        one = rank(10**9)
+        one.parameters, one.checkpoint = parameters, 12 * parameters
+        return why_whole(row(layout, one))
+
+    assert "1.6 GB" in said(Candidate(8), 10**8)
+    assert "replicate" in said(Candidate(8), 10**8)
+    assert said(Candidate(8, data="ddp"), 10**8) == ""  # it is not
+    assert said(Candidate(8, replicate=8), 10**8) == ""
+    assert said(Candidate(8), 10**9) == ""
+    assert said(Candidate(8), 6 * 10**8) == ""  # 9.6 GB, more than the 9 GB of the machine that are usable

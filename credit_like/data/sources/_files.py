@@ -132,7 +132,7 @@ def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> l
             try:
                 fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
             except ImportError as error:
-                raise UserError(f"expected files that match {path}, got none: {error}") from error
+                raise UserError(_lacking("files that match", path, error)) from error
             matches = sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in fs.glob(inside))
             if not matches or not (is_url(path) or all(map(_is_there, matches))):
                 raise UserError(f"expected files that match {path}, got none{_near(path)}")
@@ -232,16 +232,16 @@ def open_files(config: FileConfig, open_one: Callable[[str], xr.Dataset], expect
 def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr.Dataset:
     try:
         return open_one(path)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        TypeError,
-        ImportError,
-    ) as error:  # fsspec's packages are optional
+    except ImportError as error:
+        raise UserError(_lacking(expected, path, error)) from error
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"expected {expected}, got {path}, which does not open: {reason}") from error
+
+
+def _lacking(expected: str, path: str, error: ImportError) -> str:
+    """Return the message about a package that fsspec or xarray needs for a URL and that is not installed."""
+    return f"expected {expected}, got {path}: {error}; pip install 'credit-like[cloud]', or change data.source.path"
 
 
 class _File:

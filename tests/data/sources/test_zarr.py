@@ -2,13 +2,17 @@
 
 import functools
 import http.server
+import sys
 import threading
 
 import numpy as np
 import pytest
 import xarray as xr
 
+from credit_like.data.sources import netcdf
 from credit_like.data.sources import zarr as source
+from credit_like.data.store import FieldStore, _Source
+from credit_like.errors import UserError
 
 
 def config(path, **more):
@@ -156,3 +160,27 @@ def test_a_store_behind_a_url_in_weatherbench_layout(tmp_path, served, dataset, 
     ds.to_zarr(tmp_path / "wb.zarr", zarr_format=version, consolidated=version == 2)
     got = source.open_dataset(config(f"{served}/wb.zarr"))
     np.testing.assert_array_equal(got["temperature"].values, ds["temperature"].values)
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/era5.zarr", "gs://bucket/era5-*.zarr"])
+def test_a_package_for_a_url_that_is_missing_is_named_with_its_cure(monkeypatch, path):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UserError, match=r"gcsfs.*pip install 'credit-like\[cloud\]'"):
+        source.open_dataset(source.Config(path=path))
+
+
+def test_so_is_that_for_netcdf_behind_a_url(monkeypatch, tmp_path, served, dataset):
+    monkeypatch.setitem(sys.modules, "h5netcdf", None)
+    dataset().to_netcdf(tmp_path / "a.nc", engine="netcdf4")
+    with pytest.raises(UserError, match=r"h5netcdf.*pip install 'credit-like\[cloud\]'"):
+        netcdf.open_dataset(netcdf.Config(path=f"{served}/a.nc"))
+
+
+@pytest.mark.parametrize(
+    ("path", "behind_urls"),
+    [("a.zarr", False), ("http://x/a.zarr", True), (["a.zarr", "b.zarr"], False), (["http://x/a", "http://x/b"], True)],
+)
+def test_variables_behind_urls_are_read_together(path, behind_urls):
+    store = FieldStore.__new__(FieldStore)
+    store._sources = [_Source(source.Config(path=path))]
+    assert store._concurrent() is behind_urls
