@@ -520,9 +520,6 @@ def _model(source: Document, upsample: str | None) -> dict[str, Any]:
         )
         return _fitting(height, width)
     block = model_block(dict(source.values))
-    for key in ("attn_dropout", "ff_dropout"):
-        if block.pop(key, 0):
-            source.remark(("model", key), "not translated: there is no dropout")
     if upsample is None:
         upsample = "pixel_shuffle" if block.get("upsample_with_ps") else "transpose"
         if "upsample_with_ps" not in block:

@@ -74,7 +74,7 @@ class State(_Batch):
 
     prognostic (B, Cp, T, H, W), newest frame last; diagnostic (B, Cd, H, W), the diagnostic output of the
     step that led to this state (zeros for an initial state); index (B,) int64 as in `Sample`; key (B,) int64, of the
-    noise of the next step, None for a model without noise.
+    noise and the dropout of the next step, None for a model without either.
     """
 
     prognostic: Tensor

@@ -60,7 +60,7 @@ class Stepper(nn.Module):
         self.active = list(self.physics)
         """The corrections in use."""
         self.noise = noise
-        """The keys of the noise of a model that has any."""
+        """The keys of the noise and the dropout of a model that has any."""
         self.n_prognostic = variables.n("prognostic")
         self.shift = 0
         """Longitude shift in columns, applied before the model and undone after it.

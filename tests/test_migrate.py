@@ -140,6 +140,7 @@ def test_the_first_generation(first, tmp_path):
     assert str(ours.data.timestep) == "6:00:00"
     assert (ours.model.upsample, ours.model.predict, ours.model.position_index) == ("pixel_shuffle", "state", "credit")
     assert ours.model.padding_conf.pad_lat == (37, 38)
+    assert (ours.model.attn_dropout, ours.model.ff_dropout, ours.model.drop_path) == (0.1, 0, 0)
     assert (ours.loss.type, ours.loss.scale, ours.loss.variable_weights) == ("mae", "state", {"SP": 2.0, "U": 0.5})
     assert [part.type for part in ours.physics] == ["clip", "clip", "mass"]
     assert (ours.physics[0].variables, ours.physics[0].minimum) == (("Q",), 1e-8)
@@ -155,7 +156,7 @@ def test_the_first_generation(first, tmp_path):
     said = {remark.key: remark for remark in translation.remarks}
     open_ = {key for key, remark in said.items() if not remark.covered}
     assert open_ == {
-        "data.mean_path", "data.std_path", "data.one_shot", "model.attn_dropout", "model.post_conf.global_mass_fixer",
+        "data.mean_path", "data.std_path", "data.one_shot", "model.post_conf.global_mass_fixer",
         "model.post_conf.global_energy_fixer", "trainer.stopping_patience", "trainer.something_new", "pbs.ncpus",
     }  # fmt: skip
     lines = FIRST.splitlines()

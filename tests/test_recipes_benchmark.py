@@ -50,9 +50,9 @@ def test_a_rehearsal_writes_the_tables(tmp_path):
     options = (
         "--small",
         "--cases",
-        "ensembles",
+        "precipitation",
         "--recipes",
-        "noise",
+        "plain",
         "--seeds",
         "3",
         "--work",

@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
     "bands": "parallel/domain/test_rows.py",
     "check": "malformed/test_malformed.py",
-    "demo": "notebooks/test_notebooks.py",
     "context": "test_build.py",
     "errors": "test_cli.py",
     "figures": "evaluation/test_plots.py",

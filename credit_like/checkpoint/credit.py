@@ -29,7 +29,17 @@ from credit_like.errors import UserError
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 
-_SAME = ("dim", "depth", "dim_head", "cross_embed_kernel_sizes", "cross_embed_strides", "interp", "use_spectral_norm")
+_SAME = (
+    "dim",
+    "depth",
+    "dim_head",
+    "cross_embed_kernel_sizes",
+    "cross_embed_strides",
+    "attn_dropout",
+    "ff_dropout",
+    "interp",
+    "use_spectral_norm",
+)
 _DEFAULTS: dict[str, Any] = {
     "image_height": 640,
     "image_width": 1280,
@@ -96,7 +106,7 @@ def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_
         for key in known
         if key not in (*_DEFAULTS, "post_conf")
     ]
-    fixed = {"patch_height": 1, "patch_width": 1, "output_frames": 1, "attn_dropout": 0, "ff_dropout": 0}
+    fixed = {"patch_height": 1, "patch_width": 1, "output_frames": 1}
     problems += [f"{k}: expected {v}, got {reprlib.repr(known[k])}" for k, v in fixed.items() if known[k] != v]
     post = known.pop("post_conf", None)
     if post is not None and post.get("activate", False):

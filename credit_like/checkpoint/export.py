@@ -29,7 +29,9 @@ from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
 from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
+from credit_like.nn.lora import merged
 from credit_like.parallel.runtime import Runtime
+from credit_like.schema.origin import LoraConf
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,18 @@ def find_unread(save_loc: Path) -> Checkpoint:
 
 
 def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tensor]:
-    """Return parameters and buffers by their canonical names, in fp32 if floating; averages (`ema`) where available."""
+    """Return parameters and buffers by their canonical names, in fp32 if floating; averages (`ema`) where available.
+
+    Low-rank changes are added to their weights.
+    """
     averaged = {name.removeprefix("ema/") for name in checkpoint.names("ema/")} if weights == "ema" else set()
     result = {}
     for full_name in checkpoint.names("model/"):
         name = full_name.removeprefix("model/")
         tensor = checkpoint.read(f"ema/{name}" if name in averaged else full_name)
         result[name] = tensor.float() if tensor.is_floating_point() else tensor
-    return result
+    lora = (checkpoint.meta["experiment"].get("start_from") or {}).get("lora")
+    return merged(result, LoraConf.model_validate(lora).scale) if lora is not None else result
 
 
 def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = None) -> Path:

@@ -33,17 +33,10 @@ class Config(LossConfig):
 def of_members(config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = ()) -> Tensor:
     """Return the CRPS at each point, (B, C, h, W), from the errors x_k - y; of one member it is the absolute error.
 
-    Σ_j Σ_k |x_j - x_k| = 2 Σ_k r_k x_k with r_k = Σ_j sign(x_k - x_j), so the score is linear in the errors where their
-    order is fixed. Only the coefficients are kept for backward. Equal members share the gradient of their distance, which
-    is 0, so that an ensemble without spread is no special case. With `others`, the sum over k is that of the members given.
+    Equal members share the gradient of their distance, which is 0, so that an ensemble without spread is no special case.
     """
-    fixed = error_BKCHW.detach()
-    members, order = 0, fixed.new_zeros(fixed.shape)
-    for some in (fixed, *others):
-        members += some.shape[1]
-        for other in some.unbind(1):
-            order += (fixed - other[:, None]).sign_()
-    coefficient = fixed.sign() / members
-    if members > 1:
-        coefficient -= order * ((1 - (1 - config.alpha) / members) / (members * (members - 1)))
-    return (coefficient * error_BKCHW).sum(1)
+    import torch
+
+    from credit_like.losses._pairs import pair_score
+
+    return pair_score(config.alpha, error_BKCHW, others, torch.sign)

@@ -49,7 +49,8 @@ class Model(Protocol):
     model has this attribute, belong to layers that change nothing at their initial values: a source need not have them.
 
     A model whose `Config` has a `noise` other than None is called as `model(x_BCTHW, key_B=...)`, with an int64 key for
-    each sample, from which it derives its random numbers alone (`credit_like.nn.noise`).
+    each sample, from which it derives its random numbers alone (`credit_like.nn.noise`). So is a model whose `Config` has a
+    true attribute `drops`; it uses the key in training alone (`credit_like.nn.dropout`).
     """
 
     in_channels: int
@@ -77,7 +78,12 @@ class ModelPlugin(Protocol):
 
 
 def build_model(experiment: Experiment, variables: Variables, height: int, width: int) -> nn.Module:
-    """Return the experiment's model, on the current default device (use `meta` for shapes without values)."""
+    """Return the experiment's model, on the current default device (use `meta` for shapes without values).
+
+    Raises UserError if the model does not fit the grid, or `start_from.lora` the model.
+    """
+    from credit_like.nn.lora import add_lora
+
     model: nn.Module = registry.of("model", experiment.model).build(
         experiment.model,
         in_channels=variables.in_channels,
@@ -86,4 +92,7 @@ def build_model(experiment: Experiment, variables: Variables, height: int, width
         height=height,
         width=width,
     )
+    lora = experiment.start_from.lora if experiment.start_from is not None else None
+    if lora is not None:
+        add_lora(model, lora.rank, lora.match, lora.scale)
     return model

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from credit_like import ops
+from credit_like.nn.dropout import mask
 from credit_like.nn.layer import Layer
 from credit_like.nn.linear import Linear
 from credit_like.nn.norms import ChannelNorm
@@ -73,6 +74,7 @@ class WindowAttention(Layer):
 
     The rows of `qkv.weight` are ordered (head, q | k | v, channel of the head), so that a range of rows is a range of
     heads. In a window of one token the softmax is 1 for any q and k, so only v and the output projection are computed.
+    Dropout applies to the probabilities after the softmax.
     """
 
     dilated: bool
@@ -81,11 +83,24 @@ class WindowAttention(Layer):
     tensor_copies = ("bias",)  # the table is the same for all heads
 
     def __init__(
-        self, dim: int, window: int, *, dim_head: int, position_index: str = "exact", spectral_norm: bool = False
+        self,
+        dim: int,
+        window: int,
+        *,
+        dim_head: int,
+        position_index: str = "exact",
+        spectral_norm: bool = False,
+        dropout: float = 0.0,
+        site: int = 0,
     ) -> None:
         super().__init__()
         assert dim % dim_head == 0, f"{dim} channels do not split into heads of {dim_head}"
         self.window, self.dim_head = window, dim_head
+        self.dropout, self.site = dropout, site
+        self.first_row = 0
+        """The first of the rows that the input has, in the whole image."""
+        self.strides: tuple[int, int] = (1, 0)
+        """Number of ranges of rows that the input has, all of one length, and the distance between their starts."""
         self.norm = ChannelNorm(dim)
         self.qkv = Linear(dim, 3 * dim, bias=False, spectral_norm=spectral_norm)
         self.out = Linear(dim, dim, spectral_norm=spectral_norm)
@@ -95,13 +110,36 @@ class WindowAttention(Layer):
             else None
         )
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Apply the block to (B, H, W, C); the shape stays the same."""
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
+        """Apply the block to (B, H, W, C); the shape stays the same. `key_B` selects what dropout drops."""
+        mask_BHWC = self._mask(x_BHWC, key_B) if self.dropout and key_B is not None else None
         if self.bias is None:
-            return x_BHWC + self.out(self._values(self.norm(x_BHWC)))
+            values = self._values(self.norm(x_BHWC))
+            if mask_BHWC is not None:
+                values = values * mask_BHWC.repeat_interleave(self.dim_head, -1)
+            return x_BHWC + self.out(values)
         return ops.attention_block(
-            x_BHWC, self.norm, self.qkv, self.out, self.bias(), self.window, self.dim_head, dilated=self.dilated
+            x_BHWC,
+            self.norm,
+            self.qkv,
+            self.out,
+            self.bias(),
+            self.window,
+            self.dim_head,
+            dilated=self.dilated,
+            mask_BHWC=mask_BHWC,
         )
+
+    def _mask(self, x_BHWC: Tensor, key_B: Tensor) -> Tensor:
+        """Return dropout's factors of the probabilities, (B, H, W, h w^2), for each query the keys of its window."""
+        count, apart = self.strides
+        height, width = x_BHWC.shape[1:3]
+        starts = self.first_row + apart * torch.arange(count, device=key_B.device)
+        rows_H = (starts[:, None] + torch.arange(height // count, device=key_B.device)).flatten()
+        tokens, of_head = self.window**2, 3 * self.dim_head
+        outputs = self.qkv.outputs
+        channels = range(outputs.start // of_head * tokens, outputs.stop // of_head * tokens)
+        return mask(key_B, self.site, self.dropout, rows_H, width, channels, x_BHWC.dtype)
 
     def _values(self, normed_BHWC: Tensor) -> Tensor:
         """Return v alone: (B, H, W, C) to (B, H, W, h d)."""

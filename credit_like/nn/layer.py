@@ -48,7 +48,7 @@ class Layer(nn.Module):
     False suits a small unit that is not used in the order of registration.
     """
 
-    recompute: ClassVar[Recompute] = "forward"
+    recompute: Recompute = "forward"
     """How activation checkpointing treats a shard unit.
 
     "forward" reruns its forward in backward. "kernels" leaves recomputation to the layers inside if all of them have

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from credit_like import ops
 from credit_like.nn.layer import Layer
+from credit_like.nn.lora import Lora
 from credit_like.nn.spectral_norm import SpectralNorm
 
 
@@ -15,11 +16,15 @@ class Linear(Layer, nn.Linear):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True, spectral_norm: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
+        self.outputs = range(out_features)
+        """The output features that this rank computes."""
         self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
+        self.lora: Lora | None = None
 
     def effective_weight(self) -> Tensor:
-        """Return the weight that is applied: W, or W/sigma."""
-        return self.weight if self.spectral is None else self.spectral(self.weight)
+        """Return the weight that is applied: W, or W/sigma, and the low-rank change where there is one."""
+        weight = self.weight if self.spectral is None else self.spectral(self.weight)
+        return weight if self.lora is None else weight + self.lora()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in) to (..., out)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,6 +62,23 @@ def standard_normal(
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :channels]
 
 
+class _Mix(torch.autograd.Function):
+    """x + x · (z A) + z B with the weight (A, B). Only x and z are kept for backward, not what A and B make of z."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x_BHWC, z_BHWN, weight)
+        factor, offset = nn.functional.linear(z_BHWN, weight).to(x_BHWC.dtype).chunk(2, -1)
+        return x_BHWC + (x_BHWC * factor + offset)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BHWC: Tensor) -> tuple[Tensor, None, Tensor]:
+        x_BHWC, z_BHWN, weight = ctx.saved_tensors
+        factor = nn.functional.linear(z_BHWN, weight[: len(weight) // 2]).to(grad_BHWC.dtype)
+        of_mixed = torch.cat([grad_BHWC * x_BHWC, grad_BHWC], -1).to(z_BHWN.dtype)
+        return grad_BHWC + grad_BHWC * factor, None, of_mixed.flatten(0, -2).mT @ z_BHWN.flatten(0, -2)
+
+
 class Noise(Layer):
     """x + x · (z A) + z B with normal noise z at each point, and A and B zero at first: the layer starts as the identity.
 
@@ -90,9 +108,8 @@ class Noise(Layer):
         wide = torch.promote_types(x_BHWC.dtype, torch.float32)
         rows, columns = x_BHWC.shape[1:3]
         z = standard_normal(absorb(key_B, self.level), self.first_row, rows, columns, self.channels, wide)
-        mixed = nn.functional.linear((self.scale * z).to(self.weight.dtype), self.weight).to(x_BHWC.dtype)
-        factor, offset = mixed.chunk(2, -1)
-        return x_BHWC + (x_BHWC * factor + offset)
+        result: Tensor = _Mix.apply(x_BHWC, (self.scale * z).to(self.weight.dtype), self.weight)
+        return result
 
 
 class NoiseKeys(nn.Module):

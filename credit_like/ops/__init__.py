@@ -19,7 +19,15 @@ from credit_like.ops import cpu
 from credit_like.ops.cpu import blocks, convolution, policy, weight_cache
 from credit_like.ops.cpu.policy import recompute_in_block
 from credit_like.ops.protocols import ChannelNorm, GroupNorm, Linear, fusible, is_fusible, may_be_fusible
-from credit_like.ops.windows import Pair, channels_first, channels_last, join_windows, split_windows, window_shape
+from credit_like.ops.windows import (
+    Pair,
+    channels_first,
+    channels_last,
+    join_windows,
+    split_one,
+    split_windows,
+    window_shape,
+)
 
 __all__ = [
     "add_outer",
@@ -62,24 +70,40 @@ def attention_block(
     dim_head: int,
     *,
     dilated: bool,
+    mask_BHWC: Tensor | None = None,
 ) -> Tensor:
     """Return x + out(window_attention(qkv(norm(x)))), (B, H, W, C) to (B, H, W, C).
 
     bias_LL: added to the scores of each query and key, (w^2, w^2). Rows of the weight of `qkv` are ordered (head, q | k
-    | v, d).
+    | v, d). mask_BHWC: as for `window_attention`; with it there is no fused kernel.
     """
-    if uses_fused_kernel(x_BHWC, qkv, out):
+    if mask_BHWC is None and uses_fused_kernel(x_BHWC, qkv, out):
         return blocks.attention_block(x_BHWC, norm, qkv, out, bias_LL, window, dim_head, dilated)
-    return x_BHWC + out(window_attention(qkv(norm(x_BHWC)), bias_LL, window, dim_head, dilated=dilated))
+    attended = window_attention(qkv(norm(x_BHWC)), bias_LL, window, dim_head, dilated=dilated, mask_BHWC=mask_BHWC)
+    return x_BHWC + out(attended)
 
 
-def window_attention(qkv_BHWC: Tensor, bias_LL: Tensor, window: int, dim_head: int, *, dilated: bool) -> Tensor:
+def window_attention(
+    qkv_BHWC: Tensor,
+    bias_LL: Tensor,
+    window: int,
+    dim_head: int,
+    *,
+    dilated: bool,
+    mask_BHWC: Tensor | None = None,
+) -> Tensor:
     """Return softmax(q k^T / sqrt(d) + bias) v in each window and head; (B, H, W, h 3 d) to (B, H, W, h d).
 
     A window is w x w neighbouring points, or with `dilated` the w x w points that lie H/w rows and W/w columns apart.
+    mask_BHWC: factors (B, H, W, h w^2) of the probabilities that each query has for the keys of its window.
     """
     shape = window_shape(qkv_BHWC.shape, window, dim_head, dilated)
     q, k, v = split_windows(qkv_BHWC, shape, dilated)
+    if mask_BHWC is not None:
+        scores = q @ k.transpose(-1, -2) * dim_head**-0.5 + bias_LL.to(q.dtype)
+        factors = split_one(mask_BHWC, (*shape[:-1], window**2), dilated)
+        probabilities = scores.softmax(-1)
+        return join_windows((probabilities * factors).to(v.dtype) @ v, shape, dilated)
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias_LL.to(q.dtype))
     return join_windows(attended, shape, dilated)
 

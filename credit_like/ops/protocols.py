@@ -52,6 +52,15 @@ class Linear(Protocol):
     @property
     def spectral(self) -> SpectralNorm | None: ...
 
+    @property
+    def lora(self) -> object | None:
+        """The low-rank change of the weight."""
+        ...
+
+    def effective_weight(self) -> Tensor:
+        """Return the weight that is applied."""
+        ...
+
     def __call__(self, x: Tensor) -> Tensor: ...
 
 

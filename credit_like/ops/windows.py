@@ -46,8 +46,16 @@ def split_windows(qkv_BHWC: Tensor, shape: Shape, dilated: bool) -> tuple[Tensor
     return q, k, v
 
 
+def split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
+    """Return (B, H, W, h d) as (windows, heads, tokens, d), the inverse of `join_windows`."""
+    *image, heads, dim_head = shape
+    order = (0, 2, 4, 5, 1, 3, 6) if dilated else (0, 1, 3, 5, 2, 4, 6)
+    x = x_BHWC.reshape(*image, heads, dim_head).permute(order)
+    return x.reshape(-1, heads, x.shape[4] * x.shape[5], dim_head)
+
+
 def join_windows(y_NhLd: Tensor, shape: Shape, dilated: bool) -> Tensor:
-    """Return (windows, heads, tokens, d) as (B, H, W, h d), the inverse of `split_windows` for one of q, k, v."""
+    """Return (windows, heads, tokens, d) as (B, H, W, h d)."""
     batch, r0, r1, c0, c1, heads, dim_head = shape
     order = (0, 4, 1, 5, 2, 3, 6) if dilated else (0, 1, 4, 2, 5, 3, 6)
     sizes = (batch, r1, c1, heads, r0, c0, dim_head) if dilated else (batch, r0, c0, heads, r1, c1, dim_head)

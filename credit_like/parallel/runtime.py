@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
@@ -22,6 +23,13 @@ from credit_like.parallel.environment import Environment, device_index, read_env
 from credit_like.parallel.mesh import build_device_mesh, flat_gradient_mesh, gradient_mesh
 from credit_like.parallel.rendezvous import join
 from credit_like.schema.trainer import Parallelism
+
+_SHORT = 60
+"""The length up to which a fact is shown as it is."""
+
+
+def _digest(text: str) -> str:
+    return f"digest {hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 @dataclass
@@ -194,26 +202,24 @@ class Runtime:
         dist.broadcast_object_list(box, src=0, device=self.device if self.device.type == "cuda" else None)
         return box[0]
 
-    def check_same(self, value: int, what: str = "samples") -> None:
-        """Raise UserError on all ranks unless the ranks that share a sample hold the same number.
+    def check_same(self, facts: Mapping[str, str]) -> None:
+        """Raise UserError on all ranks unless every rank has the same facts: what → text. Collective.
 
-        The caller passes a digest of the sample order. Tensor ranks that read different samples would otherwise train
-        wrongly without any error.
+        Ranks that were started with other files would otherwise train wrongly without any error. Long texts are
+        compared by their digests.
         """
         if self.world == 1:
             return
-        mine = torch.tensor([value], dtype=torch.int64, device=self.device)
-        all_values = [torch.empty_like(mine) for _ in range(self.world)]
-        dist.all_gather(all_values, mine)
-        peers = self.world // self.dp_size
-        values = [int(v) for v in all_values]
-        for dp_rank in range(self.dp_size):
-            shared = values[dp_rank * peers : (dp_rank + 1) * peers]
-            if len(set(shared)) > 1:
-                shared_by = "tensor and domain" if self.ensemble_size == 1 else "ensemble, tensor and domain"
+        mine = {what: text if len(text) <= _SHORT else _digest(text) for what, text in facts.items()}
+        held: list[dict[str, str]] = [{}] * self.world
+        dist.all_gather_object(held, mine)
+        for what, first in held[0].items():
+            others = [rank for rank, theirs in enumerate(held) if theirs.get(what) != first]
+            if others:
                 raise UserError(
-                    f"expected the same {what} on the {peers} {shared_by} ranks of data-parallel rank {dp_rank}, "
-                    f"got digests {shared}; split samples by Runtime.dp_rank, not by rank"
+                    f"{what}: expected the same on all {self.world} ranks, got {first} on rank 0 and "
+                    f"{held[others[0]].get(what)} on rank {others[0]} ({len(others)} ranks differ from rank 0); start all "
+                    "ranks with the same files and the same installation"
                 )
 
     def barrier(self) -> None:

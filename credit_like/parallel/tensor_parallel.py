@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from credit_like.errors import UserError
 from credit_like.nn.layer import TensorSplit, tensor_split
+from credit_like.nn.lora import Lora
 from credit_like.parallel.collectives import copy_to_region, reduce_from_region
 
 
@@ -36,7 +37,9 @@ class _Split(nn.Module):
     def effective_weight(self) -> Tensor:
         """Return the local part of W, or of W/σ with the σ of the whole matrix."""
         weight, spectral = to_local(self.weight), getattr(self, "spectral", None)
-        return weight if spectral is None else spectral(weight)
+        weight = weight if spectral is None else spectral(weight)
+        lora = getattr(self, "lora", None)
+        return weight if lora is None else weight + lora()
 
     def _map(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if isinstance(self, nn.Conv2d):
@@ -62,6 +65,26 @@ class RowParallel(_Split):
         if self.bias is None:
             return y
         return y + (self.bias[:, None, None] if isinstance(self, nn.Conv2d) else self.bias)
+
+
+class _ColumnLora(Lora):
+    """The change of this rank's output features: its rows of `up`, and `down`, which all ranks have."""
+
+    _tp_group: ProcessGroup
+
+    def forward(self) -> Tensor:
+        """Return this rank's rows of the change."""
+        return self.scale * (to_local(self.up) @ copy_to_region(self.down, self._tp_group))
+
+
+class _RowLora(Lora):
+    """The change of the weights of this rank's input features: its columns of `down`, and `up`, which all ranks have."""
+
+    _tp_group: ProcessGroup
+
+    def forward(self) -> Tensor:
+        """Return this rank's columns of the change."""
+        return self.scale * (copy_to_region(self.up, self._tp_group) @ to_local(self.down))
 
 
 @cache
@@ -140,10 +163,19 @@ def _split(layer: nn.Module, role: type[_Split], mesh: DeviceMesh, dim: int) -> 
     layer.__class__ = _twin(role, type(layer))  # type: ignore[arg-type]
     layer.__dict__["_tp_group"] = mesh.get_group()
     names = ["weight"] if role is RowParallel or layer.bias is None else ["weight", "bias"]
-    for name in names:
-        parameter = getattr(layer, name)
+    parts = [(layer, name) for name in names]
+    if isinstance(lora := getattr(layer, "lora", None), Lora):
+        lora.__class__ = _RowLora if role is RowParallel else _ColumnLora
+        lora.__dict__["_tp_group"] = mesh.get_group()
+        parts.append((lora, "down" if role is RowParallel else "up"))
+    for owner, name in parts:
+        parameter = getattr(owner, name)
         sharded = distribute_tensor(parameter.detach(), mesh, [Shard(dim)], src_data_rank=None)
-        setattr(layer, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+        setattr(owner, name, nn.Parameter(sharded, requires_grad=parameter.requires_grad))
+    if role is ColumnParallel:
+        count = to_local(layer.get_parameter("weight")).shape[0]
+        first = mesh.get_local_rank() * count
+        layer.__dict__["outputs"] = range(first, first + count)
     spectral = getattr(layer, "spectral", None)
     if spectral is not None:
         spectral.in_backward = False

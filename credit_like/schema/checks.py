@@ -81,6 +81,11 @@ def has_noise(experiment: Experiment) -> bool:
     return getattr(experiment.model, "noise", None) is not None
 
 
+def has_dropout(experiment: Experiment) -> bool:
+    """Return whether the experiment's model drops values in training."""
+    return bool(getattr(experiment.model, "drops", False))
+
+
 def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str], noisy: bool = False) -> Iterator[Finding]:
     """Yield amplitudes of variables that are not prognostic, and members that would all be the same.
 

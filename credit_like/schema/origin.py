@@ -9,6 +9,22 @@ from pydantic import Field, model_validator
 from credit_like.schema.base import Section
 
 
+class LoraConf(Section):
+    """Low-rank changes of the weights of linear layers; nothing else is trained."""
+
+    rank: int = Field(8, ge=1)
+    """Rank of the change of each weight."""
+    match: tuple[str, ...] = Field(("*.qkv", "*.out", "*.expand", "*.contract"), min_length=1)
+    """Patterns of names of linear layers, such as `stages.3.*.qkv`; by default those of attention and feed-forward."""
+    alpha: float | None = Field(None, gt=0)
+    """The change is multiplied by alpha / rank; by default by 1."""
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the change."""
+        return (self.alpha or self.rank) / self.rank
+
+
 class StartFrom(Section):
     """The weights with which a new run starts; in a file also just the path."""
 
@@ -22,6 +38,8 @@ class StartFrom(Section):
     """Take over the state of the optimiser as well; only from a checkpoint of the same model and variables."""
     freeze: tuple[str, ...] = ()
     """Patterns of names of parameters that are not trained, such as `stages.0.*`."""
+    lora: LoraConf | None = None
+    """Train low-rank changes of weights (LoRA) instead of the weights."""
     missing: Literal["error", "initial"] = "error"
     """What happens to parameters that cannot be taken over: an error, or they keep their initial values."""
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+import torch
 
 import credit_like
 from credit_like import registry, transforms
@@ -196,6 +199,22 @@ class TrainingState:
             "plugins": self._plugins,
             "normalisation": _describe_channels(context.variables, context.statistics),
             "grid": {"latitude": grid.latitude.tolist(), "longitude": grid.longitude.tolist()},
+        }
+
+    def facts(self) -> dict[str, str]:
+        """Return what all ranks must have in common, what → text; files may have other paths on other nodes."""
+        meta = self._meta()
+        experiment = meta["experiment"]
+        for path in ("source", "statistics"):
+            experiment["data"].pop(path, None)
+        plugins = [(plugin["name"], plugin["sha256"]) for plugin in meta["plugins"]]
+        return {
+            "version of credit_like": meta["version"],
+            "version of torch": torch.__version__,
+            "plugins": json.dumps(plugins),
+            **{key: json.dumps(value, sort_keys=True) for key, value in experiment.items()},
+            "statistics": json.dumps(meta["normalisation"]),
+            "grid": json.dumps(meta["grid"]),
         }
 
     def _layout(self) -> dict[str, int | str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -16,6 +17,8 @@ from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import CheckpointManager, steps
 from credit_like.context import Context
+from credit_like.data.loading.loader import Loader
+from credit_like.data.loading.windows import Windows
 from credit_like.errors import UserError
 from credit_like.losses._mean import AreaLoss
 from credit_like.parallel.apply import is_compiled
@@ -105,6 +108,18 @@ class Trainer:
         step.members, step.backprop_steps = section.members, section.backprop_steps
         step.lead_seed = self.context.experiment.seed if section.random_forecast_len else None
         step.shift_seed = self.context.experiment.seed if section.shift_longitude else None
+
+    def check_ranks(self) -> None:
+        """Raise UserError on all ranks unless they have the same experiment, versions, statistics and samples. Collective."""
+        facts = self.state.facts()
+        for stage in self.stages:
+            for kind, loader in (("training", stage.train_loader), ("validation", stage.valid_loader)):
+                if isinstance(loader, Loader):
+                    name = (
+                        f"{kind} samples" if len(self.stages) == 1 else f"{kind} samples of phase {stage.phase.number}"
+                    )
+                    facts[name] = _times(loader.windows)
+        self.runtime.check_same(facts)
 
     def fit(self) -> Outcome:
         """Train to the end, or until something asks to stop; with a checkpoint in either case.
@@ -243,3 +258,9 @@ def _precision(policy: torch.dtype | None, autocast: bool) -> str:
     if autocast:
         return "bfloat16 (autocast)"
     return "bfloat16 (FSDP2 policy)" if policy == torch.bfloat16 else "float32"
+
+
+def _times(windows: Windows) -> str:
+    """Return the number of windows, and a digest of their times."""
+    seconds = windows.store.time_seconds(windows.starts)
+    return f"{len(windows)} windows, digest {hashlib.sha256(seconds.tobytes()).hexdigest()[:12]}"

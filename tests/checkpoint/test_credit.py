@@ -192,7 +192,7 @@ def test_pickles_are_not_executed(tmp_path):
         ({"dimm": [1]}, "dimm: unknown argument"),
         ({"patch_height": 2}, "patch_height: expected 1, got 2"),
         ({"output_frames": 2}, "output_frames: expected 1"),
-        ({"ff_dropout": 0.1}, "ff_dropout: expected 0"),
+        ({"ff_dropout": 1.5}, r"ff_dropout\n +Input should be less than 1"),
         ({"post_conf": {"activate": True}}, "post_conf"),
     ],
 )

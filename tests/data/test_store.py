@@ -168,7 +168,7 @@ def test_units_that_do_not_convert(stored, dataset):
     [
         (
             {"levels": [500, 925]},
-            r"data.prognostic.level.0: expected levels of u in .* \(100, 500, 850, 1000\), got 925; .* 850",
+            r"data.levels: expected levels of u, t in .* \(100, 500, 850, 1000\), got 925; .* 850",
         ),
         ({"prognostic": {"surface": ["spp"]}}, r"data.prognostic.surface.0: .*, got 'spp'; did you mean 'sp'\?"),
         ({"prognostic": {"surface": ["u"]}}, r"without levels, got 4; move it to `level`"),
@@ -187,7 +187,7 @@ def test_all_problems_come_together(stored):
     with pytest.raises(StoreError) as caught:
         stored(levels=[501], diagnostic={"surface": ["rian"]})
     places = [".".join(map(str, place)) for place, _ in caught.value.problems]
-    assert places == ["data.prognostic.level.0", "data.prognostic.level.1", "data.diagnostic.surface.0"]
+    assert places == ["data.levels", "data.diagnostic.surface.0"]
 
 
 def test_one_level_at_the_surfaces_place(stored):

@@ -16,6 +16,7 @@ from tests.experiments import BANDED_MODEL, DEMO, SHORT
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.long,
     # Both are of the compiler's own making: it makes instances of functions, and looks whether any tensor has a gradient.
     pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
@@ -79,20 +80,14 @@ CASES = {
 
 @pytest.mark.parametrize(
     ("layout", "checkpointing"),
-    [
-        pytest.param("one", False),
-        pytest.param("fsdp2", True, marks=pytest.mark.long),
-        pytest.param("fsdp2", False, marks=pytest.mark.long),
-        pytest.param("tensor", True, marks=pytest.mark.long),
-        pytest.param("domain", True, marks=pytest.mark.long),
-    ],
+    [("one", False), ("fsdp2", True), ("fsdp2", False), ("tensor", True), ("domain", True)],
 )
 def test_train_and_rollout_are_compiled_throughout(run_ranks, tmp_path, layout, checkpointing):
     settings = [
         f"trainer.parallelism={json.dumps(CASES[layout])}",
         f"trainer.activation_checkpoint={str(checkpointing).lower()}",
     ]
-    graphs = run_ranks(2 if CASES[layout] else 1, _run, str(tmp_path), settings, timeout=560)
+    graphs = run_ranks(2 if CASES[layout] else 1, _run, str(tmp_path), settings, timeout=1500)
     assert min(graphs) >= 10
     eager, compiled = (_rows(tmp_path / how) for how in ("eager", "compiled"))
     assert len(eager) == len(compiled) >= 6
@@ -115,6 +110,6 @@ def _same(a, b):
         for key, value in a.items():
             _same(value, b[key])
     elif isinstance(a, float | list):
-        assert b == pytest.approx(a, rel=1e-4)
+        assert b == pytest.approx(a, rel=1e-4, abs=1e-5)  # a correlation may be next to zero
     else:
         assert b == a

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from credit_like import verify as kit
-from credit_like.losses import crps
+from credit_like.losses import crps, energy, spectral_crps
 from credit_like.parallel.processes import run_ranks
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
@@ -39,7 +39,7 @@ def _case(text):
 LAYOUTS = [
     "none 1 2 1 1", "none 1 4 1 1", "none 1 2 1 2", "ddp 2 1 1 1", "ddp 2 2 1 1", "ddp 1 2 2 1", "ddp 1 4 1 2",
     "fsdp2 1 1 2 2", "fsdp2 1 2 1 1", "fsdp2 1 4 1 1", "fsdp2 2 2 1 1", "fsdp2 2 4 1 1", "fsdp2 1 2 2 1", "fsdp2 1 4 2 1",
-    "fsdp2 1 2 1 2", "fsdp2 1 4 1 2", "fsdp2 2 2 2 1", "fsdp2 2 2 1 2", "fsdp2 1 2 2 2", "fsdp2 2 2 2 2", "fsdp2 2 4 2 2",
+    "fsdp2 1 2 1 2", "fsdp2 1 4 1 2", "fsdp2 2 2 2 1", "fsdp2 2 2 1 2", "fsdp2 1 2 2 2", "fsdp2 2 2 2 2",
 ]  # fmt: skip
 
 
@@ -81,6 +81,22 @@ def test_every_layout_is_one_process(tame, name):
 
 
 @pytest.mark.slow
+@pytest.mark.long
+# The compiler looks whether any tensor has a gradient, and makes instances of functions.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("way", ["compiled", "recomputed"])
+def test_compiled_units_and_recomputation_change_nothing(tame, way):
+    case, experiment = _case("fsdp2 1 2 1 1"), tame.problem.experiment
+    trainer = experiment.trainer.model_copy(update={"activation_checkpoint": way == "recomputed"})
+    problem = dataclasses.replace(tame.problem, experiment=experiment.model_copy(update={"trainer": trainer}))
+    other = dataclasses.replace(tame, problem=problem)
+    errors = other.ranks(dataclasses.replace(case, compiled=way == "compiled"))
+    assert errors.keys() >= {"outputs", "loss", "gradients", "weights"}
+    assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "continued", representatives(["none 1 1 1 1", "none 1 4 1 1", "fsdp2 2 2 1 1"], "none 1 4 1 1")
 )
@@ -102,21 +118,33 @@ def test_adamw_amplifies_rounding_alone(tmp_path):
     assert max(errors.values()) < 1e-11, errors
 
 
+LOSSES = (crps, energy, spectral_crps)
+
+
 def _parts(rank, error_BKCHW):
     runtime = Runtime.start(Parallelism(ensemble=4), torch.device("cpu"))
-    members = runtime.members(error_BKCHW.shape[1])
-    own = error_BKCHW[:, members.start : members.stop].clone().requires_grad_()
-    part = crps.of_members(crps.Config(), own, runtime.from_other_members(own))
-    part.sum().backward()
-    return part.detach(), own.grad
+    members, found = runtime.members(error_BKCHW.shape[1]), []
+    for loss in LOSSES:
+        own = error_BKCHW[:, members.start : members.stop].clone().requires_grad_()
+        part = loss.of_members(loss.Config(), own, runtime.from_other_members(own))
+        part.sum().backward()
+        found.append((part.detach(), own.grad))
+    return found
 
 
 def test_the_parts_of_ranks_add_up_to_the_score_and_their_gradients_are_its_own(run_ranks):
     error = torch.randn(2, 8, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     error[0] = error[0].round()  # members that are equal, or equal to the truth
-    whole = error.clone().requires_grad_()
-    score = crps.of_members(crps.Config(), whole)
-    score.sum().backward()
-    parts, gradients = zip(*run_ranks(4, _parts, error), strict=True)
-    assert float((sum(parts) - score.detach()).abs().max()) < 2e-15
-    assert torch.equal(torch.cat(gradients, 1), whole.grad)
+    for loss, *of_ranks in zip(LOSSES, *run_ranks(4, _parts, error), strict=True):
+        whole = error.clone().requires_grad_()
+        score = loss.of_members(loss.Config(), whole)
+        score.sum().backward()
+        parts, gradients = zip(*of_ranks, strict=True)
+        torch.testing.assert_close(sum(parts), score.detach(), rtol=0, atol=1e-14)
+        torch.testing.assert_close(torch.cat(gradients, 1), whole.grad, rtol=0, atol=1e-14)
+
+
+def test_verify_compares_layouts_of_the_ensemble_where_there_are_members():
+    assert kit.cases_of(load_experiment(DEMO, SHORT)) == kit.CASES
+    added = kit.cases_of(load_experiment(DEMO, [*SETTINGS, "trainer.members=9"]))[len(kit.CASES) :]
+    assert [(case.ensemble, case.domain, case.world) for case in added] == [(3, 1, 3), (3, 2, 6)]

@@ -122,7 +122,7 @@ def _decide(rank):
     x = torch.tensor([1.0 + runtime.domain_rank], requires_grad=True)
     y = runtime.sum_over_domain(x)
     (y * (1 + runtime.domain_rank)).backward()
-    runtime.check_same(7 + runtime.dp_rank)
+    runtime.check_same({"seed": "7", "data": "long" * 100})
     agreed, told = runtime.agree(rank), runtime.broadcast({"rank": rank})
     gathered = runtime.gather_over_data(runtime.dp_rank)
     runtime.barrier()
@@ -149,13 +149,14 @@ def test_one_process_needs_no_group():
 
 def _mismatched(rank):
     runtime = Runtime.start(Parallelism(data="fsdp2", tensor=2), torch.device("cpu"))
-    runtime.check_same(rank)
+    runtime.check_same({"version": "1.0", "seed": str(7 + (rank == 2)), "data": "long" * 100 + str(rank)})
 
 
-def test_tensor_peers_with_other_samples_are_an_error_everywhere(launch_ranks):
+def test_ranks_that_differ_in_a_fact_are_an_error_everywhere(launch_ranks):
     answers = launch_ranks(4, _mismatched)
     assert [a[0] for a in answers] == ["error"] * 4
-    assert all("expected the same samples" in a[1] and "[0, 1]" in a[1] for a in answers)
+    expected = "seed: expected the same on all 4 ranks, got 7 on rank 0 and 8 on rank 2 (1 ranks differ from rank 0)"
+    assert all(expected in a[1] for a in answers)
 
 
 def _wrong_world(rank):

@@ -2,7 +2,7 @@
 
 sqrt((M + 1) / M · mean ensemble variance / mean squared error of the ensemble mean), both averaged over time and area
 first; the variance uses ddof = 1. The factor accounts for the error of a mean of M members. Source: Fortin et al.
-(2014), J. Hydrometeorol. 15, 1708-1713, equation 15. Unlike `spread-skill` it needs no debiased error, which may be
+(2014), J. Hydrometeorol. 15, 1708-1713. Unlike `spread-skill` it needs no debiased error, which may be
 negative in a small sample.
 """
 

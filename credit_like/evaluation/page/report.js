@@ -266,7 +266,7 @@ function startMembers(table) {
     });
     const shown = members.length < MAPS.members ? `${members.length} of ${MAPS.members} members are shown. ` : "";
     const sparse = stride > 1 ? `Stamps show every ${stride}th point of the maps. ` : "";
-    $("members-note").textContent = `${shown}${sparse}The curves are at ${place}, the point chosen on the maps.`;
+    $("members-note").textContent = `${shown}${sparse}The curves are at ${place}, the point chosen on the maps; their values are rounded to 1/254 of the colour scale.`;
   }
   return { draw };
 }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Count = Annotated[int, Field(ge=1)]
 Pads = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 Scale = Annotated[float, Field(ge=0)]
+Rate = Annotated[float, Field(ge=0, lt=1)]
 PerStage = tuple[Count, Count, Count, Count]
 
 
@@ -54,7 +55,15 @@ class NoiseConf(Section):
 class Config(Section):
     """The architecture; channels and grid follow from the data. The defaults suit a 32 x 64 grid."""
 
-    keys_without_weights: ClassVar[tuple[str, ...]] = ("padding_conf", "interp", "head_channels", "noise")
+    keys_without_weights: ClassVar[tuple[str, ...]] = (
+        "padding_conf",
+        "interp",
+        "head_channels",
+        "noise",
+        "attn_dropout",
+        "ff_dropout",
+        "drop_path",
+    )
     """Keys in which two models with the same function may differ: the weights do not depend on the grid."""
 
     type: Literal["wxformer"] = "wxformer"
@@ -92,6 +101,13 @@ class Config(Section):
     """Indexing of the position bias; `credit` reproduces the one that weights trained with NCAR's CREDIT need."""
     noise: NoiseConf | None = None
     """Noise that makes the members of an ensemble differ."""
+    attn_dropout: Rate = 0.0
+    """Probability with which training drops a point's attention to another one."""
+    ff_dropout: Rate = 0.0
+    """Probability with which training drops a hidden value of a feed-forward block."""
+    drop_path: Rate = 0.0
+    """Stochastic depth: probability with which a sample in training skips a block of the last transformer layer. It rises
+    linearly from 0 in the first layer."""
     predict: Literal["increment", "state"] = "increment"
     """What the prognostic outputs are: the normalised change over one step, or the normalised next state."""
 
@@ -106,6 +122,11 @@ class Config(Section):
             if isinstance(values.get(key), int):
                 values[key] = (values[key],) * 4
         return values
+
+    @property
+    def drops(self) -> bool:
+        """Whether training needs keys for dropout or stochastic depth."""
+        return bool(self.attn_dropout or self.ff_dropout or self.drop_path)
 
     @property
     def pads(self) -> tuple[Pads, Pads]:
@@ -238,13 +259,15 @@ class Config(Section):
         return problems
 
     def _check_grid(self, axis: str, which: int, size: int) -> list[str]:
-        """Check along one axis that windows divide every stage and that the decoder matches the skip connections."""
+        """Check along one axis that windows divide every stage and that the decoder matches the skip connections.
+
+        All problems of the axis are one message, because one change cures them.
+        """
         pads = self.pads[which]
         key = ("pad_lat", "pad_lon")[which]
         padded = size + sum(pads)
         problems = self._grid_problems(padded, axis)
-        cure = self._cure(key, size, sum(pads)) if problems else ""
-        return [f"{problem}; {cure}" for problem in problems]
+        return [f"{'; '.join(problems)}; {self._cure(key, size, sum(pads))}"] if problems else []
 
     def _grid_problems(self, padded: int, axis: str) -> list[str]:
         problems: list[str] = []
@@ -275,7 +298,9 @@ class Config(Section):
         if not below and not above:
             return "no padding makes these windows work together"
         sums = " or ".join(f"{p} (grid {size + p})" for p in below + above)
-        return f"padding_conf.{key} that sums to {sums} works"
+        total = (above or below)[0]
+        line = f"padding_conf: {{activate: true, {key}: [{total // 2}, {total - total // 2}]}}"
+        return f"padding_conf.{key} that sums to {sums} works, such as {line}"
 
     def _check_output(self, height: int, width: int) -> list[str]:
         rows, columns = self.stage_sizes(height, width)[0]

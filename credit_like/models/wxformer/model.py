@@ -25,9 +25,10 @@ from credit_like.models.wxformer import Config
 from credit_like.nn import spectral_norm
 from credit_like.nn.attention import LongAttention, ShortAttention
 from credit_like.nn.cross_embed import CrossEmbed
+from credit_like.nn.dropout import FIRST_SITE, path_factors
 from credit_like.nn.feed_forward import FeedForward
-from credit_like.nn.layer import Layer
-from credit_like.nn.noise import Noise
+from credit_like.nn.layer import Layer, Recompute
+from credit_like.nn.noise import Noise, absorb
 from credit_like.nn.padding import Pad, Unpad
 from credit_like.nn.precision import in_own_precision
 from credit_like.nn.resize import BilinearResize
@@ -38,34 +39,49 @@ class TransformerLayer(Layer):
     """Short attention, feed-forward, long attention, feed-forward: four residual blocks."""
 
     shard_unit = True
-    recompute = "kernels"
+    recompute: Recompute = "kernels"
 
-    def __init__(self, config: Config, stage: int) -> None:
+    def __init__(self, config: Config, stage: int, layer: int) -> None:
         super().__init__()
         dim, normalised = config.dim[stage], config.use_spectral_norm
+        self.drop_path = config.drop_path * (sum(config.depth[:stage]) + layer) / (sum(config.depth) - 1)
+        if config.attn_dropout or config.ff_dropout:
+            self.recompute = "forward"  # fused kernels have no dropout
         self.short = ShortAttention(
             dim,
             config.local_window_size,
             dim_head=config.dim_head,
             position_index=config.position_index,
             spectral_norm=normalised,
+            dropout=config.attn_dropout,
+            site=0,
         )
-        self.short_ff = FeedForward(dim, spectral_norm=normalised)
+        self.short_ff = FeedForward(dim, spectral_norm=normalised, dropout=config.ff_dropout, site=1)
         self.long = LongAttention(
             dim,
             config.global_window_size[stage],
             dim_head=config.dim_head,
             position_index=config.position_index,
             spectral_norm=normalised,
+            dropout=config.attn_dropout,
+            site=2,
         )
-        self.long_ff = FeedForward(dim, spectral_norm=normalised)
+        self.long_ff = FeedForward(dim, spectral_norm=normalised, dropout=config.ff_dropout, site=3)
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Apply the layer to (B, H, W, C); the shape stays the same."""
-        x_BHWC = self.short(x_BHWC)  # x + attention(norm(x)) among neighbours
-        x_BHWC = self.short_ff(x_BHWC)  # x + mlp(norm(x))
-        x_BHWC = self.long(x_BHWC)  # x + attention(norm(x)) across the image
-        return self.long_ff(x_BHWC)  # x + mlp(norm(x))
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
+        """Apply the layer to (B, H, W, C); the shape stays the same. `key_B` selects what dropout drops."""
+        x_BHWC = self._residual(0, self.short, x_BHWC, key_B)  # x + attention(norm(x)) among neighbours
+        x_BHWC = self._residual(1, self.short_ff, x_BHWC, key_B)  # x + mlp(norm(x))
+        x_BHWC = self._residual(2, self.long, x_BHWC, key_B)  # x + attention(norm(x)) across the image
+        return self._residual(3, self.long_ff, x_BHWC, key_B)  # x + mlp(norm(x))
+
+    def _residual(self, number: int, block: nn.Module, x_BHWC: Tensor, key_B: Tensor | None) -> Tensor:
+        """Return the block's output; with stochastic depth, the input of samples that skip it."""
+        y_BHWC: Tensor = block(x_BHWC) if key_B is None else block(x_BHWC, key_B=key_B)
+        if key_B is None or not self.drop_path:
+            return y_BHWC
+        factors = path_factors(key_B, 4 + number, self.drop_path, y_BHWC.dtype)
+        return x_BHWC + factors * (y_BHWC - x_BHWC)
 
 
 class Stage(nn.Module):
@@ -81,13 +97,15 @@ class Stage(nn.Module):
             spectral_norm=config.use_spectral_norm,
         )
         self.embed.full_precision = stage == 0
-        self.layers = nn.ModuleList(TransformerLayer(config, stage) for _ in range(config.depth[stage]))
+        self.first_site = FIRST_SITE + sum(config.depth[:stage])
+        self.layers = nn.ModuleList(TransformerLayer(config, stage, layer) for layer in range(config.depth[stage]))
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Map (B, H, W, C) to (B, H/s, W/s, dim)."""
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
+        """Map (B, H, W, C) to (B, H/s, W/s, dim). `key_B` selects what dropout drops."""
         x_BHWC = in_own_precision(self.embed, x_BHWC)
-        for layer in self.layers:
-            x_BHWC = layer(x_BHWC)
+        for site, layer in enumerate(self.layers, self.first_site):
+            # Each layer gets a key of its own, so that equal layers share one compiled graph.
+            x_BHWC = layer(x_BHWC) if key_B is None else layer(x_BHWC, key_B=absorb(key_B, site))
         return x_BHWC
 
 
@@ -127,12 +145,14 @@ class WXFormer(nn.Module):
     def forward(self, x_BCTHW: Tensor, key_B: Tensor | None = None) -> Tensor:
         """Map (B, in_channels, frames, H, W) to (B, out_channels, 1, H, W), both in normalised units.
 
-        `key_B` (B,) int64 selects the noise of each sample (`nn.noise`); without it there is none.
+        `key_B` (B,) int64 selects the noise of each sample (`nn.noise`), and in training what dropout drops; without it
+        there is neither.
         """
         x_BHWC = ops.channels_last(self.pad(x_BCTHW.flatten(1, 2)))
+        dropout_B = key_B if self.training and self.config.drops else None
         skips = []
         for stage in self.stages:
-            x_BHWC = stage(x_BHWC)
+            x_BHWC = stage(x_BHWC, dropout_B)
             skips.append(x_BHWC)
         e0, e1, e2, e3 = skips
         y = self.up1(self._with_noise(0, e3, key_B))

@@ -17,7 +17,15 @@ from torch.nn import functional
 from credit_like.ops import protocols
 from credit_like.ops.cpu import policy
 from credit_like.ops.cpu.function import apply_function, matrix_gradient, widen
-from credit_like.ops.windows import Shape, channels_first, channels_last, join_windows, split_windows, window_shape
+from credit_like.ops.windows import (
+    Shape,
+    channels_first,
+    channels_last,
+    join_windows,
+    split_one,
+    split_windows,
+    window_shape,
+)
 
 aten = torch.ops.aten
 
@@ -171,7 +179,7 @@ class _AttentionBlock(torch.autograd.Function):
             dw_out = matrix_gradient(d_out, attended)
             d_attended = (d_out.view(-1, d_out.shape[-1]) @ w_out).view(attended.shape)
             del attended, d_out
-            d_attended = _split_one(d_attended, shape, dilated).reshape(flat)
+            d_attended = split_one(d_attended, shape, dilated).reshape(flat)
             dqkv = x.new_empty(*shape[:6], 3, dim_head)
             _join_one(torch.bmm(p.transpose(1, 2), d_attended), shape, dilated, dqkv[..., 2, :])
             dp = torch.bmm(d_attended, v.reshape(flat).transpose(1, 2))
@@ -233,14 +241,6 @@ def _put_band(image: Tensor | None, like: Tensor, window: int, dilated: bool, pl
     return image
 
 
-def _split_one(x_BHWC: Tensor, shape: Shape, dilated: bool) -> Tensor:
-    """Return (B, H, W, h d) as (windows, heads, tokens, d)."""
-    *image, heads, dim_head = shape
-    order = (0, 2, 4, 5, 1, 3, 6) if dilated else (0, 1, 3, 5, 2, 4, 6)
-    x = x_BHWC.view(*image, heads, dim_head).permute(order)
-    return x.reshape(-1, heads, x.shape[4] * x.shape[5], dim_head)
-
-
 def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor, residual: Tensor) -> Tensor:
     """Return residual + factor x W^T + b."""
     y = residual + bias
@@ -249,7 +249,9 @@ def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor, residual: Te
 
 
 def _weight_and_scale(linear: protocols.Linear) -> tuple[Tensor, float]:
-    """Return W and its scalar factor: 1, or 1/sigma of its spectral norm."""
+    """Return W and its scalar factor: 1, or 1/sigma of its spectral norm. With a low-rank change, W is what is applied."""
+    if linear.lora is not None:
+        return linear.effective_weight(), 1.0
     return (linear.weight, 1.0) if linear.spectral is None else linear.spectral.weight_and_scale(linear.weight)
 
 

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from credit_like.errors import UserError
 
 # These modules are imported because their domain layers register themselves.
-from credit_like.parallel.domain import attention, conv, cross_embed, noise, norms, padding, resize  # noqa: F401
+from credit_like.parallel.domain import attention, conv, cross_embed, dropout, noise, norms, padding, resize  # noqa: F401
 from credit_like.parallel.domain.layer import DOMAIN_LAYERS, DomainLayer
 from credit_like.parallel.domain.manager import DomainManager
 from credit_like.parallel.domain.verify import image_size, verify

@@ -18,8 +18,9 @@ class DomainShortAttention(DomainLayer, attention.ShortAttention):
     def levels(self, height_in: int, _height_out: int) -> list[Level]:
         return [Level(height_in, self.window, why=f"windows of {self.window} rows")]
 
-    def bind(self, manager: DomainManager, _height_in: int, _height_out: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, _height_out: int) -> None:
         self._set(manager)
+        self.first_row = manager.own(height_in)[0]
 
 
 @domain_layer(attention.LongAttention)
@@ -45,9 +46,11 @@ class DomainLongAttention(DomainLayer, attention.LongAttention):
         groups = [[a * apart + y for a in range(self.window) for y in range(*share)] for share in shares]
         if self.window == 1:
             groups = here
+        self.first_row = groups[manager.rank][0]
+        self.strides = (self.window, apart)
         self._set(manager, there=manager.plan(here, groups), back=manager.plan(groups, here))
 
-    def forward(self, x_BHWC: Tensor) -> Tensor:
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
         """Apply the block to this rank's rows (B, h, W, C); the shape stays the same."""
         x_BHWC = self.manager.fetch(x_BHWC, self.there, 1)
-        return self.manager.fetch(super().forward(x_BHWC), self.back, 1)
+        return self.manager.fetch(super().forward(x_BHWC, key_B), self.back, 1)

@@ -1,0 +1,70 @@
+"""Dropout and stochastic depth whose masks are functions of their place alone.
+
+A mask depends on the key of the sample (seed, optimiser step, initial time, member and lead; see `nn.noise`) and of the
+layer, on the site in the layer, and on the position in the image. It is therefore the same on any number of ranks, when a layer is
+recomputed and after a restart. Without keys nothing is dropped.
+
+References: dropout, Srivastava et al., J. Mach. Learn. Res. 15, 1929 (2014); stochastic depth, Huang et al., ECCV 2016.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from credit_like.nn.layer import Layer
+from credit_like.nn.noise import GAMMA, absorb, mix
+
+FIRST_SITE = 256
+"""The first number from which a model derives the keys of its layers. Smaller ones are the levels of `nn.noise.Noise`."""
+
+_STEPS = 1 << 16  # a rate is rounded to a multiple of 1 / _STEPS
+
+
+def _factors(bits: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    """Return 0 with the probability `rate` and 1 / (1 - rate) else, for uniform integers below `_STEPS`."""
+    dropped = min(round(rate * _STEPS), _STEPS - 1)
+    return (bits >= dropped).to(dtype) * (_STEPS / (_STEPS - dropped))
+
+
+def mask(
+    key_B: Tensor, site: int, rate: float, rows_H: Tensor, columns: int, channels: range, dtype: torch.dtype
+) -> Tensor:
+    """Return factors (B, H, W, channels), 0 with the probability `rate` and 1 / (1 - rate) else.
+
+    rows_H: the rows in the whole image, int64. channels: their numbers in the whole layer. Each hash decides four
+    channels.
+    """
+    device = key_B.device
+    groups = torch.arange(channels.start // 4, -(-channels.stop // 4), device=device)
+    points_HW = rows_H[:, None] * columns + torch.arange(columns, device=device)
+    bits = mix((absorb(key_B, site)[:, None, None, None] ^ ((points_HW[..., None] << 20) + groups)) * GAMMA)
+    parts = torch.stack([(bits >> shift) & (_STEPS - 1) for shift in (0, 16, 32, 48)], -1).flatten(-2)
+    first = channels.start % 4
+    return _factors(parts[..., first : first + len(channels)], rate, dtype)
+
+
+def path_factors(key_B: Tensor, site: int, rate: float, dtype: torch.dtype) -> Tensor:
+    """Return the factor (B, 1, 1, 1) of a residual branch: 0 with the probability `rate` and 1 / (1 - rate) else."""
+    return _factors(mix(absorb(key_B, site)) & (_STEPS - 1), rate, dtype)[:, None, None, None]
+
+
+class Dropout(Layer):
+    """Set values to zero with the probability `rate` and multiply the others by 1 / (1 - rate)."""
+
+    def __init__(self, rate: float, site: int) -> None:
+        super().__init__()
+        self.rate, self.site = rate, site
+        self.first_row = 0
+        """The first of the rows that the input has, in the whole image."""
+
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None, first_channel: int = 0) -> Tensor:
+        """Drop values of (B, H, W, C) by the key of each sample, int64; without keys return the input.
+
+        `first_channel` is the number of the input's first channel in the whole layer.
+        """
+        if key_B is None:
+            return x_BHWC
+        rows_H = torch.arange(self.first_row, self.first_row + x_BHWC.shape[1], device=key_B.device)
+        channels = range(first_channel, first_channel + x_BHWC.shape[3])
+        return x_BHWC * mask(key_B, self.site, self.rate, rows_H, x_BHWC.shape[2], channels, x_BHWC.dtype)

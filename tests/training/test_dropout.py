@@ -1,0 +1,105 @@
+"""Training with dropout and stochastic depth: the same numbers in every layout and after a restart, none in a forecast."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from credit_like import build
+from credit_like import verify as kit
+from credit_like.checkpoint.export import export
+from credit_like.nn.noise import NoiseKeys
+from credit_like.parallel.runtime import Runtime
+from credit_like.schema.load import load_experiment
+from credit_like.training.step import TrainStep
+from tests.experiments import BANDED_MODEL, DEMO, SHORT
+
+TINY = [
+    *SHORT,
+    BANDED_MODEL,
+    "model.attn_dropout=0.1",
+    "model.ff_dropout=0.2",
+    "model.drop_path=0.3",
+    "trainer.global_batch_size=4",
+    "trainer.micro_batch_size=2",
+    "trainer.epochs=2",
+    "trainer.batches_per_epoch=2",
+    "trainer.scheduler.warmup_steps=1",
+    "trainer.checkpoint.async=false",
+    "trainer.activation_checkpoint=true",
+    "data.forecast_len=2",
+]
+
+
+def experiment_in(folder, *overrides):
+    return load_experiment(DEMO, [*TINY, f"save_loc={folder}", *overrides])
+
+
+def test_masks_change_with_step_and_lead_and_validation_has_none(tmp_path):
+    context = build.build_context(experiment_in(tmp_path, "model.use_spectral_norm=false"), Runtime())
+    trainer = build.build_trainer(context)
+    sample = next(iter(build.build_loader(context, context.experiment.data.valid, False).batches(0)))
+    losses = [trainer.train_step([sample], 1, 0.0, step).ready()[0] for step in (1, 2, 1)]
+    assert losses[0] == losses[2]
+    assert losses[0] != losses[1]
+    state = context.stepper.initial(sample.prognostic, sample.index)
+    other = replace(state, key=NoiseKeys.after(state.key))
+    with torch.no_grad():
+        forcing = sample.forcing[:, :, :1]
+        first, second = (context.stepper(s, forcing).now for s in (state, other))
+        assert not torch.equal(first, second)
+        context.stepper.eval()
+        first, second = (context.stepper(s, forcing).now for s in (state, other))
+        assert torch.equal(first, second)
+
+
+def trained(folder):
+    assert build.train(experiment_in(folder)) == 0
+    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    weights = load_file(export(folder, folder / "weights.safetensors", "raw"))
+    return [row["loss"] for row in rows if "loss" in row], weights
+
+
+@pytest.mark.slow
+def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path, monkeypatch):
+    losses, weights = trained(tmp_path / "whole")
+    parts, step_of = tmp_path / "parts", TrainStep.__call__
+
+    def interrupted(self, micro_batches, count, learning_rate, step):
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step_of(self, micro_batches, count, learning_rate, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "__call__", interrupted)
+        build.train(experiment_in(parts))
+    assert json.loads((parts / "status.json").read_text())["step"] == 2
+    found, continued = trained(parts)
+    assert found == losses
+    assert all(torch.equal(weights[name], continued[name]) for name in weights)
+
+
+CASES = {case.name: case for case in kit.CASES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["DDP 2", "domain 2"],
+        pytest.param(["FSDP2 2", "tensor 2", "data 2 × domain 2"], marks=pytest.mark.long),
+    ],
+)
+def test_every_layout_is_exact(tmp_path, names):
+    """Outputs, losses, gradients and weights of three steps in fp64, against one process."""
+    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path), [CASES[name] for name in names])}
+    for name in names:
+        assert rows[name].ok, rows[name]
+        assert not rows[name].refused, rows[name]
+        assert set(rows[name].errors) == {"outputs", "loss", "gradients", "weights"}
