@@ -18,7 +18,7 @@ class DomainShortAttention(DomainLayer, attention.ShortAttention):
     def levels(self, height_in: int, _height_out: int) -> list[Level]:
         return [Level(height_in, self.window, why=f"windows of {self.window} rows")]
 
-    def bind(self, manager: DomainManager, _height_in: int, _height_out: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, _height_out: int) -> None:
         self._set(manager)
         self.first_row = manager.own(height_in)[0]
 

@@ -11,6 +11,6 @@ from credit_like.parallel.domain.manager import DomainManager
 class DomainDropout(DomainLayer, dropout.Dropout):
     """Dropout of a band: that of its rows in the whole image. Nothing is exchanged."""
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
+    def bind(self, manager: DomainManager, height_in: int, _height_out: int) -> None:
         self._set(manager)
         self.first_row = manager.own(height_in)[0]
