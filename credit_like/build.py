@@ -19,7 +19,7 @@ from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics, varying, wanted_times
 from credit_like.data.store import FieldStore, open_store
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.frames import save_scores
@@ -41,6 +41,7 @@ from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
+from credit_like.parallel.threads import set_threads
 from credit_like.schema.checks import has_dropout, has_noise
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
@@ -238,7 +239,13 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     The status is 0 if the run is finished or can be continued, 1 if it failed and 130 if it was interrupted.
     """
     save_loc = Path(experiment.save_loc)
-    with start(experiment) as runtime:
+    try:
+        joined = start(experiment)
+    except RunError as error:
+        place = read_environment()
+        record_failed_start(save_loc, Runtime(rank=place.rank, world=place.world), error)
+        raise
+    with joined as runtime:
         blame.stacks_folder = save_loc / hang.FOLDER
         if fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
@@ -325,6 +332,7 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
     logging.basicConfig(
         level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
+    set_threads(trainer.threads, runtime)
     return runtime
 
 

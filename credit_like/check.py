@@ -134,13 +134,22 @@ def _inspect(
     try:
         store = Store(open_store(experiment.data, variables), variables, experiment)
     except StoreError as error:
-        return [*findings, *((place, _one_line(message)) for place, message in error.problems)], None
+        findings += ((place, _one_line(message)) for place, message in error.problems)
+        if error.partial is not None:
+            partial = Store(error.partial, variables, experiment)
+            findings += [
+                *_grid_findings(partial),
+                *_time_findings(partial),
+                *_statistics_findings(partial, exists=True),
+            ]
+        return list(dict.fromkeys([*findings, *_variable_findings(experiment, variables)])), None
     except _UNREADABLE as error:
         return [*findings, (("data", "source"), _one_line(error))], None
     findings += _grid_findings(store)
     findings += _time_findings(store)
     findings += _content_findings(store)
     findings += _statistics_findings(store)
+    findings += _variable_findings(experiment, variables)
     findings += _launch_findings(experiment, whole=world_size is None and not findings)
     # What follows calls functions that take the data and the times for granted.
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
@@ -164,13 +173,20 @@ def _refusal(place: Path, function: Callable[..., object], *arguments: Any) -> I
                 yield place, message
 
 
-def _training_findings(store: Store) -> Iterator[Finding]:
-    """Yield problems of physics, batch sizes, warm-up, short forecasts and device."""
-    experiment, trainer = store.experiment, store.experiment.trainer
+def _variable_findings(experiment: Experiment, variables: Variables) -> Iterator[Finding]:
+    """Yield problems of physics and of the output of forecasts, which need the names of the variables alone."""
+    from credit_like.inference.layout import choose
+
     for i, config in enumerate(experiment.physics):
         find = getattr(registry.of("physics", config), "find", None)
-        for path, message in _refusal(("physics",), find, config, store.variables) if find else ():
+        for path, message in _refusal(("physics",), find, config, variables) if find else ():
             yield ("physics", i, *path[1:]), message
+    yield from _refusal(("inference", "output"), choose, experiment.inference.output, variables.outputs)
+
+
+def _training_findings(store: Store) -> Iterator[Finding]:
+    """Yield problems of batch sizes, warm-up, short forecasts and device."""
+    experiment, trainer = store.experiment, store.experiment.trainer
     for phase in phases(experiment):
         for path, message in _steps_findings(store, phase):
             yield written_at(experiment, phase, path), message
@@ -256,7 +272,6 @@ def _steps_per_epoch(store: Store, phase: Phase) -> int:
 def _forecast_findings(store: Store) -> Iterator[Finding]:
     """Yield problems of leads, initial times and output."""
     from credit_like.derive.fields import written_derivation
-    from credit_like.inference.layout import choose
     from credit_like.inference.times import initial_times, kept_leads
 
     inference, data = store.experiment.inference, store.experiment.data
@@ -264,7 +279,6 @@ def _forecast_findings(store: Store) -> Iterator[Finding]:
     if not found:
         found += _refusal(("inference", "init"), initial_times, inference, store.fields, data)
     yield from found
-    yield from _refusal(("inference", "output"), choose, inference.output, store.variables.outputs)
     yield from _refusal(("inference", "derive"), written_derivation, store.experiment, store.variables)
 
 
@@ -492,8 +506,11 @@ def _odd_channels(store: Store, variable: Variable) -> str | None:
     return f"expected values, got none of {channel} in the first, the middle and the last field"
 
 
-def _statistics_findings(store: Store) -> Iterator[Finding]:
-    """Check that the statistics file, if the experiment names one, has every variable with valid values."""
+def _statistics_findings(store: Store, exists: bool = False) -> Iterator[Finding]:
+    """Check that the statistics file, if the experiment names one, has every variable with valid values.
+
+    `exists`: check only whether the file is there.
+    """
     from credit_like.data.statistics import Statistics
 
     name = store.experiment.data.statistics
@@ -503,7 +520,7 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
     if not FilePath(name).is_file():
         yield where, f"expected a netCDF file, got {name!r}, which is none, change it or run `credit-like preprocess`"
         return
-    for role in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
+    for role in () if exists else ("prognostic", "diagnostic", "dynamic_forcing", "static"):
         wanted = store.variables.role(role)
         if not wanted:
             continue

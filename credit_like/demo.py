@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -9,14 +10,16 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
+from rich.box import SIMPLE
 from rich.console import Console
-from rich.markdown import Markdown
+from rich.table import Table
 
 from credit_like import build, figures
 from credit_like.check import checked_experiment
 from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import channels, lead_text
 from credit_like.schema.experiment import Experiment
+from credit_like.terminal import fitted
 
 DETERMINISTIC = """# The deterministic model from which the members of ensemble.yml start: a short training.
 include: [demo.yml]
@@ -76,8 +79,10 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
             return status
     report = write_report(experiment, time.monotonic() - began)
     console.rule("[bold]Report")
-    console.print(Markdown(report.read_text()))
-    console.print(f"Written to {report}", highlight=False)
+    print_tables(load_results(figures.evaluation_folder(experiment)), console)
+    console.print(
+        f"Everything is in {save_loc}; the scores and maps to browse: {report}", highlight=False, soft_wrap=True
+    )
     return 0
 
 
@@ -108,9 +113,9 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
         f"Trained, forecast and scored in {seconds / 60:.1f} minutes; everything is in `{save_loc}`.",
         "RMSE of the model as a fraction of persistence's and climatology's; below 1 it is the better forecast.",
         "",
-        *_ratios(results),
+        *_markdown(*_ratios(results)),
         "",
-        *(_reliability(results) if "spread-error" in results["metric"] else ()),
+        *(_reliability_text(results) if _is_ensemble(results) else ()),
         "- `evaluation/report.html`: all scores, and maps to browse; opens in any browser",
         *(f"- `{figure.relative_to(save_loc)}`" for figure in sorted(save_loc.rglob("*.png"))),
     ]
@@ -119,40 +124,93 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
     return path
 
 
-def _ratios(results: xr.Dataset) -> list[str]:
-    """Return a Markdown table of RMSE ratios: one row per channel, at the first, a middle and the last lead."""
+def print_tables(results: xr.Dataset, console: Console) -> None:
+    """Print the ratios of RMSE, and of an ensemble what tells whether it is reliable.
+
+    Columns that do not fit are left out and named: the second half first, and of it the middle lead.
+    """
+    header, rows = _ratios(results)
+    shown = [f"/ {name[:4]}.\n{name.partition(' ')[2]}" for name in header]
+    _print_table(console, "RMSE over that of persistence and climatology; below 1 is better", header, shown, rows)
+    if _is_ensemble(results):
+        header, rows = _reliability(results)
+        shown = ["{}\n/ {}\n{} {}".format(*name.replace(" / ", " ").split()) for name in header]
+        title = "spread over error, 1 is reliable; fair CRPS over the deterministic MAE"
+        _print_table(console, title, header, shown, rows)
+
+
+def _print_table(
+    console: Console, title: str, header: Sequence[str], shown: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    table = Table(title=title, box=SIMPLE, title_justify="left")
+    for number, name in enumerate(["variable", *shown]):
+        table.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        table.add_row(*row)
+    ranked = [name for names in (shown[:3], shown[3:]) for name in (names[0], names[2], names[1])]
+    left_out = fitted(console, table, ranked)
+    console.print(table)
+    if left_out:
+        names = ", ".join(header[shown.index(name)] for name in left_out)
+        console.print(f"not shown in {console.width} columns: {names}; report.md has all", highlight=False)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return a Markdown table."""
+    lines = ["| variable | " + " | ".join(header) + " |", "|" + "---|" * (len(header) + 1)]
+    return [*lines, *("| " + " | ".join(row) + " |" for row in rows)]
+
+
+def _ratios(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
+    """Return RMSE ratios, one row per channel, at the first, a middle and the last lead, and the names of the columns."""
     leads = results["lead_time"].values
     chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
     header = [f"{against} {lead_text(lead)}" for against in ("persistence", "climatology") for lead in chosen]
-    rows = ["| variable | " + " | ".join(header) + " |", "|" + "---|" * (len(header) + 1)]
+    rows = []
     for name, scores in channels(results):
         rmse = scores.sel(metric="rmse")
         cells = [
-            f"{float(rmse.sel(source='model', lead_time=lead) / rmse.sel(source=against, lead_time=lead)):.2f}"
+            _ratio(float(rmse.sel(source="model", lead_time=lead) / rmse.sel(source=against, lead_time=lead)))
             for against in ("persistence", "climatology")
             for lead in chosen
         ]
-        rows.append(f"| {name} | " + " | ".join(cells) + " |")
-    return rows
+        rows.append([name, *cells])
+    return header, rows
 
 
-def _reliability(results: xr.Dataset) -> list[str]:
-    """Return what to read of an ensemble: a Markdown table of spread over error, and of CRPS over MAE, at the same leads."""
-    leads = results["lead_time"].values
-    chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
-    header = [f"{what} {lead_text(lead)}" for what in ("spread / error", "CRPS / MAE") for lead in chosen]
-    rows = [
+def _is_ensemble(results: xr.Dataset) -> bool:
+    return "spread-error" in results["metric"]
+
+
+def _reliability_text(results: xr.Dataset) -> list[str]:
+    """Return what to read of an ensemble, in Markdown."""
+    return [
         "Spread over the error of the ensemble mean, 1 for a reliable ensemble; fair CRPS as a fraction of the deterministic",
         "model's mean absolute error.",
         "",
-        "| variable | " + " | ".join(header) + " |",
-        "|" + "---|" * (len(header) + 1),
+        *_markdown(*_reliability(results)),
+        "",
     ]
+
+
+def _reliability(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
+    """Return spread over error, and CRPS over MAE, one row per channel, at the same leads as `_ratios`."""
+    leads = results["lead_time"].values
+    chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
+    header = [f"{what} {lead_text(lead)}" for what in ("spread / error", "CRPS / MAE") for lead in chosen]
+    rows = []
     for name, scores in channels(results):
         at = [scores.sel(source="model", metric="spread-error", lead_time=lead) for lead in chosen]
         crps = scores.sel(metric="fair-crps")
         if not all(np.isfinite(at)):
             continue  # a wind vector has errors, but no spread
         at += [crps.sel(source="model", lead_time=x) / crps.sel(source="deterministic", lead_time=x) for x in chosen]
-        rows.append(f"| {name} | " + " | ".join(f"{float(x):.2f}" for x in at) + " |")
-    return [*rows, ""]
+        rows.append([name, *(_ratio(float(x)) for x in at)])
+    return header, rows
+
+
+def _ratio(value: float) -> str:
+    """Format with two significant digits at least, and no exponent."""
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:.{2 if value >= 0.095 or value == 0 else 1 - math.floor(math.log10(value))}f}"

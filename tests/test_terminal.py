@@ -10,6 +10,7 @@ import pytest
 import xarray as xr
 from rich.console import Console
 
+from credit_like.demo import _ratio, print_tables
 from credit_like.evaluation.scorecard import print_scorecard
 from credit_like.terminal import duration, logging_above, progress_bar, shortened
 from credit_like.training.monitor import Monitor
@@ -122,6 +123,35 @@ def test_no_number_of_the_scorecard_is_cut(width):
     header = text.splitlines()[2]
     assert ("bias" in header) == (width == 160)
     assert ("not shown in" in text) == (width < 160)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("longest", ["q", "relative_humidity_above_the_surface"])
+def test_no_heading_and_no_number_of_the_demonstration_is_cut(width, longest):
+    results = scores().rename(q=longest)
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    print_tables(results, console)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    heading = next(line for line in text.splitlines() if "/ pers." in line)
+    kept, full = heading.count("/"), 6
+    assert ("not shown in" in text) == (kept < full)
+    assert kept == full if longest == "q" or width == 160 else 2 <= kept < full
+    assert set(heading.replace("/ ", "").split()) <= {"pers.", "clim."}
+    rmse = results[longest].sel(metric="rmse", lead_time=np.timedelta64(6, "h"), level=50000.0, region="global")
+    ratio = float(rmse.sel(source="model") / rmse.sel(source="persistence"))
+    row = next(line for line in text.splitlines() if f"{longest}@50000" in line)
+    assert row.split()[1] == f"{ratio:.{2 if ratio >= 0.095 else 3}f}"
+    assert len(row.split()) == 1 + kept
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1.234, "1.23"), (0.1, "0.10"), (0.0123, "0.012"), (0.00456, "0.0046"), (0, "0.00"), (np.nan, "–")],
+)
+def test_ratios_have_two_digits_at_least(value, text):
+    assert _ratio(value) == text
 
 
 def test_a_file_gets_every_column():

@@ -11,7 +11,7 @@ import os
 import time as clock
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -44,10 +44,16 @@ _LOG = logging.getLogger(__name__)
 
 
 class StoreError(UserError):
-    """The files do not contain what the experiment requires: `problems` as (place in the experiment, message)."""
+    """The files do not contain what the experiment requires: `problems` as (place in the experiment, message).
 
-    def __init__(self, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
-        self.problems = tuple(problems)
+    `partial` is a store of what was found, with a grid and times, for the checks that need nothing else; None where the
+    files do not tell.
+    """
+
+    def __init__(
+        self, problems: Sequence[tuple[tuple[str | int, ...], str]], partial: FieldStore | None = None
+    ) -> None:
+        self.problems, self.partial = tuple(problems), partial
         super().__init__("\n".join(f"{'.'.join(map(str, place))}: {message}" for place, message in self.problems))
 
 
@@ -389,8 +395,19 @@ class FieldStore:
         if self._pid != os.getpid():
             self._datasets, self._pool, self._pid = {}, None, os.getpid()
         if source not in self._datasets:
-            self._datasets[source] = self._sources[source].open()
+            self._datasets[source] = self._unchanged(source, self._sources[source].open())
         return self._datasets[source]
+
+    def _unchanged(self, source: int, dataset: xr.Dataset) -> xr.Dataset:
+        """Return a dataset that was opened again. Raises UserError where positions on its time axis mean other times now."""
+        if any(p.source == source and p.varies and not p.cyclic for p in self._places.values()):
+            axis, position = seconds(dataset["time"].values), self._sources[source].position
+            at = np.arange(len(self.seconds)) if position is None else position
+            if at[-1] >= len(axis) or not np.array_equal(axis[at], self.seconds):
+                dataset.close()
+                where = self._sources[source].where
+                raise UserError(f"expected the times that {where} had at the start, got others; start again")
+        return dataset
 
     def _concurrent(self) -> bool:
         """Return whether several variables may be read concurrently: reads wait for a server, and the format allows it."""
@@ -443,29 +460,46 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
     """
     problems: Problems = []
     sources, datasets = _open_sources(data, variables, problems)
-    if problems:
-        raise StoreError(problems)
+    absent = {i for i, dataset in enumerate(datasets) if not dataset.sizes}  # what cannot be opened, or is not needed
     by_path = {source.config.path: i for i, source in enumerate(sources) if i >= len(data.source)}
     places: dict[str, _Place] = {}
     further: list[_FurtherDimension] = []
+    other_levels: list[_OtherLevel] = []
+    refused = _Refused()
     for variable in variables:
         if variable.spec.compute:
             continue
         where = _spec_place(data, variable)
-        among = [by_path[variable.spec.path]] if variable.spec.path else list(range(len(data.source)))
+        among = [by_path[variable.spec.path]] if variable.spec.path in by_path else list(range(len(data.source)))
         try:
-            places[variable.name] = _find(variable, among, sources, datasets)
+            if variable.spec.path is None or variable.spec.path in by_path:
+                places[variable.name] = _find(variable, among, sources, datasets, refused)
         except _FurtherDimension as error:
             further.append(error)
+        except _OtherLevel as error:
+            error.place = ("data", "levels") if variable.spec.levels is None else where
+            other_levels.append(error)
         except ValueError as error:
-            problems.append((where, str(error)))
-    if problems or further:
-        raise StoreError([*_merged_problems(further), *problems])
-    grid = _common_grid(sources, datasets, places)
+            if not absent.intersection(among):  # else it may be in the one that cannot be opened
+                problems.append((where, str(error)))
+    problems = [*_merged_problems(further), *_merged_levels(other_levels), *problems]
+    of_grid = sorted({place.source for place in places.values()} | refused.sources)
+    of_time = sorted(
+        {place.source for place in places.values() if place.varies and not place.cyclic} | refused.sources_with_times
+    )
+    grid = _common_grid(sources, datasets, of_grid, problems) if of_grid else None
     step = int(data.timestep.total_seconds())
-    times, positions = _common_times(sources, datasets, places, step)
-    sources = [replace(source, position=position) for source, position in zip(sources, positions, strict=True)]
-    return FieldStore(variables, grid, times, step, sources, places, datasets)
+    found = _common_times(sources, datasets, of_time, step, problems) if of_time else None
+    if not of_time and not problems:
+        problems.append((("data", "source"), "expected a variable with times, got none"))
+    partial = None
+    if grid is not None and found is not None:
+        times, positions = found
+        placed = [replace(source, position=position) for source, position in zip(sources, positions, strict=True)]
+        partial = FieldStore(variables, grid, times, step, placed, places, datasets)
+    if problems or partial is None:
+        raise StoreError(problems, partial)
+    return partial
 
 
 def _open_sources(
@@ -507,10 +541,32 @@ def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
     raise AssertionError(variable.name)
 
 
+@dataclass
+class _Refused:
+    """The sources of variables that are there but cannot be read as the experiment says."""
+
+    sources: set[int] = field(default_factory=set)
+    sources_with_times: set[int] = field(default_factory=set)
+
+    def add(self, variable: Variable, source: int, dataset: xr.Dataset, stored: xr.DataArray) -> None:
+        """Keep the source if its grid, and its times, are those of other variables too."""
+        if {"latitude", "longitude"} <= set(stored.dims):
+            self.sources.add(source)
+            if variable.role != "static" and variable.spec.fill != "cyclic" and "time" in stored.dims:
+                self.sources_with_times |= {source} if "time" in dataset.coords else set()
+
+
 def _find(
-    variable: Variable, among: Sequence[int], sources: Sequence[_Source], datasets: Sequence[xr.Dataset]
+    variable: Variable,
+    among: Sequence[int],
+    sources: Sequence[_Source],
+    datasets: Sequence[xr.Dataset],
+    refused: _Refused,
 ) -> _Place:
-    """Find a variable in the first source that has it. Raises UserError that lists the available names."""
+    """Find a variable in the first source that has it. Raises UserError that lists the available names.
+
+    The source of a variable that is there but does not suit is added to `refused`.
+    """
     var = variable.spec.var or variable.name
     available = [str(name) for i in among for name in datasets[i].data_vars]
     for i in among:
@@ -520,7 +576,11 @@ def _find(
             continue
         if found != var:
             _LOG.info("%s is read from %s, which is its name in %s", variable.name, found, sources[i].where)
-        return _place(variable, i, found, datasets[i], sources[i].where)
+        try:
+            return _place(variable, i, found, datasets[i], sources[i].where)
+        except UserError:
+            refused.add(variable, i, datasets[i], datasets[i][found])
+            raise
     known = sorted(set(available))
     where = ", ".join(dict.fromkeys(sources[i].where for i in among))
     hint = registry.did_you_mean(var, known)
@@ -584,6 +644,35 @@ def _merged_problems(found: Sequence[_FurtherDimension]) -> Problems:
     ]
 
 
+class _OtherLevel(UserError):
+    """A variable does not have a level of the experiment."""
+
+    def __init__(self, var: str, where: str, there: NDArray[Any], wanted: Sequence[float]) -> None:
+        self.var = var
+        self.place: tuple[str | int, ...] = ()
+        known = ", ".join(f"{value:g}" for value in there)
+        absent = [level for level in wanted if not np.isclose(there, level, rtol=1e-6, atol=0).any()]
+        near = [there[np.argmin(np.abs(there - level))] for level in absent]
+        line = ""
+        for factor in (100.0, 0.01):  # Pa in the file and hPa in the experiment, or the reverse
+            if all(np.isclose(there, level * factor, rtol=1e-6, atol=0).any() for level in wanted):
+                near = [level * factor for level in absent]
+                line = f"; change it to levels: [{', '.join(f'{level * factor:g}' for level in wanted)}]"
+        got, cure = (", ".join(f"{level:g}" for level in values) for values in (absent, near))
+        self.got = f"in {where} ({known}), got {got}; did you mean {cure}?{line}"
+        super().__init__(f"expected levels of {var} {self.got}")
+
+
+def _merged_levels(found: Sequence[_OtherLevel]) -> Problems:
+    """Return one problem for the same levels of several variables."""
+    by_key: dict[tuple[tuple[str | int, ...], str], list[str]] = {}
+    for problem in found:
+        by_key.setdefault((problem.place, problem.got), []).append(problem.var)
+    return [
+        (where, f"expected levels of {', '.join(dict.fromkeys(names))} {got}") for (where, got), names in by_key.items()
+    ]
+
+
 def _constant(stored: xr.DataArray) -> bool:
     """Return whether a field is the same at its first, middle and last time, as static fields of CAM and WRF are."""
     times = stored.sizes["time"]
@@ -609,31 +698,27 @@ def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dat
                 f"expected {var} of {where} without levels, got {len(there)}; "
                 "move it to `level` or give one in `levels`"
             )
-    positions = []
-    for level in wanted:
-        match = np.flatnonzero(np.isclose(there, level, rtol=1e-6, atol=0))
-        if not len(match):
-            nearest = there[np.argmin(np.abs(there - level))]
-            known = ", ".join(f"{value:g}" for value in there)
-            raise UserError(f"expected levels of {var} in {where} ({known}), got {level:g}; did you mean {nearest:g}?")
-        positions.append(int(match[0]))
-    return tuple(positions)
+    matches = [np.flatnonzero(np.isclose(there, level, rtol=1e-6, atol=0)) for level in wanted]
+    if not all(map(len, matches)):
+        raise _OtherLevel(var, where, there, wanted)
+    return tuple(int(match[0]) for match in matches)
 
 
-def _common_grid(sources: Sequence[_Source], datasets: Sequence[xr.Dataset], places: dict[str, _Place]) -> Grid:
-    used = sorted({place.source for place in places.values()})
-    first: Grid | None = None
-    for i in used:
-        grid = Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude")))
-        if first is None:
-            first = grid
+def _common_grid(
+    sources: Sequence[_Source], datasets: Sequence[xr.Dataset], used: Sequence[int], problems: Problems
+) -> Grid:
+    """Return the grid of the first of the `used` sources; others that differ are added to `problems`."""
+    grids = {
+        i: Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude"))) for i in used
+    }
+    first = grids[used[0]]
+    for i, grid in grids.items():
         for name in ("latitude", "longitude"):
             mine, theirs = getattr(grid, name), getattr(first, name)
             if mine.shape != theirs.shape or not np.allclose(mine, theirs, atol=1e-4):
-                raise StoreError(
-                    [(("data", "source"), _other_grid(name, sources[i].where, sources[used[0]].where, mine, theirs))]
-                )
-    assert first is not None
+                told = _other_grid(name, sources[i].where, sources[used[0]].where, mine, theirs)
+                problems.append((("data", "source"), told))
+                break
     return first
 
 
@@ -643,36 +728,46 @@ def _other_grid(name: str, where: str, other: str, mine: NDArray[np.float64], th
 
 
 def _common_times(
-    sources: Sequence[_Source], datasets: Sequence[xr.Dataset], places: dict[str, _Place], step: int
-) -> tuple[Times, list[NDArray[np.int64] | None]]:
-    """Return the times that all time-varying sources share, thinned to the step, and their positions in each source."""
-    used = sorted({place.source for place in places.values() if place.varies and not place.cyclic})
-    if not used:
-        raise StoreError([(("data", "source"), "expected a variable with times, got none")])
+    sources: Sequence[_Source], datasets: Sequence[xr.Dataset], used: Sequence[int], step: int, problems: Problems
+) -> tuple[Times, list[NDArray[np.int64] | None]] | None:
+    """Return the times that the `used` sources share, thinned to the step, and their positions in each source.
+
+    Adds to `problems` what keeps the sources from having one time axis; returns None where there is none.
+    """
+    where = ("data", "source")
     axes = {i: datasets[i]["time"].values for i in used}
-    calendars = {i: calendar_of(axis) for i, axis in axes.items()}
-    calendar = calendars[used[0]]
-    for i in used:
-        if calendars[i] != calendar:
-            other = f"{calendars[i]} in {sources[i].where}"
-            told = f"expected one calendar, got {calendar} in {sources[used[0]].where} and {other}"
-            raise StoreError([(("data", "source"), told)])
-    since = {i: seconds(axis) for i, axis in axes.items()}
-    for i, axis in since.items():
-        if not len(axis):
-            raise StoreError([(("data", "source"), f"expected times in {sources[i].where}, got an empty time axis")])
-        back = np.flatnonzero(np.diff(axis) <= 0)
+    for i in [i for i, axis in axes.items() if not len(axis)]:
+        problems.append((where, f"expected times in {sources[i].where}, got an empty time axis"))
+        del axes[i]
+    if not axes:
+        return None
+    first = next(iter(axes))
+    calendar = calendar_of(axes[first])
+    since: dict[int, NDArray[np.int64]] = {}
+    for i, axis in axes.items():
+        if calendar_of(axis) != calendar:
+            other = f"{calendar_of(axis)} in {sources[i].where}"
+            problems.append((where, f"expected one calendar, got {calendar} in {sources[first].where} and {other}"))
+            continue
+        since[i] = seconds(axis)
+        back = np.flatnonzero(np.diff(since[i]) <= 0)
         if len(back):
-            what = "twice" if axis[back[0] + 1] == axis[back[0]] else "out of order"
-            told = f"expected increasing times in {sources[i].where}, got {to_text(axes[i][back[0] + 1])} {what}"
-            raise StoreError([(("data", "source"), told)])
-    common = since[used[0]]
-    for i in used[1:]:
-        common = np.intersect1d(common, since[i], assume_unique=True)
+            what = "twice" if since[i][back[0] + 1] == since[i][back[0]] else "out of order"
+            told = f"expected increasing times in {sources[i].where}, got {to_text(axis[back[0] + 1])} {what}"
+            problems.append((where, told))
+            since[i] = np.unique(since[i])
+    common = since[first]
+    for axis in since.values():
+        common = np.intersect1d(common, axis, assume_unique=True)
     if not len(common):
-        spans = "; ".join(f"{sources[i].where}: {to_text(axes[i][0])} to {to_text(axes[i][-1])}" for i in used)
-        raise StoreError([(("data", "source"), f"expected times that all sources share, got none ({spans})")])
-    common = _thin(common, step, sources[used[0]].where)
+        spans = "; ".join(f"{sources[i].where}: {to_text(axes[i][0])} to {to_text(axes[i][-1])}" for i in since)
+        problems.append((where, f"expected times that all sources share, got none ({spans})"))
+        return None
+    try:
+        common = _thin(common, step, sources[first].where)
+    except StoreError as error:
+        problems.extend(error.problems)
+        return None
     positions: list[NDArray[np.int64] | None] = []
     for i in range(len(sources)):
         same = i not in since or (len(common) == len(since[i]) and bool(np.all(common == since[i])))

@@ -11,6 +11,7 @@ import uuid
 import torch
 import torch.distributed as dist
 
+from credit_like.errors import RunError
 from credit_like.parallel import blame
 from credit_like.parallel.environment import Environment
 
@@ -26,8 +27,24 @@ def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> Non
     by the connection. On a GPU, NCCL's communicator of all ranks is made here, and those of the mesh are
     split from it.
 
-    Raises TimeoutError on rank 0 and torch's DistStoreError on others if not all ranks join within `timeout`.
+    Raises RunError if not all ranks join within `timeout`, or if rank 0 cannot listen at its port.
     """
+    try:
+        _join(place, device, timeout)
+    except (dist.DistError, TimeoutError) as error:
+        reason = " ".join(str(error).split())[:300]
+        if "EADDRINUSE" in reason:
+            told = f"expected a free port at {place.address}, got {place.port}, which another program uses; set MASTER_PORT"
+        else:
+            told = (
+                f"expected {place.world} ranks at {place.address}:{place.port} within {timeout}, got fewer; start all, or "
+                f"raise trainer.timeout ({reason})"
+            )
+        raise RunError(told) from error
+
+
+def _join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
+    """Join, with the errors of torch."""
     os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     _allow_many_files()
     gpu = device.type == "cuda"

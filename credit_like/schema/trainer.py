@@ -194,6 +194,8 @@ class TrainerSection(PhaseKeys):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of training and forecasts; `auto` = the GPU if there is one, else the CPU."""
+    threads: int | None = Field(default=None, ge=1)
+    """Number of threads in which each process computes on the CPU. Default: that of PyTorch, OMP_NUM_THREADS or all cores."""
     parallelism: Parallelism = Parallelism()
     """Degrees of data, ensemble, tensor and domain parallelism."""
     amp: bool = False

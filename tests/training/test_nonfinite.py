@@ -112,7 +112,8 @@ def test_looking_for_the_module_changes_no_bit_of_the_run(tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [0, 1])
 def test_looking_for_the_module_changes_no_bit_of_a_real_model(tmp_path, monkeypatch, workers) -> None:
     """With the vectors of spectral norm, shifts, recomputation and samples that workers read ahead."""
     model = "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8, use_spectral_norm: true}"

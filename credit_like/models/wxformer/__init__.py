@@ -259,13 +259,15 @@ class Config(Section):
         return problems
 
     def _check_grid(self, axis: str, which: int, size: int) -> list[str]:
-        """Check along one axis that windows divide every stage and that the decoder matches the skip connections."""
+        """Check along one axis that windows divide every stage and that the decoder matches the skip connections.
+
+        All problems of the axis are one message, because one change cures them.
+        """
         pads = self.pads[which]
         key = ("pad_lat", "pad_lon")[which]
         padded = size + sum(pads)
         problems = self._grid_problems(padded, axis)
-        cure = self._cure(key, size, sum(pads)) if problems else ""
-        return [f"{problem}; {cure}" for problem in problems]
+        return [f"{'; '.join(problems)}; {self._cure(key, size, sum(pads))}"] if problems else []
 
     def _grid_problems(self, padded: int, axis: str) -> list[str]:
         problems: list[str] = []
@@ -296,7 +298,9 @@ class Config(Section):
         if not below and not above:
             return "no padding makes these windows work together"
         sums = " or ".join(f"{p} (grid {size + p})" for p in below + above)
-        return f"padding_conf.{key} that sums to {sums} works"
+        total = (above or below)[0]
+        line = f"padding_conf: {{activate: true, {key}: [{total // 2}, {total - total // 2}]}}"
+        return f"padding_conf.{key} that sums to {sums} works, such as {line}"
 
     def _check_output(self, height: int, width: int) -> list[str]:
         rows, columns = self.stage_sizes(height, width)[0]
