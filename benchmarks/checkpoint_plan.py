@@ -236,6 +236,7 @@ def main() -> None:
         lines.append(line(name, found, last))
         if number == 0:
             lines.append(line(f"{name}, all pieces gathered, format 1", found, None, " before"))
+        print(lines[-1 - (number == 0)], flush=True)
     lines.append("")
     print("\n".join(lines))
     options.output.parent.mkdir(exist_ok=True)

@@ -4,9 +4,9 @@
 
 Both trainings are the trainer's own, with the same WXFormer, grid and samples; one has noise and the loss `crps`, the other
 `mse`. They take steps alternately (A B A B …) in the same processes, and the figure is the median over neighbouring steps.
-Activations are counted exactly, allocation by allocation, in one step of each. With `--ranks e` the members are shared by e
-processes of one thread over gloo; each member then costs what it costs on one rank, and the exchange. Times have no
-meaning on a busy machine; activations do not depend on the load.
+Activations are those kept at the end of forward, counted exactly, allocation by allocation. With `--ranks e` the members are
+shared by e processes of one thread over gloo; each member then costs what it costs on one rank, and the exchange. Times have
+no meaning on a busy machine; activations do not depend on the load.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def settings(height: int, members: int, ranks: int, folder: str) -> list[str]:
         f"save_loc={folder}",
     ]
     if members == 1:
-        # All ranks of the ensemble take the deterministic step of the same sample, so that both have as many processes.
+        # Every process takes it by itself, so that both trainings have as many processes.
         return found
     ensemble = [f"trainer.members={members}", f"trainer.parallelism={{data: none, ensemble: {ranks}}}"]
     return [*found, *ensemble, "model.noise={channels: 16}", "loss={type: crps}"]
@@ -77,22 +77,15 @@ class Training:
         return time.perf_counter() - begin
 
     def activations(self) -> int:
-        """Return the largest number of bytes of activations in a step."""
+        """Return the bytes of activations that are kept at the end of forward, before backward frees them."""
         from credit_like.plan.meter import ACTIVATIONS, Meter
         from credit_like.plan.simulate import measured_step
 
-        class Watch(Meter):
-            """Records the maximum of activations by themselves."""
-
-            most = 0
-
-            def _add(self, size: int, part: str) -> None:
-                super()._add(size, part)
-                self.most = max(self.most, self.by_part[ACTIVATIONS])
-
-        meter = Watch()
+        meter, found = Meter(), []
+        hook = self.trainer.loss.register_forward_hook(lambda *_: found.append(meter.by_part[ACTIVATIONS]))
         measured_step(self.trainer, iter([self.sample]), 1, meter)
-        return meter.most
+        hook.remove()
+        return found[0]
 
 
 def measure(members: int, steps: int, ranks: int, height: int, folder: str) -> dict[str, Any]:
@@ -101,9 +94,10 @@ def measure(members: int, steps: int, ranks: int, height: int, folder: str) -> d
 
     torch.set_num_threads(1)
     both = [Training(height, 1, 1, folder), Training(height, members, ranks, folder)]
-    activations = [training.activations() for training in both]
     for training in both:
-        training.step()
+        for _ in range(2):  # DDP allocates its buckets anew in the second step
+            training.step()
+    activations = [training.activations() for training in both]
     return {"activations": activations, "seconds": [[training.step() for training in both] for _ in range(steps)]}
 
 

@@ -26,6 +26,7 @@ ELSEWHERE = {
     "data/aliases": "data/test_store.py",
     "data/loading/arena": "data/loading/test_loader.py",
     "data/sources/_files": "data/sources/test_netcdf.py",
+    "data/sources/_cache": "data/sources/test_synthetic.py",
     "data/sources/_grib_files": "data/sources/test_grib.py",
     "data/tools/audit": "data/tools/test_preprocess.py",
     "evaluation": "evaluation/test_metrics.py",

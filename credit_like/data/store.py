@@ -395,8 +395,19 @@ class FieldStore:
         if self._pid != os.getpid():
             self._datasets, self._pool, self._pid = {}, None, os.getpid()
         if source not in self._datasets:
-            self._datasets[source] = self._sources[source].open()
+            self._datasets[source] = self._unchanged(source, self._sources[source].open())
         return self._datasets[source]
+
+    def _unchanged(self, source: int, dataset: xr.Dataset) -> xr.Dataset:
+        """Return a dataset that was opened again. Raises UserError where positions on its time axis mean other times now."""
+        if any(p.source == source and p.varies and not p.cyclic for p in self._places.values()):
+            axis, position = seconds(dataset["time"].values), self._sources[source].position
+            at = np.arange(len(self.seconds)) if position is None else position
+            if at[-1] >= len(axis) or not np.array_equal(axis[at], self.seconds):
+                dataset.close()
+                where = self._sources[source].where
+                raise UserError(f"expected the times that {where} had at the start, got others; start again")
+        return dataset
 
     def _concurrent(self) -> bool:
         """Return whether several variables may be read concurrently: reads wait for a server, and the format allows it."""

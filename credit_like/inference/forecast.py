@@ -29,7 +29,7 @@ from credit_like.inference.paths import forecast_folder, forecast_path
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
 from credit_like.rollout import rollout
-from credit_like.schema.checks import has_noise
+from credit_like.schema.checks import has_dropout, has_noise
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import InferenceSection
 from credit_like.state import State
@@ -129,7 +129,8 @@ def write_forecasts(
     forecast_plan = plan(experiment, store, variables, checkpoint, sorted(context.statistics.missing_times))
     layout, section = forecast_plan.layout, experiment.inference
     members = section.ensemble.members
-    noisy = has_noise(experiment)
+    # Keys that a model has for dropout alone do not make its members differ.
+    noisy = stepper.noise is not None and (has_noise(experiment) or not has_dropout(experiment))
     noise, perturbed = section.ensemble.sources(noisy)
     if members > 1 and noise and not noisy:
         raise UserError(

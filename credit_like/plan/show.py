@@ -40,8 +40,8 @@ def print_report(report: PlanReport, console: Console | None = None) -> None:
         console.print(f"no layout of {report.world} fits; {advice(report)}", markup=False, highlight=False)
         return
     console.print(f"\n# recommended for {report.world} GPUs\n{block(best)}", markup=False, highlight=False)
-    if why := why_whole(best):
-        console.print(f"# {why}", markup=False, highlight=False)
+    if told := why_whole(best):
+        console.print(f"# {told}", markup=False, highlight=False)
     for name, size in sorted(best.fullest.parts.items(), key=lambda item: -item[1]):
         if size >= 5e5:
             console.print(f"#   {size / 1e9:8.3f} GB {name}", markup=False, highlight=False)

@@ -35,7 +35,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
 from credit_like.plan.layouts import Candidate, with_layout
 from credit_like.plan.meter import GRADIENTS, AttentionAsOnGpu, Meter, Work, total_bytes
-from credit_like.plan.replay import Recipes, Replay
+from credit_like.plan.replay import Recipes, Replay, cached
 from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
 from credit_like.training.trainer import Trainer
@@ -208,7 +208,7 @@ def simulate(
         _ = runtime.flat_gradient_mesh, runtime.gradient_mesh
         store = cast(FieldStore, _NoData(grid, variables))
         model = build.parallel_model(experiment, variables, store, runtime)
-        replay = Replay(stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True)), recipes)
+        replay = cached(stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True)), recipes)
         with Meter(replay):  # the meter answers reads of values during construction
             trainer = _trainer(model, experiment, runtime, variables, store, grid, _materialise)
         return _run(trainer, experiment, layout, variables, grid, began, replay)
@@ -241,7 +241,7 @@ def _run(
     variables: Variables,
     grid: Grid,
     began: float,
-    replay: Replay,
+    replay: Replay | None,
 ) -> Rank:
     runtime, meter = trainer.runtime, Meter(replay)
     count = min(trainer.schedule.accumulation, _SIMULATED)
@@ -273,7 +273,7 @@ def _run(
         work=dict(pieces),
         checkpoint=sum(_whole_bytes(piece) for piece in trainer.state.pieces().values()),
         read=bytes_read(experiment, variables, grid, trainer.context.rows),
-        parameters=sum(p.numel() for p in trainer.state.parameters.values()),
+        parameters=sum(p.numel() for p in trainer.state.model.parameters()),
         accumulation=trainer.schedule.accumulation,
         precision=trainer.precision,
         seconds=time.process_time() - began,

@@ -86,6 +86,21 @@ def test_statics_grid_times_and_index(stored):
     assert list(store.period(data.valid)) == list(range(24, 32))
 
 
+def test_times_that_change_after_the_start_are_not_read_as_others(stored):
+    """A time more at the end does no harm; one before that gives every position another time."""
+    ds, data, variables, store = stored()
+    before = store.read(variables.outputs, [3])
+    copy, path = pickle.loads(pickle.dumps(store)), data.source[0].path
+    shutil.rmtree(path)
+    ds.isel(time=slice(0, 39)).to_zarr(path, consolidated=False)
+    with pytest.raises(ReadError, match=r"the times that .* had at the start, got others; start again"):
+        copy.read(variables.outputs, [3])
+    shutil.rmtree(path)
+    later = ds.isel(time=[-1]).assign_coords(time=ds["time"][-1:] + np.timedelta64(6, "h"))
+    xr.concat([ds, later], "time", data_vars="minimal").to_zarr(path, consolidated=False)
+    np.testing.assert_array_equal(copy.read(variables.outputs, [3]), before)
+
+
 def test_a_copy_in_another_process_and_after_pickling_reads_the_same(stored):
     _, _, variables, store = stored()
     before = store.read(variables.outputs, [3, 4])

@@ -39,7 +39,7 @@ def _case(text):
 LAYOUTS = [
     "none 1 2 1 1", "none 1 4 1 1", "none 1 2 1 2", "ddp 2 1 1 1", "ddp 2 2 1 1", "ddp 1 2 2 1", "ddp 1 4 1 2",
     "fsdp2 1 1 2 2", "fsdp2 1 2 1 1", "fsdp2 1 4 1 1", "fsdp2 2 2 1 1", "fsdp2 2 4 1 1", "fsdp2 1 2 2 1", "fsdp2 1 4 2 1",
-    "fsdp2 1 2 1 2", "fsdp2 1 4 1 2", "fsdp2 2 2 2 1", "fsdp2 2 2 1 2", "fsdp2 1 2 2 2", "fsdp2 2 2 2 2", "fsdp2 2 4 2 2",
+    "fsdp2 1 2 1 2", "fsdp2 1 4 1 2", "fsdp2 2 2 2 1", "fsdp2 2 2 1 2", "fsdp2 1 2 2 2", "fsdp2 2 2 2 2",
 ]  # fmt: skip
 
 
@@ -142,3 +142,9 @@ def test_the_parts_of_ranks_add_up_to_the_score_and_their_gradients_are_its_own(
         parts, gradients = zip(*of_ranks, strict=True)
         torch.testing.assert_close(sum(parts), score.detach(), rtol=0, atol=1e-14)
         torch.testing.assert_close(torch.cat(gradients, 1), whole.grad, rtol=0, atol=1e-14)
+
+
+def test_verify_compares_layouts_of_the_ensemble_where_there_are_members():
+    assert kit.cases_of(load_experiment(DEMO, SHORT)) == kit.CASES
+    added = kit.cases_of(load_experiment(DEMO, [*SETTINGS, "trainer.members=9"]))[len(kit.CASES) :]
+    assert [(case.ensemble, case.domain, case.world) for case in added] == [(3, 1, 3), (3, 2, 6)]

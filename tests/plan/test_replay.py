@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from credit_like.plan import replay as module
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.meter import Meter
-from credit_like.plan.replay import Recipes, Replay
+from credit_like.plan.replay import Recipes, Replay, cached
 from tests.experiments import representatives
 
 COMPARED = ("messages", "work", "parts", "peak", "flops", "traffic", "checkpoint", "read", "parameters", "place")
@@ -114,11 +115,27 @@ def with_recipes(rank, small, experiment, layout, which, known):
 
 
 def without_recipes(rank, small, experiment, layout, which):
-    Replay.learn = lambda *_: None
+    module.TESTED = "0.0"  # as with another release of torch
     recipes = Recipes()
     plan = small.simulated(rank, experiment, layout, which, recipes)
     assert not recipes.known
     return {name: getattr(plan, name) for name in COMPARED}
+
+
+def test_other_internals_of_torch_mean_no_cache(monkeypatch):
+    """Each is a way in which a release may differ: in its number, a missing function, attributes, and what is built."""
+    with FakeTensorMode() as mode:
+        assert cached(mode) is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "TESTED", "0.0")
+            assert cached(mode) is None
+        for name in ("_set_throw_on_mutable_data_ptr", "_DisableTorchDispatch"):
+            with monkeypatch.context() as patch:
+                patch.delattr(torch._C, name)
+                assert cached(mode) is None
+        with monkeypatch.context() as patch:
+            patch.setattr(Replay, "rebuilt", lambda *_: torch.empty(3, 2))
+            assert cached(mode) is None
 
 
 LAYOUTS = {

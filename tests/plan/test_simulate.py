@@ -6,7 +6,8 @@ import pytest
 
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.replay import Recipes
-from credit_like.plan.simulate import SAMPLE, places
+from credit_like.plan.simulate import AVERAGE, OPTIMIZER, PARAMETERS, SAMPLE, places
+from credit_like.schema.origin import StartFrom
 
 MEMBERS = {"members": 4, "model": {"noise": {"channels": 3}}, "loss": {"type": "crps"}}
 LAYOUTS = [
@@ -63,6 +64,37 @@ def test_bands_do_what_the_plan_says(run_ranks, small, known):
 )
 def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, known, layout, section):
     compare(run_ranks, small, known, layout, section)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "layout", [Candidate(2), pytest.param(Candidate(2, data="ddp"), marks=pytest.mark.long)], ids=str
+)
+def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, small, layout):
+    """Counted by the plan and in a real run: what is left belongs to the head, which alone is trained."""
+
+    def with_frozen(*freeze):
+        experiment = small.experiment(global_batch_size=2)
+        return experiment.model_copy(update={"start_from": StartFrom(path="elsewhere", freeze=freeze)})
+
+    def part(freeze):
+        experiment = with_frozen(*freeze)
+        done = run_ranks(2, small.real, experiment, layout, timeout=500)[0]
+        ((plan, _),) = run_ranks(1, _simulated, small, experiment, layout, 0, {}, timeout=500)
+        assert plan.messages == done.messages
+        assert {part: plan.parts[part] for part in done.kept} == done.kept
+        return plan
+
+    whole, frozen = part(()), part(("stages.*", "up*"))
+    assert frozen.parameters == whole.parameters
+    assert frozen.parts[PARAMETERS] == whole.parts[PARAMETERS]
+    head = frozen.parts[AVERAGE]  # one number for each trained one
+    assert 0 < head < whole.parts[AVERAGE] / 5
+    assert frozen.parts[OPTIMIZER] <= 2 * head + 1000
+    reduced = {"fsdp2": "reduce-scatter", "ddp": "all-reduce"}[layout.data]
+    sent = [sum(m.bytes * n for m, n in plan.messages.items() if m.kind == reduced) for plan in (whole, frozen)]
+    assert sent[1] < sent[0] / 5
+    assert frozen.flops < whole.flops
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_what_loads_is_valid(validator, experiment):
         changed(model={"dim": [8, 16, 32, 64]}),
         changed(data={**WHOLE["data"], "train": ["2000-01-01"]}),
         changed(data={**WHOLE["data"], "prognostic": {"level": [{"nam": "U"}]}}),
-        changed(inference={"output": {"format": "grib"}}),
+        changed(inference={"output": {"format": "grb"}}),
     ],
 )
 def test_what_does_not_load_is_invalid(validator, experiment):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import json
 import os
 import re
 import stat
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +35,7 @@ from credit_like.data.sources._conventions import (
     roles,
     text_times,
 )
+from credit_like.data.sources._index import About, Kind, indexed
 from credit_like.data.times import Times, to_text
 from credit_like.errors import UserError
 from credit_like.grid import Grid
@@ -44,6 +49,9 @@ _DATE_CODES = {
     "%j": "[0-9]" * 3,
     "%y": "[0-9]" * 2,
 }
+INDEXED = 100
+"""Number of files from which on an index is made."""
+_RECENT = 64  # files of which the metadata stay in memory
 _CODING = ("_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned")
 
 
@@ -174,28 +182,43 @@ def _near(path: str) -> str:
     return f"; {parent} has {', '.join(close)}" if close else f"; {parent} is empty"
 
 
-def open_files(config: FileConfig, open_one: Callable[[str], xr.Dataset], expected: str) -> xr.Dataset:
+def open_files(
+    config: FileConfig, open_one: Callable[[str], xr.Dataset], expected: str, index: bool = False
+) -> xr.Dataset:
     """Open all files of a configuration as one lazy dataset; `open_one` opens a file with nothing decoded.
 
     Files with the same fields are joined along time. Files with different fields are merged and must have equal times;
-    a file with a single time beside files with more has constant fields. Raises ValueError if a file is not of the
+    a file with a single time beside files with more has constant fields. With `index`, many local files are opened when they
+    are read, and few remain open; `raw.close()` must then leave what was opened readable. Raises ValueError if a file is not of the
     `expected` kind, coordinates differ or times overlap.
     """
-    known: set[str] = set()
 
-    def opened(path: str) -> xr.Dataset:
+    def opened(path: str) -> tuple[xr.Dataset, About]:
         raw = _open(path, open_one, expected)
-        known.update(map(str, raw.variables), map(str, raw.dims))
-        return canonical(raw, config, path)
+        dataset = canonical(raw, config, path)
+        return dataset, About.of(dataset, {*map(str, raw.variables), *map(str, raw.dims)})
 
+    def look(path: str) -> About:
+        raw = _open(path, open_one, expected)
+        try:
+            return About.of(canonical(raw, config, path), {*map(str, raw.variables), *map(str, raw.dims)})
+        finally:
+            raw.close()
+
+    paths = find_files(config.path, config.storage_options)
+    known: Sequence[About | None] = [None] * len(paths)
+    recent: deque[_File] | None = None
+    if index and len(paths) >= INDEXED and not any(map(is_url, paths)):
+        known, recent = indexed(paths, _options(config), look), deque()
     groups: dict[tuple[str, ...], list[_File]] = {}
-    for path in find_files(config.path, config.storage_options):
-        file = _File(path, lambda path=path: opened(path))  # type: ignore[misc]
-        groups.setdefault(tuple(sorted(fields(file.dataset()) or map(str, file.dataset().data_vars))), []).append(file)
-    if unknown := sorted(set(config.select) - known):
+    for path, about in zip(paths, known, strict=True):
+        file = _File(path, partial(opened, path), about, recent)
+        groups.setdefault(file.about.kind.fields, []).append(file)
+    names = {name for kind in _kinds([file for files in groups.values() for file in files]) for name in kind.names}
+    if unknown := sorted(set(config.select) - names):
         raise UserError(
             f"expected data.source.select to name dimensions of the files, got {unknown[0]!r}; remove it or use one of "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(names))}"
         )
     parts = [
         (files[0].path, _join(files, config.duplicates) if len(files) > 1 else files[0].dataset())
@@ -245,17 +268,70 @@ def _lacking(expected: str, path: str, error: ImportError) -> str:
 
 
 class _File:
-    """A file that is opened on first use and then stays open."""
+    """A file that is opened on first use, and then stays open or is one of the `recent` ones.
 
-    def __init__(self, path: str, open_it: Callable[[], xr.Dataset]) -> None:
+    Raises UserError if it is opened and is not what is known `about` it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        open_it: Callable[[], tuple[xr.Dataset, About]],
+        about: About | None = None,
+        recent: deque[_File] | None = None,
+    ) -> None:
         self.path = path
-        self._open_it = open_it
+        self._open_it, self._about = open_it, about
+        self._recent = recent
         self._dataset: xr.Dataset | None = None
 
+    @property
+    def about(self) -> About:
+        if self._about is None:
+            self.dataset()
+        assert self._about is not None
+        return self._about
+
     def dataset(self) -> xr.Dataset:
-        if self._dataset is None:
-            self._dataset = self._open_it()
-        return self._dataset
+        dataset = self._dataset
+        if dataset is None:
+            dataset, about = self._open_it()
+            if self._about is not None and not about.same(self._about):
+                raise UserError(f"expected {self.path} as it was at the start, got other contents; start again")
+            self._about, self._dataset = about, dataset
+            if self._recent is not None:
+                # Threads may do this at the same time: a reader keeps what it has, and a File is opened again on use.
+                self._recent.append(self)
+                with suppress(IndexError):
+                    while len(self._recent) > _RECENT:
+                        self._recent.popleft()._dataset = None
+        return dataset
+
+    def after(self, count: int) -> _File:
+        """Return the file without its first times."""
+
+        def rest() -> tuple[xr.Dataset, About]:
+            return self.dataset().isel(time=slice(count, None)), self.about.after(count)
+
+        return _File(self.path, rest, self.about.after(count), self._recent)
+
+
+def _kinds(files: Sequence[_File]) -> list[Kind]:
+    """Return the different kinds of files."""
+    return list({id(file.about.kind): file.about.kind for file in files}.values())
+
+
+def _options(config: FileConfig) -> str:
+    """Return everything on which the dimensions and times of the files depend besides the files."""
+    paths = [config.path] if isinstance(config.path, str) else config.path
+    regrid: list[str] = []
+    if config.regrid is not None and config.regrid.weights is not None and _is_there(config.regrid.weights):
+        found = os.stat(config.regrid.weights)
+        regrid = [str(found.st_size), str(found.st_mtime_ns), str(found.st_ctime_ns)]
+    if config.regrid is not None and config.regrid.like is not None:
+        grid = _grid_of(config.regrid.like)
+        regrid = [grid.latitude.tobytes().hex(), grid.longitude.tobytes().hex()]
+    return json.dumps([config.model_dump_json(), list(map(os.path.abspath, paths)), regrid])
 
 
 def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Sequence[str]) -> None:
@@ -271,24 +347,30 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
 def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     """Join the files along time, in the order of their first times."""
     for file in files:
-        if "time" not in file.dataset().coords:
+        if file.about.kind.calendar is None:
             raise UserError(f"expected files with a time axis where there are several, got {file.path} without one")
-    files = sorted(files, key=lambda file: file.dataset()["time"].values[0])
+        if file.about.kind.calendar != files[0].about.kind.calendar:
+            raise UserError(
+                f"expected the same calendar in all files, got {files[0].about.kind.calendar} in {files[0].path} and "
+                f"{file.about.kind.calendar} in {file.path}; set data.source.calendar"
+            )
+    files = sorted(files, key=lambda file: int(file.about.seconds[0]))
     for file in files[1:]:
-        _same_coordinates(files[0].dataset(), file.dataset(), file.path, DIMS[1:])
+        if file.about.kind.coordinates != files[0].about.kind.coordinates:
+            _same_coordinates(files[0].dataset(), file.dataset(), file.path, DIMS[1:])
     files = _consecutive(files, duplicates)
-    first = files[0].dataset()
-    axes = [file.dataset()["time"].values for file in files]
+    first, kinds = files[0].dataset(), _kinds(files)
+    axes = [file.about.times for file in files]
     bounds = np.cumsum([0, *map(len, axes)])
     variables: dict[str, Any] = {}
     for name, variable in first.data_vars.items():
-        if any(name not in file.dataset() for file in files):
+        if any(name not in kind.dtypes for kind in kinds):
             continue  # not a field: the files of a group have the same fields
         if "time" not in variable.dims:
             variables[str(name)] = variable.variable
             continue
         shape = tuple(int(bounds[-1]) if dim == "time" else n for dim, n in variable.sizes.items())
-        dtype = np.result_type(*(file.dataset()[name].dtype for file in files))
+        dtype = np.result_type(*{np.dtype(kind.dtypes[str(name)]) for kind in kinds})
         lazy = indexing.LazilyIndexedArray(_Joined(files, str(name), variable.dims.index("time"), bounds, shape, dtype))
         variables[str(name)] = xr.Variable(variable.dims, lazy, variable.attrs)
     coordinates = {name: coordinate for name, coordinate in first.coords.items() if "time" not in coordinate.dims}
@@ -299,18 +381,17 @@ def _consecutive(files: Sequence[_File], duplicates: str | None) -> list[_File]:
     """Return the files without the times that an earlier file has. Raises UserError if there are some to refuse."""
     kept = [files[0]]
     for file in files[1:]:
-        before, after = kept[-1].dataset()["time"].values[-1], file.dataset()["time"].values
+        before, after = kept[-1].about.seconds[-1], file.about.seconds
         again = int(np.sum(after <= before))
         if not again:
             kept.append(file)
         elif duplicates is None:
             raise UserError(
-                f"expected files that follow each other in time, got {to_text(after[0])} in {file.path} a second time "
-                f"(after {kept[-1].path}); set data.source.duplicates: first, or remove the file"
+                f"expected files that follow each other in time, got {to_text(file.about.times[0])} in {file.path} a second "
+                f"time (after {kept[-1].path}); set data.source.duplicates: first, or remove the file"
             )
         elif again < len(after):
-            rest = file.dataset().isel(time=slice(again, None))
-            kept.append(_File(file.path, lambda rest=rest: rest))  # type: ignore[misc]
+            kept.append(file.after(again))
     return kept
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Literal
 
 import fsspec
 import xarray as xr
 
 from credit_like.data.files import netcdf_files
-from credit_like.data.sources._files import FileConfig, is_url, open_files
+from credit_like.data.sources._files import INDEXED, FileConfig, is_url, open_files
 
 
 class Config(FileConfig):
@@ -21,19 +22,22 @@ def open_dataset(config: Config) -> xr.Dataset:
     Raises UserError if there is no file or it is not netCDF.
     """
 
-    local: list[xr.Dataset] = []
+    local: deque[xr.Dataset] = deque()
 
     def open_one(path: str) -> xr.Dataset:
         if is_url(path):
             file = fsspec.open(path, "rb", **config.storage_options).open()
             return xr.open_dataset(file, engine="h5netcdf", decode_cf=False)
-        local.append(netcdf_files.open_lazily(path, chunk_cache=False))
-        return local[-1]
+        opened = netcdf_files.open_lazily(path, chunk_cache=False)
+        local.append(opened)
+        if len(local) > INDEXED:
+            local.popleft().close()  # what is still in use is opened again when it is read
+        return opened
 
     def close() -> None:
         for one in local:
             one.close()
 
-    dataset = open_files(config, open_one, "a netCDF file")
+    dataset = open_files(config, open_one, "a netCDF file", index=True)
     dataset.set_close(close)
     return dataset

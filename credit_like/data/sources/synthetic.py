@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
+from credit_like.data.sources._cache import cache_folder
 from credit_like.errors import UserError
 from credit_like.schema.base import Section
 
@@ -77,11 +77,10 @@ def open_dataset(config: Config) -> xarray.Dataset:
 
 def cache_path(config: Config) -> Path:
     """Return the path of the cached store for this configuration and this version of the code."""
-    root = os.environ.get("CREDIT_LIKE_CACHE") or Path.home() / ".cache" / "credit_like"
     here = Path(__file__)
     code = here.read_bytes() + here.with_name("_shallow_water.py").read_bytes()
     key = hashlib.sha256(config.model_dump_json().encode() + code).hexdigest()[:16]
-    return Path(root) / f"synthetic-{config.longitudes}x{config.latitudes}-{config.steps}-{key}.zarr"
+    return cache_folder() / f"synthetic-{config.longitudes}x{config.latitudes}-{config.steps}-{key}.zarr"
 
 
 def generate(config: Config) -> xarray.Dataset:
