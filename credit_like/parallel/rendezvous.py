@@ -23,10 +23,10 @@ _LAZY_FROM = 64
 def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
     """Join the default process group: gloo on CPU; NCCL on GPUs, and gloo for CPU tensors.
 
-    From `_LAZY_FROM` ranks on, gloo connects to a rank when it first sends to it, because a connection from each rank to all others exceeds the usual
-    number of open files at 1,024 ranks. The first reduction is here, so that whoever waits for a rank that dies later notices
-    by the connection. On a GPU, NCCL's communicator of all ranks is made here, and those of the mesh are
-    split from it.
+    From `_LAZY_FROM` ranks on, gloo connects to a rank when it first sends to it, because a connection from each rank to all
+    others exceeds the usual number of open files at 1,024 ranks. The first reduction is here, so that whoever waits for a rank
+    that dies later notices by the connection. On a GPU, NCCL's communicator of all ranks is made here, and those of the mesh
+    are split from it.
 
     Raises TimeoutError on rank 0 and torch's DistStoreError on others if not all ranks join within `timeout`.
     """
