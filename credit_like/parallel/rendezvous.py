@@ -17,15 +17,17 @@ from credit_like.parallel.environment import Environment
 
 _POLL = 0.01  # seconds
 _FILES = 65536
+_LAZY_FROM = 64
+"""Connections of each rank to all others are closed as soon as a rank ends, which the others then notice at once."""
 
 
 def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
     """Join the default process group: gloo on CPU; NCCL on GPUs, and gloo for CPU tensors.
 
-    Gloo connects to a rank when it first sends to it, because a connection from each rank to all others exceeds the usual
-    number of open files at 1,024 ranks. The first reduction is here, so that whoever waits for a rank that dies later notices
-    by the connection. On a GPU, NCCL's communicator of all ranks is made here, and those of the mesh are
-    split from it.
+    From `_LAZY_FROM` ranks on, gloo connects to a rank when it first sends to it, because a connection from each rank to all
+    others exceeds the usual number of open files at 1,024 ranks. The first reduction is here, so that whoever waits for a rank
+    that dies later notices by the connection. On a GPU, NCCL's communicator of all ranks is made here, and those of the mesh
+    are split from it.
 
     Raises RunError if not all ranks join within `timeout`, or if rank 0 cannot listen at its port.
     """
@@ -45,7 +47,8 @@ def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> Non
 
 def _join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
     """Join, with the errors of torch."""
-    os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
+    if place.world >= _LAZY_FROM:
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
     _allow_many_files()
     gpu = device.type == "cuda"
     backend = "cpu:gloo,cuda:nccl" if gpu else "gloo"
