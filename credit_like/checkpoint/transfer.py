@@ -463,11 +463,23 @@ def _rescaled(whole: Mapping[str, Tensor], mapped: dict[str, Tensor], name: str,
     before, after = (spectral_norm.as_matrix(of[weight], spectral.output_dim) for of in (whole, mapped))
     sigma = torch.dot(whole[u], before @ whole[v])
     remaining = torch.dot(mapped[u], after @ mapped[v])
-    mapped[v] = mapped[v] * (sigma / remaining.clamp(min=1e-3 * sigma))
+    if remaining < 0.1 * sigma:  # what remains has hardly a part in these singular vectors
+        mapped[u], mapped[v] = _singular_vectors(after)
+        remaining = torch.dot(mapped[u], after @ mapped[v])
+    mapped[v] = mapped[v] * (sigma / remaining) if remaining > 0 else mapped[v]
     iterated = nn.functional.normalize(after.T @ mapped[u], dim=0)
     factor = float(sigma / (after @ iterated).norm())
     if abs(factor - 1.0) > 1e-3:
         yield f"{name}: without the dropped channels the first optimiser step scales this layer by {factor:.3g}"
+
+
+def _singular_vectors(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return u and v of about the largest singular value, by power iteration from the longest row."""
+    v = matrix[matrix.norm(dim=1).argmax()]
+    for _ in range(20):
+        u = nn.functional.normalize(matrix @ v, dim=0)
+        v = nn.functional.normalize(matrix.T @ u, dim=0)
+    return u, v
 
 
 # ---- normalisation ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
@@ -80,6 +80,15 @@ def variable_sets(draw):
     upsample=st.sampled_from(["pixel_shuffle", "transpose"]),
     normalised=st.booleans(),
     predict=st.sampled_from(["increment", "state"]),
+)
+@example(
+    # The output that remains has a hundredth of the source's singular vector.
+    there={"prognostic": ["a", "b", "c", "d"], "diagnostic": [], "dynamic_forcing": [], "static": []},
+    here={"prognostic": ["a"], "diagnostic": [], "dynamic_forcing": [], "static": []},
+    frames=(1, 1),
+    upsample="transpose",
+    normalised=True,
+    predict="increment",
 )
 def test_what_two_sets_of_variables_have_in_common_is_predicted_alike(
     tmp_path_factory, there, here, frames, upsample, normalised, predict
