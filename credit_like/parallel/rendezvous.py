@@ -37,6 +37,8 @@ def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> Non
         reason = " ".join(str(error).split())[:300]
         if "EADDRINUSE" in reason:
             told = f"expected a free port at {place.address}, got {place.port}, which another program uses; set MASTER_PORT"
+        elif isinstance(error, TimeoutError):
+            told = reason
         else:
             told = (
                 f"expected {place.world} ranks at {place.address}:{place.port} within {timeout}, got fewer; start all, or "

@@ -103,7 +103,7 @@ def test_an_instance_may_declare_itself_a_unit():
 
 def test_spectral_state_stays_in_full_precision(tiny):
     model = tiny.model(dtype=torch.bfloat16)
-    _fix_spectral_norm_dtype(model, torch.bfloat16)
+    _fix_spectral_norm_dtype(model)
     buffers = {n: b.dtype for n, b in model.named_buffers() if ".spectral." in n}
     assert buffers
     assert set(buffers.values()) == {torch.float32}

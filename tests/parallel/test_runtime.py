@@ -246,7 +246,7 @@ def _last_one_missing(rank):
 
 def test_a_rank_that_never_comes_is_missed(launch_ranks):
     answers = launch_ranks(3, _last_one_missing)
-    assert answers[0][1] == "TimeoutError: expected 3 ranks within 0:00:01, got 2; start all, or raise trainer.timeout"
+    assert answers[0][1] == "RunError: expected 3 ranks within 0:00:01, got 2; start all, or raise trainer.timeout"
 
 
 def _average(rank):

@@ -225,6 +225,7 @@ def test_few_files_stay_in_memory_and_threads_may_read(tmp_path, monkeypatch) ->
             order = np.random.default_rng(0).integers(0, 2 * (FEW + 2), 40)
             for time, values in zip(order, threads.map(lambda t: dataset["t"][t].values, order), strict=True):
                 np.testing.assert_array_equal(values, expected["t"][time].values)
+        gc.collect()  # of the files of `expected`
         mine = [
             one
             for one in gc.get_objects()
