@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import GroupName, _resolve_process_group
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from credit_like.parallel.ddp import apply_ddp
@@ -112,10 +113,30 @@ def apply_simulated_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     # The hook's annotations are checked and must be types rather than their names.
     reduced.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-    wrapped = apply_ddp(model, mesh, compare=False)
+    with _meshes_of_real_tensors():
+        wrapped = apply_ddp(model, mesh, compare=False)
     if isinstance(wrapped, DistributedDataParallel):
         wrapped.register_comm_hook(mesh.size(), reduced)
     return wrapped
+
+
+@contextmanager
+def _meshes_of_real_tensors() -> Iterator[None]:
+    """Let torch concatenate meshes outside of the simulation.
+
+    DDP of parameters that are split over tensor ranks does so, and looks up the coordinates of this rank in the values.
+    """
+    concatenate = DeviceMesh._concatenate
+
+    def concatenated(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with _disable_current_modes():
+            return concatenate(meshes)
+
+    DeviceMesh._concatenate = staticmethod(concatenated)  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        DeviceMesh._concatenate = staticmethod(concatenate)  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -22,6 +22,7 @@ LAYOUTS = [
     (Candidate(1, data="none"), {}),
     (Candidate(1, ensemble=2), MEMBERS),
     (Candidate(1, domain=2, ensemble=2), MEMBERS | {"forecast_len": 2}),
+    (Candidate(2, tensor=2, data="ddp"), {}),
 ]
 
 
@@ -59,7 +60,11 @@ def test_bands_do_what_the_plan_says(run_ranks, small, known):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "section"),
-    [LAYOUTS[2], *(pytest.param(*case, marks=pytest.mark.long) for case in (*LAYOUTS[:2], *LAYOUTS[3:]))],
+    [
+        LAYOUTS[2],
+        LAYOUTS[-1],
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (*LAYOUTS[:2], *LAYOUTS[3:-1])),
+    ],
     ids=lambda value: str(value).replace(" ", ""),
 )
 def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, known, layout, section):
