@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
     experiment: Experiment = checked_experiment(file)[0]
     beginning = [
         ("Statistics of the training period", "preprocess", build.preprocess),
-        ("Training a small WXFormer", "train", build.train),
+        ("Training a small WXFormer", "train", _train),
         ("Forecasts of the test period", "rollout", build.rollout),
     ]
     end = [
@@ -71,7 +72,7 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
         experiment = checked_experiment(file)[0]
         stages = [
             ("Statistics of the training period", "preprocess", build.preprocess),
-            ("Training the model with noise on the CRPS of its members", "train", build.train),
+            ("Training the model with noise on the CRPS of its members", "train", _train),
             ("Forecasts of all members", "rollout", build.rollout),
             *end,
         ]
@@ -84,6 +85,13 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
         f"Everything is in {save_loc}; the scores and maps to browse: {report}", highlight=False, soft_wrap=True
     )
     return 0
+
+
+def _train(experiment: Experiment) -> int:
+    """Train; return 143, as after SIGTERM, where the training was asked to stop: its model is not to be forecast with."""
+    status = build.train(experiment)
+    state = json.loads((Path(experiment.save_loc) / "status.json").read_text())["state"]
+    return status or (143 if state == "continue" else 0)
 
 
 def experiment_files(save_loc: Path, ensemble: bool = False) -> list[Path]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -36,12 +38,15 @@ def results(only_errors=()):
 
 @pytest.fixture
 def stages(monkeypatch):
-    """(command, experiment) of every stage that was run; `fails` names the command that ends with status 1."""
-    ran, control = [], SimpleNamespace(fails=None)
+    """(command, experiment) of every stage that was run; `fails` names the command that ends with status 1, `state` a training's."""
+    ran, control = [], SimpleNamespace(fails=None, state="finished")
 
     def stage(command):
         def run(experiment):
             ran.append((command, experiment))
+            if command == "train":
+                Path(experiment.save_loc).mkdir(parents=True, exist_ok=True)
+                (Path(experiment.save_loc) / "status.json").write_text(json.dumps({"state": control.state}))
             return int(command == control.fails)
 
         return run
@@ -88,3 +93,9 @@ def test_a_stage_that_fails_ends_it(stages, tmp_path):
     stages.control.fails = "rollout"
     assert demo.run(tmp_path, ensemble=True) == 1
     assert [command for command, _ in stages.ran] == ["preprocess", "train", "rollout"]
+
+
+def test_a_training_that_was_stopped_ends_it(stages, tmp_path):
+    stages.control.state = "continue"
+    assert demo.run(tmp_path) == 143
+    assert [command for command, _ in stages.ran] == ["preprocess", "train"]
