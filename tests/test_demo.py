@@ -38,7 +38,10 @@ def results(only_errors=()):
 
 @pytest.fixture
 def stages(monkeypatch):
-    """(command, experiment) of every stage that was run; `fails` names the command that ends with status 1, `state` a training's."""
+    """(command, experiment) of every stage that was run.
+
+    `fails` names the command that ends with status 1; `state` is that of a run after its training.
+    """
     ran, control = [], SimpleNamespace(fails=None, state="finished")
 
     def stage(command):
