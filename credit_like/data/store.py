@@ -217,13 +217,7 @@ class FieldStore:
         naming variable, time and file if reading fails three times.
         """
         positions = np.asarray(times, np.int64)
-        height = len(range(*rows.indices(self.grid.height)))
-        result = np.empty((0, 0, 0, 0), np.float32)
-        into: Out = result
-        if out is None:
-            into = result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
-        else:
-            into = out
+        result, into = self._target(variables, len(positions), rows, out)
         jobs = [(variable, channels, positions, rows, into) for variable, channels in _stacked(variables)]
         if len(jobs) > 1 and self._concurrent():
             for done in [self._threads().submit(self._fill, *job) for job in jobs]:
@@ -253,17 +247,19 @@ class FieldStore:
         """
         variables = self.variables.role("dynamic_forcing")
         positions = np.asarray(times, np.int64)
-        height = len(range(*rows.indices(self.grid.height)))
-        result = np.empty((0, 0, 0, 0), np.float32)
-        into: Out = result
-        if out is None:
-            into = result = np.empty((len(positions), sum(map(len, variables)), height, self.grid.width), np.float32)
-        else:
-            into = out
+        result, into = self._target(variables, len(positions), rows, out)
         for variable, channels in _stacked(variables):
             at = np.minimum(positions, now) if variable.spec.fill == "persist" else positions
             self._fill(variable, channels, at, rows, into)
         return result
+
+    def _target(self, variables: Sequence[Variable], times: int, rows: slice, out: Out | None) -> tuple[Fields, Out]:
+        """Return the result of a read, and the arrays to fill: both are new fields, or nothing and `out`."""
+        if out is not None:
+            return np.empty((0, 0, 0, 0), np.float32), out
+        height = len(range(*rows.indices(self.grid.height)))
+        result = np.empty((times, sum(map(len, variables)), height, self.grid.width), np.float32)
+        return result, result
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -158,15 +158,6 @@ class Runtime:
         ensemble = self.submeshes.get("ensemble")
         return x if ensemble is None else collectives.sum_over(x, ensemble.get_group()) / self.ensemble_size
 
-    def gather_over_data(self, value: Any) -> list[Any]:
-        """Return the values of all data-parallel ranks, on every rank."""
-        dp = self.submeshes.get("dp")
-        if dp is None:
-            return [value]
-        values: list[Any] = [None] * self.dp_size
-        dist.all_gather_object(values, value, group=dp.get_group())
-        return values
-
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, on every rank."""
         if self.world == 1:
