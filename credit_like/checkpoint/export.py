@@ -116,7 +116,7 @@ def find_unread(save_loc: Path) -> Checkpoint:
 def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tensor]:
     """Return parameters and buffers by their canonical names, in fp32 if floating; averages (`ema`) where available.
 
-    Low-rank changes are added to their weights.
+    Low-rank changes are added to their weights. Raises UserError for metadata that are not of this release.
     """
     averaged = {name.removeprefix("ema/") for name in checkpoint.names("ema/")} if weights == "ema" else set()
     result = {}
@@ -124,8 +124,10 @@ def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tens
         name = full_name.removeprefix("model/")
         tensor = checkpoint.read(f"ema/{name}" if name in averaged else full_name)
         result[name] = tensor.float() if tensor.is_floating_point() else tensor
-    lora = (checkpoint.meta["experiment"].get("start_from") or {}).get("lora")
-    return merged(result, LoraConf.model_validate(lora).scale) if lora is not None else result
+    with reading_metadata(checkpoint.folder):
+        lora = (checkpoint.meta["experiment"].get("start_from") or {}).get("lora")
+        scale = None if lora is None else LoraConf.model_validate(lora).scale
+    return result if scale is None else merged(result, scale)
 
 
 def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = None) -> Path:

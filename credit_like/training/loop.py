@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from credit_like.checkpoint.errors import SaveFailed
+from credit_like.checkpoint.errors import SaveFailed, reading_metadata
 from credit_like.parallel.tensor_copies import check_copies
 from credit_like.state import Sample
 from credit_like.training.monitor import Monitor, memory_mib
@@ -120,7 +120,8 @@ class Loop:
         if checkpoint is None:
             state.start()
         else:
-            saved = Progress(**checkpoint.meta["progress"])
+            with reading_metadata(checkpoint.folder):
+                saved = Progress.of(checkpoint.meta["progress"])
             if (stage := stage_of_last_step(self.stages, saved.epoch, saved.position)) is not self.stage:
                 self._begin_phase(stage)
             state.restore(checkpoint)
