@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -62,14 +63,19 @@ def standard_normal(
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :channels]
 
 
+def _mixed(x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
+    """Return x + x · (z A) + z B with the weight (A, B)."""
+    factor, offset = nn.functional.linear(z_BHWN, weight).to(x_BHWC.dtype).chunk(2, -1)
+    return x_BHWC + (x_BHWC * factor + offset)
+
+
 class _Mix(torch.autograd.Function):
-    """x + x · (z A) + z B with the weight (A, B). Only x and z are kept for backward, not what A and B make of z."""
+    """`_mixed`, of which only x and z are kept for backward, not what A and B make of z."""
 
     @staticmethod
     def forward(ctx: Any, x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x_BHWC, z_BHWN, weight)
-        factor, offset = nn.functional.linear(z_BHWN, weight).to(x_BHWC.dtype).chunk(2, -1)
-        return x_BHWC + (x_BHWC * factor + offset)
+        return _mixed(x_BHWC, z_BHWN, weight)
 
     @staticmethod
     def backward(ctx: Any, grad_BHWC: Tensor) -> tuple[Tensor, None, Tensor]:
@@ -108,8 +114,10 @@ class Noise(Layer):
         wide = torch.promote_types(x_BHWC.dtype, torch.float32)
         rows, columns = x_BHWC.shape[1:3]
         z = standard_normal(absorb(key_B, self.level), self.first_row, rows, columns, self.channels, wide)
-        result: Tensor = _Mix.apply(x_BHWC, (self.scale * z).to(self.weight.dtype), self.weight)
-        return result
+        z = (self.scale * z).to(self.weight.dtype)
+        # The compiler itself chooses what is kept; to trace the function, it makes an instance of it, which is deprecated.
+        mix: Callable[..., Tensor] = _mixed if torch.compiler.is_compiling() else _Mix.apply
+        return mix(x_BHWC, z, self.weight)
 
 
 class NoiseKeys(nn.Module):
