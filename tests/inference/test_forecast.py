@@ -223,7 +223,8 @@ def _in_child(data, save_loc, kind, part=(0, 1), pause=0.0):
     return process
 
 
-@pytest.mark.parametrize("kind", ["zarr", pytest.param("netcdf", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_killed_ten_times_it_ends_with_the_same_bits(data, tmp_path, kind):
     whole = _in_child(data, tmp_path / "whole", kind)
     whole.join(60)

@@ -181,6 +181,7 @@ def test_domain_alone(run_ranks, tiny):
     check(run_ranks, tiny, (1, 1, 2), data="none")
 
 
+@pytest.mark.slow
 def test_checkpointing_accumulation_rollout_and_muon(run_ranks, tiny):
     check(run_ranks, tiny, (1, 2, 2), leads=2, accumulate=2, kind="muon", activation_checkpoint=True)
 

@@ -124,6 +124,7 @@ def load(run_ranks, folder, statistics, sources, target):
     return values[0]
 
 
+@pytest.mark.slow
 def test_from_layout_to_layout(run_ranks, shared):
     save(run_ranks, *shared, [Case(1, 1, 2)])
     assert load(run_ranks, *shared, [Case(1, 1, 2)], SERIAL)

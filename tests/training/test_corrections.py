@@ -59,6 +59,7 @@ def test_a_correction_begins_after_its_epochs_and_is_logged(tmp_path):
     assert validations[0][1] != validations[1][1]
 
 
+@pytest.mark.slow
 def test_a_validation_that_was_missing_is_that_of_its_epoch(tmp_path, monkeypatch):
     """The run stops after the last step of the first epoch, before the validation; the correction begins with the second."""
     whole, step_of = rows_of(tmp_path / "whole", CLIPS % 1), TrainStep.__call__

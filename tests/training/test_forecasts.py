@@ -204,6 +204,7 @@ def trained(folder, *overrides):
     return rows, load_file(export(folder, folder / "weights.safetensors", "raw"))
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_and_without(tmp_path, caplog):
     plain, weights = trained(tmp_path / "plain")
     rows, watched = trained(tmp_path / "watched", "trainer.monitor={every: 2, init: 2, lead: 12h, share: 1.0}")
