@@ -86,7 +86,7 @@ class Forecaster:
         return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
 
     def context(self, store: FieldStore, init: str) -> Context:
-        """Return the model as a part of the program has it that forecasts from `store`.
+        """Return the context of forecasts from `store`: the model with its normalisation, corrections and noise.
 
         Points missing at the time `init` are treated as points without data.
         """
@@ -110,7 +110,7 @@ class Forecaster:
         Raises UserError as calling does.
         """
         datasets = [dataset] if isinstance(dataset, xr.Dataset) else list(dataset)
-        first = next(v for v in self.variables.role("prognostic"))
+        first = self.variables.role("prognostic")[0]
         main = next((i for i, d in enumerate(datasets) if find(first.name, map(str, d.data_vars))), None)
         names = [str(name) for d in datasets for name in d.data_vars]
         for variable in self.variables.role("diagnostic"):

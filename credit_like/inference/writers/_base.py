@@ -14,8 +14,9 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -112,6 +113,48 @@ class Writer:
 
     def _record(self, init: int, member: int | None = None) -> Path:
         return self.folder / "done" / (compact(self.layout.init[init]) + ("" if member is None else f".{member}"))
+
+
+class FilePerInit(Writer):
+    """Base class of writers of `<initial time>.part` files, renamed when all their members and leads are written."""
+
+    suffix: ClassVar[str]
+
+    def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
+        super().__init__(layout, folder, chunk_bytes)
+        self._files: dict[int, Any] = {}
+        """The open file of each initial time that is being written."""
+
+    def path(self, init: int) -> Path:
+        """Return the final name of the file of an initial time."""
+        return self.folder / "forecast" / f"{compact(self.layout.init[init])}{self.suffix}"
+
+    def _partial(self, init: int) -> Path:
+        return self.path(init).with_suffix(f"{self.suffix}.part")
+
+    def open(self) -> None:
+        (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
+
+    def complete(self, init: int) -> None:
+        self._files.pop(init).close()
+        with self._partial(init).open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self._partial(init), self.path(init))
+        super().complete(init)
+
+    def abandon(self) -> None:
+        while self._files:
+            with suppress(OSError, RuntimeError):
+                self._files.popitem()[1].close()
+
+    def is_complete(self, init: int) -> bool:
+        return super().is_complete(init) and self.path(init).exists()
+
+    def finish(self) -> bool:
+        complete = super().finish()
+        if complete:
+            self.sweep()
+        return complete
 
 
 class Background:

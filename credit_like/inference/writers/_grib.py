@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +15,7 @@ from credit_like.data.units import conversion
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.layout import ForecastLayout
-from credit_like.inference.writers._base import Fields, ForecastKey, Writer, compact
+from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 
 _MISSING = 9999.0  # what ecCodes takes for a point without value; marked in the bitmap
 # ECMWF's parameter database, https://codes.ecmwf.int/grib/param-db/
@@ -36,15 +34,17 @@ _SUMS = (146, 147, 176, 177, 178, 179, 182, 212, 228)
 """Parameters that are summed over the step that ends at a lead."""
 
 
-class GribWriter(Writer):
+class GribWriter(FilePerInit):
     """Writer of `<initial time>.grib.part`, which is renamed when all its members and leads are written."""
+
+    suffix = ".grib"
+    _files: dict[int, BinaryIO]
 
     def __init__(self, layout: ForecastLayout, folder: Path, bits_per_value: int) -> None:
         super().__init__(layout, folder, 1)
         self.bits_per_value = bits_per_value
         self.eccodes = library()
         self.grid = _grid_keys(layout.grid)
-        self._files: dict[int, BinaryIO] = {}
         if layout.timestep % 3600:
             raise UserError(
                 f"inference.output.type: expected steps of whole hours for grib, got {layout.timestep} s; use netcdf"
@@ -91,16 +91,6 @@ class GribWriter(Writer):
     def _level_type(self) -> str:
         units = str(self.layout.variable_attrs.get("level", {}).get("units", "1"))
         return "isobaricInhPa" if units == "hPa" else "hybrid"
-
-    def path(self, init: int) -> Path:
-        """Return the final name of the file of an initial time."""
-        return self.folder / "forecast" / f"{compact(self.layout.init[init])}.grib"
-
-    def _partial(self, init: int) -> Path:
-        return self.path(init).with_suffix(".grib.part")
-
-    def open(self) -> None:
-        (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """Return chunks of one lead, since every message is a field of its own."""
@@ -153,28 +143,6 @@ class GribWriter(Writer):
             finally:
                 codes.codes_release(handle)
         self._files[init].write(content)
-
-    def complete(self, init: int) -> None:
-        file = self._files.pop(init)
-        file.flush()
-        os.fsync(file.fileno())
-        file.close()
-        os.replace(self._partial(init), self.path(init))
-        super().complete(init)
-
-    def abandon(self) -> None:
-        while self._files:
-            with suppress(OSError):
-                self._files.popitem()[1].close()
-
-    def is_complete(self, init: int) -> bool:
-        return super().is_complete(init) and self.path(init).exists()
-
-    def finish(self) -> bool:
-        complete = super().finish()
-        if complete:
-            self.sweep()
-        return complete
 
 
 def _grid_keys(grid: Grid) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import netCDF4
@@ -13,26 +11,18 @@ from xarray.conventions import cf_encoder
 
 from credit_like.data.files.netcdf_files import File
 from credit_like.inference.layout import ForecastLayout
-from credit_like.inference.writers._base import Fields, ForecastKey, Writer, compact
+from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 
 
-class NetcdfWriter(Writer):
+class NetcdfWriter(FilePerInit):
     """Writer of `<initial time>.nc.part`, which is renamed when all its members and leads are written."""
+
+    suffix = ".nc"
+    _files: dict[int, File]
 
     def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int, compression: int) -> None:
         super().__init__(layout, folder, chunk_bytes)
         self.compression = compression
-        self._files: dict[int, File] = {}
-
-    def path(self, init: int) -> Path:
-        """Return the final name of the file of an initial time."""
-        return self.folder / "forecast" / f"{compact(self.layout.init[init])}.nc"
-
-    def _partial(self, init: int) -> Path:
-        return self.path(init).with_suffix(".nc.part")
-
-    def open(self) -> None:
-        (self.folder / "forecast").mkdir(parents=True, exist_ok=True)
 
     def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
         for (init, member), part in zip(places, values, strict=True):
@@ -72,24 +62,3 @@ class NetcdfWriter(Writer):
             chunksizes=self.chunks(name),
         )
         variable.setncatts(layout.attrs_of(name))
-
-    def complete(self, init: int) -> None:
-        self._files.pop(init).close()
-        with self._partial(init).open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(self._partial(init), self.path(init))
-        super().complete(init)
-
-    def abandon(self) -> None:
-        while self._files:
-            with suppress(OSError, RuntimeError):
-                self._files.popitem()[1].close()
-
-    def is_complete(self, init: int) -> bool:
-        return super().is_complete(init) and self.path(init).exists()
-
-    def finish(self) -> bool:
-        complete = super().finish()
-        if complete:
-            self.sweep()
-        return complete
