@@ -218,9 +218,10 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="our blocks compiled")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--settings", type=int, nargs="*", default=[0, 1, 2], help="0 train, 1 infer, 2 normalised")
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "wxformer.md")
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/wxformer-SIDE.md")
     options = parser.parse_args()
     side = "credit" if options.credit else options.against
+    output = options.output or ROOT / "benchmarks" / "results" / f"wxformer-{side}.md"
     other = NAMES[side]
     peak = matmul_peak(options)
     ours = ("bf16" if options.bf16 else "fp32") + (", compiled" if options.compile else "")
@@ -258,8 +259,8 @@ def main() -> None:
                     f"| {r['work'] / rate:.2f} | {mfu:.2f} | {r['difference']:.0e} |"
                 )
                 print(lines[-1], flush=True)
-    options.output.parent.mkdir(exist_ok=True)
-    options.output.write_text("\n".join(lines) + "\n")
+    output.parent.mkdir(exist_ok=True)
+    output.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
