@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from credit_like import registry
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
@@ -33,7 +32,6 @@ from credit_like.inference.paths import forecast_path
 from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
-from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import get_domain_rows, is_compiled, materialise, parallelise
 from credit_like.parallel.device import pick_device
@@ -42,12 +40,10 @@ from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.threads import set_threads
-from credit_like.schema.checks import has_dropout, has_noise
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import Phase, phases
 from credit_like.schema.trainer import Parallelism
-from credit_like.stepper import Stepper
 from credit_like.training.stage import Batches, Stage
 from credit_like.training.trainer import Trainer, record_failed_start
 from credit_like.variables import Variables
@@ -95,25 +91,10 @@ def attach_weights(
     """
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
-    physics = [
-        registry.of("physics", config).build(
-            config, variables, store, statistics, rows=rows, reduce=runtime.sum_over_domain
-        )
-        for config in experiment.physics
-    ]
-    static = store.static(rows)
-    noise = noise_keys(experiment, store)
-    stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows, noise)
-    if any(tensor.device != runtime.device for tensor in (*stepper.parameters(), *stepper.buffers())):
-        stepper = stepper.to(runtime.device)  # which replaces parameters even if they stay where they are
+    context = Context.of(model, experiment, runtime, variables, store, statistics, rows)
     if is_compiled(experiment.trainer, runtime):
-        stepper.compile_arithmetic()
-    return Context(experiment, runtime, variables, store, statistics, stepper, rows)
-
-
-def noise_keys(experiment: Experiment, store: FieldStore) -> NoiseKeys | None:
-    """Return the keys of the noise and the dropout of the experiment's model; None for a model without either."""
-    return NoiseKeys(store.seconds, experiment.seed) if has_noise(experiment) or has_dropout(experiment) else None
+        context.stepper.compile_arithmetic()
+    return context
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:

@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 from torch import nn
 
-from credit_like import registry, transforms
+from credit_like import transforms
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
 from credit_like.context import Context
@@ -26,11 +26,8 @@ from credit_like.data.store import FieldStore, InMemory, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
-from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.runtime import Runtime
-from credit_like.schema.checks import has_noise
 from credit_like.schema.experiment import Experiment
-from credit_like.stepper import Stepper
 from credit_like.variables import Variables
 
 
@@ -91,18 +88,12 @@ class Forecaster:
         Points missing at the time `init` are treated as points without data.
         """
         statistics = self._statistics(store, store.index(init))
-        physics = [
-            registry.of("physics", config).build(config, self.variables, store, statistics)
-            for config in self.experiment.physics
-        ]
-        predict = self.experiment.model.predict
-        noise = None
-        if has_noise(self.experiment):
-            noise = NoiseKeys(store.seconds, self.experiment.seed)
-            noise.reseed("members", self.experiment.inference.ensemble.seed)
-        stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics, noise=noise)
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        return Context(self.experiment, Runtime(device=device), self.variables, store, statistics, stepper.to(device))
+        runtime = Runtime(device=device)
+        context = Context.of(self.model, self.experiment, runtime, self.variables, store, statistics)
+        if context.stepper.noise is not None:
+            context.stepper.noise.reseed("members", self.experiment.inference.ensemble.seed)
+        return context
 
     def open(self, dataset: xr.Dataset | Sequence[xr.Dataset]) -> FieldStore:
         """Return the data as the model's store; absent diagnostic variables are filled with NaN.
