@@ -22,6 +22,7 @@ ELSEWHERE = {
     "checkpoint/errors": "checkpoint/test_manager.py",
     "checkpoint/files": "checkpoint/test_manager.py",
     "checkpoint/format": "checkpoint/test_manager.py",
+    "checkpoint/package": "inference/test_from_files.py",
     "checkpoint/lock": "faults/test_race.py",
     "data/aliases": "data/test_store.py",
     "data/loading/arena": "data/loading/test_loader.py",

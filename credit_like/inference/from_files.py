@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 import xarray as xr
 
 from credit_like import registry
+from credit_like.checkpoint.files import digest
 from credit_like.data import times as calendar
 from credit_like.data.sources._files import source_type
 from credit_like.errors import UserError
@@ -36,7 +36,8 @@ def forecast_from_files(
 ) -> Path:
     """Forecast with the model of an export from the newest time of `sources`, or from `init`, and write `output`.
 
-    `sources` are files, stores or templates of them, which together hold what the model needs; `output` is a path that does
+    `export` is a file or a package. `sources` are files, stores or templates of them, which together hold what the model
+    needs, except for the static fields of a package; `output` is a path that does
     not exist yet and whose suffix gives the format. `overrides` change keys of `inference`, as in `KEY=VALUE`. What was
     interrupted is repeated as a whole.
 
@@ -66,9 +67,8 @@ def forecast_from_files(
     shutil.rmtree(draft, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with Path(export).open("rb") as content:
-            weights = hashlib.file_digest(content, "sha256").hexdigest()[:12]
-        outcome = write_forecasts(forecaster.context(store, init), f"export {weights}")
+        weights = forecaster.sha256 or digest(Path(export))
+        outcome = write_forecasts(forecaster.context(store, init), f"export {weights[:12]}")
         made = outcome.path if kind == "zarr" else next(outcome.path.iterdir())
         os.rename(made, output)
     finally:
