@@ -189,11 +189,15 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
     """Return the newest checkpoint of the run. Raises UserError where it has none."""
-    folder = Path(experiment.save_loc) / "checkpoints"
-    checkpoint = CheckpointManager(folder, runtime=runtime).latest()
+    checkpoint = _latest(experiment, runtime)
     if checkpoint is None:
+        folder = Path(experiment.save_loc) / "checkpoints"
         raise UserError(f"expected a checkpoint in {folder}, got none; run `credit-like train` first")
     return checkpoint
+
+
+def _latest(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
+    return CheckpointManager(Path(experiment.save_loc) / "checkpoints", runtime=runtime).latest()
 
 
 def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
@@ -209,6 +213,23 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
     spectral_norm.refresh(context.stepper.model)
     return f"step-{checkpoint.step}"
+
+
+def load_source(context: Context) -> str:
+    """Load the weights of `start_from` into the model, without training, and return their name.
+
+    Raises UserError where the source does not have all weights of the model.
+    """
+    experiment, section, runtime = context.experiment, context.experiment.start_from, context.runtime
+    assert section is not None
+    source = transfer.Source.open(section, runtime)
+    channels = transfer.Channels.of(context.variables, experiment.data.history_len, experiment.model.predict)
+    plan = transfer.plan(source, context.stepper.model, experiment.model, channels, "error")
+    for note in (*plan.notes, *transfer.load(source, plan, context.stepper.model, experiment.seed)):
+        log.warning("start_from: %s", note)
+    spectral_norm.refresh(context.stepper.model)
+    origin = runtime.broadcast(source.provenance() if runtime.is_main else None)
+    return f"start_from {origin['sha256'][:12]}"
 
 
 # ---- entry points of the commands; each returns the exit status ------------------------------------------------------
@@ -243,11 +264,16 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
-    """Write the forecasts that are missing, from every initial time; `share` = (i, n) selects the i-th of n parts."""
+    """Write the forecasts that are missing, from every initial time; `share` = (i, n) selects the i-th of n parts.
+
+    A run without a checkpoint forecasts with the weights of `start_from`, unless it is to train low-rank changes of them.
+    """
     with start(experiment, training=False) as runtime:
-        found = newest_checkpoint(experiment, runtime)
+        found, source = _latest(experiment, runtime), experiment.start_from
+        if found is None and (source is None or source.lora is not None):
+            found = newest_checkpoint(experiment, runtime)  # which says that there is none
         context = build_context(experiment, runtime, train=False)
-        checkpoint = load_weights(context, found)
+        checkpoint = load_source(context) if found is None else load_weights(context, found)
         manager = get_domain_manager(context.stepper.model)
 
         def gather(fields_BCHW: Tensor) -> Tensor | None:
