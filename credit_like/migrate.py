@@ -409,30 +409,19 @@ def _of_the_scalers(
     if not at or not path.is_file():
         return None
     scalers, chosen = read_scalers(path), arguments.get("variables") or [""]
-    logged = [
-        name for _, step in _steps_of_type(source, "preblocks", "log_transform") for name in step["args"]["variables"]
-    ]
     result: dict[str, dict[str, list[Any]]] = {}
     problems: dict[str, list[str]] = {}
     for role in ROLES:
         about = result[role] = {"channels": [], "mean": [], "std": [], "change_std": []}
         for variable in variables.role(role):
             key, count = keys[variable.name], len(variable)
-            scaler = scalers.get(key, Scaler("", (0.0,) * count, (1.0,) * count))
-            if not any(key.startswith(prefix) for prefix in chosen):
-                scaler = Scaler("", (0.0,) * count, (1.0,) * count)
-            if key in logged:
-                problems.setdefault("numbers of the logarithm", []).append(variable.name)
-            elif scaler.mean is None or scaler.std is None:
-                problems.setdefault(f"a {scaler.type}, which is no mean and standard deviation", []).append(
-                    variable.name
-                )
-            elif len(scaler.mean) != count:
-                problems.setdefault(f"{len(scaler.mean)} levels in place of {count}", []).append(variable.name)
-            else:
-                about["mean"] += scaler.mean
-                about["std"] += scaler.std
+            scaler = scalers.get(key) if any(key.startswith(prefix) for prefix in chosen) else None
+            scaler = scaler or Scaler("", (0.0,) * count, (1.0,) * count)
+            if why := _unfit(source, scaler, key, count):
+                problems.setdefault(why, []).append(variable.name)
             about["channels"] += variable.channels
+            about["mean"] += scaler.mean or ()
+            about["std"] += scaler.std or ()
             about["change_std"] += [None] * count
     if problems:
         told = "; ".join(f"{', '.join(names)} ({why})" for why, names in problems.items())
@@ -445,6 +434,16 @@ def _of_the_scalers(
     source.remarks[:] = [remark for remark in source.remarks if remark.key not in places]
     source.remark(where, "its numbers go with the weights", covered=True)
     return result
+
+
+def _unfit(source: Document, scaler: Scaler, key: str, count: int) -> str:
+    """Return why a scaler is not the mean and standard deviation of a variable with `count` channels, or nothing."""
+    logarithms = _steps_of_type(source, "preblocks", "log_transform")
+    if any(key in (step.get("args") or {}).get("variables", ()) for _, step in logarithms):
+        return "numbers of the logarithm"
+    if scaler.mean is None:
+        return f"a {scaler.type}, which is no mean and standard deviation"
+    return "" if len(scaler.mean) == count else f"{len(scaler.mean)} levels in place of {count}"
 
 
 def _steps_of_type(source: Document, part: str, kind: str) -> Iterator[tuple[Keys, Mapping[str, Any]]]:
