@@ -301,7 +301,7 @@ def rollout(
 @app.command()
 def forecast(
     export: Annotated[
-        Path, typer.Argument(metavar="EXPORT", show_default=False, help="A model of `credit-like export`.")
+        Path, typer.Argument(metavar="EXPORT", show_default=False, help="A file or package of `credit-like export`.")
     ],
     source: Annotated[
         list[str],
@@ -544,13 +544,26 @@ def checkpoints(
 @app.command()
 def export(
     save_loc: SaveLoc,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The safetensors file to write.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The safetensors file to write.")
+    ] = None,
+    package: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a model package: card, config.json, weights.")
+    ] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence on the card of a package, such as apache-2.0.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Export the trained weights, not their moving average.")] = False,
 ) -> None:
-    """Write the weights of a run to one file, whatever its layout."""
-    from credit_like.checkpoint.commands import export as export_weights
+    """Write the weights of a run to one file or to a model package, whatever its layout."""
+    from credit_like.checkpoint import commands
 
-    sys.exit(export_weights(save_loc, output, raw=raw))
+    if (output is None) == (package is None):
+        raise UserError("expected either --output FILE or --package FOLDER, got both or neither; change the command")
+    if package is not None:
+        sys.exit(commands.export_package(save_loc, package, raw=raw, licence=licence))
+    if licence is not None:
+        raise UserError("--licence: expected it with --package, got it with --output; remove it")
+    assert output is not None
+    sys.exit(commands.export(save_loc, output, raw=raw))
 
 
 @app.command(name="import-credit")

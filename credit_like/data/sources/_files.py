@@ -49,6 +49,8 @@ _DATE_CODES = {
     "%j": "[0-9]" * 3,
     "%y": "[0-9]" * 2,
 }
+_MAGIC = {b"GRIB": "grib", b"CDF": "netcdf", b"\x89HDF": "netcdf"}
+"""First bytes of a file → the type of the source that reads it."""
 INDEXED = 100
 """Number of files from which on an index is made."""
 _RECENT = 64  # files of which the metadata stay in memory
@@ -124,6 +126,29 @@ class FileConfig(Section):
 def is_url(path: str) -> bool:
     """Return whether fsspec has to open the path."""
     return "://" in path or "::" in path
+
+
+def source_type(path: str) -> str:
+    """Return the type of the source that reads a file, a store or the first file of a template.
+
+    A folder and `.zarr` in the path are zarr, other URLs netCDF; a file is known from its first bytes.
+
+    Raises UserError if there is no file or it begins like no format that can be read.
+    """
+    if ".zarr" in path or (not is_url(path) and Path(path).is_dir()):
+        return "zarr"
+    if is_url(path):
+        return "netcdf"
+    first = Path(find_files(path, {})[0])
+    try:
+        with first.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise UserError(f"expected a file or a store, got {path}: {error.strerror}; change it") from error
+    for magic, kind in _MAGIC.items():
+        if start.startswith(magic):
+            return kind
+    raise UserError(f"expected netCDF, GRIB or zarr, got {path}, which begins with {start!r}; change it")
 
 
 def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
