@@ -13,10 +13,12 @@ import pty
 import re
 import shlex
 import struct
+import subprocess
 import sys
 import termios
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape, unescape
 from itertools import groupby
 from pathlib import Path
@@ -39,21 +41,16 @@ def record(command: Sequence[str]) -> tuple[list[tuple[float, bytes]], int]:
     """Run a command in a terminal; return what it wrote, with seconds since its start, and its exit status."""
     began = time.monotonic()
     events = [(0.0, f"$ {shlex.join(command)}\r\n".encode())]
-    process, terminal = pty.fork()
-    if process == 0:
-        os.environ |= {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
-        os.execvp(command[0], list(command))
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
-    while True:
-        try:
-            data = os.read(terminal, 65536)
-        except OSError:  # how a terminal ends on Linux
-            break
-        if not data:
-            break
-        events.append((time.monotonic() - began, data))
-        sys.stderr.buffer.write(data)
-    return events, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "LINES": str(ROWS)}
+    process = subprocess.Popen(command, stdin=end, stdout=end, stderr=end, env=environment, start_new_session=True)
+    os.close(end)
+    with open(terminal, "rb", buffering=0) as output, suppress(OSError):  # how a terminal ends on Linux
+        while data := output.read(65536):
+            events.append((time.monotonic() - began, data))
+            sys.stderr.buffer.write(data)
+    return events, process.wait()
 
 
 def line_of(screen: pyte.Screen, row: int) -> str:

@@ -426,18 +426,23 @@ def problems(part: Part, key: str, value: Any) -> list[str]:
 
 def table(part: Part, anchors: dict[str, str]) -> list[str]:
     """Return the lines of the table of a part's keys."""
-    lines = ["| key | type | default | unit | meaning | example |", "|---|---|---|---|---|---|"]
+    lines = ["| key | type, default, unit | meaning, example |", "|---|---|---|"]
     schemas = properties(part)
     for key, field in part.fields():
         schema, default = schemas[key], default_of(part, field)
-        shown = "required" if default is PydanticUndefined else f"`{in_yaml(default)}`"
-        example = example_of(part, key, field, schema)
-        meaning = " ".join((field.description or "").split())
+        kind = [shown_type(schema, anchors)]
+        if default is PydanticUndefined:
+            kind.append("required")
+        elif default is not None:
+            kind.append(f"default `{in_yaml(default)}`")
         unit = lookup(UNITS, part, key) if has_numbers(schema) else None
-        cells = [
-            f"`{key}`", shown_type(schema, anchors), "" if default is None else shown, unit or "", meaning,
-            "" if example is None else f"`{key}: {in_yaml(example)}`",
-        ]  # fmt: skip
+        if unit not in (None, "1"):
+            kind.append(f"unit: {unit}")
+        meaning = [" ".join((field.description or "").split())]
+        example = example_of(part, key, field, schema)
+        if example is not None:
+            meaning.append(f"`{key}: {in_yaml(example)}`")
+        cells = [f"`{key}`", "<br>".join(kind), "<br>".join(meaning)]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return lines
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html.parser import HTMLParser
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 import numpy as np
@@ -188,6 +189,39 @@ def test_the_gallery_shows_the_notebooks_as_they_are(page):
 
 def test_there_is_a_page_for_every_notebook():
     assert [page.stem for page in GALLERY] == sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "docs/gallery/index.md"], ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    text = BLOCK.sub("", page.read_text())
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_links_of_the_site_stay_in_it():
+    hooks = script("hooks")
+    page = ROOT / "docs" / "ensembles.md"
+    text = "[a](../credit_like/losses/mse.py) [b](model.md#keys) [c](https://x.org/y) [d](../README.md)"
+    assert hooks.rewritten(text, page) == (
+        "[a](repository/credit_like/losses/mse.py.md) [b](model.md#keys) [c](https://x.org/y) [d](index.md)"
+    )
+    back = hooks.rewritten("[e](../../benchmarks/results/recipes.md)", ROOT / "models" / "wxformer-tiny" / "card.md")
+    assert back == "[e](../../benchmarks/results/recipes.md)"
+    assert "repository/benchmarks/results/recipes.md" in hooks.linked()
+
+
+def test_a_recording_becomes_a_picture():
+    pytest.importorskip("pyte", reason="the extra `docs` is not installed")
+    cast = script("cast")
+    events, status = cast.record([sys.executable, "-c", "print('one'); print('\\x1b[31mtwo & three\\x1b[0m')"])
+    assert status == 0
+    found = cast.frames([*events, (events[-1][0] + 1.0, b"")], seconds=2.0, number=10)
+    assert any("two &amp; three" in line for line in found[-1][0])
+    assert 0 <= found[0][1] <= found[-1][1] < 2.0
+    picture = cast.svg(found, 2.0, 1.0)
+    ElementTree.fromstring(picture)
+    assert picture.count("two &amp; three") == 1
+    assert "//" not in picture.replace("http://www.w3.org/2000/svg", "")
 
 
 # ---- the reference -------------------------------------------------------------------------------------------------
