@@ -133,8 +133,8 @@ def world_of(experiment: Experiment) -> int:
 def section_findings(experiment: Experiment, world: int | None) -> Iterator[Finding]:
     """Run every check that needs no data; those of the layout only if the number of processes is known."""
     yield from visible(_phase_findings, experiment, world)
-    for check in (_period_findings, _variable_findings):
-        yield from visible(check, experiment.data)
+    for data_check in (_period_findings, _variable_findings):
+        yield from visible(data_check, experiment.data)
     for check in (_ensemble_findings, _metric_findings, _time_findings, _folder_findings, place_findings):
         yield from visible(check, experiment)
 
