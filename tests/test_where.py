@@ -65,7 +65,6 @@ ELSEWHERE = {
     "schema": "schema/test_load.py",
     "schema/data": "schema/test_checks.py",
     "schema/experiment": "schema/test_checks.py",
-    "schema/partial": "malformed/test_one_round.py",
     "schema/plugin": "test_plugins.py",
     "schema/shipped": "test_wheel.py",
     "training": "integration/test_restart.py",
