@@ -103,7 +103,7 @@ def _hide(section: Any, data: Any, path: Path) -> None:
         name = _field(section, str(part))
         if name is None or not isinstance(data, Mapping) or part not in data:
             return
-        section, data = getattr(section, name, None), data[part]
+        section, data = section.__dict__.get(name), data[part]
     if isinstance(section, BaseModel) and (name := _field(section, str(path[-1]))):
         section.__dict__.pop(name, None)
 

@@ -86,6 +86,22 @@ def test_a_hidden_key_is_hidden_in_this_experiment_alone(whole):
     assert Experiment.model_validate(wrong).trainer.parallelism.domain == 1
 
 
+def test_a_section_and_a_key_of_it_may_both_be_hidden(whole):
+    paths = [
+        ("model",),
+        ("model", "dim"),
+        ("data", "source"),
+        ("data", "source", "type"),
+        ("trainer",),
+        ("trainer", "epochs"),
+    ]
+    for wrong in (paths, paths[::-1]):
+        experiment = partial_experiment(whole, wrong)
+        for section, key in ((experiment, "model"), (experiment.data, "source"), (experiment, "trainer")):
+            with pytest.raises(HiddenKey):
+                getattr(section, key)
+
+
 def test_a_misspelt_key_hides_the_one_that_it_means(whole):
     data = with_value(whole, ("trainer", "epoks"), 3)
     with pytest.raises(HiddenKey):
