@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 # processes, jobs and time limits half of the time, so they get a third worker.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-.PHONY: demo test test-all test-slow lint format bench gpu env clean
+.PHONY: demo test test-all test-slow lint format docs bench gpu env clean
 
 $(USER_STAMP): pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
@@ -47,6 +47,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## the documentation site in build/site; warnings are errors
+	$(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## every benchmark of a CPU, on this machine
 	for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

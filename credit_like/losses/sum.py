@@ -19,6 +19,7 @@ class Term(Section):
     """One of the losses."""
 
     weight: float = Field(default=1.0, gt=0)
+    """Weight of the loss in the sum."""
     loss: plugin("loss")  # type: ignore[valid-type]
     """The loss, by its `type`, and its own keys; those that all losses share are given once, for the sum."""
 

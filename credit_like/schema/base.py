@@ -6,7 +6,7 @@ import datetime as dt
 import re
 import unicodedata
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,7 @@ from pydantic import (
     PlainSerializer,
     SerializerFunctionWrapHandler,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_serializer,
 )
@@ -63,6 +64,10 @@ Line = Annotated[str, AfterValidator(one_line)]
 Word = Annotated[str, AfterValidator(one_word)]
 
 
+class HiddenKey(Exception):
+    """The value of this key is not valid, which has been reported: what depends on it cannot be checked."""
+
+
 class Section(BaseModel):
     """A frozen section of an experiment. Unknown keys and non-finite numbers are errors."""
 
@@ -77,6 +82,14 @@ class Section(BaseModel):
 
     shorthands: ClassVar[tuple[dict[str, Any], ...]] = ()
     """JSON Schemas of the short forms that a file may use for this section instead of a mapping."""
+
+    if not TYPE_CHECKING:  # type checkers would then accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise HiddenKey for a key that `schema.partial` has removed; all others are attributes of the instance."""
+            if name in type(self).model_fields:
+                raise HiddenKey(name)
+            return super().__getattr__(name)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -135,8 +148,9 @@ def format_duration(duration: dt.timedelta) -> str:
     return f"{seconds // _UNITS[unit]}{unit}"
 
 
+DurationText = Annotated[str, WithJsonSchema({"type": "string", "x-is": "duration"})]
 Duration = Annotated[
     dt.timedelta,
-    BeforeValidator(parse_duration, json_schema_input_type=str),
+    BeforeValidator(parse_duration, json_schema_input_type=DurationText),
     PlainSerializer(format_duration, return_type=str),
 ]

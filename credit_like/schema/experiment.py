@@ -40,7 +40,9 @@ class Experiment(Section):
     save_loc: str = Field(min_length=1)
     """Folder of the run, with its checkpoints, logs and forecasts. A run is identified by this folder."""
     data: DataSection
+    """Files, variables with their roles, and periods."""
     model: _Model
+    """Architecture, by its `type`, and its keys; channels and grid follow from the data."""
     start_from: StartFrom | None = None
     """Weights of another run, with which a run begins that has no checkpoint yet. Default: initial weights of `seed`."""
     loss: plugin("loss", default="mse") = Field(default={"type": "mse"})  # type: ignore[valid-type]

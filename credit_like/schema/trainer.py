@@ -15,7 +15,7 @@ from pydantic import (
 
 from credit_like.errors import UserError
 from credit_like.layout import Degrees
-from credit_like.schema.base import Duration, Section, format_duration, parse_duration
+from credit_like.schema.base import Duration, DurationText, Section, format_duration, parse_duration
 from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
 
@@ -71,7 +71,7 @@ def _every(value: Any) -> Any:
 
 Every = Annotated[
     Any,
-    BeforeValidator(_every, json_schema_input_type=int | str),
+    BeforeValidator(_every, json_schema_input_type=int | DurationText),
     PlainSerializer(lambda v: v if isinstance(v, int) else format_duration(v)),
 ]
 
@@ -210,6 +210,7 @@ class TrainerSection(PhaseKeys):
     fsdp2_cpu_offload: bool = False
     """Keep parameters, gradients and optimiser state of fsdp2 in CPU memory."""
     activation_checkpoint: bool = False
+    """Recompute activations in the backward pass instead of keeping them: less memory for a third more arithmetic."""
     compile: bool | None = None
     """Compile the model's blocks; by default on CUDA."""
     matmul_precision: Literal["highest", "high", "medium"] = "high"

@@ -61,18 +61,26 @@ class Dims(Section):
     """Names of dimensions in the files, for those not recognised by attributes or common names."""
 
     time: str | None = None
+    """Name of the time dimension."""
     level: str | None = None
+    """Name of the vertical dimension."""
     latitude: str | None = None
+    """Name of the dimension of rows."""
     longitude: str | None = None
+    """Name of the dimension of columns."""
 
 
 class Region(Section):
     """A box in degrees, edges included; with `west > east` it crosses the longitude at which the data begin."""
 
     south: float = -90.0
+    """Southern limit in degrees north."""
     north: float = 90.0
+    """Northern limit in degrees north."""
     west: float | None = None
+    """Western limit in degrees east. Default: no limit."""
     east: float | None = None
+    """Eastern limit in degrees east. Default: no limit."""
 
 
 class Regrid(Section):
@@ -102,6 +110,7 @@ class FileConfig(Section):
     rename: dict[str, str] = Field(default={})
     """Name in the files → name in the experiment, for variables whose `var` is not enough."""
     dims: Dims = Dims()
+    """Names of dimensions that are not recognised."""
     select: dict[str, int | float | str] = Field(default={})
     """Dimension of the files → the value to read, such as `{number: 0}`. Dimensions of size 1 need not be given; those
     without coordinate count from 0.
@@ -119,6 +128,7 @@ class FileConfig(Section):
     regrid: Regrid | None = None
     """Regrid the fields when they are read; `region` then applies to the result."""
     region: Region | None = None
+    """Box to read. Default: the whole grid."""
     storage_options: dict[str, Any] = Field(default={})
     """Options passed to fsspec for a URL."""
 
