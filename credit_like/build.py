@@ -18,6 +18,7 @@ from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics, varying, wanted_times
 from credit_like.data.store import FieldStore, open_store
+from credit_like.data.stored_statistics import stored_statistics
 from credit_like.errors import RunError, UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
@@ -100,7 +101,8 @@ def attach_weights(
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
     """Return the statistics, read from the experiment's file or from `save_loc/statistics.nc`.
 
-    Where the experiment names no file and none has been written yet, the main process fits them first. A run that starts
+    Where the experiment names no file and none has been written yet, the main process fits them first, or takes those that
+    the source holds. A run that starts
     from another one has a file of its own in either case: the channels of both keep the normalisation of the source.
     Raises UserError where the experiment names a file that does not exist, and where several ranks would wait for the main
     process to read more than `_FITTED_AT_START` bytes.
@@ -112,9 +114,12 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
             raise UserError(
                 f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
             )
-        if runtime.world > 1 and not given:
+        stored = None if given else stored_statistics(store, variables, experiment.data)
+        if runtime.world > 1 and not given and stored is None:
             _refuse_long_fit(store, variables, experiment, path)
-        statistics = Statistics.load(given, store) if given else fit_statistics(store, variables, experiment.data)
+        statistics = (
+            Statistics.load(given, store) if given else stored or fit_statistics(store, variables, experiment.data)
+        )
         if experiment.start_from is not None:
             statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
             for note in notes:

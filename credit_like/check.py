@@ -524,10 +524,12 @@ def _content_findings(store: Store) -> Iterator[Finding]:
 
 
 def _odd_channels(store: Store, variable: Variable) -> str | None:
-    """Yield channels whose first, middle or last field has infinite values, or none at all."""
-    last = len(store.seconds) - 1
+    """Return a problem if the first, middle or last field of the periods has infinite values, or if none has values."""
+    data = store.experiment.data
+    used = store.fields.period((*data.train, *data.valid, *data.test))
+    used = used if len(used) else np.arange(len(store.seconds))
     has_data = np.zeros(len(variable), bool)
-    for position in sorted({0, last // 2, last}):
+    for position in sorted({int(used[i]) for i in (0, (len(used) - 1) // 2, -1)}):
         fields = store.fields.read([variable], [position])[0]
         infinite = np.isinf(fields).any((1, 2))
         if infinite.any():
@@ -537,7 +539,7 @@ def _odd_channels(store: Store, variable: Variable) -> str | None:
     if has_data.all():
         return None
     channel = variable.channels[int(np.argmin(has_data))]
-    return f"expected values, got none of {channel} in the first, the middle and the last field"
+    return f"expected values, got none of {channel} in the first, the middle and the last field of the periods"
 
 
 _ON_THE_AXES = (_circle_findings, _grid_findings, _time_findings, _window_findings, _init_findings)

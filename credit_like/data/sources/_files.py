@@ -26,6 +26,7 @@ from xarray.core import indexing
 from credit_like.data.files.direct import DirectArray, Spans, direct
 from credit_like.data.files.netcdf_files import open_lazily
 from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
+from credit_like.data.files.remote import failures
 from credit_like.data.sources._conventions import (
     DIMS,
     fields,
@@ -292,7 +293,7 @@ def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr
         return open_one(path)
     except ImportError as error:
         raise UserError(_lacking(expected, path, error)) from error
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+    except failures(ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"expected {expected}, got {path}, which does not open: {reason}") from error
 

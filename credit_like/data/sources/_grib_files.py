@@ -7,7 +7,6 @@ stays open. All calls of ecCodes are made under one lock, because not every buil
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from credit_like.data.files.reduced import regular_rows
 from credit_like.data.sources._spectral import Synthesis, gaussian_grid, size
 from credit_like.errors import UserError
 
@@ -450,32 +450,10 @@ def _reduced(
 
     Raises UserError unless every row goes around the globe from the same longitude at even spacing.
     """
-    starts = np.concatenate([[0], np.cumsum(per_row)])
-    lines = [longitude[a:b] for a, b in itertools.pairwise(starts)]
-    if int(starts[-1]) != len(longitude) or not all(
-        len(line) and np.abs(line - lines[0][0] - 360.0 / len(line) * np.arange(len(line))).max() < 2e-3
-        for line in lines
-    ):
+    found = regular_rows(per_row, longitude)
+    if found is None:
         raise UserError(
             f"expected rows around the whole globe in a reduced grid, got {message.where}, a part of it; {_REGRID}"
         )
-    width = int(per_row.max())
-    place = np.arange(width) * per_row[:, None]  # in units of 1 / width of the row's spacing: exact
-    west, rest = place // width, place % width
-    first = starts[:-1, None]
-    east = first + (west + 1) % per_row[:, None]
-    rows = _Rows(first + west, east, rest / width)
-    return Geometry(latitude[starts[:-1]], lines[0][0] + 360.0 / width * np.arange(width), len(longitude), rows)
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Linear interpolation along the rows of a reduced grid; a point with a missing neighbour is missing."""
-
-    west: NDArray[np.int64]
-    east: NDArray[np.int64]
-    fraction: NDArray[np.float64]
-
-    def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        west, east = values[self.west], values[self.east]
-        return np.where(self.fraction == 0, west, west + self.fraction * (east - west))
+    starts = np.concatenate([[0], np.cumsum(per_row)])
+    return Geometry(latitude[starts[:-1]], found[0], len(longitude), found[1])
