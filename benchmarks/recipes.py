@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating]
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "benchmarks" / "results" / "recipes.md"
-DEMO = ROOT / "config" / "demo.yml"
+DEMO, GCM = (ROOT / "config" / f"{name}.yml" for name in ("demo", "gcm-t21"))
 STEPS_PER_EPOCH = 129
 BUDGET = 5 * STEPS_PER_EPOCH
 """Autoregressive steps of the demonstration's training; a batch of forecasts of n steps counts n."""
@@ -54,6 +54,7 @@ class Recipe:
     """Recipe whose weights make the forecasts; nothing is trained."""
     free: tuple[str, ...] = ()
     """Overrides for free runs alone."""
+    file: Path = DEMO
 
     def all(self) -> list[Recipe]:
         """Return this recipe after those that it needs."""
@@ -86,7 +87,7 @@ class Bench:
 
     def command(self, stage: str, recipe: Recipe, seed: int) -> list[str]:
         sets = self.overrides(recipe, seed)
-        command = [sys.executable, "-m", "credit_like.cli", stage, str(DEMO)]
+        command = [sys.executable, "-m", "credit_like.cli", stage, str(recipe.file)]
         return command + [part for each in sets for part in ("--set", each)]
 
     def run(self, recipe: Recipe, seed: int) -> None:
@@ -428,7 +429,7 @@ def input_noise(amplitude: float) -> Recipe:
     )
 
 
-INPUT_NOISE = input_noise(0.5)
+INPUT_NOISE = input_noise(0.3)
 FILTER = "physics=[{type: zonal-filter, variables: [u, v, height, column_water], highest: 21}]"
 FILTERED = Recipe("filtered", "none, and forecasts with `zonal-filter`", (*PLAIN.sets, FILTER), forecasts_of=PLAIN)
 SPECTRAL_FILTERED = Recipe(
@@ -535,6 +536,16 @@ STEPS_PER_YEAR = 1460
 
 
 INITIAL_TIMES = 5
+SEA = "{name: sea_surface_temperature, fill: cyclic}"
+CYCLIC = f"data.dynamic_forcing.surface=[{SEA}, {{name: toa_incident_solar_radiation, compute: solar}}]"
+GCM_PLAIN = Recipe("gcm", "config/gcm-t21.yml", ("trainer.input_noise=0",), free=(CYCLIC,), file=GCM)
+GCM_NOISE = Recipe(
+    "gcm-input-noise-0.3",
+    "the same with noise of 0.3 of the change per step on the input",
+    ("trainer.input_noise=0.3",),
+    free=(CYCLIC,),
+    file=GCM,
+)
 
 
 def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
@@ -710,7 +721,11 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
     "added": ("Two variables added", [PLAIN, ADDED, SHORT], added),
     "sharpness": ("Sharpness", SHARPNESS, sharpness),
     "ensembles": ("Ensembles", ENSEMBLES, ensembles),
-    "free": ("Free runs", [PLAIN, INPUT_NOISE, PROGNOSTIC, PROGNOSTIC_CURRICULUM, SPECTRAL, FILTERED], free_runs),
+    "free": (
+        "Free runs",
+        [PLAIN, INPUT_NOISE, PROGNOSTIC, PROGNOSTIC_CURRICULUM, SPECTRAL, FILTERED, GCM_PLAIN, GCM_NOISE],
+        free_runs,
+    ),
 }
 
 

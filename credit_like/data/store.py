@@ -419,7 +419,8 @@ class FieldStore:
 
 def _irradiance(variable: Variable) -> solar.Irradiance | None:
     """Return the table of a computed variable. Raises UserError where it cannot be read."""
-    return solar.read_irradiance(variable.spec.irradiance) if variable.spec.irradiance else None
+    spec = variable.spec
+    return solar.read_irradiance(spec.irradiance) if spec.compute and spec.irradiance else None
 
 
 def _check_irradiance(data: DataSection, variables: Variables, times: Times, problems: Problems) -> None:

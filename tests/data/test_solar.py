@@ -162,7 +162,7 @@ def test_an_experiment_reads_insolation_of_its_table(tmp_path):
         fields.append(opened.forcing([0, 59], now=0))
         opened.close()
     np.testing.assert_allclose(fields[1], fields[0] * (1000 / solar.SOLAR_CONSTANT), rtol=1e-6)
-    with pytest.raises(StoreError, match=r"data.dynamic_forcing.surface.0.irradiance: expected a table .* nothing.txt"):
+    with pytest.raises(StoreError, match=r"data.dynamic_forcing.surface.0.irradiance: expected a table .*nothing.txt"):
         store(irradiance=str(tmp_path / "nothing.txt"))
     (tmp_path / "old.txt").write_text("1850 1360\n1900 1361\n")
     with pytest.raises(StoreError, match=r"expected years from 1850 to 1900, which .*old.txt has, got 2000-01-01"):

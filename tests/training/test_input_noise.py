@@ -23,9 +23,10 @@ def trainer(tmp_path_factory):
         SMALL_MODEL,
         f"save_loc={tmp_path_factory.mktemp('run')}",
         "trainer.input_noise=0.5",
+        "trainer.scheduler.warmup_steps=1",
         "trainer.use_ema=false",
         "data.prognostic={level: [u, v, height], surface: [column_water, {name: precipitation, transform: sqrt}]}",
-        "data.diagnostic={}",
+        "data.diagnostic={surface: []}",
     ]
     return build.build_trainer(build.build_context(load_experiment(DEMO, overrides), Runtime()))
 
