@@ -430,6 +430,16 @@ def input_noise(amplitude: float) -> Recipe:
 
 
 INPUT_NOISE = input_noise(0.3)
+DIFFUSION = (
+    "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, "
+    "damping: 0.15, order: 2}]"
+)
+STABLE = Recipe(
+    "stable",
+    "160 more steps with `spherical-filter` and its diffusion, and forecasts with it",
+    (*INPUT_NOISE.sets, *FINE_TUNING, DIFFUSION),
+    start=INPUT_NOISE,
+)
 FILTER = "physics=[{type: zonal-filter, variables: [u, v, height, column_water], highest: 21}]"
 FILTERED = Recipe("filtered", "none, and forecasts with `zonal-filter`", (*PLAIN.sets, FILTER), forecasts_of=PLAIN)
 SPECTRAL_FILTERED = Recipe(
@@ -561,7 +571,7 @@ def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
     from credit_like.schema.load import load_experiment
 
     path = bench.folder(recipe, seed) / f"free-{years}.npz"
-    if path.exists():
+    if path.exists() and np.load(path)["finished"]:
         return
     experiment = load_experiment(
         bench.folder(recipe, seed) / "experiment.yml", [f"save_loc={bench.folder(recipe, seed)}", *recipe.free]
@@ -578,34 +588,36 @@ def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
         truth = store.read(variables.outputs, list(range(0, len(store), 4)))
         climate = Climate.of(truth, store.grid.latitude_weights() / store.grid.height)
         days: list[Day] = []
-        year: dict[str, Array] = {}
+        spectra: dict[int, Array] = {}
         began, steps = time.process_time(), 8 if bench.small else STEPS_PER_YEAR * years
         for lead, state in rollout(stepper, store, variables, inits, steps):
             if lead % 4:
                 continue
             x = stepper.outputs(state).numpy()
             days.append(climate.day(x))
-            for name, first in (("first", 0), ("last", max(0, steps - STEPS_PER_YEAR))):
-                if first < lead <= first + STEPS_PER_YEAR:
-                    year[name] = year.get(name, 0.0) + climate.spectrum(x)
-            if climate.blown(days[-1], 10).all():
+            year = (lead - 1) // STEPS_PER_YEAR
+            spectra[year] = spectra.get(year, 0.0) + climate.spectrum(x) / min(steps // 4, 365)
+            ended = bool(climate.blown(days[-1], 10).all())
+            if ended or lead % STEPS_PER_YEAR == 0 or lead == steps:
+                # Every year, so that what has been computed of a long run is not lost.
+                np.savez(
+                    path,
+                    names=[name for v in variables.outputs for name in v.channels],
+                    means=[day.means for day in days],
+                    eddies=[day.eddies for day in days],
+                    blown=[climate.blown(day) for day in days],
+                    first_spectrum=spectra[0],
+                    last_spectrum=spectra[year],
+                    cpu=time.process_time() - began,
+                    steps=lead,
+                    finished=ended or lead == steps,
+                    truth_mean=climate.means,
+                    truth_change=climate.change,
+                    truth_eddies=climate.eddies,
+                    truth_spectrum=climate.waves,
+                )
+            if ended:
                 break
-        spent = time.process_time() - began
-    np.savez(
-        path,
-        names=[f"{v.name} {level:g}" if v.levels else v.name for v in variables.outputs for level in v.levels or (0,)],
-        means=[day.means for day in days],
-        eddies=[day.eddies for day in days],
-        blown=[climate.blown(day) for day in days],
-        first_spectrum=year["first"] / min(len(days), STEPS_PER_YEAR // 4),
-        last_spectrum=year.get("last", 0.0 * year["first"]) / min(len(days), STEPS_PER_YEAR // 4),
-        cpu=spent,
-        steps=lead,
-        truth_mean=climate.means,
-        truth_change=climate.change,
-        truth_eddies=climate.eddies,
-        truth_spectrum=climate.waves,
-    )
 
 
 @dataclass(frozen=True)
@@ -711,6 +723,75 @@ ENDS = (slice(None, 365), slice(-365, None))
 """The days of the first and of the last year."""
 
 
+# --- growth -----------------------------------------------------------------------------------------------------------------
+
+GROWTH_DAYS = (14, 44)
+BANDS = {"0": (0, 1), "1–5": (1, 6), "6–12": (6, 13), "13–21": (13, 22), "22–32": (22, 33)}
+"""Zonal wavenumbers: the truth has next to nothing above 21, and little from 13 on."""
+
+
+def grow(bench: Bench, recipe: Recipe, seed: int) -> None:
+    """Forecast from the first time of the test period, and store the daily fields."""
+    import torch
+
+    from credit_like import build
+    from credit_like.rollout import rollout
+    from credit_like.schema.load import load_experiment
+
+    folder = bench.folder(recipe, seed)
+    if (folder / "growth.npz").exists():
+        return
+    torch.set_num_threads(1)
+    experiment = load_experiment(folder / "experiment.yml", [f"save_loc={folder}", *recipe.free])
+    with build.start(experiment, training=False) as runtime:
+        context = build.build_context(experiment, runtime, train=False)
+        weights = build.load_weights(context)
+        stepper, store, variables = context.stepper, context.store, context.variables
+        stepper.eval()
+        init = [store.index(experiment.data.test[0].start)]
+        states = rollout(stepper, store, variables, init, 8 if bench.small else 4 * (GROWTH_DAYS[1] + 4))
+        days = [stepper.outputs(state)[0].numpy() for lead, state in states if lead % 4 == 0]
+    np.savez(
+        folder / "growth.npz",
+        days=days,
+        weights=weights,
+        names=[name for v in variables.outputs for name in v.channels],
+        rows=store.grid.latitude_weights() / store.grid.height,
+    )
+
+
+def growth(bench: Bench) -> list[str]:
+    """Growth of what a forecast has in bands of zonal wavenumbers, and how steady its short waves are."""
+    rows = []
+    for path in sorted(bench.work.glob("*-s*/growth.npz")):
+        recipe, _, seed = path.parent.name.rpartition("-s")
+        found = np.load(path)
+        first, last = GROWTH_DAYS
+        if len(found["days"]) <= last + 3:
+            continue
+        waves = np.fft.rfft(found["days"].astype(float), norm="forward")
+        energy = (np.square(np.abs(waves)) * found["rows"][:, None]).sum(-2)
+        short = waves[..., 13:] * np.sqrt(found["rows"])[:, None]
+        for c, name in enumerate(found["names"]):
+            rates = [
+                100 * np.log(energy[last, c, a:b].sum() / energy[first, c, a:b].sum()) / (8 * (last - first))
+                for a, b in BANDS.values()
+            ]
+            now, later = short[last, c], short[last + 3, c]
+            same = (now.conj() * later).sum().real / np.sqrt(np.square(abs(now)).sum() * np.square(abs(later)).sum())
+            weights = str(found["weights"])
+            rows.append([recipe, seed, weights, str(name), *(f"{rate:+.2f}" for rate in rates), f"{same:.2f}"])
+    heads = ["run", "seed", "weights", "variable", *(f"wavenumber {band}" for band in BANDS), "steadiness"]
+    return [
+        f"A forecast from the first time of the test period: growth of the amplitude between days {GROWTH_DAYS[0]} and "
+        f"{GROWTH_DAYS[1]} in per cent per step, by zonal wavenumber. Steadiness is the correlation of the part from wavenumber 13 "
+        "on with the same part three days later; that of weather is near 0. The mean of a row (wavenumber 0) is that of the whole "
+        "field and grows only where it is small, as that of v.",
+        "",
+        *(table(heads, rows) if rows else ["Not measured yet."]),
+    ]
+
+
 CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
     "precipitation": ("Precipitation and humidity", PRECIPITATION, precipitation),
     "curriculum": (
@@ -723,9 +804,10 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
     "ensembles": ("Ensembles", ENSEMBLES, ensembles),
     "free": (
         "Free runs",
-        [PLAIN, INPUT_NOISE, PROGNOSTIC, PROGNOSTIC_CURRICULUM, SPECTRAL, FILTERED, GCM_PLAIN, GCM_NOISE],
+        [PLAIN, INPUT_NOISE, STABLE, PROGNOSTIC, PROGNOSTIC_CURRICULUM, SPECTRAL, FILTERED, GCM_PLAIN, GCM_NOISE],
         free_runs,
     ),
+    "growth": ("What grows", [PLAIN, INPUT_NOISE, STABLE], growth),
 }
 
 
@@ -785,6 +867,8 @@ def main() -> None:
                     bench.run(recipe, seed)
                     if case == "free":
                         free_run(bench, recipe, seed, arguments.years)
+                    if case == "growth":
+                        grow(bench, recipe, seed)
     if not arguments.list:
         text = report(bench)
         arguments.output.write_text(text)
