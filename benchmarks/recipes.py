@@ -430,14 +430,29 @@ def input_noise(amplitude: float) -> Recipe:
 
 
 INPUT_NOISE = input_noise(0.3)
-DIFFUSION = (
-    "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, "
-    "damping: 0.15, order: 2}]"
+
+
+def diffusion(damping: float, order: int) -> str:
+    return (
+        "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, "
+        f"damping: {damping:g}, order: {order}}}, {{type: conserve, variables: [height, v]}}]"
+    )
+
+
+STRONG_DIFFUSION = (
+    "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.15, "
+    "order: 2}]"
 )
-STABLE = Recipe(
-    "stable",
-    "160 more steps with `spherical-filter` and its diffusion, and forecasts with it",
-    (*INPUT_NOISE.sets, *FINE_TUNING, DIFFUSION),
+INPUT_NOISE_FILTERED = Recipe(
+    "input-noise-filtered",
+    "none, and forecasts with `spherical-filter`, a diffusion, and `conserve` for the means of height and v",
+    (*INPUT_NOISE.sets, diffusion(0.15, 4)),
+    forecasts_of=INPUT_NOISE,
+)
+INPUT_NOISE_DIFFUSION = Recipe(
+    "input-noise-diffusion",
+    "160 more steps with `spherical-filter` and a diffusion, and forecasts with it",
+    (*INPUT_NOISE.sets, *FINE_TUNING, STRONG_DIFFUSION),
     start=INPUT_NOISE,
 )
 FILTER = "physics=[{type: zonal-filter, variables: [u, v, height, column_water], highest: 21}]"
@@ -804,10 +819,21 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
     "ensembles": ("Ensembles", ENSEMBLES, ensembles),
     "free": (
         "Free runs",
-        [PLAIN, INPUT_NOISE, STABLE, PROGNOSTIC, PROGNOSTIC_CURRICULUM, SPECTRAL, FILTERED, GCM_PLAIN, GCM_NOISE],
+        [
+            PLAIN,
+            INPUT_NOISE,
+            INPUT_NOISE_FILTERED,
+            INPUT_NOISE_DIFFUSION,
+            PROGNOSTIC,
+            PROGNOSTIC_CURRICULUM,
+            SPECTRAL,
+            FILTERED,
+            GCM_PLAIN,
+            GCM_NOISE,
+        ],
         free_runs,
     ),
-    "growth": ("What grows", [PLAIN, INPUT_NOISE, STABLE], growth),
+    "growth": ("What grows", [PLAIN, INPUT_NOISE], growth),
 }
 
 

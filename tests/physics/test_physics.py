@@ -267,6 +267,18 @@ def test_rain_never_becomes_negative_where_the_air_gained_more_than_evaporated(v
     assert (fix(after, before)[:, 8] == 0).all()
 
 
+def test_global_means_of_levels_are_conserved_and_nothing_else_changes(variables, states):
+    after, before = (x.double() for x in states)
+    fix, grid = build({"type": "conserve", "variables": ["Q", "SP"]}, variables)
+    fixed, kept = fix(after, before), [0, 1, 2, 6]
+    assert np.abs(area_mean(after[:, kept], grid) / area_mean(before[:, kept], grid) - 1).min() > 1e-5
+    np.testing.assert_allclose(area_mean(fixed[:, kept], grid), area_mean(before[:, kept], grid), rtol=1e-13)
+    change = (fixed - after)[:, kept]
+    torch.testing.assert_close(change, change[..., :1, :1].expand_as(change), rtol=0, atol=1e-9)
+    others = [c for c in range(after.shape[1]) if c not in kept]
+    assert torch.equal(fixed[:, others], after[:, others])
+
+
 ENERGY = {"temperature": "T", "humidity": "Q", "surface_pressure": "SP", "surface_geopotential": "PHIS"}
 NET = {"top": {"down": ["solar", "thermal"]}, "surface": {"down": ["sensible"]}}
 BOTH = {
@@ -399,6 +411,7 @@ def test_what_was_added_is_recorded(variables, states):
         {"type": "clip", "variables": ["Q"]},
         {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
         {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "damping": 0.1},
+        {"type": "conserve", "variables": ["Q", "SP"]},
     ],
 )
 def test_gradients_pass(variables, states, config):
@@ -418,6 +431,7 @@ def test_gradients_pass(variables, states, config):
         {"type": "energy", **ENERGY, **BOTH, "a": A, "b": B},
         {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
         {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "damping": 0.1},
+        {"type": "conserve", "variables": ["Q", "SP"]},
     ],
 )
 def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config):
@@ -460,6 +474,10 @@ def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config)
         ({"type": "moisture", "evaporation": "evap"}, "did you mean 'evaporation'"),
         ({"type": "clip", "variables": ["rainfall"]}, "physics.variables"),
         ({"type": "zonal-filter", "variables": ["rainfall"]}, "physics.variables"),
+        (
+            {"type": "conserve", "variables": ["total_precipitation"]},
+            "physics.variables: expected one of Q, u, SP, water",
+        ),
         ({"type": "spherical-filter", "winds": ["uu"]}, "physics.winds: .*got 'uu'"),
     ],
 )
