@@ -266,10 +266,10 @@ class FieldStore:
 
     def _fill(self, variable: Variable, channels: slice, positions: NDArray[np.int64], rows: slice, out: Out) -> None:
         if variable.spec.compute == "solar":
-            latitude = self.grid.latitude[rows]
+            latitude, table = self.grid.latitude[rows], _irradiance(variable)
             times = from_seconds(self.time_seconds(positions), self.calendar)
             for t, field in enumerate(
-                solar.insolation(times, self.calendar, self.step_seconds, latitude, self.grid.longitude)
+                solar.insolation(times, self.calendar, self.step_seconds, latitude, self.grid.longitude, table)
             ):
                 out[t][channels.start] = field
             return
@@ -422,6 +422,22 @@ class FieldStore:
         return self._pool
 
 
+def _irradiance(variable: Variable) -> solar.Irradiance | None:
+    """Return the table of a computed variable. Raises UserError where it cannot be read."""
+    spec = variable.spec
+    return solar.read_irradiance(spec.irradiance) if spec.compute and spec.irradiance else None
+
+
+def _check_irradiance(data: DataSection, variables: Variables, times: Times, problems: Problems) -> None:
+    """Add to `problems` the tables of irradiance that cannot be read or do not have all years of the data."""
+    for variable in variables:
+        try:
+            if (table := _irradiance(variable)) is not None:
+                table.at(times[[0, -1]])
+        except UserError as error:
+            problems.append(((*_spec_place(data, variable), "irradiance"), str(error)))
+
+
 def _stacked(variables: Sequence[Variable]) -> list[tuple[Variable, slice]]:
     slices = Variables.slices(variables)
     return [(variable, slices[variable.name]) for variable in variables]
@@ -496,6 +512,7 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
     partial = None
     if grid is not None and found is not None:
         times, positions = found
+        _check_irradiance(data, variables, times, problems)
         placed = [replace(source, position=position) for source, position in zip(sources, positions, strict=True)]
         partial = FieldStore(variables, grid, times, step, placed, places, datasets)
     if problems or partial is None:

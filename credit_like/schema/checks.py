@@ -187,6 +187,11 @@ def _variable_findings(data: DataSection) -> Iterator[Finding]:
             yield path, f"expected {spec.compute} at the surface, got it on levels, move {where} to {role}.surface"
         if spec.compute and role in OUTPUT_ROLES:
             yield path, f"expected a forcing to compute, got {role} {spec.name!r}, move it to dynamic_forcing"
+        if spec.irradiance and not spec.compute:
+            yield (
+                (*path, "irradiance"),
+                f"expected `compute: solar` with a table of irradiance, got {spec.name!r} without, add it or remove the table",
+            )
         if spec.transform and role not in OUTPUT_ROLES:
             yield (
                 (*path, "transform"),

@@ -112,6 +112,9 @@ class VariableSpec(Section):
     """File, template or URL of this variable, if it is not in the source's own files."""
     compute: Literal["solar"] | None = None
     """Compute the variable from time and grid instead of reading it; `solar` is the insolation."""
+    irradiance: str | None = None
+    """Table of the total solar irradiance of each year for `compute: solar`: lines of a year and its mean in W m-2. A value
+    holds in the middle of its year, and is interpolated linearly between years. Default: 1360.8 W m-2 always."""
     units: str | None = None
     """Units of the variable in this experiment; values in other units are converted when read. Default: the store's."""
     levels: tuple[float, ...] | None = None

@@ -163,6 +163,10 @@ class PhaseKeys(Section):
     """Shift the fields by a random number of columns in longitude at every optimiser step. This augmentation varies the
     alignment of the data with the model's windows and reduces overfitting of small data sets. Only for grids that cover
     the full circle of longitude."""
+    input_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of noise on the prognostic input of every training sample, as a fraction of the standard deviation of
+    the change over one step. The target is without noise, so that the model learns to take out departures from the data,
+    which keeps long forecasts stable. 0 = none."""
     grad_max_norm: float | None = Field(default=1.0, gt=0)
     """Norm to which larger gradients are clipped; null = no clipping."""
     use_ema: bool = False

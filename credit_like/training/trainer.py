@@ -21,11 +21,13 @@ from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
 from credit_like.errors import UserError
 from credit_like.losses._mean import AreaLoss
+from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import is_compiled
 from credit_like.parallel.blame import Cause
 from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
+from credit_like.schema.trainer import PhaseKeys
 from credit_like.training.loop import Loop, Outcome
 from credit_like.training.memory import memory_explained
 from credit_like.training.monitor import Monitor, write_status
@@ -75,6 +77,7 @@ class Trainer:
             self.runtime,
             amp=amp,
             members=section.members,
+            first_row=context.rows.start or 0,
             compiled=is_compiled(section, self.runtime),
             accumulate=self._communicate,
         )
@@ -106,8 +109,16 @@ class Trainer:
         self.validation.begin(stage)
         step.loss, step.optimizer, step.max_norm = stage.loss, self.state.optimizer, section.grad_max_norm
         step.members, step.backprop_steps = section.members, section.backprop_steps
+        step.input_noise, step.input_keys = section.input_noise, self._input_keys(section)
         step.lead_seed = self.context.experiment.seed if section.random_forecast_len else None
         step.shift_seed = self.context.experiment.seed if section.shift_longitude else None
+
+    def _input_keys(self, section: PhaseKeys) -> NoiseKeys | None:
+        """Return the keys of the noise on the input; None where there is none."""
+        if not section.input_noise:
+            return None
+        context = self.context
+        return NoiseKeys(context.store.seconds, context.experiment.seed, "input").to(self.runtime.device)
 
     def check_ranks(self) -> None:
         """Raise UserError on all ranks unless they have the same experiment, versions, statistics and samples. Collective."""

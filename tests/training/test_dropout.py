@@ -1,4 +1,4 @@
-"""Training with dropout and stochastic depth: the same numbers in every layout and after a restart, none in a forecast."""
+"""Training with dropout, stochastic depth and noise on the input: the same numbers in every layout and after a restart."""
 
 from __future__ import annotations
 
@@ -59,8 +59,11 @@ def test_masks_change_with_step_and_lead_and_validation_has_none(tmp_path):
         assert torch.equal(first, second)
 
 
+NOISE = "trainer.input_noise=0.3"
+
+
 def trained(folder):
-    assert build.train(experiment_in(folder)) == 0
+    assert build.train(experiment_in(folder, NOISE)) == 0
     rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     weights = load_file(export(folder, folder / "weights.safetensors", "raw"))
     return [row["loss"] for row in rows if "loss" in row], weights
@@ -78,7 +81,7 @@ def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainStep, "__call__", interrupted)
-        build.train(experiment_in(parts))
+        build.train(experiment_in(parts, NOISE))
     assert json.loads((parts / "status.json").read_text())["step"] == 2
     found, continued = trained(parts)
     assert found == losses
@@ -98,7 +101,7 @@ CASES = {case.name: case for case in kit.CASES}
 )
 def test_every_layout_is_exact(tmp_path, names):
     """Outputs, losses, gradients and weights of three steps in fp64, against one process."""
-    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path), [CASES[name] for name in names])}
+    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path, NOISE), [CASES[name] for name in names])}
     for name in names:
         assert rows[name].ok, rows[name]
         assert not rows[name].refused, rows[name]

@@ -100,6 +100,7 @@ PHYSICS = {
     "none": [],
     "clip": [{"type": "clip", "variables": ["column_water"]}],
     "zonal-filter": [{"type": "zonal-filter", "variables": ["column_water"], "highest": 5}],
+    "spherical-filter": [{"type": "spherical-filter", "variables": ["column_water"], "highest": 5}],
     "mass": [{"type": "mass", "surface_pressure": "surface_pressure"}],
     "energy": [
         {
