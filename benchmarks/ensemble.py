@@ -1,12 +1,20 @@
-"""Compare a training step of K members with one of the deterministic model: time and activations.
+"""Compare a training step of K members with one of the deterministic model, and ensembles with single forecasts.
 
-    python benchmarks/ensemble.py [--members 4] [--steps 9] [--ranks 1] [--quick] [--output FILE.md]
+    python benchmarks/ensemble.py [--members 4] [--steps 9] [--ranks 1] [--noise TYPE] [--quick]
+    python benchmarks/ensemble.py --skill [--seeds 1 2 3] [--recipes NAME ...] [--work FOLDER] [--small] [--list]
 
+Each command replaces its own section of benchmarks/results/ensemble.md (`--output`).
+
+**Cost.**
 Both trainings are the trainer's own, with the same WXFormer, grid and samples; one has noise and the loss `crps`, the other
 `mse`. They take steps alternately (A B A B …) in the same processes, and the figure is the median over neighbouring steps.
 Activations are those kept at the end of forward, counted exactly, allocation by allocation. With `--ranks e` the members are
 shared by e processes of one thread over gloo; each member then costs what it costs on one rank, and the exchange. Times have
 no meaning on a busy machine; activations do not depend on the load.
+
+**Skill.** The deterministic model of the demonstration is given noise and trained on, at a cost of at most a tenth of its own
+training; then members and single forecasts of the test period are scored. Experiments are those of `recipes.py`: files and overrides
+that `--list` prints. What is in the work folder is not computed again.
 """
 
 from __future__ import annotations

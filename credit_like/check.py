@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.errors import UserError
 from credit_like.layout import Finding
+from credit_like.schema import losses
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import (
     SPLITS,
@@ -329,7 +330,9 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
             f"{grid.longitude[-1]:g}, remove this key",
         )
     for phase in phases(store.experiment):
-        zonal = [loss.type for loss in _losses(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")]
+        zonal = [
+            loss.type for loss in losses.summands(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")
+        ]
         if not grid.is_periodic and zonal:
             yield (
                 written_at(store.experiment, phase, ("loss",)),
@@ -344,13 +347,6 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
     if not messages and (check := getattr(model, "check_parallel", None)):
         for degree, message in check(grid.height, grid.width, tensor=parallelism.tensor, domain=parallelism.domain):
             yield ("trainer", "parallelism", degree), message
-
-
-def _losses(config: Any) -> Iterator[Any]:
-    """Yield a loss and, of a sum, its terms."""
-    yield config
-    for term in getattr(config, "terms", ()):
-        yield from _losses(term.loss)
 
 
 def _model_key(message: str, fields: Any) -> Finding:

@@ -16,6 +16,7 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.losses import LossConfig
 from credit_like.nn.area import AreaMean
+from credit_like.schema.losses import judges_members
 from credit_like.transforms import Transforms
 from credit_like.variables import Variables
 
@@ -90,7 +91,7 @@ class AreaLoss(nn.Module):
 
         Raises UserError for several members and a loss that is not of ensembles.
         """
-        of_members = getattr(self.module, "of_members", None)
+        of_members = self.module.of_members if judges_members(self.config) else None
         # Missing points are masked before any non-linear operation, because the gradient of a NaN is NaN even under a
         # zero weight.
         if self.transforms:
