@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.errors import UserError
 from credit_like.layout import Finding
+from credit_like.schema import losses
 from credit_like.schema.base import HiddenKey, format_duration
 from credit_like.schema.checks import (
     SPLITS,
@@ -347,7 +348,9 @@ def _circle_findings(store: Store) -> Iterator[Finding]:
             f"expected a grid whose longitudes go all the way round, {got}, remove this key",
         )
     for phase in phases(store.experiment):
-        zonal = [loss.type for loss in _losses(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")]
+        zonal = [
+            loss.type for loss in losses.summands(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")
+        ]
         if zonal:
             yield (
                 written_at(store.experiment, phase, ("loss",)),
@@ -368,13 +371,6 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
         parallelism = store.experiment.trainer.parallelism
         for degree, message in check(grid.height, grid.width, tensor=parallelism.tensor, domain=parallelism.domain):
             yield ("trainer", "parallelism", degree), message
-
-
-def _losses(config: Any) -> Iterator[Any]:
-    """Yield a loss and, of a sum, its terms."""
-    yield config
-    for term in getattr(config, "terms", ()):
-        yield from _losses(term.loss)
 
 
 def _model_key(message: str, fields: Any) -> Finding:

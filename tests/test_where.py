@@ -68,6 +68,7 @@ ELSEWHERE = {
     "schema": "schema/test_load.py",
     "schema/data": "schema/test_checks.py",
     "schema/experiment": "schema/test_checks.py",
+    "schema/losses": "training/test_members.py",
     "schema/plugin": "test_plugins.py",
     "schema/shipped": "test_wheel.py",
     "training": "integration/test_restart.py",

@@ -6,7 +6,6 @@ Each check yields findings: a location in the experiment and a message `expected
 from __future__ import annotations
 
 import datetime as dt
-import inspect
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ from credit_like.layout import (
     refuse,
 )
 from credit_like.registry import did_you_mean
+from credit_like.schema import losses
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
 from credit_like.schema.errors import Path, shown
@@ -255,7 +255,14 @@ def _member_findings(experiment: Experiment) -> Iterator[Finding]:
     members, loss = experiment.trainer.members, experiment.loss
     ranks = experiment.trainer.parallelism.ensemble
     with registry.searching(experiment.plugins):
-        of_members = getattr(registry.of("loss", loss), "of_members", None)
+        judged = losses.scores_members(loss)
+    of_members = all(judged)
+    if any(judged) and not of_members:
+        yield (
+            ("loss", "terms"),
+            f"expected terms that all are losses of ensembles or none, got {sum(judged)} of {len(judged)}, change them",
+        )
+        return
     if members > 1 and not has_noise(experiment):
         yield (
             ("trainer", "members"),
@@ -278,8 +285,7 @@ def _member_findings(experiment: Experiment) -> Iterator[Finding]:
 def shares_members(experiment: Experiment) -> bool:
     """Return whether the loss is one that several ranks can compute, each of some of the members."""
     with registry.searching(experiment.plugins):
-        of_members = getattr(registry.of("loss", experiment.loss), "of_members", None)
-    return of_members is not None and "others" in inspect.signature(of_members).parameters
+        return losses.shares_members(experiment.loss)
 
 
 def _metric_findings(experiment: Experiment) -> list[Finding]:

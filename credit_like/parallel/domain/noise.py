@@ -14,3 +14,8 @@ class DomainNoise(DomainLayer, noise.Noise):
     def bind(self, manager: DomainManager, height_in: int, _height_out: int) -> None:
         self._set(manager)
         self.first_row = manager.own(height_in)[0]
+
+
+@domain_layer(noise.NormNoise)
+class DomainNormNoise(DomainNoise, noise.NormNoise):
+    """Noise of the norms of a band."""
