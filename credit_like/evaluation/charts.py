@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from credit_like.errors import UserError
 from credit_like.evaluation.projections import (
     Array,
+    PlateCarree,
     Polar,
     Projection,
     graticule,
@@ -138,7 +139,8 @@ class _Page:
         FigureCanvasAgg(self.figure)
         self.sample = sampling(grid, *image_points(projection, _IMAGE))
         self.extent = (west, east, south, north)
-        self.step = 30 if projection.is_round or east - west > 359 or west > -10 else _regional_step(east - west)
+        self.is_flat = isinstance(projection, PlateCarree)
+        self.step = _degrees_apart(east - west) if self.is_flat else 30.0
         self.coast = projected_lines(projection, coast)
         self.net = projected_lines(projection, graticule(projection, self.step))
 
@@ -185,14 +187,14 @@ class _Page:
                 x, y = self.projection.forward(np.array(side * self.projection.lowest), np.array(degrees))
                 ax.text(float(x) * 1.07, float(y) * 1.07, longitude_text(degrees), ha="center", va="center", **style)
         elif not self.projection.is_round:
-            reach, pole = (-west, south) if _is_degrees(self.extent) else (180.0, -90.0)
+            reach, pole = (-west, south) if self.is_flat else (180.0, -90.0)
             inside = longitudes[np.abs(self.projection.from_centre(longitudes)) < min(reach, 175.0)]
             edge = np.full(len(inside), pole)
             for degrees, x in zip(inside, self.projection.forward(edge, inside)[0], strict=True):
                 if below and np.isfinite(x):
                     ax.text(x, south - 0.02 * (east - west), longitude_text(degrees), ha="center", va="top", **style)
             for degrees in np.arange(-90 + self.step, 90, self.step):
-                seam = self.projection.centre[1] + (west if _is_degrees(self.extent) else -180.0) * (1 - 1e-9)
+                seam = self.projection.centre[1] + (west if self.is_flat else -180.0) * (1 - 1e-9)
                 x, y = self.projection.forward(np.array(degrees), np.array(seam))
                 if left and np.isfinite(x):
                     ax.text(float(x) - 0.012 * (east - west), float(y), latitude_text(degrees), ha="right", va="center",
@@ -212,13 +214,8 @@ class _Page:
         ax.tick_params(labelsize=6.5, length=2, width=0.5)
 
 
-def _is_degrees(extent: tuple[float, float, float, float]) -> bool:
-    """Return whether the coordinates of a map are degrees, not lengths."""
-    return extent[1] - extent[0] > 2 * np.pi
-
-
-def _regional_step(width: float) -> float:
-    return next((step for step in (1.0, 2.0, 5.0, 10.0, 20.0) if width / step <= 9), 30.0)
+def _degrees_apart(width: float) -> float:
+    return next((step for step in (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0) if width / step <= 9), 30.0)
 
 
 def field_shades(truth: Array, fields: Array) -> Shades:

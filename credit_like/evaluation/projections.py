@@ -285,8 +285,9 @@ def projected_lines(projection: Projection, lines: Sequence[Array]) -> tuple[Arr
 
 def graticule(projection: Projection, step: float) -> list[Array]:
     """Return meridians and parallels every `step` degrees as lines of longitude and latitude."""
-    along = np.linspace(-90, 90, 181)
-    seam = projection.centre[1] + np.linspace(-180, 180, 361) * _EDGE
+    points = int(180 / min(1.0, step / 5)) + 1
+    along = np.linspace(-90, 90, points)
+    seam = projection.centre[1] + np.linspace(-180, 180, 2 * points - 1) * _EDGE
     meridians = [np.stack([np.full_like(along, east), along], 1) for east in np.arange(-180, 180, step)]
     parallels = [np.stack([seam, np.full_like(seam, north)], 1) for north in np.arange(-90 + step, 90, step)]
     return meridians + parallels

@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import xarray as xr
 import yaml
 
 from credit_like.cli import main
@@ -28,7 +29,8 @@ def pair(tmp_path):
         results = scores()
         rmse = results.sel(metric=["rmse"])
         ends = [(rmse * scale).assign_coords(metric=[name]) for scale, name in ((0.9, "rmse_low"), (1.1, "rmse_high"))]
-        results = results.merge(ends[0]).merge(ends[1]) * factor
+        joined = {"data_vars": "minimal", "coords": "minimal", "compat": "override", "join": "outer"}
+        results = xr.concat([results, *ends], "metric", **joined) * factor
         results["u"].attrs["units"] = HOSTILE
         results = results.assign(initial_times=21).assign_coords(provenance=("source", ["x"] * 3))
         save_results(results, run / "evaluation")
