@@ -88,10 +88,12 @@ def _init(files: ForecastFiles, wanted: str | None, of: str) -> int:
     """Return an initial time in seconds, by default the first."""
     if wanted is None:
         return int(files.init[0])
+    date, _, clock = wanted.strip().replace(" ", "T").partition("T")
+    hour, minute, whole_second = (*(clock or "00").split(":"), "00", "00")[:3]
     try:
-        second = calendar.parse(wanted, of)
+        second = calendar.parse(f"{date}T{hour}:{minute}:{whole_second}", of)
     except UserError as error:
-        raise UserError(f"--init: {error}") from error
+        raise UserError(f"--init: expected a time such as 2020-01-05T12, got {wanted!r}: {error}; change it") from error
     if second in files.init:
         return second
     first, last = (calendar.to_text(time) for time in calendar.from_seconds(files.init[[0, -1]], of))

@@ -233,7 +233,7 @@ def test_one_map_is_chosen(made, tmp_path):
         (Choice("nothing"), "--variable: expected one of .*, got 'nothing'"),
         (Choice(level=1.5), r"--level: expected a level of .* \(.*\), got 1.5"),
         (Choice(init="2000-01-02"), "--init: expected an initial time of the forecasts, 2000-01-01T00:00:00 to .*, got 2000-01-02"),
-        (Choice(init="tomorrow"), "--init: expected"),
+        (Choice(init="tomorrow"), "--init: expected a time such as 2020-01-05T12, got 'tomorrow'"),
         (Choice(lead_seconds=7 * 3600), r"--lead: expected a lead of the forecasts, 6 h to 12 h, got 7 h; did you mean 6h"),
     ],
 )  # fmt: skip
