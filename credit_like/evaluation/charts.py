@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -144,7 +145,7 @@ class _Page:
         self.coast = projected_lines(projection, coast)
         self.net = projected_lines(projection, graticule(projection, self.step))
 
-    def text(self, x: float, y: float, content: str, **style: object) -> None:
+    def text(self, x: float, y: float, content: str, **style: Any) -> None:
         self.figure.text(x / self.width, y / self.height, content, **style)
 
     def corner(self, place: tuple[int, int]) -> tuple[float, float]:
@@ -179,7 +180,7 @@ class _Page:
     def _degrees(self, ax: Axes, left: bool, below: bool) -> None:
         """Label parallels at the left edge and meridians below, or meridians around a pole."""
         west, east, south, _ = self.extent
-        style = {"fontsize": 6.5, "color": "0.25"}
+        style: dict[str, Any] = {"fontsize": 6.5, "color": "0.25"}
         longitudes = np.arange(-180, 180, 2 * self.step if not self.projection.is_round else self.step)
         if isinstance(self.projection, Polar):
             for degrees in longitudes:

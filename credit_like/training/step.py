@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from credit_like.host import HostCopy, to_host
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
-from credit_like.parallel.collectives import clip_grad_norm_, total_grad_norm
+from credit_like.parallel.collectives import clip_grad_norm_
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.tensor_copies import average_gradients
 from credit_like.physics._fix import Fix
@@ -101,7 +101,7 @@ class TrainStep:
         total, blame, index = self._accumulated(micro_batches, count, step)
         spectral_norm.after_backward(model)
         average_gradients(self.copied, self.runtime)
-        norm = self._clipped_norm().detach()
+        norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
         # Each rank has the mean over its own members.
         changes = [fix.taken().to(total.dtype) / self.runtime.ensemble_size for fix in fixes.values()]
         total, *corrections = self.runtime.sum_over_data(torch.cat([total[None], *changes])).unbind()
@@ -114,12 +114,6 @@ class TrainStep:
         values = torch.cat([torch.stack([x.float() for x in (total, norm, skip, *corrections)]), blame.float()])
         names = tuple(f"correction/{name}/{variable}" for name, fix in fixes.items() for variable in fix.changes)
         return StepReport(to_host(values), index, names)
-
-    def _clipped_norm(self) -> Tensor:
-        """Return the norm of the gradients, which are then scaled where a limit is set."""
-        if self.max_norm is None:
-            return total_grad_norm(list(self.parameters.values()))
-        return clip_grad_norm_(self.parameters.values(), self.max_norm)
 
     def repeat(self, micro_batches: Sequence[Sample], step: int, backward: bool) -> None:
         """Compute the forwards, and with `backward` the gradients, of step number `step` again; nothing is updated."""
