@@ -27,7 +27,7 @@ policy.configure()  # as at the start of every run
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE = 2.0  # seconds that the other ranks get to end after one has failed
+GRACE = 20.0  # seconds that the other ranks get to end after one has failed
 
 
 def _child(rank, world, port: Connection, fn, args, pipe: Connection):

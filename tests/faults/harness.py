@@ -55,6 +55,32 @@ def replicate(runtime):
     return lambda model: DistributedDataParallel(model, find_unused_parameters=True)
 
 
+def hold_at(number: int, save_loc: str | Path) -> None:
+    """Have this process wait in optimiser step `number` until `release(save_loc)`.
+
+    What a test does until then happens in the midst of the training, however busy the machine is.
+    """
+    from credit_like.training.step import TrainStep
+
+    inner = TrainStep.__call__
+
+    def step(self, micro_batches, count, learning_rate, step):
+        while step == number and not _released(save_loc).exists():
+            time.sleep(0.005)
+        return inner(self, micro_batches, count, learning_rate, step)
+
+    TrainStep.__call__ = step
+
+
+def release(save_loc: str | Path) -> None:
+    """Let the processes go on that wait in `hold_at`, and those to come."""
+    _released(save_loc).touch()
+
+
+def _released(save_loc: str | Path) -> Path:
+    return Path(save_loc).with_suffix(".released")
+
+
 def _train(rank, world, port, save_loc, section):
     """Run one rank to its end."""
     import datetime as dt
@@ -64,6 +90,8 @@ def _train(rank, world, port, save_loc, section):
 
     runtime, wrap = Runtime(), None
     section = dict(section)
+    if number := section.pop("hold_at", None):
+        hold_at(number, save_loc)
     if world > 1:
         layout = section.setdefault("parallelism", {"data": "ddp"})
         patience = dt.timedelta(seconds=section.pop("patience", 120))  # a busy machine may stall for a while
