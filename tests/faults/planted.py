@@ -28,7 +28,7 @@ MOMENTS = {
     "forecast": "credit_like.training.forecasts.ShortForecasts.__call__",
 }
 SETTINGS = [
-    "trainer.parallelism={data: ddp}", "trainer.timeout=60s", "trainer.epochs=1", "inference.init=null", "inference.lead=12h",
+    "trainer.parallelism={data: ddp}", "trainer.timeout=300s", "trainer.epochs=1", "inference.init=null", "inference.lead=12h",
     "trainer.batches_per_epoch=3", "trainer.monitor={every: 1, share: 1.0, lead: 12h}",
 ]  # fmt: skip
 
