@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,5 +117,8 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path, request, launcher, mome
     seconds = time.time() - float(run.with_suffix(".planted").read_text())
     print(f"{launcher}, {moment}, killed: ended after {seconds:.1f} s, load {os.getloadavg()[0]:.0f}")
     assert code != 0
-    assert "Traceback (most recent call last)" not in said.partition("torch.distributed")[0], said
-    assert said.count("held up the others") <= 1, said
+    assert re.search('File ".*credit_like', said) is None, (
+        said
+    )  # torchrun's agent always ends with a traceback of its own
+    named = said.count("rank 1 held up the others: rank 1 does not respond: it was stopped or killed")
+    assert named == 1 if launcher == "torchrun" else named <= 1, said
