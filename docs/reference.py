@@ -57,7 +57,7 @@ _UNITS = {
     "°": "degrees",
     "hPa": "pressure_levels",
     "those of the level coordinate": "levels",
-    "standard deviations of the change over a step": "amplitude",
+    "standard deviations of the change over a step": "amplitude input_noise",
     "those of the variable": "values minimum maximum",
     "checkpoints": "keep",
     "initial times": "init",
@@ -80,7 +80,7 @@ _UNITS = {
     "kg m⁻² per unit of the variable": "water_scale",
     "1 (a share)": "share quantiles",
     "1 (a probability)": "attn_dropout ff_dropout drop_path",
-    "1": "alpha b betas compression cross_embed_strides delta ema_decay eps factor grad_max_norm "
+    "1": "alpha b betas compression correlation cross_embed_strides delta ema_decay eps factor grad_max_norm "
     "lead_weights learning_rate level_weights min_change min_lr momentum phase_weight point_weight rank scale scales "
     "seed variable_weights weight weight_decay",
 }
@@ -127,6 +127,7 @@ EXAMPLES: dict[str, Any] = {
     "var": "t",
     "VariableSpec.path": "/data/precipitation_%Y.nc",
     "compute": "solar",
+    "irradiance": "total_solar_irradiance.txt",
     "units": "mm",
     "transform": {"type": "log1p", "scale": 0.1},
     "Period.start": "1979-01-01",
@@ -206,6 +207,9 @@ EXAMPLES: dict[str, Any] = {
     "regrid": {"degrees": 1.5},
     "region": {"south": 30, "north": 75, "west": -30, "east": 45},
     "storage_options": {"token": "anon"},
+    "cache": {"folder": "/scratch/cache", "size": "200GB"},
+    "Cache.folder": "/scratch/cache",
+    "Cache.size": "200GB",
     "Dims.time": "valid_time",
     "Dims.level": "plev",
     "Dims.latitude": "lat",

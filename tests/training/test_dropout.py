@@ -54,9 +54,12 @@ def test_masks_change_with_step_and_lead_and_validation_has_none(tmp_path):
         assert torch.equal(first, second)
 
 
+NOISE = "trainer.input_noise=0.3"
+
+
 @pytest.mark.slow
 def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path):
-    assert_same_when_continued(lambda folder: experiment_in(folder, "trainer.input_noise=0.3"), tmp_path)
+    assert_same_when_continued(lambda folder: experiment_in(folder, NOISE), tmp_path)
 
 
 CASES = {case.name: case for case in kit.CASES}
