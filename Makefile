@@ -8,10 +8,11 @@ BIN := $(VENV)/bin
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 # One thread per process: pytest's workers and the ranks that tests fork already use all cores. The slow tests wait for
-# processes, jobs and time limits half of the time, so they get a third worker.
+# processes, jobs and time limits half of the time, so they get a third worker, and begin with the longest files (LONGEST in
+# tests/conftest.py) instead of those of most tests.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-.PHONY: demo test test-all test-slow lint format bench gpu env clean
+.PHONY: demo test test-all test-slow lint format docs bench gpu env clean
 
 $(USER_STAMP): pyproject.toml Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
@@ -33,7 +34,7 @@ test: $(STAMP)  ## the everyday tests
 	$(PYTEST) -m "not slow"
 
 test-slow: $(STAMP)  ## the slow tests that CI runs: representatives of every layout, kills, job chains, notebooks
-	$(PYTEST) -n 3 -m "slow and not long"
+	$(PYTEST) -n 3 --no-loadscope-reorder -m "slow and not long"
 
 test-all: test  ## everything: the full layout matrix, kill storms
 	$(PYTEST) -m slow
@@ -47,6 +48,9 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)  ## the documentation site in build/site; warnings are errors
+	$(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## every benchmark of a CPU, on this machine
 	for script in $(filter-out benchmarks/gpu.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done

@@ -1,30 +1,47 @@
-"""Compare a training step of K members with one of the deterministic model: time and activations.
+"""Compare a training step of K members with one of the deterministic model, and ensembles with single forecasts.
 
-    python benchmarks/ensemble.py [--members 4] [--steps 9] [--ranks 1] [--quick] [--output FILE.md]
+    python benchmarks/ensemble.py [--members 4] [--steps 9] [--ranks 1] [--noise TYPE] [--quick]
+    python benchmarks/ensemble.py --skill [--seeds 1 2 3] [--recipes NAME ...] [--work FOLDER] [--small] [--list]
 
-Both trainings are the trainer's own, with the same WXFormer, grid and samples; one has noise and the loss `crps`, the other
+Each command replaces its own section of benchmarks/results/ensemble.md (`--output`).
+
+**Cost.** Both trainings are the trainer's own, with the same WXFormer, grid and samples; one has noise and the loss `crps`, the other
 `mse`. They take steps alternately (A B A B …) in the same processes, and the figure is the median over neighbouring steps.
 Activations are those kept at the end of forward, counted exactly, allocation by allocation. With `--ranks e` the members are
 shared by e processes of one thread over gloo; each member then costs what it costs on one rank, and the exchange. Times have
 no meaning on a busy machine; activations do not depend on the load.
+
+**Skill.** The deterministic model of the demonstration is given noise and trained on, at a cost of at most a tenth of its own
+training; then members and single forecasts of the test period are scored. Experiments are those of `recipes.py`: files and overrides
+that `--list` prints. What is in the work folder is not computed again.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 import statistics
 import tempfile
+import textwrap
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import recipes
+from numpy.typing import NDArray
+from recipes import Recipe
+
+OUTPUT = Path(__file__).parent / "results" / "ensemble.md"
 TARGET_TIME, TARGET_ACTIVATIONS = 1.03, 1.0
 """Per member, relative to the deterministic step."""
 HEIGHT, QUICK_HEIGHT = 64, 32
 
 
-def settings(height: int, members: int, ranks: int, folder: str) -> list[str]:
+def settings(height: int, members: int, ranks: int, folder: str, noise: str = "decoder") -> list[str]:
     """Return the overrides of `config/demo.yml` for a training of so many members; 1 is the deterministic one."""
     found = [
         f"data.source.latitudes={height}",
@@ -39,13 +56,13 @@ def settings(height: int, members: int, ranks: int, folder: str) -> list[str]:
         # Every process takes it by itself, so that both trainings have as many processes.
         return found
     ensemble = [f"trainer.members={members}", f"trainer.parallelism={{data: none, ensemble: {ranks}}}"]
-    return [*found, *ensemble, "model.noise={channels: 16}", "loss={type: crps}"]
+    return [*found, *ensemble, f"model.noise={{type: {noise}, channels: 16}}", "loss={type: crps}"]
 
 
 class Training:
     """Steps of the trainer on one sample of random numbers."""
 
-    def __init__(self, height: int, members: int, ranks: int, folder: str) -> None:
+    def __init__(self, height: int, members: int, ranks: int, folder: str, noise: str = "decoder") -> None:
         import torch
 
         from credit_like import build
@@ -56,7 +73,7 @@ class Training:
         from credit_like.variables import Variables
 
         demo = Path(__file__).parents[1] / "config" / "demo.yml"
-        experiment = load_experiment(demo, settings(height, members, ranks, folder))
+        experiment = load_experiment(demo, settings(height, members, ranks, folder, noise))
         variables = Variables(experiment.data)
         grid = open_store(experiment.data, variables).grid
         runtime = Runtime() if members == 1 else Runtime.start(experiment.trainer.parallelism, torch.device("cpu"))
@@ -88,12 +105,12 @@ class Training:
         return found[0]
 
 
-def measure(members: int, steps: int, ranks: int, height: int, folder: str) -> dict[str, Any]:
+def measure(members: int, steps: int, ranks: int, height: int, folder: str, noise: str) -> dict[str, Any]:
     """Return activations and the seconds of alternating steps, deterministic first."""
     import torch
 
     torch.set_num_threads(1)
-    both = [Training(height, 1, 1, folder), Training(height, members, ranks, folder)]
+    both = [Training(height, 1, 1, folder), Training(height, members, ranks, folder, noise)]
     for training in both:
         for _ in range(2):  # DDP allocates its buckets anew in the second step
             training.step()
@@ -120,31 +137,166 @@ def table(found: list[dict[str, Any]], members: int, height: int) -> str:
     return "\n".join(lines)
 
 
+# --- skill ------------------------------------------------------------------------------------------------------------------
+
+
+INITS = "inference.init=[2000-09-27, 2000-10-31T18, 144h]"
+SINGLE = replace(recipes.SINGLE, sets=(*recipes.SINGLE.sets, INITS))
+PERTURBED = [replace(each, sets=(*each.sets, INITS)) for each in (recipes.perturbed(0.5), recipes.perturbed(2.0))]
+
+
+def trained_on(
+    name: str, what: str, noise: str, batches: int, leads: int, rate: float = 2.0e-2, decay: float = 0.99
+) -> Recipe:
+    """A deterministic model with noise, trained further on `batches` forecasts of so many steps.
+
+    `rate` is the learning rate of the layers of noise, `decay` that of the moving average of the weights.
+    """
+    group = f"{{match: '*noise.*', learning_rate: {rate}, weight_decay: 0.0}}"
+    return recipes.noisy(
+        name,
+        batches,
+        what,
+        f"data.forecast_len={leads}",
+        f"model.noise={{{noise}, channels: 8}}",
+        f"trainer.optimizer={{type: adamw, learning_rate: 3.0e-4, weight_decay: 0.01, groups: [{group}]}}",
+        f"trainer.ema_decay={decay}",
+    )
+
+
+def every_sixth_day(recipe: Recipe, *sets: str) -> Recipe:
+    """Take the initial times of this benchmark."""
+    return replace(recipe, sets=(*recipe.sets, INITS, *sets))
+
+
+DECODER, NORMS = "type: decoder", "type: conditional-norm"
+LASTING = "correlation: 0.9"
+ONE_STEP = every_sixth_day(
+    trained_on("n1", "noise in the decoder, 5 % further cost: 32 batches of one step", DECODER, 32, 1)
+)
+ONE_STEP_LASTING = replace(
+    ONE_STEP,
+    name="n1-c9",
+    what="the same weights (5 %), forecasts with noise of correlation 0.9",
+    sets=(*ONE_STEP.sets, f"model.noise={{{DECODER}, channels: 8, {LASTING}}}"),
+    start=None,
+    forecasts_of=ONE_STEP,
+)
+MORE_ONE_STEP = every_sixth_day(
+    trained_on(
+        "D1", "noise of correlation 0.9, 10 %: 64 batches of one step", f"{DECODER}, {LASTING}", 64, 1, 3.0e-2, 0.9
+    )
+)
+FOUR_STEPS = every_sixth_day(
+    trained_on("A", "noise of correlation 0.9, 10 %: 16 batches of four steps", f"{DECODER}, {LASTING}", 16, 4, 6.0e-2, 0.9)
+)
+IN_NORMS = every_sixth_day(
+    trained_on("C", "the same in norms, 10 %", f"{NORMS}, {LASTING}", 16, 4, 3.0e-2, 0.9)
+)
+RECIPES = [*PERTURBED, ONE_STEP, ONE_STEP_LASTING, MORE_ONE_STEP, FOUR_STEPS, IN_NORMS]
+LEADS = (24, 72, 120)
+
+
+def skill(bench: recipes.Bench) -> str:
+    """Return a Markdown table of the recipes that have been run: means over variables and seeds, and their range."""
+    rows = []
+    for recipe in RECIPES:
+        seeds = bench.found(SINGLE, recipe)
+        for lead in LEADS if seeds else ():
+            found = [_skill_of(bench, recipe, seed, lead) for seed in seeds]
+            columns = [np.concatenate(values) for values in zip(*found, strict=True)]
+            ratio, crps = columns[:2]
+            met = recipes.verdict(bool(((0.9 <= ratio) & (ratio <= 1.1)).all() and (crps < 1).all()))
+            cells = [f"{x.mean():.2f} ({x.min():.2f}–{x.max():.2f})" for x in columns]
+            rows.append([recipe.what, ", ".join(map(str, seeds)), f"{lead} h", *cells, met])
+    heads = ["ensemble", "seeds", "lead", "spread / skill", "fair CRPS / MAE", "RMSE of the mean / RMSE", "target"]
+    text = [
+        f"{recipes.MEMBERS} members from 6 initial times of the test period; MAE and RMSE are those of the deterministic model that the "
+        f"ensemble starts from. The deterministic training has {recipes.BUDGET} steps of 8 samples; further cost is that of batches × "
+        "leads × 4 samples × 2 members relative to it. Each number is the mean over variables, levels and seeds, with the smallest "
+        "and the largest of them in brackets. Target: spread / skill from 0.9 to 1.1 and CRPS below the MAE for every variable.",
+        "",
+        *recipes.table(heads, rows),
+    ]
+    return "\n".join(text)
+
+
+def _skill_of(bench: recipes.Bench, recipe: Recipe, seed: int, lead: int) -> list[NDArray[np.floating]]:
+    """Return spread / skill, fair CRPS / MAE, and the RMSE of the mean relative to one forecast, for each channel."""
+    mae, rmse = (bench.rmse(SINGLE, seed, metric=metric) for metric in ("mae", "rmse"))
+    of_members = [bench.rmse(recipe, seed, metric=metric) for metric in ("spread-skill", "fair-crps", "rmse")]
+    relative = [of_members[0], of_members[1] / mae, of_members[2] / rmse]
+    return [x[lead].dropna().to_numpy() for x in relative]
+
+
+def run_skill(options: argparse.Namespace) -> str:
+    """Run what has not been run yet, and return the table."""
+    bench = recipes.Bench(options.work, tuple(options.seeds), options.small)
+    for seed in options.seeds:
+        for recipe in [SINGLE, *RECIPES]:
+            if options.recipes and recipe.name not in options.recipes:
+                continue
+            if options.list:
+                print(*(shlex.join(bench.command(s, recipe, seed)) for s in ("train", "rollout", "evaluate")), sep="\n")
+            else:
+                bench.run(recipe, seed)
+    return skill(bench)
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------------
+
+
+def write_section(page: Path, title: str, text: str) -> None:
+    """Replace the section of this title in the page, or add it at the end."""
+    old = page.read_text() if page.exists() else "# Ensembles\n\nMade by `python benchmarks/ensemble.py`, a section by each command.\n"
+    head, *sections = re.split(r"^## ", old, flags=re.MULTILINE)
+    found = {section.partition("\n")[0]: section for section in sections}
+    wrapped = [
+        part for line in text.split("\n") for part in ([line] if line.startswith("|") else textwrap.wrap(line, 132) or [""])
+    ]
+    found[title] = "\n".join([title, "", *wrapped]) + "\n"
+    page.write_text("\n".join([head.rstrip("\n") + "\n", *(f"## {found[name].rstrip(chr(10))}\n" for name in sorted(found))]))
+
+
+def cost(options: argparse.Namespace) -> str:
+    """Measure, and return the table."""
+    from credit_like.parallel.processes import run_ranks
+
+    height = QUICK_HEIGHT if options.quick else HEIGHT
+    with tempfile.TemporaryDirectory(prefix="credit-like-ensemble-") as folder:
+        work = partial(measure, options.members, options.steps, options.ranks, height, folder, options.noise)
+        answers = run_ranks(options.ranks, work, 3600.0)
+    failed = [answer.value for answer in answers if answer.state != "done"]
+    if failed:
+        raise SystemExit(failed[0])
+    return table([answer.value for answer in answers], options.members, height)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, default=4)
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--ranks", type=int, default=1, help="processes that share the members")
+    parser.add_argument("--noise", choices=["decoder", "conditional-norm"], default="decoder")
     parser.add_argument("--quick", action="store_true", help="a grid of a quarter of the points")
-    parser.add_argument("--output", type=Path, help="write the table to this file")
+    parser.add_argument("--skill", action="store_true", help="score ensembles instead of measuring steps")
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
+    parser.add_argument("--recipes", nargs="*", help="only these experiments")
+    parser.add_argument("--work", type=Path, default=Path("runs/recipes"), help="folder of the runs, that of recipes.py")
+    parser.add_argument("--small", action="store_true", help="a few steps of everything")
+    parser.add_argument("--list", action="store_true", help="only print the commands")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="the page whose section is replaced")
     options = parser.parse_args()
     if options.members < 2 or options.members % options.ranks:
         parser.error(
             f"expected --ranks that divides --members of at least 2, got {options.ranks} and {options.members}"
         )
-    from credit_like.parallel.processes import run_ranks
-
-    height = QUICK_HEIGHT if options.quick else HEIGHT
-    with tempfile.TemporaryDirectory(prefix="credit-like-ensemble-") as folder:
-        work = partial(measure, options.members, options.steps, options.ranks, height, folder)
-        answers = run_ranks(options.ranks, work, 3600.0)
-    failed = [answer.value for answer in answers if answer.state != "done"]
-    if failed:
-        raise SystemExit(failed[0])
-    text = table([answer.value for answer in answers], options.members, height)
+    text = run_skill(options) if options.skill else cost(options)
+    if options.list:
+        return
     print(text)
-    if options.output is not None:
-        options.output.write_text(text + "\n")
+    of_cost = f"Cost: {options.noise}, {options.ranks} rank{'s' * (options.ranks > 1)}"
+    write_section(options.output, "Skill" if options.skill else of_cost, text)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating]
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "benchmarks" / "results" / "recipes.md"
-DEMO = ROOT / "config" / "demo.yml"
+DEMO, GCM = (ROOT / "config" / f"{name}.yml" for name in ("demo", "gcm-t21"))
 STEPS_PER_EPOCH = 129
 BUDGET = 5 * STEPS_PER_EPOCH
 """Autoregressive steps of the demonstration's training; a batch of forecasts of n steps counts n."""
@@ -52,6 +52,9 @@ class Recipe:
     """Recipe whose weights the run begins with."""
     forecasts_of: Recipe | None = None
     """Recipe whose weights make the forecasts; nothing is trained."""
+    free: tuple[str, ...] = ()
+    """Overrides for free runs alone."""
+    file: Path = DEMO
 
     def all(self) -> list[Recipe]:
         """Return this recipe after those that it needs."""
@@ -84,7 +87,7 @@ class Bench:
 
     def command(self, stage: str, recipe: Recipe, seed: int) -> list[str]:
         sets = self.overrides(recipe, seed)
-        command = [sys.executable, "-m", "credit_like.cli", stage, str(DEMO)]
+        command = [sys.executable, "-m", "credit_like.cli", stage, str(recipe.file)]
         return command + [part for each in sets for part in ("--set", each)]
 
     def run(self, recipe: Recipe, seed: int) -> None:
@@ -418,6 +421,40 @@ def energies(bench: Bench, recipe: Recipe, seed: int) -> dict[str, tuple[Array, 
     return found
 
 
+def input_noise(amplitude: float) -> Recipe:
+    return Recipe(
+        f"input-noise-{amplitude:g}",
+        f"noise of {amplitude:g} of the change per step on the input",
+        (*PLAIN.sets, f"trainer.input_noise={amplitude:g}"),
+    )
+
+
+INPUT_NOISE = input_noise(0.3)
+
+
+def diffusion(damping: float, order: int) -> str:
+    return (
+        "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, "
+        f"damping: {damping:g}, order: {order}}}, {{type: conserve, variables: [height, v]}}]"
+    )
+
+
+STRONG_DIFFUSION = (
+    "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.15, "
+    "order: 2}]"
+)
+INPUT_NOISE_FILTERED = Recipe(
+    "input-noise-filtered",
+    "none, and forecasts with `spherical-filter`, a diffusion, and `conserve` for the means of height and v",
+    (*INPUT_NOISE.sets, diffusion(0.15, 4)),
+    forecasts_of=INPUT_NOISE,
+)
+INPUT_NOISE_DIFFUSION = Recipe(
+    "input-noise-diffusion",
+    "160 more steps with `spherical-filter` and a diffusion, and forecasts with it",
+    (*INPUT_NOISE.sets, *FINE_TUNING, STRONG_DIFFUSION),
+    start=INPUT_NOISE,
+)
 FILTER = "physics=[{type: zonal-filter, variables: [u, v, height, column_water], highest: 21}]"
 FILTERED = Recipe("filtered", "none, and forecasts with `zonal-filter`", (*PLAIN.sets, FILTER), forecasts_of=PLAIN)
 SPECTRAL_FILTERED = Recipe(
@@ -523,10 +560,24 @@ def ensembles(bench: Bench) -> list[str]:
 STEPS_PER_YEAR = 1460
 
 
-def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
-    """Forecast from the first time of the test period for so many years, and store daily means and the last year's spectrum.
+INITIAL_TIMES = 5
+SEA = "{name: sea_surface_temperature, fill: cyclic}"
+CYCLIC = f"data.dynamic_forcing.surface=[{SEA}, {{name: toa_incident_solar_radiation, compute: solar}}]"
+GCM_PLAIN = Recipe("gcm", "config/gcm-t21.yml", ("trainer.input_noise=0",), free=(CYCLIC,), file=GCM)
+GCM_NOISE = Recipe(
+    "gcm-input-noise-0.3",
+    "the same with noise of 0.3 of the change per step on the input",
+    ("trainer.input_noise=0.3",),
+    free=(CYCLIC,),
+    file=GCM,
+)
 
-    The run ends early where the variance of a variable's eddies is 100 times the truth's, or not finite.
+
+def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
+    """Forecast from some times of the test period for so many years; store daily means, and spectra of the first and last year.
+
+    A forecast has blown up where the variance of a variable's eddies is 10 times the truth's, or where a global mean is further
+    from the truth's than the truth varies in space and time. The run ends when that holds tenfold for all forecasts.
     """
     import torch
 
@@ -535,10 +586,10 @@ def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
     from credit_like.schema.load import load_experiment
 
     path = bench.folder(recipe, seed) / f"free-{years}.npz"
-    if path.exists():
+    if path.exists() and np.load(path)["finished"]:
         return
     experiment = load_experiment(
-        bench.folder(recipe, seed) / "experiment.yml", [f"save_loc={bench.folder(recipe, seed)}"]
+        bench.folder(recipe, seed) / "experiment.yml", [f"save_loc={bench.folder(recipe, seed)}", *recipe.free]
     )
     torch.set_num_threads(1)
     print(f"{dt.datetime.now():%H:%M:%S} {years} years of {recipe.name} seed {seed}", flush=True)
@@ -547,72 +598,210 @@ def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
         build.load_weights(context)
         stepper, store, variables = context.stepper, context.store, context.variables
         stepper.eval()
-        init = store.index(experiment.data.test[0].start)
-        rows = torch.tensor(store.grid.latitude_weights() / store.grid.height, dtype=torch.float64)[:, None]
-        truth = store.read(variables.outputs, list(range(0, len(store), 4))).astype(float)
-        weights = rows.numpy()
-        truth_eddies = (np.square(truth - truth.mean(-1, keepdims=True)) * weights).sum(-2).mean(-1)
-        means, eddies, spectrum = [], [], 0.0
+        test = store.period(experiment.data.test)
+        inits = [int(test[i * len(test) // INITIAL_TIMES]) for i in range(INITIAL_TIMES)]
+        truth = store.read(variables.outputs, list(range(0, len(store), 4)))
+        climate = Climate.of(truth, store.grid.latitude_weights() / store.grid.height)
+        days: list[Day] = []
+        spectra: dict[int, Array] = {}
         began, steps = time.process_time(), 8 if bench.small else STEPS_PER_YEAR * years
-        for lead, state in rollout(stepper, store, variables, [init], steps):
+        for lead, state in rollout(stepper, store, variables, inits, steps):
             if lead % 4:
                 continue
-            x = stepper.outputs(state)[0].double()
-            means.append((x * rows).sum(-2).mean(-1).numpy())
-            eddies.append(((x - x.mean(-1, keepdim=True)).square() * rows).sum(-2).mean(-1).numpy())
-            if lead > steps - STEPS_PER_YEAR:
-                spectrum = spectrum + ((torch.fft.rfft(x, norm="forward").abs().square()) * rows).sum(-2).numpy()
-            if not (eddies[-1] < 100 * truth_eddies.mean(0)).all():
+            x = stepper.outputs(state).numpy()
+            days.append(climate.day(x))
+            year = (lead - 1) // STEPS_PER_YEAR
+            spectra[year] = spectra.get(year, 0.0) + climate.spectrum(x) / min(steps // 4, 365)
+            ended = bool(climate.blown(days[-1], 10).all())
+            if ended or lead % STEPS_PER_YEAR == 0 or lead == steps:
+                # Every year, so that what has been computed of a long run is not lost.
+                np.savez(
+                    path,
+                    names=[name for v in variables.outputs for name in v.channels],
+                    means=[day.means for day in days],
+                    eddies=[day.eddies for day in days],
+                    blown=[climate.blown(day) for day in days],
+                    first_spectrum=spectra[0],
+                    last_spectrum=spectra[year],
+                    cpu=time.process_time() - began,
+                    steps=lead,
+                    finished=ended or lead == steps,
+                    truth_mean=climate.means,
+                    truth_change=climate.change,
+                    truth_eddies=climate.eddies,
+                    truth_spectrum=climate.waves,
+                )
+            if ended:
                 break
-        spent = time.process_time() - began
-    np.savez(
-        path,
-        names=[f"{v.name} {level:g}" if v.levels else v.name for v in variables.outputs for level in v.levels or (0,)],
-        means=means,
-        eddies=eddies,
-        spectrum=spectrum,
-        cpu=spent,
-        steps=lead,
-        truth_means=(truth * weights).sum(-2).mean(-1),
-        truth_eddies=truth_eddies,
-        truth_spectrum=(np.square(np.abs(np.fft.rfft(truth, norm="forward"))) * weights).sum(-2).mean(0),
-    )
+
+
+@dataclass(frozen=True)
+class Day:
+    """Global means (B, C) of some fields, and of the variance of their eddies, which are deviations from the zonal mean."""
+
+    means: Array
+    eddies: Array
+
+
+@dataclass(frozen=True)
+class Climate:
+    """The truth's global means, their standard deviation in time, its spread, eddy variance and zonal spectrum, by channel."""
+
+    weights: Array
+    means: Array
+    change: Array
+    spread: Array
+    eddies: Array
+    waves: Array
+
+    @classmethod
+    def of(cls, truth: Array, weights: Array) -> Climate:
+        empty = cls(weights[:, None], *[np.zeros(0)] * 5)
+        day = empty.day(truth)
+        means = day.means.mean(0)
+        spread = np.sqrt(
+            (np.square(truth.astype(float) - means[:, None, None]) * empty.weights).sum(-2).mean(-1).mean(0)
+        )
+        return cls(
+            empty.weights, means, day.means.std(0), spread, day.eddies.mean(0), empty.spectrum(truth).mean(0)
+        )  # fmt: skip
+
+    def day(self, x: Array) -> Day:
+        x = x.astype(float)
+        eddies = np.square(x - x.mean(-1, keepdims=True))
+        return Day((x * self.weights).sum(-2).mean(-1), (eddies * self.weights).sum(-2).mean(-1))
+
+    def spectrum(self, x: Array) -> Array:
+        waves = np.fft.rfft(x.astype(float), norm="forward")
+        return np.asarray((np.square(np.abs(waves)) * self.weights).sum(-2))
+
+    def blown(self, day: Day, times: float = 1.0) -> NDArray[np.bool_]:
+        """Return which forecasts are outside what a climate may be, by so many `times`; those with NaN are."""
+        inside = (day.eddies < 10 * times * self.eddies) & (abs(day.means - self.means) < times * self.spread)
+        return np.asarray(~inside.all(-1))
 
 
 def free_runs(bench: Bench) -> list[str]:
-    """Years without a blow-up, and the climate of the last simulated year beside the truth's."""
+    """Years without a blow-up, and the climate of the first and of the last simulated year beside the truth's."""
     rows, speeds = [], []
     for path in sorted(bench.work.glob("*-s*/free-*.npz")):
         recipe, _, seed = path.parent.name.rpartition("-s")
         found = np.load(path)
-        years = found["steps"] / STEPS_PER_YEAR
-        speeds.append(years / (found["cpu"] / 86400))
-        grown = ~(found["eddies"] < 10 * found["truth_eddies"].mean(0)).all(1)
-        blown = f"day {np.flatnonzero(grown)[0] + 1}" if grown.any() else "no"
-        if grown.any():
-            rows.append([recipe, seed, f"{years:.2f}", blown, *[""] * 4])
+        years, blown = found["steps"] / STEPS_PER_YEAR, found["blown"]
+        speeds.append(years * blown.shape[1] / (found["cpu"] / 86400))
+        ends = [int(np.flatnonzero(of)[0]) + 1 for of in blown.T if of.any()]
+        when = f"{len(ends)} of {blown.shape[1]}" + (f", day {min(ends)}–{max(ends)}" if ends else "")
+        kept = ~blown.any(0)
+        if not kept.any() or years < 1:
+            rows.append([recipe, seed, f"{years:.2f}", when, *[""] * 5])
             continue
-        last = slice(len(grown) - min(365, len(grown)), None)
         for c, name in enumerate(found["names"]):
-            truth, means = found["truth_means"][:, c], found["means"][last, c]
-            eddies = found["eddies"][last, c].mean() / found["truth_eddies"][:, c].mean()
-            cells = [f"{truth.mean():.5g} ± {truth.std():.2g}", f"{means.mean():.5g}", f"{eddies:.2f}"]
-            rows.append([recipe, seed, f"{years:.2f}", blown, str(name), *cells])
+            means, eddies = (found[key][:, kept, c].mean(1) for key in ("means", "eddies"))
+            truth = found["truth_spectrum"][c]
+            carried = truth >= LITTLE * truth[1:].sum()
+            carried[0] = False
+            ratios = [
+                found[f"{year}_spectrum"][kept, c].mean(0)[carried] / truth[carried] for year in ("first", "last")
+            ]
+            cells = [
+                f"{found['truth_mean'][c]:.5g} ± {found['truth_change'][c]:.2g}",
+                " → ".join(f"{means[part].mean():.5g}" for part in ENDS),
+                " → ".join(f"{eddies[part].mean() / found['truth_eddies'][c]:.2f}" for part in ENDS),
+                " → ".join(f"{r.min():.2f}–{r.max():.2f}" for r in ratios),
+            ]
+            rows.append([recipe, seed, f"{years:.2f}", when, str(name), *cells])
     heads = [
         "run",
         "seed",
         "years",
-        "blows up",
+        "blown up",
         "variable",
         "truth's global mean",
-        "last year's",
+        "first → last year's",
         "eddy variance / truth's",
+        "zonal energy / truth's",
     ]
     speed = f"{np.mean(speeds):.0f} simulated years per day of one core. " if speeds else ""
     return [
-        f"Forecasts without end from one initial time. {speed}A run blows up on the day when the eddy variance of a variable, "
-        "that of deviations from the zonal mean, exceeds ten times the truth's; it ends at a hundred times. ± is the truth's "
-        "standard deviation in time. Target: 10 years without a blow-up.",
+        f"Forecasts without end from {INITIAL_TIMES} times spread over the test period. {speed}A run blows up on the day when the "
+        "eddy variance of a variable, that of deviations from the zonal mean, exceeds ten times the truth's, or when a global mean "
+        "is further from the truth's than the truth's standard deviation in space and time. The other columns are of the first "
+        "and of the last simulated year of the forecasts that did not: global means (± is the truth's standard deviation in "
+        "time), eddy variance, and the lowest and highest ratio of energy over the zonal wavenumbers that carry at least 0.1 % of "
+        "the truth's. Target: 10 years without a blow-up.",
+        "",
+        *(table(heads, rows) if rows else ["Not measured yet."]),
+    ]
+
+
+ENDS = (slice(None, 365), slice(-365, None))
+"""The days of the first and of the last year."""
+
+
+# --- growth -----------------------------------------------------------------------------------------------------------------
+
+GROWTH_DAYS = (14, 44)
+BANDS = {"0": (0, 1), "1–5": (1, 6), "6–12": (6, 13), "13–21": (13, 22), "22–32": (22, 33)}
+"""Zonal wavenumbers: the truth has next to nothing above 21, and little from 13 on."""
+
+
+def grow(bench: Bench, recipe: Recipe, seed: int) -> None:
+    """Forecast from the first time of the test period, and store the daily fields."""
+    import torch
+
+    from credit_like import build
+    from credit_like.rollout import rollout
+    from credit_like.schema.load import load_experiment
+
+    folder = bench.folder(recipe, seed)
+    if (folder / "growth.npz").exists():
+        return
+    torch.set_num_threads(1)
+    experiment = load_experiment(folder / "experiment.yml", [f"save_loc={folder}", *recipe.free])
+    with build.start(experiment, training=False) as runtime:
+        context = build.build_context(experiment, runtime, train=False)
+        weights = build.load_weights(context)
+        stepper, store, variables = context.stepper, context.store, context.variables
+        stepper.eval()
+        init = [store.index(experiment.data.test[0].start)]
+        states = rollout(stepper, store, variables, init, 8 if bench.small else 4 * (GROWTH_DAYS[1] + 4))
+        days = [stepper.outputs(state)[0].numpy() for lead, state in states if lead % 4 == 0]
+    np.savez(
+        folder / "growth.npz",
+        days=days,
+        weights=weights,
+        names=[name for v in variables.outputs for name in v.channels],
+        rows=store.grid.latitude_weights() / store.grid.height,
+    )
+
+
+def growth(bench: Bench) -> list[str]:
+    """Growth of what a forecast has in bands of zonal wavenumbers, and how steady its short waves are."""
+    rows = []
+    for path in sorted(bench.work.glob("*-s*/growth.npz")):
+        recipe, _, seed = path.parent.name.rpartition("-s")
+        found = np.load(path)
+        first, last = GROWTH_DAYS
+        if len(found["days"]) <= last + 3:
+            continue
+        waves = np.fft.rfft(found["days"].astype(float), norm="forward")
+        energy = (np.square(np.abs(waves)) * found["rows"][:, None]).sum(-2)
+        short = waves[..., 13:] * np.sqrt(found["rows"])[:, None]
+        for c, name in enumerate(found["names"]):
+            rates = [
+                100 * np.log(energy[last, c, a:b].sum() / energy[first, c, a:b].sum()) / (8 * (last - first))
+                for a, b in BANDS.values()
+            ]
+            now, later = short[last, c], short[last + 3, c]
+            same = (now.conj() * later).sum().real / np.sqrt(np.square(abs(now)).sum() * np.square(abs(later)).sum())
+            weights = str(found["weights"])
+            rows.append([recipe, seed, weights, str(name), *(f"{rate:+.2f}" for rate in rates), f"{same:.2f}"])
+    heads = ["run", "seed", "weights", "variable", *(f"wavenumber {band}" for band in BANDS), "steadiness"]
+    return [
+        f"A forecast from the first time of the test period: growth of the amplitude between days {GROWTH_DAYS[0]} and "
+        f"{GROWTH_DAYS[1]} in per cent per step, by zonal wavenumber. Steadiness is the correlation of the part from wavenumber 13 "
+        "on with the same part three days later; that of weather is near 0. The mean of a row (wavenumber 0) is that of the whole "
+        "field and grows only where it is small, as that of v.",
         "",
         *(table(heads, rows) if rows else ["Not measured yet."]),
     ]
@@ -628,7 +817,23 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
     "added": ("Two variables added", [PLAIN, ADDED, SHORT], added),
     "sharpness": ("Sharpness", SHARPNESS, sharpness),
     "ensembles": ("Ensembles", ENSEMBLES, ensembles),
-    "free": ("Free runs", [PLAIN, PROGNOSTIC, PROGNOSTIC_CURRICULUM, SPECTRAL, FILTERED], free_runs),
+    "free": (
+        "Free runs",
+        [
+            PLAIN,
+            INPUT_NOISE,
+            INPUT_NOISE_FILTERED,
+            INPUT_NOISE_DIFFUSION,
+            PROGNOSTIC,
+            PROGNOSTIC_CURRICULUM,
+            SPECTRAL,
+            FILTERED,
+            GCM_PLAIN,
+            GCM_NOISE,
+        ],
+        free_runs,
+    ),
+    "growth": ("What grows", [PLAIN, INPUT_NOISE], growth),
 }
 
 
@@ -688,6 +893,8 @@ def main() -> None:
                     bench.run(recipe, seed)
                     if case == "free":
                         free_run(bench, recipe, seed, arguments.years)
+                    if case == "growth":
+                        grow(bench, recipe, seed)
     if not arguments.list:
         text = report(bench)
         arguments.output.write_text(text)

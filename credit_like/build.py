@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from credit_like import registry
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
@@ -19,6 +18,7 @@ from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
 from credit_like.data.statistics import Statistics, fit_statistics, varying, wanted_times
 from credit_like.data.store import FieldStore, open_store
+from credit_like.data.stored_statistics import stored_statistics
 from credit_like.errors import RunError, UserError
 from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
@@ -33,7 +33,6 @@ from credit_like.inference.paths import forecast_path
 from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
-from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import get_domain_rows, is_compiled, materialise, parallelise
 from credit_like.parallel.device import pick_device
@@ -42,12 +41,10 @@ from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.threads import set_threads
-from credit_like.schema.checks import has_dropout, has_noise
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import Phase, phases
 from credit_like.schema.trainer import Parallelism
-from credit_like.stepper import Stepper
 from credit_like.training.stage import Batches, Stage
 from credit_like.training.trainer import Trainer, record_failed_start
 from credit_like.variables import Variables
@@ -95,31 +92,17 @@ def attach_weights(
     """
     model = materialise(model, runtime, experiment.seed)
     rows = get_domain_rows(model, store.grid.height)
-    physics = [
-        registry.of("physics", config).build(
-            config, variables, store, statistics, rows=rows, reduce=runtime.sum_over_domain
-        )
-        for config in experiment.physics
-    ]
-    static = store.static(rows)
-    noise = noise_keys(experiment, store)
-    stepper = Stepper(model, variables, statistics, static, experiment.model.predict, physics, rows, noise)
-    if any(tensor.device != runtime.device for tensor in (*stepper.parameters(), *stepper.buffers())):
-        stepper = stepper.to(runtime.device)  # which replaces parameters even if they stay where they are
+    context = Context.of(model, experiment, runtime, variables, store, statistics, rows)
     if is_compiled(experiment.trainer, runtime):
-        stepper.compile_arithmetic()
-    return Context(experiment, runtime, variables, store, statistics, stepper, rows)
-
-
-def noise_keys(experiment: Experiment, store: FieldStore) -> NoiseKeys | None:
-    """Return the keys of the noise and the dropout of the experiment's model; None for a model without either."""
-    return NoiseKeys(store.seconds, experiment.seed) if has_noise(experiment) or has_dropout(experiment) else None
+        context.stepper.compile_arithmetic()
+    return context
 
 
 def load_statistics(experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime) -> Statistics:
     """Return the statistics, read from the experiment's file or from `save_loc/statistics.nc`.
 
-    Where the experiment names no file and none has been written yet, the main process fits them first. A run that starts
+    Where the experiment names no file and none has been written yet, the main process fits them first, or takes those that
+    the source holds. A run that starts
     from another one has a file of its own in either case: the channels of both keep the normalisation of the source.
     Raises UserError where the experiment names a file that does not exist, and where several ranks would wait for the main
     process to read more than `_FITTED_AT_START` bytes.
@@ -131,9 +114,12 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
             raise UserError(
                 f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
             )
-        if runtime.world > 1 and not given:
+        stored = None if given else stored_statistics(store, variables, experiment.data)
+        if runtime.world > 1 and not given and stored is None:
             _refuse_long_fit(store, variables, experiment, path)
-        statistics = Statistics.load(given, store) if given else fit_statistics(store, variables, experiment.data)
+        statistics = (
+            Statistics.load(given, store) if given else stored or fit_statistics(store, variables, experiment.data)
+        )
         if experiment.start_from is not None:
             statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
             for note in notes:
@@ -208,11 +194,15 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
 
 def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
     """Return the newest checkpoint of the run. Raises UserError where it has none."""
-    folder = Path(experiment.save_loc) / "checkpoints"
-    checkpoint = CheckpointManager(folder, runtime=runtime).latest()
+    checkpoint = _latest(experiment, runtime)
     if checkpoint is None:
+        folder = Path(experiment.save_loc) / "checkpoints"
         raise UserError(f"expected a checkpoint in {folder}, got none; run `credit-like train` first")
     return checkpoint
+
+
+def _latest(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
+    return CheckpointManager(Path(experiment.save_loc) / "checkpoints", runtime=runtime).latest()
 
 
 def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
@@ -228,6 +218,23 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
     spectral_norm.refresh(context.stepper.model)
     return f"step-{checkpoint.step}"
+
+
+def load_source(context: Context) -> str:
+    """Load the weights of `start_from` into the model, without training, and return their name.
+
+    Raises UserError where the source does not have all weights of the model.
+    """
+    experiment, section, runtime = context.experiment, context.experiment.start_from, context.runtime
+    assert section is not None
+    source = transfer.Source.open(section, runtime)
+    channels = transfer.Channels.of(context.variables, experiment.data.history_len, experiment.model.predict)
+    plan = transfer.plan(source, context.stepper.model, experiment.model, channels, "error")
+    for note in (*plan.notes, *transfer.load(source, plan, context.stepper.model, experiment.seed)):
+        log.warning("start_from: %s", note)
+    spectral_norm.refresh(context.stepper.model)
+    origin = runtime.broadcast(source.provenance() if runtime.is_main else None)
+    return f"start_from {origin['sha256'][:12]}"
 
 
 # ---- entry points of the commands; each returns the exit status ------------------------------------------------------
@@ -262,11 +269,16 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
-    """Write the forecasts that are missing, from every initial time; `share` = (i, n) selects the i-th of n parts."""
+    """Write the forecasts that are missing, from every initial time; `share` = (i, n) selects the i-th of n parts.
+
+    A run without a checkpoint forecasts with the weights of `start_from`, unless it is to train low-rank changes of them.
+    """
     with start(experiment, training=False) as runtime:
-        found = newest_checkpoint(experiment, runtime)
+        found, source = _latest(experiment, runtime), experiment.start_from
+        if found is None and (source is None or source.lora is not None):
+            found = newest_checkpoint(experiment, runtime)  # which says that there is none
         context = build_context(experiment, runtime, train=False)
-        checkpoint = load_weights(context, found)
+        checkpoint = load_source(context) if found is None else load_weights(context, found)
         manager = get_domain_manager(context.stepper.model)
 
         def gather(fields_BCHW: Tensor) -> Tensor | None:

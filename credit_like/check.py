@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.errors import UserError
 from credit_like.layout import Finding
-from credit_like.schema.base import format_duration
+from credit_like.schema import losses
+from credit_like.schema.base import HiddenKey, format_duration
 from credit_like.schema.checks import (
     SPLITS,
     epoch_samples,
@@ -32,7 +33,8 @@ from credit_like.schema.data import Period
 from credit_like.schema.errors import ExperimentError, Path, in_order
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import InferenceSection
-from credit_like.schema.load import load_located
+from credit_like.schema.load import load_partly
+from credit_like.schema.partial import visible
 from credit_like.schema.phases import Phase, phases, written_at
 from credit_like.variables import Variable, Variables
 
@@ -109,26 +111,37 @@ def checked_experiment(
 
     `scoring`: the files that forecasts are compared with must be there too; a training does not wait for them.
     `forecasting`: the default forecasts must fit the data too; otherwise only those that the experiment requests.
-    Raises ExperimentError with every problem of the file, or else of its sections and stores.
+    Raises ExperimentError with every problem of the file, its sections and stores that no other one hides.
     """
-    experiment, locations = load_located(file, overrides)
-    requested = experiment.inference != InferenceSection() or (scoring and "inference" in experiment.model_fields_set)
-    findings, store = _inspect(experiment, world_size, scoring, forecasting or requested)
-    if findings or store is None:
-        raise ExperimentError(in_order([locations.problem(*finding) for finding in findings], str(file)))
+    experiment, locations, problems = load_partly(file, overrides)
+    store = None
+    if experiment is not None:
+        findings, store = _inspect(experiment, world_size, scoring, forecasting, whole=not problems)
+        problems = [*problems, *(locations.problem(*finding) for finding in findings)]
+    if problems or experiment is None or store is None:
+        raise ExperimentError(in_order(problems, str(file)))
     return experiment, store, world_size or world_of(experiment)
 
 
 def _inspect(
-    experiment: Experiment, world_size: int | None, scoring: bool, forecasting: bool
+    experiment: Experiment, world_size: int | None, scoring: bool, forecasting: bool, whole: bool
 ) -> tuple[list[Finding], Store | None]:
-    findings = list(section_findings(experiment, world_size or world_of(experiment)))
+    """Return what the checks find, and the store if the data can be opened.
+
+    `whole`: whether no key of the experiment is hidden. A check that reads a hidden key ends there.
+    """
+    world = world_size
+    with suppress(HiddenKey):
+        world = world_size or world_of(experiment)
+    findings = list(section_findings(experiment, world))
     try:
         variables = Variables(experiment.data)
+    except HiddenKey:
+        return findings, None
     except ValueError as error:
         # Names and levels that do not make channels have already been reported one by one.
         return findings or [(("data",), str(error))], None
-    # Imported here, so that a misspelt key is reported before the slow libraries of the stores are loaded.
+    # Imported here, because a file that cannot be read is reported without the slow libraries of the stores.
     from credit_like.data.store import StoreError, open_store
 
     try:
@@ -137,26 +150,23 @@ def _inspect(
         findings += ((place, _one_line(message)) for place, message in error.problems)
         if error.partial is not None:
             partial = Store(error.partial, variables, experiment)
-            findings += [
-                *_grid_findings(partial),
-                *_time_findings(partial),
-                *_statistics_findings(partial, exists=True),
-            ]
-        return list(dict.fromkeys([*findings, *_variable_findings(experiment, variables)])), None
+            for check in (*_ON_THE_AXES, _statistics_file_findings):
+                findings += visible(check, partial)
+        return list(dict.fromkeys([*findings, *visible(_variable_findings, experiment, variables)])), None
+    except HiddenKey:
+        return list(dict.fromkeys([*findings, *visible(_variable_findings, experiment, variables)])), None
     except _UNREADABLE as error:
         return [*findings, (("data", "source"), _one_line(error))], None
-    findings += _grid_findings(store)
-    findings += _time_findings(store)
-    findings += _content_findings(store)
-    findings += _statistics_findings(store)
-    findings += _variable_findings(experiment, variables)
-    findings += _launch_findings(experiment, whole=world_size is None and not findings)
+    for check in (*_ON_THE_AXES, _content_findings, _statistics_findings):
+        findings += visible(check, store)
+    findings += visible(_variable_findings, experiment, variables)
+    findings += visible(_launch_findings, experiment, world_size is None and whole and not findings)
     # What follows calls functions that take the data and the times for granted.
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
-        findings += _training_findings(store)
-        findings += _parameter_findings(store) if not findings else ()
-        findings += _forecast_findings(store) if forecasting else ()
-        findings += _evaluation_findings(store, scoring)
+        findings += visible(_training_findings, store)
+        findings += _parameter_findings(store) if whole and not findings else ()
+        findings += visible(_requested_findings, store, scoring, forecasting)
+        findings += visible(_evaluation_findings, store, scoring)
     return list(dict.fromkeys(findings)), store
 
 
@@ -269,6 +279,14 @@ def _steps_per_epoch(store: Store, phase: Phase) -> int:
     return epoch_samples(samples, trainer.global_batch_size, trainer.batches_per_epoch) // trainer.global_batch_size
 
 
+def _requested_findings(store: Store, scoring: bool, forecasting: bool) -> Iterator[Finding]:
+    """Check the forecasts if the experiment or the command asks for any."""
+    experiment = store.experiment
+    given = experiment.inference != InferenceSection() or (scoring and "inference" in experiment.model_fields_set)
+    if forecasting or given:
+        yield from _forecast_findings(store)
+
+
 def _forecast_findings(store: Store) -> Iterator[Finding]:
     """Yield problems of leads, initial times and output."""
     from credit_like.derive.fields import written_derivation
@@ -318,39 +336,41 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
             yield from _refusal(("evaluation", "baselines", name), open_baselines, {name: file}, truth)
 
 
-def _grid_findings(store: Store) -> Iterator[Finding]:
-    """Check the model's windows, padding, heads and bands of latitude against the grid."""
-    model, parallelism, grid = store.experiment.model, store.experiment.trainer.parallelism, store.fields.grid
-    messages: list[str] = []
-    if store.experiment.trainer.shift_longitude and not grid.is_periodic:
+def _circle_findings(store: Store) -> Iterator[Finding]:
+    """Check what needs a grid that covers the full circle of longitude."""
+    grid = store.fields.grid
+    if grid.is_periodic:
+        return
+    got = f"got {grid.width} from {grid.longitude[0]:g} to {grid.longitude[-1]:g}"
+    if store.experiment.trainer.shift_longitude:
         yield (
             ("trainer", "shift_longitude"),
-            f"expected a grid whose longitudes go all the way round, got {grid.width} from {grid.longitude[0]:g} to "
-            f"{grid.longitude[-1]:g}, remove this key",
+            f"expected a grid whose longitudes go all the way round, {got}, remove this key",
         )
     for phase in phases(store.experiment):
-        zonal = [loss.type for loss in _losses(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")]
-        if not grid.is_periodic and zonal:
+        zonal = [
+            loss.type for loss in losses.summands(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")
+        ]
+        if zonal:
             yield (
                 written_at(store.experiment, phase, ("loss",)),
-                f"expected a grid whose longitudes go all the way round with the loss {zonal[0]}, got {grid.width} from "
-                f"{grid.longitude[0]:g} to {grid.longitude[-1]:g}, change the loss",
+                f"expected a grid whose longitudes go all the way round with the loss {zonal[0]}, {got}, change the loss",
             )
+
+
+def _grid_findings(store: Store) -> Iterator[Finding]:
+    """Check the model's windows, padding, heads and bands of latitude against the grid."""
+    model, grid = store.experiment.model, store.fields.grid
+    messages: list[str] = []
     if check := getattr(model, "check", None):
         channels = {"in_channels": store.variables.in_channels, "out_channels": store.variables.out_channels}
         messages += check(grid.height, grid.width, **channels)
     for message in messages:
         yield _model_key(message, type(model).model_fields)
     if not messages and (check := getattr(model, "check_parallel", None)):
+        parallelism = store.experiment.trainer.parallelism
         for degree, message in check(grid.height, grid.width, tensor=parallelism.tensor, domain=parallelism.domain):
             yield ("trainer", "parallelism", degree), message
-
-
-def _losses(config: Any) -> Iterator[Any]:
-    """Yield a loss and, of a sum, its terms."""
-    yield config
-    for term in getattr(config, "terms", ()):
-        yield from _losses(term.loss)
 
 
 def _model_key(message: str, fields: Any) -> Finding:
@@ -362,17 +382,27 @@ def _model_key(message: str, fields: Any) -> Finding:
     return ("model", match[1], *filter(None, match[2].split(".")), *index), message[match.end() :]
 
 
-def _time_findings(store: Store) -> Iterator[Finding]:
-    """Check the store's times against the periods and the initial times."""
+def _periods(store: Store) -> Iterator[tuple[Path, Period]]:
     for split in SPLITS:
         for i, period in enumerate(getattr(store.experiment.data, split)):
-            messages = list(_period_messages(store, period))
-            yield from ((("data", split, i), message) for message in messages)
-            for phase in phases(store.experiment) if not messages else ():
-                where = written_at(store.experiment, phase, ("data", "forecast_len"))
-                for message in _window_messages(store, period, phase.experiment.data.forecast_len):
-                    yield (where if where[0] == "trainer" else ("data", split, i)), message
-    yield from _init_findings(store)
+            yield ("data", split, i), period
+
+
+def _time_findings(store: Store) -> Iterator[Finding]:
+    """Check the store's times against the periods."""
+    for place, period in _periods(store):
+        yield from ((place, message) for message in _period_messages(store, period))
+
+
+def _window_findings(store: Store) -> Iterator[Finding]:
+    """Check that the windows of samples fit into the periods."""
+    for place, period in _periods(store):
+        if any(_period_messages(store, period)):
+            continue
+        for phase in phases(store.experiment):
+            where = written_at(store.experiment, phase, ("data", "forecast_len"))
+            for message in _window_messages(store, period, phase.experiment.data.forecast_len):
+                yield (where if where[0] == "trainer" else place), message
 
 
 def _period_messages(store: Store, period: Period) -> Iterator[str]:
@@ -490,10 +520,12 @@ def _content_findings(store: Store) -> Iterator[Finding]:
 
 
 def _odd_channels(store: Store, variable: Variable) -> str | None:
-    """Yield channels whose first, middle or last field has infinite values, or none at all."""
-    last = len(store.seconds) - 1
+    """Return a problem if the first, middle or last field of the periods has infinite values, or if none has values."""
+    data = store.experiment.data
+    used = store.fields.period((*data.train, *data.valid, *data.test))
+    used = used if len(used) else np.arange(len(store.seconds))
     has_data = np.zeros(len(variable), bool)
-    for position in sorted({0, last // 2, last}):
+    for position in sorted({int(used[i]) for i in (0, (len(used) - 1) // 2, -1)}):
         fields = store.fields.read([variable], [position])[0]
         infinite = np.isinf(fields).any((1, 2))
         if infinite.any():
@@ -503,24 +535,34 @@ def _odd_channels(store: Store, variable: Variable) -> str | None:
     if has_data.all():
         return None
     channel = variable.channels[int(np.argmin(has_data))]
-    return f"expected values, got none of {channel} in the first, the middle and the last field"
+    return f"expected values, got none of {channel} in the first, the middle and the last field of the periods"
 
 
-def _statistics_findings(store: Store, exists: bool = False) -> Iterator[Finding]:
-    """Check that the statistics file, if the experiment names one, has every variable with valid values.
+_ON_THE_AXES = (_circle_findings, _grid_findings, _time_findings, _window_findings, _init_findings)
+"""The checks that need the grid and the times of the data, not their values."""
 
-    `exists`: check only whether the file is there.
-    """
+
+def _statistics_file_findings(store: Store) -> Iterator[Finding]:
+    """Check that the statistics file is there, if the experiment names one."""
+    name = store.experiment.data.statistics
+    if name is not None and not FilePath(name).is_file():
+        yield (
+            ("data", "statistics"),
+            f"expected a netCDF file, got {name!r}, which is none, change it or run `credit-like preprocess`",
+        )
+
+
+def _statistics_findings(store: Store) -> Iterator[Finding]:
+    """Check that the statistics file, if the experiment names one, has every variable with valid values."""
     from credit_like.data.statistics import Statistics
 
     name = store.experiment.data.statistics
     where: Path = ("data", "statistics")
-    if name is None:
+    absent = list(_statistics_file_findings(store))
+    yield from absent
+    if name is None or absent:
         return
-    if not FilePath(name).is_file():
-        yield where, f"expected a netCDF file, got {name!r}, which is none, change it or run `credit-like preprocess`"
-        return
-    for role in () if exists else ("prognostic", "diagnostic", "dynamic_forcing", "static"):
+    for role in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
         wanted = store.variables.role(role)
         if not wanted:
             continue

@@ -301,7 +301,7 @@ def rollout(
 @app.command()
 def forecast(
     export: Annotated[
-        Path, typer.Argument(metavar="EXPORT", show_default=False, help="A model of `credit-like export`.")
+        Path, typer.Argument(metavar="EXPORT", show_default=False, help="A file or package of `credit-like export`.")
     ],
     source: Annotated[
         list[str],
@@ -346,10 +346,21 @@ def plot(
     variable: Annotated[str | None, typer.Option(help="Map of this variable only.")] = None,
     level: Annotated[float | None, typer.Option(help="Map at this level, in the units of the data or in hPa.")] = None,
     lead: Annotated[str | None, typer.Option(metavar="DURATION", help="Map at this lead, such as 72h.")] = None,
+    init: Annotated[str | None, typer.Option(metavar="TIME", help="Maps from this initial time.")] = None,
+    projection: Annotated[
+        str | None, typer.Option(help="robinson, plate-carree, orthographic, north-polar or south-polar.")
+    ] = None,
+    centre: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="LAT LON", help="Middle of the map, in degrees.")
+    ] = None,
+    error_scale: Annotated[
+        str, typer.Option(metavar="lead|common", help="Shades of errors: of each lead, or common to all.")
+    ] = "lead",
 ) -> None:
     """Draw score curves and maps."""
     experiment = _experiment(file, set_)
     from credit_like import figures
+    from credit_like.evaluation.charts import Style
     from credit_like.evaluation.maps import Choice
     from credit_like.schema.base import parse_duration
 
@@ -358,7 +369,8 @@ def plot(
         seconds = None if lead is None else int(parse_duration(lead).total_seconds())
     except UserError as error:
         raise UserError(f"--lead: {error}") from error
-    sys.exit(figures.plot(experiment, Choice(variable, level, seconds)))
+    choice, style = Choice(variable, level, seconds, init), Style(projection, centre, error_scale)
+    sys.exit(figures.plot(experiment, choice, style))
 
 
 @app.command()
@@ -500,11 +512,20 @@ def runs(
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(metavar="A B", help="Compare two runs: experiments, losses and scores.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --compare: write a page that needs no network.")
+    ] = None,
 ) -> None:
     """Show all runs below a folder: state, step, loss, best validation loss, and in what their experiments differ."""
     from credit_like.evaluation.compare import print_comparison, print_runs
 
-    if compare is not None:
+    if html is not None and compare is None:
+        raise UserError("expected --html together with --compare, got it alone, add --compare or leave it out")
+    if html is not None and compare is not None:
+        from credit_like.evaluation.compare_page import write_comparison
+
+        typer.echo(str(write_comparison(html, *compare)))
+    elif compare is not None:
         print_comparison(*compare)
     else:
         print_runs(folder)
@@ -544,13 +565,26 @@ def checkpoints(
 @app.command()
 def export(
     save_loc: SaveLoc,
-    output: Annotated[Path, typer.Option("-o", "--output", help="The safetensors file to write.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="The safetensors file to write.")
+    ] = None,
+    package: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write a model package: card, config.json, weights.")
+    ] = None,
+    licence: Annotated[str | None, typer.Option(help="Licence on the card of a package, such as apache-2.0.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Export the trained weights, not their moving average.")] = False,
 ) -> None:
-    """Write the weights of a run to one file, whatever its layout."""
-    from credit_like.checkpoint.commands import export as export_weights
+    """Write the weights of a run to one file or to a model package, whatever its layout."""
+    from credit_like.checkpoint import commands
 
-    sys.exit(export_weights(save_loc, output, raw=raw))
+    if (output is None) == (package is None):
+        raise UserError("expected either --output FILE or --package FOLDER, got both or neither; change the command")
+    if package is not None:
+        sys.exit(commands.export_package(save_loc, package, raw=raw, licence=licence))
+    if licence is not None:
+        raise UserError("--licence: expected it with --package, got it with --output; remove it")
+    assert output is not None
+    sys.exit(commands.export(save_loc, output, raw=raw))
 
 
 @app.command(name="import-credit")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from credit_like.checkpoint.credit_scalers import Scaler, read_scalers
 from credit_like.errors import UserError
 from credit_like.models.wxformer import Config as WXFormer
 from credit_like.schema.data import DataSection
@@ -200,7 +202,8 @@ def _translated(source: Document, path: Path, upsample: str | None, start_from: 
     source.read.discard(("data", "source"))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).strip("-") or "credit"
     data = _second_generation(source) if second else _first_generation(source)
-    metadata = {} if second or not start_from else _of_the_weights(source, data)
+    of_weights = _of_the_second_generation if second else _of_the_weights
+    metadata = of_weights(source, data) if start_from else {}
     if source.get("data", "mean_path") and "normalisation" not in metadata:
         for key in ("mean_path", "std_path"):
             source.remark(
@@ -372,6 +375,86 @@ def _of_the_weights(source: Document, data: Mapping[str, Any]) -> dict[str, Any]
             about["std"] += [1.0] * len(variable) if plain else _values(std, variable, files[1])
         about["change_std"] = [None] * len(about["mean"])
     return {"channels": channels, "normalisation": normalisation}
+
+
+def _of_the_second_generation(source: Document, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the names of the channels in CREDIT's order and, where its scaler file is at hand, their normalisation.
+
+    CREDIT's channels are those of one source after the other; of each, prognostic, forcing and static variables, and within
+    a role those on levels first.
+    """
+    variables = Variables(DataSection.model_validate(data))
+    keys: dict[str, str] = {}
+    for name, section in source.values["data"]["source"].items():
+        for role in ("prognostic", "dynamic_forcing", "static", "diagnostic"):
+            groups = (section.get("variables") or {}).get(role) or {}
+            for dim in ("3D", "2D"):
+                keys |= {one: f"{name}/{role}/{dim.lower()}/{one}" for one in groups.get(f"vars_{dim}") or ()}
+    ordered = [variables[name] for name in keys]
+    inputs = Variables.channel_names([variable for variable in ordered if variable.role != "diagnostic"])
+    outputs = [v for role in ("prognostic", "diagnostic") for v in ordered if v.role == role]
+    channels = {"inputs": inputs, "outputs": Variables.channel_names(outputs)}
+    normalisation = _of_the_scalers(source, variables, keys)
+    return {"channels": channels, **({"normalisation": normalisation} if normalisation else {})}
+
+
+def _of_the_scalers(
+    source: Document, variables: Variables, keys: Mapping[str, str]
+) -> dict[str, dict[str, list[Any]]] | None:
+    """Return the normalisation of CREDIT's scaler file; None, with a remark that says why, if it cannot be taken over."""
+    at, block = next(_steps_of_type(source, "preblocks", "bridgescaler_transform"), ((), {}))
+    arguments = block.get("args") or {}
+    path = Path(os.path.expandvars(str(arguments.get("scaler_path", ""))))
+    where = (*at, "args", "scaler_path")
+    if not at or not path.is_file():
+        return None
+    scalers, chosen = read_scalers(path), arguments.get("variables") or [""]
+    result: dict[str, dict[str, list[Any]]] = {}
+    problems: dict[str, list[str]] = {}
+    for role in ROLES:
+        about = result[role] = {"channels": [], "mean": [], "std": [], "change_std": []}
+        for variable in variables.role(role):
+            key, count = keys[variable.name], len(variable)
+            scaler = scalers.get(key) if any(key.startswith(prefix) for prefix in chosen) else None
+            scaler = scaler or Scaler("", (0.0,) * count, (1.0,) * count)
+            if why := _unfit(source, scaler, key, count):
+                problems.setdefault(why, []).append(variable.name)
+            about["channels"] += variable.channels
+            about["mean"] += scaler.mean or ()
+            about["std"] += scaler.std or ()
+            about["change_std"] += [None] * count
+    if problems:
+        told = "; ".join(f"{', '.join(names)} ({why})" for why, names in problems.items())
+        source.remark(where, f"not taken over: {told}. A run from these weights fits its own statistics")
+        return None
+    steps = [
+        step for part in ("preblocks", "postblocks") for step in _steps_of_type(source, part, "bridgescaler_transform")
+    ]
+    places = {".".join(map(str, place)) for place, _ in steps}
+    source.remarks[:] = [remark for remark in source.remarks if remark.key not in places]
+    source.remark(where, "its numbers go with the weights", covered=True)
+    return result
+
+
+def _unfit(source: Document, scaler: Scaler, key: str, count: int) -> str:
+    """Return why a scaler is not the mean and standard deviation of a variable with `count` channels, or nothing."""
+    logarithms = _steps_of_type(source, "preblocks", "log_transform")
+    if any(key in (step.get("args") or {}).get("variables", ()) for _, step in logarithms):
+        return "numbers of the logarithm"
+    if scaler.mean is None:
+        return f"a {scaler.type}, which is no mean and standard deviation"
+    return "" if len(scaler.mean) == count else f"{len(scaler.mean)} levels in place of {count}"
+
+
+def _steps_of_type(source: Document, part: str, kind: str) -> Iterator[tuple[Keys, Mapping[str, Any]]]:
+    """Yield the place and the content of the steps of a type before (`preblocks`) or after the network."""
+    section = source.values.get(part)
+    if not isinstance(section, Mapping):
+        return
+    inside: Keys = (part, "per_step") if "per_step" in section else (part,)
+    for name, block in (section.get("per_step", section) or {}).items():
+        if isinstance(block, Mapping) and block.get("type") == kind:
+            yield (*inside, name), block
 
 
 def _values(dataset: xr.Dataset, variable: Variable, path: Path) -> list[float]:

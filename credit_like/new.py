@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data.aliases import ALIASES
-from credit_like.data.sources._files import find_files, is_url
+from credit_like.data.sources._files import find_files, is_url, source_type
 from credit_like.data.times import seconds, to_text
 from credit_like.errors import UserError
 from credit_like.grid import Grid
@@ -176,7 +176,7 @@ def _expand(path: str) -> list[str]:
     return find_files(path, {})
 
 
-_SUFFIXES = (".nc", ".nc4", ".cdf", ".netcdf")
+_SUFFIXES = (".nc", ".nc4", ".cdf", ".netcdf", ".grib", ".grib2", ".grb", ".grb2")
 
 
 def _is_folder_of_files(path: str) -> bool:
@@ -192,7 +192,7 @@ def _is_folder_of_files(path: str) -> bool:
 
 def _open(path: str) -> tuple[dict[str, Any], xr.Dataset]:
     """Return the keys of a source for one file or store, and the file opened with them."""
-    kind = "zarr" if ".zarr" in path or (not is_url(path) and Path(path).is_dir()) else "netcdf"
+    kind = source_type(path)
     config = registry.module("source", kind).Config
     keys: dict[str, Any] = {"type": kind}
     open_dataset = registry.module("source", kind).open_dataset
@@ -200,7 +200,7 @@ def _open(path: str) -> tuple[dict[str, Any], xr.Dataset]:
         return keys, open_dataset(config(path=path))
     except UserError:
         # Times without a start are the one thing that files often lack and that another variable of theirs may hold.
-        if kind == "zarr" or is_url(path):
+        if kind != "netcdf" or is_url(path):
             raise
         with xr.open_dataset(path, decode_cf=False) as raw:
             reference = next(

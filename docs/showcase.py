@@ -1,7 +1,7 @@
-"""Make the picture and the table of results in README.md from a finished run: `python docs/showcase.py SAVE_LOC`.
+"""Make the pictures and the table of results from a finished run: `python docs/showcase.py SAVE_LOC`.
 
-The run is that of `credit-like demo`. The picture is one map of its first forecast; the table is the RMSE of the model as a
-fraction of that of persistence and of climatology.
+The run is that of `credit-like demo`. One picture is a map of its first forecast, one has the curves of its training; the table
+is the RMSE of the model as a fraction of that of persistence and of climatology.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 
 from credit_like.data.store import open_store
-from credit_like.evaluation import load_scores
+from credit_like.evaluation import load_log, load_scores
 from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.inference.paths import forecast_path
 from credit_like.schema.load import load_experiment
@@ -42,6 +43,25 @@ def table(scores: pd.DataFrame, hours: tuple[int, ...] = HOURS) -> str:
     return "\n".join(lines)
 
 
+def curves(log: pd.DataFrame) -> plt.Figure:
+    """Draw what a training logs: losses, gradient norm, learning rate and speed."""
+    steps, validations = log.dropna(subset=["loss"]), log.dropna(subset=["valid_loss"])
+    figure, axes = plt.subplots(2, 2, figsize=(9, 5), sharex=True, layout="constrained")
+    (loss, norm), (rate, wait) = axes
+    loss.semilogy(steps["step"], steps["loss"], lw=0.7, label="loss")
+    loss.semilogy(validations["step"], validations["valid_loss"], "ko-", ms=4, lw=1, label="valid_loss")
+    loss.legend()
+    norm.semilogy(steps["step"], steps["grad_norm"], lw=0.7)
+    rate.plot(steps["step"], steps["learning_rate"])
+    wait.plot(steps["step"], 100 * steps["data_wait"], lw=0.7)
+    for axis, title in ((loss, "loss"), (norm, "grad_norm"), (rate, "learning_rate"), (wait, "data_wait, % of a step")):
+        axis.set_title(title, loc="left", fontsize=10)
+        axis.grid(alpha=0.3)
+    for axis in axes[1]:
+        axis.set_xlabel("optimiser step")
+    return figure
+
+
 def between(text: str, new: str) -> str:
     """Return the text with what is between the two marks replaced. Raises ValueError if a mark is absent."""
     start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
@@ -60,6 +80,7 @@ def main() -> None:
     choice = Choice(arguments.variable, None, arguments.lead * 3600)
     (made,) = plot_maps(forecast_path(experiment), store, variables, ROOT / "docs" / "images", choice=choice)
     made.replace(made.with_name("forecast.png"))
+    curves(load_log(arguments.save_loc)).savefig(ROOT / "docs" / "images" / "healthy.png", dpi=100)
     readme = ROOT / "README.md"
     readme.write_text(between(readme.read_text(), table(load_scores(arguments.save_loc))))
 

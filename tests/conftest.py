@@ -12,6 +12,7 @@ import signal
 import time
 import traceback
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,7 +28,20 @@ policy.configure()  # as at the start of every run
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-GRACE = 2.0  # seconds that the other ranks get to end after one has failed
+LONGEST = (
+    "notebooks/test_notebooks.py", "integration/test_compiled_run.py", "launch/test_real_training.py", "launch/test_slurm.py",
+    "test_verify.py", "test_wheel.py", "faults/test_kill.py", "integration/test_restart.py", "integration/test_forecasts.py",
+)  # fmt: skip
+"""Files of few tests that take minutes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first, so that no worker is left alone with one of them at the end."""
+    places = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
+
+
+GRACE = 20.0  # seconds that the other ranks get to end after one has failed
 
 
 def _child(rank, world, port: Connection, fn, args, pipe: Connection):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64encode
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import yaml
 
 from credit_like import cli
 from credit_like.checkpoint import transfer
+from credit_like.checkpoint.credit_scalers import read_scalers
 from credit_like.data.files import netcdf_files
 from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
@@ -323,6 +325,119 @@ def test_a_run_that_starts_from_translated_weights_gives_credits_numbers(tmp_pat
     assert found["rain"] == [103.0, 207.0, 7.0]
     assert found["tsi"] == [104.0, 209.0, 7.0]
     assert found["z"] == [0.0, 1.0, 7.0]
+
+
+SECOND_WEIGHTS = """
+data:
+  source:
+    ERA5:
+      levels: [500, 850]
+      variables:
+        prognostic: {vars_3D: [temperature, u], vars_2D: [sp], path: /data/era5.zarr}
+        dynamic_forcing: {vars_2D: [sst], path: /data/era5.zarr}
+        static: {vars_2D: [lsm], path: /data/era5.zarr}
+        diagnostic: {vars_2D: [rain], path: /data/era5.zarr}
+    SUN:
+      dataset_type: tisr
+      variables:
+        dynamic_forcing: {vars_2D: [tisr]}
+  start_datetime: "1979-01-01"
+  end_datetime: "2017-12-31 18:00:00"
+  timestep: 6h
+preblocks:
+  per_step:
+    scaler:
+      type: bridgescaler_transform
+      args: {scaler_path: SCALERS, variables: []}
+    concat: {type: concat}
+model: {type: wxformer, image_height: 48, image_width: 96, levels: 2, channels: 2}
+"""
+
+
+def packed(values):
+    """Return an array as bridgescaler encodes it."""
+    array = np.asarray(values, np.float32)
+    return {"__numpy__": b64encode(array.tobytes()).decode(), "dtype": array.dtype.str, "shape": list(array.shape)}
+
+
+def standard(mean, var):
+    return {"type": "DStandardScalerTensor", "mean_x_": packed(mean), "var_x_": packed(var), "channels_last": False}
+
+
+def second_generation(folder, log=(), **changed):
+    """Write an experiment of the second generation with its scaler file, and return (document, data) for its weights."""
+    scalers = {
+        "prognostic/3d/temperature": standard([250, 280], [4, 9]), "prognostic/3d/u": standard([1, 2], [16, 25]),
+        "prognostic/2d/sp": {"type": "DMinMaxScaler", "min_x_": [9e4], "max_x_": [1e5]},
+        "dynamic_forcing/2d/sst": {"type": "DStandardScaler", "mean_x_": {"object": "ndarray", "dtype": "<f8",
+            "shape": [1], "data": [290.0]}, "var_x_": [100.0]},
+    }  # fmt: skip
+    stored = {f"ERA5/{key}": json.dumps(value) for key, value in (scalers | changed).items()}
+    target = {
+        "ERA5/diagnostic/2d/rain": json.dumps(standard([3], [1])),
+        "ERA5/prognostic/3d/u": json.dumps(standard([0], [0])),
+    }
+    (folder / "scalers.json").write_text(json.dumps({"input": {"ERA5": stored}, "target": {"ERA5": target}}))
+    text = SECOND_WEIGHTS.replace("SCALERS", str(folder / "scalers.json"))
+    if log:
+        text = text.replace(
+            "  per_step:\n", f"  per_step:\n    log: {{type: log_transform, args: {{variables: {list(log)}}}}}\n"
+        )
+    (folder / "theirs.yml").write_text(text)
+    return translate(folder / "theirs.yml", "transpose", str(folder / "weights.safetensors"))
+
+
+def _line_of(text, path):
+    return 1 + next(i for i, line in enumerate(path.read_text().splitlines()) if text in line)
+
+
+def test_scalers_of_the_second_generation_go_with_the_weights(tmp_path):
+    translation = second_generation(tmp_path)
+    channels, normalisation = translation.metadata["channels"], translation.metadata["normalisation"]
+    levels = ["temperature@500", "temperature@850", "u@500", "u@850"]
+    # One source after the other; of each, prognostic, forcing, static.
+    assert channels == {"inputs": [*levels, "sp", "sst", "lsm", "tisr"], "outputs": [*levels, "sp", "rain"]}
+    assert normalisation["prognostic"] == {
+        "channels": [*levels, "sp"], "mean": [250.0, 280.0, 1.0, 2.0, 9e4], "std": [2.0, 3.0, 4.0, 5.0, 1e4],
+        "change_std": [None] * 5,
+    }  # fmt: skip
+    assert normalisation["dynamic_forcing"]["channels"] == ["sst", "tisr"]
+    assert normalisation["dynamic_forcing"]["mean"] == [290.0, 0.0]  # what no scaler has is not scaled
+    assert normalisation["dynamic_forcing"]["std"] == [10.0, 1.0]
+    assert normalisation["diagnostic"]["mean"] == [3.0]
+    (remark,) = [remark for remark in translation.remarks if "scaler" in remark.key]
+    assert (remark.line, remark.covered) == (_line_of("scaler_path", tmp_path / "theirs.yml"), True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "log", "message"),
+    [
+        (
+            {"prognostic/3d/u": {"type": "DQuantileScalerTensor", "centroids_": []}},
+            (),
+            "u (a DQuantileScalerTensor, which",
+        ),
+        ({"prognostic/3d/u": standard([1, 2, 3], [1, 1, 1])}, (), "u (3 levels in place of 2)"),
+        ({}, ("ERA5/prognostic/2d/sp",), "sp (numbers of the logarithm)"),
+    ],
+    ids=["quantile", "levels", "logarithm"],
+)
+def test_a_scaler_that_cannot_be_taken_over_is_listed_with_its_line(tmp_path, changed, log, message):
+    translation = second_generation(tmp_path, log, **changed)
+    assert "normalisation" not in translation.metadata
+    (remark,) = [remark for remark in translation.remarks if remark.key.endswith("scaler_path")]
+    assert remark.meaning.startswith(f"not taken over: {message}")
+    assert (remark.line, remark.covered) == (_line_of("scaler_path", tmp_path / "theirs.yml"), False)
+    assert f"theirs.yml:{remark.line}: " in report(translation, tmp_path / "theirs.yml", tmp_path / "my.yml")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"input": {"ERA5": {"x": "{}"}}}', '{"input": {"ERA5": {"x": 1}}}']
+)
+def test_a_damaged_scaler_file_is_one_message(tmp_path, content):
+    (tmp_path / "scalers.json").write_text(content)
+    with pytest.raises(UserError, match=r"expected (a scaler file|scalers)"):
+        read_scalers(tmp_path / "scalers.json")
 
 
 # ---- CREDIT's own files ----------------------------------------------------------------------------------------------

@@ -188,7 +188,24 @@ def belt(folder):
     return [folder / "tropics.v1.zarr"], {"rlut": "diagnostic"}
 
 
-STORES = [weatherbench, climate_data_store, cmip, cam, wrf, days_of_360, gaps, odd_globe, belt]
+def analyses(folder):
+    """GRIB files of a weather service, one a day."""
+    pytest.importorskip("eccodes", reason="the extra `grib` (ecCodes) is not installed")
+    from tests.data.sources.test_grib import message, surface, write
+
+    rng, paths = np.random.default_rng(0), []
+    for day in range(1, 8):
+        messages = []
+        for hour in (0, 6, 12, 18):
+            when = {"shape": (16, 32), "dataDate": 20200100 + day, "dataTime": 100 * hour}
+            fields = 280 + rng.standard_normal((3, 16, 32))
+            messages += [message(field, level=level, **when) for level, field in zip((500, 850), fields, strict=False)]
+            messages.append(surface("2t", fields[2], **when))
+        paths.append(write(folder / f"analysis-{day}.grib", *messages))
+    return [folder], {"t": "prognostic", "2t": "prognostic"}
+
+
+STORES = [weatherbench, climate_data_store, cmip, cam, wrf, days_of_360, gaps, odd_globe, belt, analyses]
 
 
 def proposed(make, folder):

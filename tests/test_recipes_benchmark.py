@@ -26,7 +26,9 @@ def test_recipes_that_are_compared_cost_the_same(recipes, tmp_path):
     """Model steps of all phases, from the experiments as they are loaded; a phase without batches takes whole epochs."""
     bench = recipes.Bench(tmp_path, (1,), False)
     cost = {}
-    for recipe in {r for _, used, _ in recipes.CASES.values() for each in used for r in each.all()}:
+    for recipe in {
+        r for _, used, _ in recipes.CASES.values() for each in used for r in each.all() if r.file == recipes.DEMO
+    }:
         experiment = load_experiment(recipes.DEMO, bench.overrides(recipe, 1))
         trainer = experiment.trainer
         phases = trainer.phases or (trainer,)

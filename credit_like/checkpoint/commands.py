@@ -173,6 +173,16 @@ def export(save_loc: Path, output: Path, raw: bool = False) -> int:
     return 0
 
 
+def export_package(save_loc: Path, folder: Path, raw: bool = False, licence: str | None = None) -> int:
+    """Write the newest intact checkpoint as a model package."""
+    from credit_like.checkpoint.package import write_package
+
+    scores = save_loc / "evaluation" / "scores.csv"
+    missing = write_package(save_loc, folder, "raw" if raw else "ema", licence, scores)
+    Console(soft_wrap=True).print("\n".join([str(folder), *missing]), highlight=False, markup=False)
+    return 0
+
+
 def import_credit(checkpoint: Path, config: Path | None, output: Path) -> int:
     """Convert CREDIT's weights and model section and write both into the folder `output`."""
     from credit_like.checkpoint.credit import import_credit as convert

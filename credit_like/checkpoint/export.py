@@ -208,8 +208,17 @@ def load_export(path: str | Path) -> Export:
         return Export(path, {key: json.loads(value) for key, value in metadata.items() if key != "format"}, weights)
 
 
-def card(out: Path, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str:
-    """Return the model card in Markdown: the model, its training data and how to use the file."""
+def card(
+    out: Path,
+    metadata: dict[str, Any],
+    tensors: dict[str, Tensor],
+    sections: Sequence[str] = (),
+    usage: Sequence[str] = (),
+) -> str:
+    """Return the model card in Markdown: the model, its training data and how to use the file.
+
+    `sections` are lines before the table of channels, and `usage` lines on other uses than as a torch module.
+    """
     experiment, model, checkpoint = metadata["experiment"], metadata["model"], metadata["checkpoint"]
     data, latitude = experiment["data"], metadata["grid"]["latitude"]
     points = f"{model['height']}, {model['width']}"
@@ -238,6 +247,7 @@ def card(out: Path, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str
         f"| kept for tests | {periods['test']} |",
         f"| written by | credit-like {checkpoint['version']} |",
         "",
+        *sections,
         "## Channels",
         "",
         "| role | channel | mean | std | std of the change per step |",
@@ -255,6 +265,7 @@ def card(out: Path, metadata: dict[str, Any], tensors: dict[str, Tensor]) -> str
         "",
         "## Use",
         "",
+        *usage,
         "```python",
         "from credit_like.checkpoint.export import load_export",
         f'model = load_export("{out.name}").build()',

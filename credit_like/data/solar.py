@@ -6,10 +6,15 @@ year.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 
-from credit_like.data.times import Times, from_seconds, seconds, year_fraction
+from credit_like.data.times import Times, from_seconds, seconds, to_text, year_fraction
+from credit_like.errors import UserError
 
 SOLAR_CONSTANT = 1360.8
 """W m-2 at the mean distance of the Sun (Kopp and Lean 2011, doi:10.1029/2010GL045777)."""
@@ -40,17 +45,92 @@ def orbit(times: Times) -> tuple[Real, Real, Real]:
     return declination, equation, distance
 
 
-def insolation(times: Times, calendar: str, step_seconds: int, latitude: Real, longitude: Real) -> NDArray[np.float32]:
+@dataclass(frozen=True)
+class Irradiance:
+    """Annual means of total solar irradiance at the mean distance of the Sun, W m-2, as read from a table.
+
+    The value of a year holds in its middle, and values between are interpolated linearly. The first half of the first year
+    has its value, and the second half of the last year has the last one. Other years are an error.
+    """
+
+    path: str
+    years: tuple[int, ...]
+    values: tuple[float, ...]
+
+    def at(self, times: Times) -> Real:
+        """Return (T,) in W m-2. Raises UserError for a year that is not within the table's."""
+        fraction = year_fraction(times)
+        if times.dtype.kind == "M":
+            year = times.astype("datetime64[Y]").astype(np.int64) + 1970
+        else:
+            year = np.array([time.year for time in times], np.int64)
+        outside = (year < self.years[0]) | (year > self.years[-1])
+        if outside.any():
+            raise UserError(
+                f"expected years from {self.years[0]} to {self.years[-1]}, which {self.path} has, got "
+                f"{to_text(times[outside][0])}; add lines to the table or change the period"
+            )
+        return np.asarray(np.interp(year + fraction, np.array(self.years) + 0.5, self.values), np.float64)
+
+
+@lru_cache
+def read_irradiance(path: str) -> Irradiance:
+    """Read lines `year value` (blanks or a comma between; `#` begins a comment), in W m-2 and in the order of time.
+
+    Raises UserError with the line for anything else.
+    """
+    years: list[int] = []
+    values: list[float] = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"expected a table of years and W m-2, got {path}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        year, value = _parsed(text, f"{path}:{number}")
+        if years and year <= years[-1]:
+            raise UserError(f"{path}:{number}: expected a year after {years[-1]}, got {year}; sort the table")
+        years.append(year)
+        values.append(value)
+    if not years:
+        raise UserError(f"expected lines of a year and its W m-2 in {path}, got none; add them")
+    return Irradiance(path, tuple(years), tuple(values))
+
+
+def _parsed(text: str, where: str) -> tuple[int, float]:
+    """Return year and irradiance of a line."""
+    try:
+        year, value = text.replace(",", " ").split()
+        parsed = int(year), float(value)
+    except ValueError as error:
+        raise UserError(f"{where}: expected a whole year and its W m-2, got {text!r}; change the line") from error
+    if not (np.isfinite(parsed[1]) and parsed[1] > 0):
+        raise UserError(f"{where}: expected W m-2 above 0, got {parsed[1]:g}; change the line")
+    return parsed
+
+
+def insolation(
+    times: Times,
+    calendar: str,
+    step_seconds: int,
+    latitude: Real,
+    longitude: Real,
+    irradiance: Irradiance | None = None,
+) -> NDArray[np.float32]:
     """Return (T, H, W), J m-2: insolation accumulated over the step that ends at each time.
 
     S (d̄/d)² ∫ max(0, sin φ sin δ + cos φ cos δ cos h) dt, integrated exactly over h in pieces of at most 3 h, in which
-    the orbit is held constant. `latitude` (H,) and `longitude` (W,) in degrees; times are UTC.
+    the orbit is held constant. S is `SOLAR_CONSTANT`, or that of a table at the end of the step. `latitude` (H,) and
+    `longitude` (W,) in degrees; times are UTC.
     """
     pieces = max(1, -(-step_seconds // _PIECE))
     length = step_seconds / pieces
     total = np.zeros((len(times), len(latitude), len(longitude)))
     phi, lam = np.deg2rad(latitude), np.deg2rad(longitude)
     ends = seconds(times)
+    constant = np.full(len(times), SOLAR_CONSTANT) if irradiance is None else irradiance.at(times)
     for piece in range(pieces):
         middle = ends - step_seconds + (piece + 0.5) * length
         declination, equation, distance = orbit(from_seconds(np.rint(middle).astype(np.int64), calendar))
@@ -61,7 +141,7 @@ def insolation(times: Times, calendar: str, step_seconds: int, latitude: Real, l
             along_H = np.sin(phi) * np.sin(declination[t])
             across_H = np.cos(phi) * np.cos(declination[t])
             lit = _lit(along_H, across_H, hour_W + half) - _lit(along_H, across_H, hour_W - half)
-            total[t] += SOLAR_CONSTANT * distance[t] * lit * (86400 / (2 * np.pi))
+            total[t] += constant[t] * distance[t] * lit * (86400 / (2 * np.pi))
     return total.astype(np.float32)
 
 

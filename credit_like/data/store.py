@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import direct
+from credit_like.data.files.remote import RemoteError
 from credit_like.data.sources._conventions import DIMS, listed
 from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
 from credit_like.errors import RunError, UserError
@@ -107,14 +108,14 @@ class _Place:
     offset: float
     attrs: dict[str, str]
     cyclic: bool = False
-    still: bool = False
-    """A static field, of which the first time is read if it has a time axis."""
+    still: int | None = None
+    """For a static field, the position on its time axis, if it has one, of the time that is read."""
     level_units: str = ""
 
     @property
     def varies(self) -> bool:
         """Return whether the field depends on time."""
-        return "time" in self.dims and not self.still
+        return "time" in self.dims and self.still is None
 
 
 class FieldStore:
@@ -265,10 +266,10 @@ class FieldStore:
 
     def _fill(self, variable: Variable, channels: slice, positions: NDArray[np.int64], rows: slice, out: Out) -> None:
         if variable.spec.compute == "solar":
-            latitude = self.grid.latitude[rows]
+            latitude, table = self.grid.latitude[rows], _irradiance(variable)
             times = from_seconds(self.time_seconds(positions), self.calendar)
             for t, field in enumerate(
-                solar.insolation(times, self.calendar, self.step_seconds, latitude, self.grid.longitude)
+                solar.insolation(times, self.calendar, self.step_seconds, latitude, self.grid.longitude, table)
             ):
                 out[t][channels.start] = field
             return
@@ -300,7 +301,9 @@ class FieldStore:
             try:
                 return self._load_once(place, run, rows, targets)
             except _READ_ERRORS as error:
-                if attempt == _TRIES:
+                if attempt == _TRIES or isinstance(
+                    error, RemoteError
+                ):  # reads from a server have been repeated already
                     raise ReadError(self._story(variable, place, self._culprit(place, run, rows), error)) from error
                 clock.sleep(_PAUSE * attempt)
                 if (failed := self._datasets.pop(place.source, None)) is not None:
@@ -353,7 +356,7 @@ class FieldStore:
         if "level" in place.dims:
             box.insert(0, (levels[0], levels[-1] + 1))
         for position, target in zip(run.tolist(), targets, strict=True):
-            at = max(position, 0)
+            at = position if place.still is None else place.still
             spans = [(at, at + 1), *box] if "time" in place.dims else box
             shape = [stop - start for start, stop in spans]
             array.box([(a + o, b + o) for (a, b), o in zip(spans, offsets, strict=True)], target.reshape(shape))
@@ -363,7 +366,9 @@ class FieldStore:
         """Read (T, C, H, W) as stored."""
         key: dict[str, Any] = {"latitude": slice(*rows.indices(self.grid.height))}
         if "time" in place.dims:
-            key["time"] = slice(int(run[0]), int(run[-1]) + 1) if place.varies else slice(0, 1)
+            key["time"] = (
+                slice(int(run[0]), int(run[-1]) + 1) if place.still is None else slice(place.still, place.still + 1)
+            )
         low = min(place.levels, default=0)
         if "level" in place.dims:
             key["level"] = slice(low, max(place.levels) + 1)
@@ -415,6 +420,22 @@ class FieldStore:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="read")
         return self._pool
+
+
+def _irradiance(variable: Variable) -> solar.Irradiance | None:
+    """Return the table of a computed variable. Raises UserError where it cannot be read."""
+    spec = variable.spec
+    return solar.read_irradiance(spec.irradiance) if spec.compute and spec.irradiance else None
+
+
+def _check_irradiance(data: DataSection, variables: Variables, times: Times, problems: Problems) -> None:
+    """Add to `problems` the tables of irradiance that cannot be read or do not have all years of the data."""
+    for variable in variables:
+        try:
+            if (table := _irradiance(variable)) is not None:
+                table.at(times[[0, -1]])
+        except UserError as error:
+            problems.append(((*_spec_place(data, variable), "irradiance"), str(error)))
 
 
 def _stacked(variables: Sequence[Variable]) -> list[tuple[Variable, slice]]:
@@ -491,6 +512,7 @@ def open_store(data: DataSection, variables: Variables) -> FieldStore:
     partial = None
     if grid is not None and found is not None:
         times, positions = found
+        _check_irradiance(data, variables, times, problems)
         placed = [replace(source, position=position) for source, position in zip(sources, positions, strict=True)]
         partial = FieldStore(variables, grid, times, step, placed, places, datasets)
     if problems or partial is None:
@@ -592,10 +614,7 @@ def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where
         )
     if other := sorted(set(dims) - set(DIMS)):
         raise _FurtherDimension(dataset, var, other[0], where)
-    if variable.role == "static" and stored.sizes.get("time", 1) > 1 and not _constant(stored):
-        raise UserError(
-            f"expected a static field, got {stored.sizes['time']} times of {var}; move it to dynamic_forcing"
-        )
+    still = (_constant(stored, var) if stored.sizes.get("time", 1) > 1 else 0) if variable.role == "static" else None
     if variable.role != "static" and "time" not in dims:
         raise UserError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
     if "time" in dims and "time" not in dataset.coords and variable.role != "static":
@@ -611,7 +630,7 @@ def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where
         factor, offset = units.conversion(attrs["units"], variable.spec.units)
     attrs.update({"units": variable.spec.units} if variable.spec.units else {})
     levels = _levels(variable, var, dims, dataset, where)
-    cyclic, still = variable.spec.fill == "cyclic", variable.role == "static"
+    cyclic = variable.spec.fill == "cyclic"
     level_units = str(dataset["level"].attrs.get("units", "")) if "level" in dataset.coords else ""
     return _Place(source, var, dims, levels, factor, offset, attrs, cyclic, still, level_units)
 
@@ -669,11 +688,20 @@ def _merged_levels(found: Sequence[_OtherLevel]) -> Problems:
     ]
 
 
-def _constant(stored: xr.DataArray) -> bool:
-    """Return whether a field is the same at its first, middle and last time, as static fields of CAM and WRF are."""
+def _constant(stored: xr.DataArray, var: str) -> int:
+    """Return the position of a time at which a static field with a time axis has data, as those of CAM and WRF do at all.
+
+    Archives may have an axis that begins before their data and ends after them. Raises UserError if the fields at the first,
+    middle and last time that have data differ.
+    """
     times = stored.sizes["time"]
-    first, *others = (stored.isel(time=t).values for t in (0, times // 2, times - 1))
-    return all(np.array_equal(first, other, equal_nan=first.dtype.kind == "f") for other in others)
+    found = {t: stored.isel(time=t).values for t in (0, times // 2, times - 1)}
+    with_data = {t: field for t, field in found.items() if field.dtype.kind != "f" or np.isfinite(field).any()}
+    first, *others = with_data or found
+    same = stored.dtype.kind == "f"
+    if not all(np.array_equal(found[first], found[other], equal_nan=same) for other in others):
+        raise UserError(f"expected a static field, got {times} times of {var}; move it to dynamic_forcing")
+    return first
 
 
 def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dataset, where: str) -> tuple[int, ...]:

@@ -11,6 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from credit_like.data.aliases import find
+from credit_like.derive.fields import PL
 from credit_like.evaluation.bootstrap import bounds, finished
 from credit_like.evaluation.metrics import extra
 from credit_like.variables import Variable
@@ -149,11 +150,13 @@ class Collected:
 
     def _add_vectors(self) -> None:
         """Add the squared errors of wind vectors where both components exist on the same levels."""
-        for vector, components in VECTORS.items():
-            found = [find(component, self.levels) for component in components]
-            u, v = found
+        for vector, components, end in ((*item, end) for item in VECTORS.items() for end in ("", PL)):
+            # Interpolated variables have the model's name, with an end of their own.
+            names = {name.removesuffix(PL): name for name in self.levels if name.endswith(PL) == bool(end)}
+            u, v = (names.get(find(component, names) or "") for component in components)
             if u is None or v is None or self.levels[u] != self.levels[v]:
                 continue
+            vector += end
             self.levels[vector] = self.levels[u]
             for key in [key for key in self._scalar if key[0] == u and key[2] in ("mse", "rmse")]:
                 self._scalar[vector, *key[1:]] = self._scalar[key] + self._scalar[v, *key[1:]]

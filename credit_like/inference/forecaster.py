@@ -16,9 +16,10 @@ import torch
 import xarray as xr
 from torch import nn
 
-from credit_like import registry, transforms
+from credit_like import transforms
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
+from credit_like.checkpoint.package import Package, load_static, open_package
 from credit_like.context import Context
 from credit_like.data.aliases import find
 from credit_like.data.statistics import Statistics
@@ -26,31 +27,32 @@ from credit_like.data.store import FieldStore, InMemory, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
-from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.runtime import Runtime
-from credit_like.schema.checks import has_noise
 from credit_like.schema.experiment import Experiment
-from credit_like.stepper import Stepper
 from credit_like.variables import Variables
 
 
-def load_forecaster(path: str | Path, device: str | torch.device = "cpu") -> Forecaster:
-    """Load an export of `credit-like export`, ready to forecast on `device`.
+def load_forecaster(path: str | Path | Package, device: str | torch.device = "cpu") -> Forecaster:
+    """Load what `credit-like export` wrote, a file or a package, ready to forecast on `device`.
 
     Raises UserError for another kind of file, DamagedCheckpoint for an incomplete one.
     """
-    export = load_export(path)
-    with reading_metadata(path):
+    if not isinstance(path, Package):
+        path = open_package(path) if Path(path).is_dir() else Package(Path(path), None, "")
+    export = load_export(path.weights)
+    with reading_metadata(path.weights):
         experiment = Experiment.model_validate(export.metadata["experiment"])
         grid = Grid(*(np.array(export.metadata["grid"][axis]) for axis in ("latitude", "longitude")))
         normalisation = export.metadata["normalisation"]
-    return Forecaster(export.build().to(device), experiment, normalisation, grid)
+    static = None if path.static is None else load_static(path.static)
+    return Forecaster(export.build().to(device), experiment, normalisation, grid, static, path.sha256)
 
 
 class Forecaster:
     """A trained model with everything that it needs except data.
 
-    `normalisation`: role → channels, mean, std, change_std, as in exports.
+    `normalisation`: role → channels, mean, std, change_std, as in exports. `static` has static fields for data without
+    them. `sha256` is that of the weights' file, empty where it has not been computed.
     """
 
     def __init__(
@@ -59,8 +61,11 @@ class Forecaster:
         experiment: Experiment,
         normalisation: Mapping[str, Mapping[str, Sequence[Any]]],
         grid: Grid,
+        static: xr.Dataset | None = None,
+        sha256: str = "",
     ) -> None:
         self.model, self.experiment, self.normalisation, self.grid = model, experiment, normalisation, grid
+        self.static, self.sha256 = static, sha256
         self.variables = Variables(experiment.data)
 
     def __call__(
@@ -70,8 +75,9 @@ class Forecaster:
 
         `dataset`, or several together, hold the model's prognostic, forcing and static variables under their own names or
         known aliases, over time, level, latitude, longitude, on the grid on which the model was trained; diagnostic
-        variables are optional. Points missing at the first initial time are treated as points without data. Raises UserError for an
-        absent variable, level, time or grid. Only one lead is in memory unless the caller keeps more.
+        variables are optional, and so are the static ones of a package. Points missing at the first initial time are
+        treated as points without data. Raises UserError for an absent variable, level, time or grid. Only one lead is in
+        memory unless the caller keeps more.
         """
         times = [init] if isinstance(init, str) else list(init)
         store = self.open(dataset)
@@ -91,18 +97,12 @@ class Forecaster:
         Points missing at the time `init` are treated as points without data.
         """
         statistics = self._statistics(store, store.index(init))
-        physics = [
-            registry.of("physics", config).build(config, self.variables, store, statistics)
-            for config in self.experiment.physics
-        ]
-        predict = self.experiment.model.predict
-        noise = None
-        if has_noise(self.experiment):
-            noise = NoiseKeys(store.seconds, self.experiment.seed)
-            noise.reseed("members", self.experiment.inference.ensemble.seed)
-        stepper = Stepper(self.model, self.variables, statistics, store.static(), predict, physics, noise=noise)
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
-        return Context(self.experiment, Runtime(device=device), self.variables, store, statistics, stepper.to(device))
+        runtime = Runtime(device=device)
+        context = Context.of(self.model, self.experiment, runtime, self.variables, store, statistics)
+        if context.stepper.noise is not None:
+            context.stepper.noise.reseed("members", self.experiment.inference.ensemble.seed)
+        return context
 
     def open(self, dataset: xr.Dataset | Sequence[xr.Dataset]) -> FieldStore:
         """Return the data as the model's store; absent diagnostic variables are filled with NaN.
@@ -124,6 +124,9 @@ class Forecaster:
             shape = tuple(sizes[dim] for dim in dims)
             empty = xr.Variable(dims, np.broadcast_to(np.float32("nan"), shape))
             datasets[main] = datasets[main].assign({variable.name: empty})
+        if self.static is not None:
+            absent = [str(name) for name in self.static.data_vars if find(str(name), names) is None]
+            datasets += [self.static[absent]] if absent else []
         data = self.experiment.data.model_copy(update={"source": tuple(map(InMemory, datasets))})
         store = open_store(data, self.variables)
         for axis in ("latitude", "longitude"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -13,8 +12,9 @@ from pathlib import Path
 import xarray as xr
 
 from credit_like import registry
+from credit_like.checkpoint.files import digest
 from credit_like.data import times as calendar
-from credit_like.data.sources._files import find_files, is_url
+from credit_like.data.sources._files import source_type
 from credit_like.errors import UserError
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.forecaster import load_forecaster
@@ -22,7 +22,6 @@ from credit_like.parallel.device import pick_device
 from credit_like.schema.load import load_experiment
 
 _FORMATS = {".zarr": "zarr", ".nc": "netcdf", ".grib": "grib", ".grib2": "grib"}
-_MAGIC = {b"GRIB": "grib", b"CDF": "netcdf", b"\x89HDF": "netcdf"}
 
 
 def forecast_from_files(
@@ -37,7 +36,8 @@ def forecast_from_files(
 ) -> Path:
     """Forecast with the model of an export from the newest time of `sources`, or from `init`, and write `output`.
 
-    `sources` are files, stores or templates of them, which together hold what the model needs; `output` is a path that does
+    `export` is a file or a package. `sources` are files, stores or templates of them, which together hold what the model
+    needs, except for the static fields of a package; `output` is a path that does
     not exist yet and whose suffix gives the format. `overrides` change keys of `inference`, as in `KEY=VALUE`. What was
     interrupted is repeated as a whole.
 
@@ -67,9 +67,8 @@ def forecast_from_files(
     shutil.rmtree(draft, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with Path(export).open("rb") as content:
-            weights = hashlib.file_digest(content, "sha256").hexdigest()[:12]
-        outcome = write_forecasts(forecaster.context(store, init), f"export {weights}")
+        weights = forecaster.sha256 or digest(Path(export))
+        outcome = write_forecasts(forecaster.context(store, init), f"export {weights[:12]}")
         made = outcome.path if kind == "zarr" else next(outcome.path.iterdir())
         os.rename(made, output)
     finally:
@@ -81,27 +80,8 @@ def forecast_from_files(
 def open_source(path: str) -> xr.Dataset:
     """Open a file, a store, or the files of a template as the data source of its format does, lazily.
 
-    The format is known from a folder or `.zarr` in the path, or from the first bytes of a file.
-
-    Raises UserError if there is nothing at the path or it is none of these.
+    Raises UserError if there is nothing at the path or it has another format.
     """
-    plugin = registry.module("source", _kind(path))
+    plugin = registry.module("source", source_type(path))
     dataset: xr.Dataset = plugin.open_dataset(plugin.Config(path=path))
     return dataset
-
-
-def _kind(path: str) -> str:
-    if ".zarr" in path or (not is_url(path) and Path(path).is_dir()):
-        return "zarr"
-    if is_url(path):
-        return "netcdf"
-    first = Path(find_files(path, {})[0])
-    try:
-        with first.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise UserError(f"--from: expected a file or a store, got {path}: {error.strerror}; change it") from error
-    for magic, kind in _MAGIC.items():
-        if start.startswith(magic):
-            return kind
-    raise UserError(f"--from: expected netCDF, GRIB or zarr, got {path}, which begins with {start!r}; change it")

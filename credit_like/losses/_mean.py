@@ -16,6 +16,7 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.losses import LossConfig
 from credit_like.nn.area import AreaMean
+from credit_like.schema.losses import judges_members
 from credit_like.transforms import Transforms
 from credit_like.variables import Variables
 
@@ -47,6 +48,7 @@ class AreaLoss(nn.Module):
         self.config, self.others = config, others
         self.module = loss_module(config)
         self.rowwise = hasattr(self.module, "rowwise")
+        self.of_members = self.module.of_members if judges_members(config) else None
         self.transforms = Transforms(variables.outputs)
         known = [variable.name for variable in variables.outputs]
         for name in config.variable_weights:
@@ -90,7 +92,7 @@ class AreaLoss(nn.Module):
 
         Raises UserError for several members and a loss that is not of ensembles.
         """
-        of_members = getattr(self.module, "of_members", None)
+        of_members = self.of_members
         # Missing points are masked before any non-linear operation, because the gradient of a NaN is NaN even under a
         # zero weight.
         if self.transforms:

@@ -1,4 +1,4 @@
-"""The sum of several losses, each with a weight."""
+"""The sum of several losses, each with a weight: of losses of single forecasts, or of losses of ensembles."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from credit_like.schema.base import Section
 from credit_like.schema.plugin import plugin
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
 
@@ -19,6 +21,7 @@ class Term(Section):
     """One of the losses."""
 
     weight: float = Field(default=1.0, gt=0)
+    """Weight of the loss in the sum."""
     loss: plugin("loss")  # type: ignore[valid-type]
     """The loss, by its `type`, and its own keys; those that all losses share are given once, for the sum."""
 
@@ -36,7 +39,8 @@ class Term(Section):
 class Config(LossConfig):
     type: Literal["sum"] = "sum"
     terms: tuple[Term, ...] = Field(default=(Term.model_validate({"loss": {"type": "mse"}}),), min_length=1)
-    """The losses and their weights: `[{weight: 1, loss: {type: mse}}, {weight: 0.1, loss: {type: spectral}}]`."""
+    """The losses and their weights: `[{weight: 1, loss: {type: mse}}, {weight: 0.1, loss: {type: spectral}}]`.
+    All or none of them are losses of ensembles."""
 
 
 def rowwise(config: Config, error: Tensor, target: Tensor) -> Tensor:
@@ -44,4 +48,14 @@ def rowwise(config: Config, error: Tensor, target: Tensor) -> Tensor:
     from credit_like.losses._mean import loss_values
 
     values = [term.weight * loss_values(term.loss, error, target) for term in config.terms]
+    return sum(values[1:], values[0])
+
+
+def of_members(config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = ()) -> Tensor:
+    """Return Σ wᵢ ℓᵢ of losses of ensembles. The members of other ranks are kept until the last term is computed."""
+    from credit_like.losses._mean import loss_module
+
+    shared = tuple(others)
+    more = (shared,) if shared else ()
+    values = [term.weight * loss_module(term.loss).of_members(term.loss, error_BKCHW, *more) for term in config.terms]
     return sum(values[1:], values[0])

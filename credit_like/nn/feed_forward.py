@@ -9,29 +9,48 @@ from credit_like import ops
 from credit_like.nn.dropout import Dropout
 from credit_like.nn.layer import Layer
 from credit_like.nn.linear import Linear
+from credit_like.nn.noise import NormNoise
 from credit_like.nn.norms import ChannelNorm
 
 
 class FeedForward(Layer):
-    """x + contract(dropout(GELU(expand(norm(x))))), width C -> 4 C -> C."""
+    """x + contract(dropout(GELU(expand(norm(x))))), width C -> 4 C -> C, with noise in the norm if there is any."""
 
     tensor_columns = ("expand",)
     tensor_rows = ("contract",)
 
-    def __init__(self, dim: int, *, spectral_norm: bool = False, dropout: float = 0.0, site: int = 0) -> None:
+    def __init__(
+        self,
+        dim: int,
+        *,
+        spectral_norm: bool = False,
+        dropout: float = 0.0,
+        site: int = 0,
+        noise: NormNoise | None = None,
+    ) -> None:
         super().__init__()
         self.norm = ChannelNorm(dim)
         self.expand = Linear(dim, 4 * dim, spectral_norm=spectral_norm)
         self.contract = Linear(4 * dim, dim, spectral_norm=spectral_norm)
         self.dropout = Dropout(dropout, site) if dropout else None
+        self.noise = noise
 
-    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
-        """Apply the block to (B, H, W, C); the shape stays the same. `key_B` selects what dropout drops."""
-        if self.dropout is None:
-            return ops.feed_forward_block(x_BHWC, self.norm, self.expand, self.contract)
-        if key_B is None:
-            # Domain parallelism learns the height of the layer from its call, which returns its input here.
-            unchanged: Tensor = self.dropout(ops.feed_forward_block(x_BHWC, self.norm, self.expand, self.contract))
-            return unchanged
-        hidden = functional.gelu(self.expand(self.norm(x_BHWC)))
-        return x_BHWC + self.contract(self.dropout(hidden, key_B=key_B, first_channel=self.expand.outputs.start))
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None, noise_BJ: Tensor | None = None) -> Tensor:
+        """Apply the block to (B, H, W, C); the shape stays the same.
+
+        `key_B` selects what dropout drops, `noise_BJ` (`nn.noise.innovations`) the noise in the norm.
+        """
+        noisy = self.noise is not None and noise_BJ is not None
+        if not noisy and (key_B is None or self.dropout is None):
+            y_BHWC = ops.feed_forward_block(x_BHWC, self.norm, self.expand, self.contract)
+            for layer in (self.dropout, self.noise):
+                # Domain parallelism learns the height of these layers from their calls, which return their input here.
+                y_BHWC = y_BHWC if layer is None else layer(y_BHWC)
+            return y_BHWC
+        normed = self.norm(x_BHWC)
+        if self.noise is not None:
+            normed = self.noise(normed, key_BJ=noise_BJ)
+        hidden = functional.gelu(self.expand(normed))
+        if self.dropout is not None:
+            hidden = self.dropout(hidden, key_B=key_B, first_channel=self.expand.outputs.start)
+        return x_BHWC + self.contract(hidden)

@@ -27,6 +27,8 @@ def _signed(value: int) -> int:
 
 GAMMA = _signed(0x9E3779B97F4A7C15)
 """The increment of SplitMix64's counter."""
+_LEFT_OUT = 0.01
+"""Fraction of the variance of correlated noise in innovations that are so old that they are left out."""
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
@@ -63,6 +65,25 @@ def standard_normal(
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :channels]
 
 
+def innovation_weights(correlation: float) -> tuple[float, ...]:
+    """Return the weights w_0, w_1, … of the noise of a lead, Σ_j w_j ε(lead − j), of independent normal fields ε.
+
+    w_j is proportional to ρ^j, with ρ the correlation of the noise of successive leads, and Σ_j w_j² = 1. This is the stationary
+    autoregressive process of first order, without the oldest terms, which together have 1 % of its variance; correlations differ
+    by less than 0.1 from ρ^k. Since ε of negative leads is as well defined as that of others, no lead is special, and nothing
+    has to be carried from lead to lead.
+    """
+    count = 1 if correlation == 0 else math.ceil(math.log(_LEFT_OUT) / (2 * math.log(correlation)))
+    powers = [correlation**j for j in range(count)]
+    size = math.hypot(*powers)
+    return tuple(power / size for power in powers)
+
+
+def innovations(key_B: Tensor, count: int) -> Tensor:
+    """Return the keys (B, count) of the steps with the keys `key_B`, of the steps before them, and so on."""
+    return key_B[:, None] - torch.arange(count, device=key_B.device) * GAMMA
+
+
 def _mixed(x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
     """Return x + x · (z A) + z B with the weight (A, B)."""
     factor, offset = nn.functional.linear(z_BHWN, weight).to(x_BHWC.dtype).chunk(2, -1)
@@ -89,16 +110,17 @@ class Noise(Layer):
     """x + x · (z A) + z B with normal noise z at each point, and A and B zero at first: the layer starts as the identity.
 
     z (B, H, W, channels) depends on the key of the sample, on the layer's `level` and on the position in the image. The
-    first term lets the size of the noise depend on the flow.
+    first term lets the size of the noise depend on the flow. `correlation` is that of z in successive steps.
     """
 
     shard_unit = True
     gathered_ahead = False  # it is registered after the blocks of the decoder and used before each
     recompute = "forward"  # the noise is cheaper to compute again than to keep
 
-    def __init__(self, features: int, channels: int, scale: float, level: int) -> None:
+    def __init__(self, features: int, channels: int, scale: float, level: int, correlation: float = 0.0) -> None:
         super().__init__()
         self.channels, self.scale, self.level = channels, scale, level
+        self.weights = innovation_weights(correlation)
         self.first_row = 0
         """The first of the rows that the input has, in the whole image."""
         self.weight = nn.Parameter(torch.empty(2 * features, channels))
@@ -107,17 +129,31 @@ class Noise(Layer):
         """Return zeros, with which the layer is the identity."""
         return torch.zeros(shape)
 
-    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
-        """Add noise to (B, H, W, C) by the key of each sample, int64; without keys return the input."""
-        if key_B is None:
+    def forward(self, x_BHWC: Tensor, key_BJ: Tensor | None = None) -> Tensor:
+        """Add noise to (B, H, W, C) by the keys of each sample, `innovations`; without keys return the input."""
+        if key_BJ is None:
             return x_BHWC
-        wide = torch.promote_types(x_BHWC.dtype, torch.float32)
-        rows, columns = x_BHWC.shape[1:3]
-        z = standard_normal(absorb(key_B, self.level), self.first_row, rows, columns, self.channels, wide)
-        z = (self.scale * z).to(self.weight.dtype)
+        z = (self.scale * self._numbers(x_BHWC, key_BJ)).to(self.weight.dtype)
         # The compiler itself chooses what is kept; to trace the function, it makes an instance of it, which is deprecated.
         mix: Callable[..., Tensor] = _mixed if torch.compiler.is_compiling() else _Mix.apply
         return mix(x_BHWC, z, self.weight)
+
+    def _numbers(self, x_BHWC: Tensor, key_BJ: Tensor) -> Tensor:
+        """Return normal numbers (B, H, W, channels) at the points of x."""
+        wide = torch.promote_types(x_BHWC.dtype, torch.float32)
+        rows, columns = x_BHWC.shape[1:3]
+        total: Tensor | None = None
+        for weight, key_B in zip(self.weights, key_BJ.unbind(1), strict=True):
+            new = standard_normal(absorb(key_B, self.level), self.first_row, rows, columns, self.channels, wide)
+            total = weight * new if total is None else total + weight * new
+        assert total is not None
+        return total
+
+
+class NormNoise(Noise):
+    """Noise of a norm, which makes its scale and shift functions of the position: norm(x) · (1 + z A) + z B."""
+
+    shard_unit = False  # it is part of a layer that is gathered as one
 
 
 class NoiseKeys(nn.Module):

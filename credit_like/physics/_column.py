@@ -64,8 +64,9 @@ class ColumnConfig(Correction):
     """Variables and levels from which column water is computed."""
 
     surface_pressure: str = "surface_pressure"
-    """In Pa."""
+    """Predicted surface pressure in Pa."""
     humidity: str = "specific_humidity"
+    """Predicted humidity on levels."""
     humidity_scale: float = Field(default=1.0, gt=0)
     """Units of `humidity` per kg/kg: 1000 for g/kg."""
     column_water: str | None = None
@@ -73,6 +74,7 @@ class ColumnConfig(Correction):
     a: tuple[float, ...] = ()
     """Hybrid levels: coefficients of the interfaces in Pa, from the first level's outer one to the last level's."""
     b: tuple[float, ...] = ()
+    """Hybrid levels: coefficients of the interfaces that are multiplied by surface pressure."""
     level_pa: float = Field(default=100.0, gt=0)
     """Pressure levels: Pa per unit of `levels`."""
 

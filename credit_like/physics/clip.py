@@ -27,8 +27,11 @@ class Config(Correction):
 
     type: Literal["clip"] = "clip"
     variables: tuple[str, ...] = ()
+    """Predicted variables to clip."""
     minimum: float | None = 0.0
+    """Lower bound, in the units of the variables; null = none."""
     maximum: float | None = None
+    """Upper bound, in the units of the variables. Default: none."""
 
     @model_validator(mode="after")
     def _bounds(self) -> Config:

@@ -48,7 +48,9 @@ class Fluxes(Section):
     """Variables of energy fluxes, by direction."""
 
     down: tuple[str, ...] = ()
+    """Variables that are positive downward."""
     up: tuple[str, ...] = ()
+    """Variables that are positive upward."""
 
 
 class Config(ColumnConfig):
@@ -56,8 +58,11 @@ class Config(ColumnConfig):
 
     type: Literal["energy"] = "energy"
     temperature: str = "temperature"
+    """Predicted temperature in K, which is corrected."""
     u: str = "u_component_of_wind"
+    """Predicted eastward wind in m/s."""
     v: str = "v_component_of_wind"
+    """Predicted northward wind in m/s."""
     surface_geopotential: str = "geopotential_at_surface"
     """A static variable in m² s⁻²."""
     top: Fluxes = Fluxes(down=("top_net_solar_radiation", "top_net_thermal_radiation"))

@@ -30,7 +30,9 @@ class Config(ColumnConfig):
 
     type: Literal["moisture"] = "moisture"
     precipitation: str = "total_precipitation"
+    """Predicted precipitation, which is corrected."""
     evaporation: str = "evaporation"
+    """Predicted evaporation."""
     water_scale: float = 1.0
     """kg m⁻² per unit of precipitation and evaporation: 1000 for metres of water."""
     evaporation_upward: bool = True

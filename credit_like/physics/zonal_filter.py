@@ -28,7 +28,9 @@ class Config(Correction):
 
     type: Literal["zonal-filter"] = "zonal-filter"
     variables: tuple[str, ...] = ()
+    """Predicted variables to filter."""
     highest: int = Field(default=21, ge=1)
+    """Highest zonal wavenumber that remains."""
 
 
 def find(config: Config, variables: Variables) -> list[slice]:

@@ -6,7 +6,7 @@ import datetime as dt
 import re
 import unicodedata
 from decimal import Decimal
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +17,7 @@ from pydantic import (
     PlainSerializer,
     SerializerFunctionWrapHandler,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_serializer,
 )
@@ -28,6 +29,8 @@ from credit_like.errors import UserError
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(s|min|h|d)", re.ASCII)
 _NUMBERS = (int, float, int | None, float | None)
+_BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,15})?)\s*(B|kB|MB|GB|TB)", re.ASCII)
 _WALLTIME = re.compile(r"(\d{1,15}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 
@@ -63,6 +66,10 @@ Line = Annotated[str, AfterValidator(one_line)]
 Word = Annotated[str, AfterValidator(one_word)]
 
 
+class HiddenKey(Exception):
+    """The value of this key is not valid, which has been reported: what depends on it cannot be checked."""
+
+
 class Section(BaseModel):
     """A frozen section of an experiment. Unknown keys and non-finite numbers are errors."""
 
@@ -77,6 +84,14 @@ class Section(BaseModel):
 
     shorthands: ClassVar[tuple[dict[str, Any], ...]] = ()
     """JSON Schemas of the short forms that a file may use for this section instead of a mapping."""
+
+    if not TYPE_CHECKING:  # type checkers would then accept any attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise HiddenKey for a key that `schema.partial` has removed; all others are attributes of the instance."""
+            if name in type(self).model_fields:
+                raise HiddenKey(name)
+            return super().__getattr__(name)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -135,8 +150,34 @@ def format_duration(duration: dt.timedelta) -> str:
     return f"{seconds // _UNITS[unit]}{unit}"
 
 
+DurationText = Annotated[str, WithJsonSchema({"type": "string", "x-is": "duration"})]
 Duration = Annotated[
     dt.timedelta,
-    BeforeValidator(parse_duration, json_schema_input_type=str),
+    BeforeValidator(parse_duration, json_schema_input_type=DurationText),
     PlainSerializer(format_duration, return_type=str),
+]
+
+
+def parse_size(value: Any) -> int:
+    """Parse a number of bytes such as `100GB` or `1.5TB`, in powers of ten.
+
+    Raises UserError for anything else and for less than one byte.
+    """
+    found = _SIZE.fullmatch(str(value).strip())
+    size = int(Decimal(found[1]) * _BYTES[found[2]]) if found else value
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 < size < 2**63:
+        raise UserError(f"expected a size such as 100GB, 500MB or 1.5TB, got {value!r}")
+    return size
+
+
+def format_size(size: int) -> str:
+    """Return a size as `NTB`, `NGB`, `NMB`, `NkB` or `NB`, in the largest unit that is exact."""
+    unit = next(unit for unit in reversed(_BYTES) if size % _BYTES[unit] == 0)
+    return f"{size // _BYTES[unit]}{unit}"
+
+
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size, json_schema_input_type=str),
+    PlainSerializer(format_size, return_type=str),
 ]

@@ -6,7 +6,6 @@ Each check yields findings: a location in the experiment and a message `expected
 from __future__ import annotations
 
 import datetime as dt
-import inspect
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -27,11 +26,13 @@ from credit_like.layout import (
     refuse,
 )
 from credit_like.registry import did_you_mean
+from credit_like.schema import losses
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
 from credit_like.schema.errors import Path, shown
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import Ensemble
+from credit_like.schema.partial import visible
 from credit_like.schema.phases import phases, written_at
 from credit_like.schema.places import place_findings
 from credit_like.schema.trainer import TrainerSection
@@ -129,18 +130,22 @@ def world_of(experiment: Experiment) -> int:
     return p.degrees.sample_ranks * p.replicate
 
 
-def section_findings(experiment: Experiment, world: int) -> Iterator[Finding]:
-    """Run every check that needs no data."""
+def section_findings(experiment: Experiment, world: int | None) -> Iterator[Finding]:
+    """Run every check that needs no data; those of the layout only if the number of processes is known."""
+    yield from visible(_phase_findings, experiment, world)
+    for data_check in (_period_findings, _variable_findings):
+        yield from visible(data_check, experiment.data)
+    for check in (_ensemble_findings, _metric_findings, _time_findings, _folder_findings, place_findings):
+        yield from visible(check, experiment)
+
+
+def _phase_findings(experiment: Experiment, world: int | None) -> Iterator[Finding]:
     for phase in phases(experiment):
-        found = layout_findings(phase.experiment.trainer, world), _weight_findings(phase.experiment)
-        for path, message in (*found[0], *found[1], *_member_findings(phase.experiment)):
+        found = [*visible(_weight_findings, phase.experiment), *visible(_member_findings, phase.experiment)]
+        if world is not None:
+            found += visible(layout_findings, phase.experiment.trainer, world)
+        for path, message in found:
             yield written_at(experiment, phase, path), message
-    yield from _period_findings(experiment.data)
-    yield from _variable_findings(experiment.data)
-    yield from _name_findings(experiment)
-    yield from _time_findings(experiment)
-    yield from _folder_findings(experiment)
-    yield from place_findings(experiment)
 
 
 def specs(data: DataSection) -> Iterator[tuple[Path, str, bool, VariableSpec]]:
@@ -182,6 +187,11 @@ def _variable_findings(data: DataSection) -> Iterator[Finding]:
             yield path, f"expected {spec.compute} at the surface, got it on levels, move {where} to {role}.surface"
         if spec.compute and role in OUTPUT_ROLES:
             yield path, f"expected a forcing to compute, got {role} {spec.name!r}, move it to dynamic_forcing"
+        if spec.irradiance and not spec.compute:
+            yield (
+                (*path, "irradiance"),
+                f"expected `compute: solar` with a table of irradiance, got {spec.name!r} without, add it or remove the table",
+            )
         if spec.transform and role not in OUTPUT_ROLES:
             yield (
                 (*path, "transform"),
@@ -235,11 +245,9 @@ def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
         yield path, f"expected a first weight above 0 with random_forecast_len, got {shown_leads}, change it"
 
 
-def _name_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Check names that refer to variables or plug-ins."""
+def _ensemble_findings(experiment: Experiment) -> Iterator[Finding]:
     prognostic = [spec.name for _, role, _, spec in specs(experiment.data) if role == "prognostic"]
     yield from ensemble_findings(experiment.inference.ensemble, prognostic, has_noise(experiment))
-    yield from _metric_findings(experiment)
 
 
 def _member_findings(experiment: Experiment) -> Iterator[Finding]:
@@ -247,7 +255,14 @@ def _member_findings(experiment: Experiment) -> Iterator[Finding]:
     members, loss = experiment.trainer.members, experiment.loss
     ranks = experiment.trainer.parallelism.ensemble
     with registry.searching(experiment.plugins):
-        of_members = getattr(registry.of("loss", loss), "of_members", None)
+        judged = losses.scores_members(loss)
+    of_members = all(judged)
+    if any(judged) and not of_members:
+        yield (
+            ("loss", "terms"),
+            f"expected terms that all are losses of ensembles or none, got {sum(judged)} of {len(judged)}, change them",
+        )
+        return
     if members > 1 and not has_noise(experiment):
         yield (
             ("trainer", "members"),
@@ -270,8 +285,7 @@ def _member_findings(experiment: Experiment) -> Iterator[Finding]:
 def shares_members(experiment: Experiment) -> bool:
     """Return whether the loss is one that several ranks can compute, each of some of the members."""
     with registry.searching(experiment.plugins):
-        of_members = getattr(registry.of("loss", experiment.loss), "of_members", None)
-    return of_members is not None and "others" in inspect.signature(of_members).parameters
+        return losses.shares_members(experiment.loss)
 
 
 def _metric_findings(experiment: Experiment) -> list[Finding]:

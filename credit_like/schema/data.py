@@ -6,7 +6,7 @@ import datetime as dt
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from credit_like.errors import UserError
 from credit_like.schema.base import Duration, Section
@@ -31,7 +31,8 @@ def parse_time(value: Any) -> str:
     return f"{match[1]}-{month:02d}-{day:02d}T{hour:02d}:{minute:02d}:{second:02d}"
 
 
-Time = Annotated[str, BeforeValidator(parse_time, json_schema_input_type=str), PlainSerializer(str)]
+TimeText = Annotated[str, WithJsonSchema({"type": "string", "x-is": "time"})]
+Time = Annotated[str, BeforeValidator(parse_time, json_schema_input_type=TimeText), PlainSerializer(str)]
 
 
 PAIR = {"type": "array", "prefixItems": [{"type": "string"}] * 2, "minItems": 2, "maxItems": 2}
@@ -43,7 +44,9 @@ class Period(Section):
     shorthands = (PAIR,)
 
     start: Time
+    """First time."""
     end: Time
+    """Last time, included."""
 
     @model_validator(mode="before")
     @classmethod
@@ -109,6 +112,9 @@ class VariableSpec(Section):
     """File, template or URL of this variable, if it is not in the source's own files."""
     compute: Literal["solar"] | None = None
     """Compute the variable from time and grid instead of reading it; `solar` is the insolation."""
+    irradiance: str | None = None
+    """Table of the total solar irradiance of each year for `compute: solar`: lines of a year and its mean in W m-2. A value
+    holds in the middle of its year, and is interpolated linearly between years. Default: 1360.8 W m-2 always."""
     units: str | None = None
     """Units of the variable in this experiment; values in other units are converted when read. Default: the store's."""
     levels: tuple[float, ...] | None = None

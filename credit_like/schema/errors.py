@@ -118,6 +118,11 @@ def problems_of(error: ValidationError, model: type[BaseModel], data: Any, locat
     return [Problem(place.file, place.line, key, _either(messages)) for (place, key), messages in by_place.items()]
 
 
+def error_paths(error: ValidationError, model: type[BaseModel], data: Any) -> list[Path]:
+    """Return the places in the data of all errors of a validation, including those inside plug-ins."""
+    return [path for path, _ in _messages(error, model, data, ())]
+
+
 def _either(messages: list[str]) -> str:
     """Join the messages about one value; each member of a union reports what it expected."""
     unique = list(dict.fromkeys(messages))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
@@ -40,7 +40,9 @@ class Experiment(Section):
     save_loc: str = Field(min_length=1)
     """Folder of the run, with its checkpoints, logs and forecasts. A run is identified by this folder."""
     data: DataSection
+    """Files, variables with their roles, and periods."""
     model: _Model
+    """Architecture, by its `type`, and its keys; channels and grid follow from the data."""
     start_from: StartFrom | None = None
     """Weights of another run, with which a run begins that has no checkpoint yet. Default: initial weights of `seed`."""
     loss: plugin("loss", default="mse") = Field(default={"type": "mse"})  # type: ignore[valid-type]
@@ -49,6 +51,8 @@ class Experiment(Section):
     """Corrections applied to the output of every step, in this order."""
     trainer: TrainerSection = Field(default_factory=TrainerSection)
     """Layout, batch, optimiser, checkpoints and stopping."""
+    tracking: Literal["mlflow", "wandb"] | None = None
+    """Tracker to which a training sends its metrics, beside TensorBoard. Without a server, files in `save_loc`/tracking."""
     inference: InferenceSection = Field(default_factory=InferenceSection)
     """Forecasts: initial times, length and output."""
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
@@ -68,7 +72,7 @@ class Experiment(Section):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data for YAML or JSON; it loads back to an equal experiment."""
         data = self.model_dump(mode="json", by_alias=True)
-        for key in ("plugins", "start_from"):
+        for key in ("plugins", "start_from", "tracking"):
             if not data.get(key):
                 data.pop(key, None)
         for phase in data["trainer"].get("phases", ()):

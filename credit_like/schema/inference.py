@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from credit_like.errors import UserError
-from credit_like.schema.base import Duration, Section, format_duration, parse_duration
+from credit_like.schema.base import Duration, DurationText, Section, format_duration, parse_duration
 from credit_like.schema.data import Periods, Sources, Time, parse_time
 from credit_like.schema.derive import Derive
 from credit_like.schema.plugin import plugin
@@ -69,7 +69,7 @@ def _lead(value: Any) -> Any:
 
 Lead = Annotated[
     Any,
-    BeforeValidator(_lead, json_schema_input_type=int | str),
+    BeforeValidator(_lead, json_schema_input_type=int | DurationText),
     PlainSerializer(lambda v: v if isinstance(v, int) else format_duration(v)),
 ]
 
@@ -143,6 +143,7 @@ class InferenceSection(Section):
     weights: Literal["ema", "raw"] = "ema"
     """Use the moving average of the weights if the run has one (`ema`), or the trained weights (`raw`)."""
     batch_size: int = Field(default=1, ge=1)
+    """Number of forecasts (initial times, or members) that are computed at once."""
     amp: bool | None = None
     """Compute in bfloat16; by default as training does."""
     ensemble: Ensemble = Ensemble()

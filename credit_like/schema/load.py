@@ -23,8 +23,19 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from credit_like.schema.errors import ExperimentError, Locations, Path, Place, Problem, in_order, problems_of, shown
+from credit_like.schema.errors import (
+    ExperimentError,
+    Locations,
+    Path,
+    Place,
+    Problem,
+    error_paths,
+    in_order,
+    problems_of,
+    shown,
+)
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.partial import partial_experiment
 from credit_like.schema.shipped import shipped_file
 
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)|(\{)|(\$))")
@@ -58,6 +69,20 @@ def load_located(path: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
 
     Raises ExperimentError with every problem.
     """
+    experiment, locations, problems = load_partly(path, overrides)
+    if problems or experiment is None:
+        raise ExperimentError(in_order(problems, str(path)))
+    return experiment, locations
+
+
+def load_partly(
+    path: str | os.PathLike[str], overrides: Sequence[str] = ()
+) -> tuple[Experiment | None, Locations, list[Problem]]:
+    """Load an experiment as far as its keys are valid; return it with the places of its keys and all problems.
+
+    Keys with problems are hidden (`schema.partial`); there is no experiment if too little is left. Raises ExperimentError
+    for a file that cannot be read.
+    """
     tree = _read_file(FilePath(path), including=())
     problems: list[Problem] = []
     for override in overrides:
@@ -68,15 +93,18 @@ def load_located(path: str | os.PathLike[str], overrides: Sequence[str] = ()) ->
     problems += tree.problems
     locations = Locations(tree.places(), Place(str(path), 1))
     data = tree.plain()
+    wrong: list[Path] = [tuple(int(p) if p.isdecimal() else p for p in problem.key.split(".")) for problem in problems]
     try:
         experiment = Experiment.model_validate(data)
     except ValidationError as error:
         known = {problem.key for problem in problems}
         # A value that could not be parsed fails validation only for that reason.
         problems += [p for p in problems_of(error, Experiment, data, locations) if p.key not in known]
-    if problems:
-        raise ExperimentError(in_order(problems, str(path)))
-    return experiment, locations
+        wrong += error_paths(error, Experiment, data)
+    else:
+        if not problems:
+            return experiment, locations, []
+    return partial_experiment(data, wrong), locations, problems
 
 
 def dump_experiment(experiment: Experiment) -> str:

@@ -15,7 +15,7 @@ from pydantic import (
 
 from credit_like.errors import UserError
 from credit_like.layout import Degrees
-from credit_like.schema.base import Duration, Section, format_duration, parse_duration
+from credit_like.schema.base import Duration, DurationText, Section, format_duration, parse_duration
 from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
 
@@ -71,7 +71,7 @@ def _every(value: Any) -> Any:
 
 Every = Annotated[
     Any,
-    BeforeValidator(_every, json_schema_input_type=int | str),
+    BeforeValidator(_every, json_schema_input_type=int | DurationText),
     PlainSerializer(lambda v: v if isinstance(v, int) else format_duration(v)),
 ]
 
@@ -163,6 +163,10 @@ class PhaseKeys(Section):
     """Shift the fields by a random number of columns in longitude at every optimiser step. This augmentation varies the
     alignment of the data with the model's windows and reduces overfitting of small data sets. Only for grids that cover
     the full circle of longitude."""
+    input_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of noise on the prognostic input of every training sample, as a fraction of the standard deviation of
+    the change over one step. The target is without noise, so that the model learns to take out departures from the data,
+    which keeps long forecasts stable. 0 = none."""
     grad_max_norm: float | None = Field(default=1.0, gt=0)
     """Norm to which larger gradients are clipped; null = no clipping."""
     use_ema: bool = False
@@ -210,6 +214,7 @@ class TrainerSection(PhaseKeys):
     fsdp2_cpu_offload: bool = False
     """Keep parameters, gradients and optimiser state of fsdp2 in CPU memory."""
     activation_checkpoint: bool = False
+    """Recompute activations in the backward pass instead of keeping them: less memory for a third more arithmetic."""
     compile: bool | None = None
     """Compile the model's blocks; by default on CUDA."""
     matmul_precision: Literal["highest", "high", "medium"] = "high"

@@ -22,16 +22,18 @@ from credit_like.rollout import read_ahead, rollout
 from credit_like.schema.base import format_duration
 from credit_like.schema.experiment import Experiment
 from credit_like.scores import SCORES, area_scores
+from credit_like.training.derived import DerivedFields
 from credit_like.variables import Variables
 
 
 class ShortForecasts:
     """RMSE, bias, ACC and activity of forecasts from evenly spread validation times, per channel and lead.
 
-    Scores are those of `credit_like evaluate` over the globe, with `climatology` (C, H, W; this rank's rows) in place
-    of one by day and hour. The initial times are dealt out to the data-parallel ranks, each of which takes as many
-    steps as the others. Fields are read while the step before is computed, and nothing waits for the device until the
-    last step is done. Raises UserError for a lead that is no whole number of steps, or longer than the period.
+    The channels are those of the model and of `evaluation.derive`. Scores are those of `credit_like evaluate` over the
+    globe, with `climatology` (C, H, W; this rank's rows) in place of one by day and hour. The initial times are dealt out
+    to the data-parallel ranks, each of which takes as many steps as the others. Fields are read while the step before is
+    computed, and nothing waits for the device until the last step is done. Raises UserError for a lead that is no whole
+    number of steps, or longer than the period, and for derived fields that are not possible.
     """
 
     def __init__(self, context: Context, amp: bool) -> None:
@@ -42,7 +44,8 @@ class ShortForecasts:
         self.history_len, self.amp = experiment.data.history_len, amp
         self.leads = _steps(self.section.lead, experiment.data.timestep)
         self.init = self._initial_times(experiment, statistics.missing_times)
-        mask = torch.from_numpy(statistics.mask(self.variables.outputs))
+        self.derived = DerivedFields(context)
+        mask = self.derived.valid(torch.from_numpy(statistics.mask(self.variables.outputs)), self.init[0])
         weights = torch.from_numpy(self.store.grid.latitude_weights())[:, None] * mask
         self.area = AreaMean(weights, self.rows).to(self.runtime.device)
         self.valid = mask[:, self.rows].to(self.runtime.device)
@@ -81,7 +84,7 @@ class ShortForecasts:
         # Ranks with fewer forecasts run padding ones of weight 0, so that collectives match.
         counted = [1.0] * len(dealt) + [0.0] * (share - len(dealt))
         dealt = dealt + self.init[:1] * (share - len(dealt))
-        shape = (self.leads, len(SCORES), self.variables.out_channels)
+        shape = (self.leads, len(SCORES), len(self.derived))
         sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)
         for first in range(0, share, self.batch):
             if stop():
@@ -92,7 +95,7 @@ class ShortForecasts:
         total = runtime.sum_over_data(sums) * runtime.dp_size / runtime.domain_size
         scores = (total / len(self.init)).cpu()
         scores[:, 0] = scores[:, 0].sqrt()
-        names = Variables.channel_names(self.variables.outputs)
+        names = Variables.channel_names(self.derived.outputs)
         hours = self.store.step_seconds / 3600
         result: dict[str, Any] = {
             "lead_hours": [lead * hours for lead in range(1, self.leads + 1)],
@@ -104,11 +107,11 @@ class ShortForecasts:
 
     def _forecast(self, init: list[int], counted_B: Tensor, climatology: Tensor, sums: Tensor) -> None:
         """Add the scores of one batch of forecasts to `sums` (L, scores, C)."""
-        device, rows, store = self.runtime.device, self.rows, self.store
+        device, rows, store, derived = self.runtime.device, self.rows, self.store, self.derived
 
         def truth(lead: int) -> Tensor:
             """Read (B, C, h, W) at this lead."""
-            return torch.from_numpy(store.read(self.variables.outputs, [i + lead for i in init], rows))
+            return torch.from_numpy(store.read(self.variables.outputs, [i + lead for i in init], derived.read_rows))
 
         states = rollout(
             self.stepper,
@@ -124,8 +127,8 @@ class ShortForecasts:
         truths = read_ahead(partial(truth, lead) for lead in range(1, self.leads + 1))
         for (lead, state), truth_BCHW in zip(states, truths, strict=True):
             scores_BSC = area_scores(
-                self.stepper.outputs(state).float(),
-                truth_BCHW.to(device, non_blocking=True),
+                derived.of_part(self.stepper.masked(self.stepper.outputs(state)).float()),
+                derived.append(truth_BCHW.to(device, non_blocking=True)),
                 climatology,
                 self.valid,
                 self.area,

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from credit_like.host import HostCopy, to_host
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
+from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.collectives import clip_grad_norm_
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.tensor_copies import average_gradients
@@ -22,6 +23,7 @@ from credit_like.physics._fix import Fix
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 from credit_like.training.ema import Ema
+from credit_like.training.input_noise import key_of, perturbed
 from credit_like.training.to_device import ToDevice
 
 
@@ -78,6 +80,9 @@ class TrainStep:
         shift_seed: int | None = None,
         backprop_steps: int | None = None,
         lead_seed: int | None = None,
+        input_noise: float = 0.0,
+        input_keys: NoiseKeys | None = None,
+        first_row: int = 0,
         compiled: bool = False,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
@@ -90,6 +95,7 @@ class TrainStep:
         self.members = members
         self.shift_seed = shift_seed
         self.backprop_steps, self.lead_seed = backprop_steps, lead_seed
+        self.input_noise, self.input_keys, self.first_row = input_noise, input_keys, first_row
         self.compare = torch.compile(compare, dynamic=False) if compiled else compare
         self.accumulate = accumulate
 
@@ -141,8 +147,12 @@ class TrainStep:
             if self.lead_seed is not None:
                 # The same on all ranks, as the shift.
                 sample = sample.shortened(random.Random(f"leads {self.lead_seed} {step}").randint(1, sample.leads))
-            states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
             inputs = self._inputs(sample)
+            if self.input_keys is not None:
+                # The same for all members, and in all layouts and after a restart.
+                key = key_of(self.input_keys, sample, step)
+                sample = perturbed(sample, self.stepper, key, self.input_noise, self.first_row)
+            states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
             at_once = self.backprop_steps or sample.leads
             for first in range(0, sample.leads, at_once):
                 leads = range(first, min(first + at_once, sample.leads))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,13 @@ from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
 from credit_like.errors import UserError
 from credit_like.losses._mean import AreaLoss
+from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import is_compiled
 from credit_like.parallel.blame import Cause
 from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
+from credit_like.schema.trainer import PhaseKeys
 from credit_like.training.loop import Loop, Outcome
 from credit_like.training.memory import memory_explained
 from credit_like.training.monitor import Monitor, write_status
@@ -34,6 +36,7 @@ from credit_like.training.stage import Batches, Schedule, Stage
 from credit_like.training.state import TrainingState
 from credit_like.training.step import TrainStep
 from credit_like.training.stop import StopRequest, seconds_left
+from credit_like.training.tracking import Tracking
 from credit_like.training.validation import Validation
 
 log = logging.getLogger(__name__)
@@ -75,6 +78,7 @@ class Trainer:
             self.runtime,
             amp=amp,
             members=section.members,
+            first_row=context.rows.start or 0,
             compiled=is_compiled(section, self.runtime),
             accumulate=self._communicate,
         )
@@ -106,8 +110,16 @@ class Trainer:
         self.validation.begin(stage)
         step.loss, step.optimizer, step.max_norm = stage.loss, self.state.optimizer, section.grad_max_norm
         step.members, step.backprop_steps = section.members, section.backprop_steps
+        step.input_noise, step.input_keys = section.input_noise, self._input_keys(section)
         step.lead_seed = self.context.experiment.seed if section.random_forecast_len else None
         step.shift_seed = self.context.experiment.seed if section.shift_longitude else None
+
+    def _input_keys(self, section: PhaseKeys) -> NoiseKeys | None:
+        """Return the keys of the noise on the input; None where there is none."""
+        if not section.input_noise:
+            return None
+        context = self.context
+        return NoiseKeys(context.store.seconds, context.experiment.seed, "input").to(self.runtime.device)
 
     def check_ranks(self) -> None:
         """Raise UserError on all ranks unless they have the same experiment, versions, statistics and samples. Collective."""
@@ -134,7 +146,7 @@ class Trainer:
             stop = stack.enter_context(StopRequest(experiment.trainer.stop_after, limit))
             monitor = None
             if self.runtime.is_main:
-                monitor = Monitor(self.folder, self.total_steps, self.precision)
+                monitor = Monitor(self.folder, self.total_steps, self.precision, self._tracker())
                 stack.callback(monitor.close)
             try:
                 outcome = self._go(stop, monitor)
@@ -146,6 +158,13 @@ class Trainer:
                     monitor.status(outcome.state, outcome.step, outcome.reason)
                 self._report(outcome)
             return outcome
+
+    def _tracker(self) -> Callable[[], Tracking] | None:
+        """Return what opens the tracker that the experiment asks for."""
+        experiment = self.context.experiment
+        if experiment.tracking is None:
+            return None
+        return partial(Tracking, experiment.tracking, self.folder, experiment.name, experiment.to_dict())
 
     def _record_failure(self, error: BaseException) -> None:
         """Write status.json, on the rank that failed first: the main process may be waiting for it."""

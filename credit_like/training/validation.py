@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from credit_like.context import Context
-from credit_like.data.store import FieldStore
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.runtime import Runtime
 from credit_like.scores import SCORES, area_scores
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
+from credit_like.training.derived import DerivedFields
 from credit_like.training.ema import Ema
 from credit_like.training.forecasts import Allowance, ShortForecasts
 from credit_like.training.stage import Stage
@@ -43,6 +43,7 @@ class Validation:
         self.forecasts = ShortForecasts(context, amp) if monitor.every else None
         self.allowance = Allowance(monitor.share)
         self._validator: Validator | None = None
+        self._climatology = torch.empty(0)  # read with the first validation
 
     def begin(self, stage: Stage) -> None:
         """Validate with the loss and the samples of another phase from here on."""
@@ -68,7 +69,7 @@ class Validation:
             spectral_norm.refresh(stepper.model)
             row = validator(loader.batches(0), stop)
             if row and self._forecasts_due(ended, trained, steps):
-                row = self._forecast(row, validator.climatology, stop)
+                row = self._forecast(row, self._climatology, stop)
         spectral_norm.refresh(stepper.model)
         stepper.train()
         return row
@@ -78,7 +79,8 @@ class Validation:
         if self._validator is None:
             context = self.context
             times = context.store.period(context.experiment.data.train)
-            climatology = time_mean(context.store, context.variables, times, context.rows, context.runtime)
+            self._climatology = time_mean(context, times, self.forecasts.derived if self.forecasts else None)
+            climatology = self._climatology[: context.variables.out_channels]
             names = Variables.channel_names(context.variables.outputs)
             self._validator = Validator(
                 context.stepper,
@@ -196,18 +198,21 @@ class Validator:
         return area_scores(prediction_BCHW, target_BCHW, self.climatology, self.loss.valid, self.loss.area, reduce)
 
 
-def time_mean(store: FieldStore, variables: Variables, times: np.ndarray, rows: slice, runtime: Runtime) -> Tensor:
-    """Return (C, h, W), the mean of the output channels over up to 40 of these times; 0 where there is no data.
+def time_mean(context: Context, times: np.ndarray, derived: DerivedFields | None = None) -> Tensor:
+    """Return (C, h, W), the mean of the output channels and `derived` ones over up to 40 of these times; 0 without data.
 
     The times are evenly spaced, and the ranks share the reading.
     """
+    store, runtime, rows = context.store, context.runtime, context.rows
     chosen = times[np.unique(np.linspace(0, len(times) - 1, min(_CLIMATOLOGY_TIMES, len(times))).round().astype(int))]
-    shape = (2, variables.out_channels, store.grid.height, store.grid.width)
+    channels = context.variables.out_channels if derived is None else len(derived)
+    shape = (2, channels, store.grid.height, store.grid.width)
     sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)
     first, step = runtime.models
     for position in chosen[first::step]:
-        fields = store.read(variables.outputs, [int(position)], rows)[0]
-        values = torch.as_tensor(fields).to(sums)
+        fields = store.read(context.variables.outputs, [int(position)], rows if derived is None else derived.read_rows)
+        there = torch.as_tensor(fields).to(runtime.device)
+        values = (there if derived is None else derived.append(there))[0].to(sums)
         there = torch.isfinite(values)
         sums[0][:, rows] += torch.where(there, values, 0)
         sums[1][:, rows] += there

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -20,6 +21,7 @@ from credit_like.checkpoint.export import export, find, load_export
 from credit_like.checkpoint.manager import CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.errors import UserError
+from credit_like.inference.paths import forecast_path
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 from credit_like.nn.init import initialise
@@ -153,21 +155,22 @@ def test_models_without_a_variable_in_common_have_no_weights_of_the_first_and_la
     assert model(torch.ones(1, 1, 1, HEIGHT, WIDTH)).isfinite().all()
 
 
-def test_noise_is_added_to_a_model_without_it(tmp_path):
+@pytest.mark.parametrize("kind", ["decoder", "conditional-norm"])
+def test_noise_is_added_to_a_model_without_it(tmp_path, kind):
     roles = {"prognostic": ["a"], "diagnostic": [], "dynamic_forcing": [], "static": []}
     channels = transfer.Channels.of_roles(roles, 1, "increment")
-    plain, noisy = wxformer.Config(), wxformer.Config(noise={"channels": 4})
+    plain, noisy = wxformer.Config(), wxformer.Config(noise={"type": kind, "channels": 4})
     before, model = model_of(plain, channels, 1), model_of(noisy, channels, 2)
     source = saved(tmp_path / "m.safetensors", before, plain, roles, 1)
     plan = transfer.plan(source, model, noisy, channels, "error")
     assert plan.initial
-    assert all(name.startswith("noise.") for name in plan.initial)
+    assert all("noise." in name for name in plan.initial)
     transfer.load(source, plan, model, 2)
     x = torch.randn(1, 1, 1, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        assert torch.equal(model(x, key_B=torch.tensor([7])), before(x))
+        torch.testing.assert_close(model(x, key_B=torch.tensor([7])), before(x), rtol=1e-5, atol=1e-5)
     source = saved(tmp_path / "n.safetensors", model, noisy, roles, 1)
-    with pytest.raises(UserError, match=r"this model has no noise\."):
+    with pytest.raises(UserError, match=r"this model has no \S*noise\."):
         transfer.plan(source, before, plain, channels, "error")
 
 
@@ -292,6 +295,25 @@ def test_the_first_forecast_is_the_source_s(pretrained, tmp_path, change, kind):
     for name, field in found.items():
         scale = float(expected[name].abs().max())
         torch.testing.assert_close(field, expected[name], rtol=0, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_forecasts_need_no_training(pretrained, tmp_path):
+    """A run without a checkpoint forecasts with the weights of its source, and says so."""
+    when = ("inference.init=[2000-01-11]", "inference.lead=6h")
+    there = experiment(pretrained, *when, f"inference.output.path={tmp_path / 'there'}")
+    here = experiment(tmp_path / "fine", f"start_from={pretrained}", *when, "data.levels=[2, 1]")
+    for one in (there, here):
+        assert build.rollout(one) == 0
+    expected, found = (xr.open_zarr(forecast_path(one)).load() for one in (there, here))
+    assert found.attrs["checkpoint"].startswith("start_from ")
+    assert found["level"].values.tolist() == [2, 1]
+    for name in expected.data_vars:
+        field = found[name].reindex_like(expected[name])
+        np.testing.assert_allclose(field, expected[name], rtol=0, atol=1e-5 * float(abs(expected[name]).max()))
+    with pytest.raises(UserError, match=r"model"):
+        build.rollout(experiment(tmp_path / "other", f"start_from={pretrained}", *when, BANDED_MODEL))
+    with pytest.raises(UserError, match="run `credit-like train` first"):
+        build.rollout(experiment(tmp_path / "other", f"start_from={{path: {pretrained}, lora: {{rank: 2}}}}", *when))
 
 
 @pytest.mark.slow

@@ -2,7 +2,13 @@ import numpy as np
 import pytest
 
 from credit_like.data import solar
+from credit_like.data.store import StoreError, open_store
 from credit_like.data.times import from_seconds, parse
+from credit_like.errors import UserError
+from credit_like.schema.data import Role
+from credit_like.schema.load import load_experiment
+from credit_like.variables import Variables
+from tests.experiments import DEMO, SHORT
 
 LATITUDE = np.array([-90.0, -66.0, -30.0, 0.0, 23.4, 51.0, 80.0, 90.0])
 LONGITUDE = np.arange(0, 360, 7.5)
@@ -78,3 +84,86 @@ def test_global_mean_over_a_year_is_a_quarter_of_the_constant():
     weights = np.cos(np.deg2rad(latitude))
     mean = (field.mean((0, 2)) * weights).sum() / weights.sum() / 86400
     assert mean == pytest.approx(solar.SOLAR_CONSTANT / 4, rel=2e-3)
+
+
+TABLE = """# year, W m-2
+1999, 1361.5
+2001 1360.5   # 2000 is missing, and lies between
+2002 1362.5
+"""
+
+
+@pytest.fixture
+def table(tmp_path):
+    (tmp_path / "sun.txt").write_text(TABLE)
+    return solar.read_irradiance(str(tmp_path / "sun.txt"))
+
+
+@pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
+def test_irradiance_holds_in_the_middle_of_its_year_and_is_linear_between(table, calendar):
+    marks = {
+        "1999-01-01T00:00:00": 1361.5,
+        "1999-07-02T12:00:00": 1361.5,
+        "2000-07-02T00:00:00": 1361.0,
+        "2001-07-02T12:00:00": 1360.5,
+        "2002-01-01T00:00:00": 1361.5,
+        "2002-12-30T00:00:00": 1362.5,
+    }
+    times = from_seconds(np.array([parse(mark, calendar) for mark in marks]), calendar)
+    np.testing.assert_allclose(table.at(times), list(marks.values()), atol=0.01)
+
+
+def test_insolation_is_proportional_to_the_irradiance(table):
+    times = from_seconds(np.array([parse("2001-07-02T12:00:00", "standard")]), "standard")
+    plain, scaled = (
+        solar.insolation(times, "standard", 6 * 3600, LATITUDE, LONGITUDE, given) for given in (None, table)
+    )
+    lit = plain > 1e5
+    np.testing.assert_allclose(scaled[lit] / plain[lit], 1360.5 / solar.SOLAR_CONSTANT, rtol=1e-6)
+
+
+@pytest.mark.parametrize("year", [1998, 2003])
+def test_a_year_outside_the_table_is_an_error(table, year):
+    times = from_seconds(np.array([parse(f"{year}-06-01T00:00:00", "standard")]), "standard")
+    with pytest.raises(UserError, match=f"expected years from 1999 to 2002, which .*sun.txt has, got {year}-06-01"):
+        table.at(times)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected lines of a year and its W m-2 in .*, got none"),
+        ("2000 1361\n2000 1362\n", ":2: expected a year after 2000, got 2000"),
+        ("2000.5 1361\n", ":1: expected a whole year and its W m-2, got '2000.5 1361'"),
+        ("2000 1361 2\n", ":1: expected a whole year"),
+        ("2000 nan\n", ":1: expected W m-2 above 0, got nan"),
+        ("2000 -1\n", ":1: expected W m-2 above 0, got -1"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_named_with_its_line(tmp_path, text, message):
+    path = tmp_path / "sun.txt"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        solar.read_irradiance(str(path))
+
+
+def test_an_experiment_reads_insolation_of_its_table(tmp_path):
+    """From the keys of an experiment to the fields, and its messages where the table does not suit."""
+    (tmp_path / "sun.txt").write_text("1999 1000\n2000 1000\n")
+
+    def store(**keys):
+        sun = {"name": "sun", "compute": "solar", **keys}
+        data = load_experiment(DEMO, SHORT).data
+        data = data.model_copy(update={"dynamic_forcing": Role.model_validate({"surface": [sun]})})
+        return open_store(data, Variables(data))
+
+    fields = []
+    for opened in (store(), store(irradiance=str(tmp_path / "sun.txt"))):
+        fields.append(opened.forcing([0, 59], now=0))
+        opened.close()
+    np.testing.assert_allclose(fields[1], fields[0] * (1000 / solar.SOLAR_CONSTANT), rtol=1e-6)
+    with pytest.raises(StoreError, match=r"data.dynamic_forcing.surface.0.irradiance: expected a table .*nothing.txt"):
+        store(irradiance=str(tmp_path / "nothing.txt"))
+    (tmp_path / "old.txt").write_text("1850 1360\n1900 1361\n")
+    with pytest.raises(StoreError, match=r"expected years from 1850 to 1900, which .*old.txt has, got 2000-01-01"):
+        store(irradiance=str(tmp_path / "old.txt"))

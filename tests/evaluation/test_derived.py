@@ -57,6 +57,20 @@ def test_files_have_the_derived_fields(world, tmp_path):
     assert np.isfinite(files["vorticity"]).all()
 
 
+def test_the_wind_vector_on_pressure_levels(world, tmp_path):
+    """The squared error of a vector is the sum of those of its components (WeatherBench2)."""
+    derive = [{"pressure_levels": [850, 500], "model_levels": str(world / "levels.yml")}]
+    experiment = make_experiment(
+        world, tmp_path, inference=INFERENCE, evaluation={"derive": derive, "metrics": ["rmse", "bias"]}
+    )
+    results, _, _ = scores(experiment, written(experiment))
+    of = {name: results[name].sel(metric="rmse") for name in ("u_pl", "v_pl", "wind_vector_pl", "wind_vector")}
+    assert of["wind_vector_pl"].sel(level=[500, 850]).notnull().all()
+    assert (of["wind_vector_pl"].sel(source="model", level=500) > 0).all()
+    xr.testing.assert_allclose(of["wind_vector_pl"] ** 2, of["u_pl"] ** 2 + of["v_pl"] ** 2)
+    assert of["wind_vector"].sel(level=12).notnull().all()  # that of the model's own levels is there too
+
+
 @pytest.mark.slow
 def test_scores_are_the_same_whether_fields_were_written_or_derived_from_the_files(world, tmp_path):
     derive = everything(world)

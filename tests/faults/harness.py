@@ -55,6 +55,32 @@ def replicate(runtime):
     return lambda model: DistributedDataParallel(model, find_unused_parameters=True)
 
 
+def hold_at(number: int, save_loc: str | Path) -> None:
+    """Have this process wait in optimiser step `number` until `release(save_loc)`.
+
+    What a test does until then happens in the midst of the training, however busy the machine is.
+    """
+    from credit_like.training.step import TrainStep
+
+    inner = TrainStep.__call__
+
+    def step(self, micro_batches, count, learning_rate, step):
+        while step == number and not _released(save_loc).exists():
+            time.sleep(0.005)
+        return inner(self, micro_batches, count, learning_rate, step)
+
+    TrainStep.__call__ = step
+
+
+def release(save_loc: str | Path) -> None:
+    """Let the processes go on that wait in `hold_at`, and those to come."""
+    _released(save_loc).touch()
+
+
+def _released(save_loc: str | Path) -> Path:
+    return Path(save_loc).with_suffix(".released")
+
+
 def _train(rank, world, port, save_loc, section):
     """Run one rank to its end."""
     import datetime as dt
@@ -64,6 +90,8 @@ def _train(rank, world, port, save_loc, section):
 
     runtime, wrap = Runtime(), None
     section = dict(section)
+    if number := section.pop("hold_at", None):
+        hold_at(number, save_loc)
     if world > 1:
         layout = section.setdefault("parallelism", {"data": "ddp"})
         patience = dt.timedelta(seconds=section.pop("patience", 120))  # a busy machine may stall for a while
@@ -195,6 +223,13 @@ def rows(save_loc: Path) -> list[dict]:
 _TIMING = {"samples_per_second", "data_wait", "memory_mib", "seconds"}
 
 
+def _untimed(value):
+    """Return what a log holds, without how long it took."""
+    if isinstance(value, dict):
+        return {key: _untimed(inner) for key, inner in value.items() if key not in _TIMING}
+    return [_untimed(inner) for inner in value] if isinstance(value, list) else value
+
+
 def assert_same(run: Path, other: Path) -> None:
     """Assert bitwise equal tensors, equal logs apart from timings, and no temporary files."""
     a, b = tensors(run), tensors(other)
@@ -205,8 +240,7 @@ def assert_same(run: Path, other: Path) -> None:
             a[name].view(torch.uint8) if a[name].ndim else a[name],
             b[name].view(torch.uint8) if b[name].ndim else b[name],
         ), name
-    ours, theirs = ([{k: v for k, v in row.items() if k not in _TIMING} for row in rows(x)] for x in (run, other))
-    assert ours == theirs
+    assert _untimed(rows(run)) == _untimed(rows(other))
     for folder in (run, other):
         hidden = [path for path in folder.rglob(".*") if path.name != ".lock"]
         assert not hidden, hidden

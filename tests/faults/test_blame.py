@@ -14,53 +14,17 @@ from credit_like.data.store import ReadError
 from credit_like.errors import UserError
 from credit_like.schema.load import load_experiment
 from tests.experiments import DEMO
-from tests.faults import harness
+from tests.faults import harness, planted
+from tests.faults.planted import ERRORS, MOMENTS, STATUS
 from tests.integration.test_restart import TINY
-
-ERRORS = {"user": UserError("the wind has changed"), "read": ReadError("no such wind"), "fault": KeyError("windless")}
-STATUS = {"user": 2, "read": 1, "fault": 1}
-MOMENTS = {
-    "start": "credit_like.build.open_store",
-    "statistics": "credit_like.build.Statistics.load",
-    "step": "credit_like.training.step.TrainStep.__call__",
-    "save": "credit_like.training.state.TrainingState.save",
-    "validation": "credit_like.training.validation.Validator.__call__",
-    "forecast": "credit_like.training.forecasts.ShortForecasts.__call__",
-}
-SETTINGS = [
-    "trainer.parallelism={data: ddp}", "trainer.timeout=60s", "trainer.epochs=1", "inference.init=null", "inference.lead=12h",
-    "trainer.batches_per_epoch=3", "trainer.monitor={every: 1, share: 1.0, lead: 12h}",
-]  # fmt: skip
 
 
 def failing(rank, world, port, save_loc, section) -> int:
     """Train, with an error planted on one rank."""
     if rank == section["rank"]:
-        module, *names = _resolve(MOMENTS[section["moment"]])
-        owner = module
-        for name in names[:-1]:
-            owner = getattr(owner, name)
-
-        def fail(*args, **kwargs):
-            raise ERRORS[section["error"]]
-
-        setattr(owner, names[-1], fail)
-    values = [f"save_loc={save_loc}", *TINY, *SETTINGS]
-    cli.main(["train", str(DEMO), *(part for value in values for part in ("--set", value))])
+        planted.plant(save_loc, section["moment"], section["error"])
+    planted.train(save_loc)
     return 0
-
-
-def _resolve(dotted: str):
-    """The module of a dotted name, and the names within it."""
-    import importlib
-
-    parts = dotted.split(".")
-    for count in range(len(parts), 0, -1):
-        try:
-            return importlib.import_module(".".join(parts[:count])), *parts[count:]
-        except ModuleNotFoundError:
-            continue
-    raise AssertionError(dotted)
 
 
 def one_cause(folder: Path, rank: int, moment: str, error: str) -> None:
@@ -69,17 +33,17 @@ def one_cause(folder: Path, rank: int, moment: str, error: str) -> None:
     assert job.wait(300), "a rank did not end"
     assert job.end() == [STATUS[error]] * 2, run.with_suffix(f".{rank}.out").read_text()[-3000:]
     said = [run.with_suffix(f".{r}.out").read_text() for r in range(2)]
-    planted = ERRORS[error].args[0]
-    assert said[rank].count(planted) == 1, said[rank]
+    words = ERRORS[error].args[0]
+    assert said[rank].count(words) == 1, said[rank]
     assert f"rank {rank}: " in said[rank]
-    assert planted not in said[1 - rank]
+    assert words not in said[1 - rank]
     for text, expected in ((said[rank], error == "fault"), (said[1 - rank], False)):
         assert text.count("Traceback (most recent call last)") == expected, text
     if moment != "start" or error != "user":  # a folder is not made for what the user has to correct
         status = json.loads((run / "status.json").read_text())
         assert status["state"] == "failed"
         assert status["reason"].startswith(f"rank {rank}: ")
-        assert planted in status["reason"]
+        assert words in status["reason"]
 
 
 @pytest.mark.parametrize(

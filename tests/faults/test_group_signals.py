@@ -10,21 +10,57 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Protocol
 
 import pytest
 
+from credit_like import cli
 from credit_like.processes import work_for
 from credit_like.training import stop as stop_module
 from tests.experiments import DEMO
 from tests.faults import harness, tiny
+from tests.faults.test_agents import is_running
 from tests.integration.test_restart import TINY
 
 LONG = ["inference.init=null", "inference.lead=12h", "trainer.epochs=200", "trainer.checkpoint.every=1000"]
 
 
-def start(arguments: list[str], log: Path) -> subprocess.Popen:
-    """The command in a process group of its own."""
-    with log.open("w") as out:
+class Started(Protocol):
+    """The leader of a process group."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+    def wait(self, timeout: float) -> int | None: ...
+
+
+class Forked:
+    """The command in a fork of this process, at the head of a process group of its own."""
+
+    def __init__(self, arguments: list[str], save_loc: Path) -> None:
+        self.job = harness.Job(save_loc, {"arguments": arguments}, body=_leader)
+        self.pid: int = self.job.processes[0].pid
+
+    def poll(self) -> int | None:
+        return self.job.processes[0].exitcode
+
+    def wait(self, timeout: float) -> int | None:
+        self.job.wait(timeout)
+        return self.poll()
+
+
+def _leader(rank, world, port, save_loc, section) -> int:
+    os.setpgid(0, 0)
+    try:
+        cli.main(section["arguments"])
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+def interpreter(arguments: list[str], save_loc: Path) -> subprocess.Popen:
+    """The command in an interpreter of its own, at the head of a process group of its own."""
+    with save_loc.with_suffix(".0.out").open("w") as out:
         return subprocess.Popen(
             [sys.executable, "-m", "credit_like.cli", *arguments],
             stdout=out,
@@ -39,11 +75,11 @@ def training(save_loc: Path, settings: list[str]) -> list[str]:
     return ["train", str(DEMO), *(part for value in values for part in ("--set", value))]
 
 
-def wait_for_steps(save_loc: Path, process: subprocess.Popen, count: int) -> None:
+def wait_for_steps(save_loc: Path, process: Started, count: int) -> None:
     path = save_loc / "log.jsonl"
     deadline = time.monotonic() + 300
     while not (path.exists() and len(path.read_bytes().splitlines()) >= count):
-        assert process.poll() is None, save_loc.with_suffix(".out").read_text()[-4000:]
+        assert process.poll() is None, save_loc.with_suffix(".0.out").read_text()[-4000:]
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -63,25 +99,25 @@ def gone(leader: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "workers"),
+    ("number", "workers", "start"),
     [
-        (signal.SIGINT, 1),
-        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.slow),
-        pytest.param(signal.SIGUSR1, 2, marks=pytest.mark.slow),
-        pytest.param(signal.SIGINT, 2, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow),
+        (signal.SIGINT, 1, Forked),
+        pytest.param(signal.SIGTERM, 2, Forked, marks=pytest.mark.slow),
+        pytest.param(signal.SIGUSR1, 2, Forked, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 2, interpreter, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 1, Forked, marks=pytest.mark.slow),
     ],
 )
-def test_the_whole_group_is_asked_to_stop(tmp_path, number, workers) -> None:
-    run, log = tmp_path / "run", tmp_path / "run.out"
-    process = start(training(run, [f"trainer.loader.num_workers={workers}"]), log)
+def test_the_whole_group_is_asked_to_stop(tmp_path, number, workers, start) -> None:
+    run = tmp_path / "run"
+    process = start(training(run, [f"trainer.loader.num_workers={workers}"]), run)
     wait_for_steps(run, process, 3)
     assert len(group(process.pid)) >= 1 + workers
     os.killpg(process.pid, number)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # `timeout` sends it twice at a time
     code = process.wait(300)
-    said = log.read_text()
+    said = run.with_suffix(".0.out").read_text()
     assert code == (130 if number == signal.SIGINT else 0), said
     assert "Traceback" not in said
     assert said.count(f"(signal {number.name}); the same command continues") == 1, said
@@ -128,19 +164,44 @@ def test_a_worker_obeys_its_parent_alone(number) -> None:
     worker.join(0.5)
     assert worker.exitcode is None
     worker.terminate()
-    worker.join(60)
+    worker.join(300)
     assert worker.exitcode == 0
 
 
 def test_workers_of_a_killed_training_end_with_it(tmp_path) -> None:
     run = tmp_path / "run"
-    process = start(training(run, ["trainer.loader.num_workers=2"]), tmp_path / "run.out")
+    process = Forked(training(run, ["trainer.loader.num_workers=2"]), run)
     wait_for_steps(run, process, 1)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    began = time.monotonic()
+    process.wait(300)
     assert gone(process.pid)
-    assert time.monotonic() - began < 4  # before torch's workers look for their parent themselves
+
+
+def test_a_worker_ends_with_its_parent() -> None:
+    """It does nothing itself: the kernel ends it."""
+    receive, send = os.pipe()
+
+    def work() -> None:
+        work_for(os.getppid())
+        os.write(send, str(os.getpid()).encode())
+        time.sleep(600)
+
+    def own() -> None:
+        if os.fork() == 0:
+            work()
+        time.sleep(600)
+
+    parent = multiprocessing.get_context("fork").Process(target=own)
+    parent.start()
+    worker = int(os.read(receive, 100))
+    parent.kill()
+    parent.join()
+    deadline = time.monotonic() + 300
+    while is_running(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.close(receive)
+    os.close(send)
 
 
 def test_an_interrupted_pass_of_several_processes_has_the_traceback_of_one(tmp_path) -> None:

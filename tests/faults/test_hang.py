@@ -85,7 +85,7 @@ def hanging(rank, world, port, save_loc, section) -> int:
 
         TrainStep.forward = forward
     values = [
-        f"save_loc={save_loc}", *TINY, "trainer.timeout=10s", f"trainer.parallelism={section['layout']}",
+        f"save_loc={save_loc}", *TINY, "trainer.timeout=15s", f"trainer.parallelism={section['layout']}",
         "inference.init=null", "inference.lead=12h",
     ]  # fmt: skip
     cli.main(["train", str(DEMO), *(part for value in values for part in ("--set", value))])
@@ -97,7 +97,7 @@ def hang_of_four(folder, rank: int, how: str, layout: str) -> None:
     job = harness.Job(run, {"rank": rank, "how": how, "layout": layout}, 4, body=hanging)
     others = [process for number, process in enumerate(job.processes) if number != rank]
     for process in others:
-        process.join(180)
+        process.join(300)
     codes = job.end()
     said = "".join(run.with_suffix(f".{r}.out").read_text() for r in range(4))
     assert [code for number, code in enumerate(codes) if number != rank] == [1, 1, 1], said

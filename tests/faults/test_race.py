@@ -20,10 +20,11 @@ def test_the_second_training_is_refused_and_the_first_unharmed(tmp_path, monkeyp
     monkeypatch.setattr(trainer_module, "_LOCK_PATIENCE", 0.2)
     harness.reference(tmp_path / "whole", SECTION)
     run = tmp_path / "run"
-    first = harness.Job(run, SECTION)
+    first = harness.Job(run, {**SECTION, "hold_at": 6})
     wait_for_rows(run, 2)
     with pytest.raises(Locked, match=f"is in use by .*{first.processes[0].pid}"):
         tiny.trainer(run, **SECTION).fit()
+    harness.release(run)
     assert first.wait(300)
     assert first.end() == [0]
     harness.assert_same(run, tmp_path / "whole")
@@ -49,9 +50,9 @@ def test_the_lock_of_a_killed_owner_is_free_though_its_workers_live(tmp_path) ->
         lock.__enter__()
         if os.fork() == 0:
             (tmp_path / "worker").write_text(str(os.getpid()))
-            time.sleep(60)
+            time.sleep(600)
             os._exit(0)
-        time.sleep(60)
+        time.sleep(600)
         return 0
 
     job = harness.Job(tmp_path / "run", {}, body=own)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import resource
 import shutil
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import netCDF4
@@ -27,10 +32,12 @@ from credit_like.grid import Grid
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
 from credit_like.training import loop as loop_module
+from credit_like.training.step import TrainStep
 from credit_like.variables import Variables
 from tests.experiments import DEMO
-from tests.faults import harness, tiny
+from tests.faults import harness, planted, tiny
 from tests.faults.test_disk import small_disk  # noqa: F401 - a fixture
+from tests.integration import test_restart
 from tests.integration.test_restart import TINY
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -94,6 +101,93 @@ def test_a_limit_of_memory_fails_the_run_with_one_message(tmp_path) -> None:
     assert status["reason"].startswith("out of memory: ")
 
 
+@pytest.fixture
+def control_group():
+    """A group of processes to which the kernel gives 64 MiB, of version 1 or 2."""
+    for root, limit in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
+        group = Path(root) / f"credit_like-{os.getpid()}"
+        try:
+            group.mkdir()
+            if (group / limit).exists():  # else a folder like any other
+                (group / limit).write_text(str(2**26))
+                break
+            group.rmdir()
+        except OSError:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+    else:
+        pytest.skip("no control group of memory can be made here")
+    yield group
+    group.rmdir()
+
+
+def _killed_for_its_memory(rank, world, port, save_loc, section) -> int:
+    """Train; in step 3, rank 1 takes more memory than its control group has."""
+    inner = TrainStep.__call__
+
+    def step(self, micro_batches, count, learning_rate, number):
+        if number == 3 and rank == 1:
+            (Path(section["group"]) / "cgroup.procs").write_text(str(os.getpid()))
+            assert len(b"x" * 2**28) < 0, "the kernel gave more memory than the control group has"
+        return inner(self, micro_batches, count, learning_rate, number)
+
+    TrainStep.__call__ = step
+    planted.train(save_loc)
+    return 0
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_rank_that_the_kernel_kills_for_its_memory_is_named(tmp_path, control_group) -> None:
+    run = tmp_path / "run"
+    job = harness.Job(run, {"group": str(control_group)}, 2, body=_killed_for_its_memory)
+    assert job.wait(300)
+    said = [run.with_suffix(f".{rank}.out").read_text() for rank in range(2)]
+    assert job.end() == [1, -signal.SIGKILL], said
+    assert said[0].count("rank 1 does not respond: it was stopped or killed") == 1, said[0]
+    assert "Traceback" not in "".join(said), said
+    status = json.loads((run / "status.json").read_text())
+    assert status["state"] == "failed"
+    assert "rank 1 does not respond: it was stopped or killed" in status["reason"]
+    test_restart.whole(run, planted.SETTINGS, 2)
+    test_restart.whole(tmp_path / "whole", planted.SETTINGS, 2)
+    harness.assert_same(run, tmp_path / "whole")
+
+
+# ---- the clock -----------------------------------------------------------------------------------------------------------
+
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (apt-get install libfaketime)")
+def test_the_clock_of_the_system_jumps(tmp_path) -> None:
+    """By up to three years, again and again; only the clock that counts from the start of the machine goes on as before."""
+    section, clock = {"checkpoint": {"every": 2}}, tmp_path / "clock"
+    harness.reference(tmp_path / "whole", section)
+    environment = {
+        **os.environ, "LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1", "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    clock.write_text("+1000d")
+    shown = subprocess.run(
+        [sys.executable, "-c", "import time; print(time.time())"], env=environment, capture_output=True, text=True
+    )
+    assert float(shown.stdout) - time.time() > 900 * 86400
+    draw, run = random.Random(3), tmp_path / "run"
+    for stop in (9, None):
+        described = json.dumps({**section, "stop_at": stop})
+        process = subprocess.Popen([sys.executable, "-m", "tests.faults.tiny", str(run), described], env=environment)
+        while process.poll() is None:
+            draft = tmp_path / "draft"
+            draft.write_text(f"{draw.uniform(-1000, 1000):+.4f}d")
+            draft.rename(clock)
+            time.sleep(0.001)
+        assert process.returncode == 0
+    harness.assert_same(run, tmp_path / "whole")
+
+
 # ---- the folder of the run ---------------------------------------------------------------------------------------------
 
 
@@ -143,8 +237,6 @@ def test_a_disk_of_checkpoints_that_becomes_read_only(small_disk, tmp_path, monk
 
 def _with_changed_data(store: Path, save_loc: Path, change) -> int:
     """Train on a zarr store, and change it during the first step."""
-    from credit_like.training.step import TrainStep
-
     described = load_experiment(DEMO, [*TINY, "trainer.loader.num_workers=0", f"save_loc={save_loc}"]).to_dict()
     described["data"]["source"] = {"type": "zarr", "path": str(store)}
     experiment = Experiment.model_validate(described)

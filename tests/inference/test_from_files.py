@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import xarray as xr
+import yaml
 from typer.testing import CliRunner
 
+from credit_like.checkpoint.files import digest
+from credit_like.checkpoint.package import write_package
 from credit_like.cli import app
+from credit_like.errors import UserError
 from credit_like.inference.forecaster import load_forecaster
 from credit_like.inference.from_files import forecast_from_files
 from tests.inference.test_forecaster import INIT, run  # noqa: F401
@@ -79,3 +86,96 @@ def test_what_does_not_work_is_one_message_and_leaves_nothing(files, tmp_path):
         assert result.exit_code != 0
         assert message in str(result.exception) + result.output, (arguments, result.exception, result.output)
         assert [path.name for path in tmp_path.iterdir()] == ["there.zarr"]
+
+
+@pytest.fixture(scope="module")
+def package(run, tmp_path_factory):  # noqa: F811
+    """A package of the run, with scores of an evaluation and a licence."""
+    experiment, _, export = run
+    scores = export.parent / "evaluation" / "scores.csv"
+    scores.parent.mkdir(exist_ok=True)
+    scores.write_text(
+        "source,variable,level,metric,region,lead_hours,value,units\n"
+        "model,u,1.0,rmse,global,24.0,1.25,m s-1\nmodel,u,1.0,rmse,tropics,24.0,9.75,m s-1\n"
+        "persistence,u,1.0,rmse,global,24.0,8.75,m s-1\nmodel,precipitation,,rmse,global,24.0,0.5,kg m-2\n"
+    )
+    folder = tmp_path_factory.mktemp("package") / "model"
+    arguments = ["export", experiment.save_loc, "--package", folder, "--licence", "cc-by-4.0"]
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert result.output.split() == [str(folder)]
+    return folder
+
+
+def test_a_package_is_in_the_layout_of_model_hubs(run, package):  # noqa: F811
+    experiment, _, export = run
+    assert sorted(path.name for path in package.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "static.nc",
+    ]
+    assert (package / "model.safetensors").read_bytes() == export.read_bytes()
+    _, head, card = (package / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(head) == {
+        "license": "cc-by-4.0", "library_name": "credit-like", "tags": ["weather", "forecasting", experiment.model.type],
+    }  # fmt: skip
+    for line in (
+        "| prognostic | u | 1, 2 |", "| static | orography |  |", "| u | 1 | m s-1 | 1.25 |", "| precipitation |  | kg m-2 | 0.5 |",
+    ):  # fmt: skip
+        assert line in card.splitlines()
+    assert "9.75" not in card
+    assert "8.75" not in card
+    config = json.loads((package / "config.json").read_text())
+    assert config["experiment"] == experiment.to_dict()
+    assert config["files"]["model.safetensors"]["sha256"] == digest(export)
+
+
+def test_a_forecast_from_a_package_needs_no_static_fields(files, package, tmp_path):
+    export, folder = files
+    analysis, static = str(folder / "analysis.nc"), str(folder / "static.nc")
+    expected = forecast_from_files(export, [analysis, static], tmp_path / "one.nc", lead="12h", device="cpu")
+    made = forecast_from_files(package, [analysis], tmp_path / "two.nc", lead="12h", device="cpu")
+    with xr.open_dataset(expected) as one, xr.open_dataset(made) as two:
+        xr.testing.assert_identical(one.drop_attrs(deep=False), two.drop_attrs(deep=False))
+        assert two.attrs["checkpoint"] == one.attrs["checkpoint"] == f"export {digest(export)[:12]}"
+
+
+def test_what_a_package_lacks_is_said(run, package, tmp_path):  # noqa: F811
+    experiment, _, _ = run
+    missing = write_package(experiment.save_loc, tmp_path / "model")
+    assert [text.split(":")[0] for text in missing] == ["no scores on the card", "no licence"]
+    assert "# license: not chosen yet" in (tmp_path / "model" / "README.md").read_text()
+    with pytest.raises(UserError, match="expected a folder that does not exist"):
+        write_package(experiment.save_loc, tmp_path / "model")
+    with pytest.raises(UserError, match="expected an intact checkpoint"):
+        write_package(tmp_path, tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, "expected a model package with config.json"),
+        ("config.json", b"{", "expected a model package with config.json"),
+        ("config.json", b'{"architectures": ["Bert"]}', "expected a model package with config.json"),
+        ("config.json", b'{"format": 2, "files": {}}', "expected a model package of format 1"),
+        ("config.json", b'{"format": 1, "files": {"../x": {"sha256": ""}}}', "expected a model package of format 1"),
+        ("model.safetensors", None, "expected model.safetensors, which config.json lists"),
+        ("model.safetensors", b"other", "expected model.safetensors with SHA-256"),
+        ("static.nc", None, "expected static.nc, which config.json lists"),
+        ("static.nc", b"other", "expected static.nc with SHA-256"),
+    ],
+)
+def test_a_damaged_package_is_one_message(files, package, tmp_path, name, content, message):
+    copy = tmp_path / "model"
+    shutil.copytree(package, copy)
+    (copy / name).unlink()
+    if content is not None:
+        (copy / name).write_bytes(content)
+    arguments = ["forecast", copy, "--from", files[1] / "analysis.nc", "-o", tmp_path / "out.zarr"]
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    assert isinstance(result.exception, UserError)
+    assert message in str(result.exception)
+    assert str(copy) in str(result.exception)
+    assert not (tmp_path / "out.zarr").exists()

@@ -36,7 +36,18 @@ ROLLOUT = ["data.forecast_len=2", "trainer.batches_per_epoch=5"]
 
 
 def train(rank, world, port, save_loc, section) -> int:
+    """Run one rank to its end."""
     return build.train(load_experiment(DEMO, [*TINY, *section, f"save_loc={save_loc}"]))
+
+
+def held(number: int):
+    """Train as well, but wait in optimiser step `number`."""
+
+    def body(rank, world, port, save_loc, section) -> int:
+        harness.hold_at(number, save_loc)
+        return train(rank, world, port, save_loc, section)
+
+    return body
 
 
 def whole(folder: Path, section: list[str], world: int = 1) -> None:
@@ -66,8 +77,8 @@ def wait_for_a_step(folder: Path, job: harness.Job) -> None:
 def test_kill_minus_nine_at_five_moments(tmp_path, section) -> None:
     whole(tmp_path / "whole", section)
     rng, kills = random.Random(0), 0
-    for _ in range(5):
-        job = harness.Job(tmp_path / "killed", section, body=train)
+    for start in range(5):
+        job = harness.Job(tmp_path / "killed", section, body=held(3 * start + 3) if start < 2 else train)
         wait_for_a_step(tmp_path / "killed", job)
         time.sleep(rng.uniform(0.0, 0.4))
         if job.processes[0].is_alive():

@@ -97,7 +97,7 @@ PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         for daemon in reversed(self.daemons):
             daemon.terminate()
         for daemon in self.daemons:
-            daemon.wait(30)
+            daemon.wait(300)
 
     def ask(self, *command: str) -> str:
         done = subprocess.run(command, env={**os.environ, **self.environ}, capture_output=True, text=True)

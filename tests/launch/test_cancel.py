@@ -22,8 +22,8 @@ SITES = ("generic-pbs", "generic-slurm")
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A batch system with one node, which keeps to a job for 30 s after SIGTERM."""
-    with StandIn(tmp_path / "server", hosts=("localhost",), kill_delay=30.0) as standin:
+    """A batch system with one node, which keeps to a job for minutes after SIGTERM."""
+    with StandIn(tmp_path / "server", hosts=("localhost",), kill_delay=300.0) as standin:
         monkeypatch.setenv("PATH", standin.path)
         yield standin
 
@@ -38,7 +38,7 @@ def begun(folder: Path, site: str, chain, **settings: str) -> tuple[Path, Plan]:
     return folder / "run", plan
 
 
-def until(condition, timeout: float = 240.0) -> None:
+def until(condition, timeout: float = 300.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline

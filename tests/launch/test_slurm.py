@@ -114,7 +114,7 @@ def test_refusal_by_slurm_changes_nothing(tmp_path, slurm):
     assert not (tmp_path / "run").exists()
 
 
-def _until(condition, folder: Path, timeout: float = 60.0) -> None:
+def _until(condition, folder: Path, timeout: float = 300.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:

@@ -213,6 +213,32 @@ def test_a_sum_is_the_sum_of_its_losses(variables, grid):
     assert value("sum", terms=terms, **shared) == pytest.approx(expected, rel=1e-12)
 
 
+SCORES = [
+    {"weight": 2.0, "loss": {"type": "crps", "alpha": 0.9}},
+    {
+        "weight": 0.5,
+        "loss": {"type": "sum", "terms": [{"loss": {"type": "spectral-crps"}}, {"loss": {"type": "energy"}}]},
+    },
+]
+
+
+def test_a_sum_of_scores_of_ensembles_is_their_weighted_sum(variables, grid):
+    """Values and gradients of three scores of four members, one of them in a sum within the sum."""
+    generator = torch.Generator().manual_seed(0)
+    target = torch.randn(2, 4, HEIGHT, WIDTH, dtype=torch.float64, generator=generator)
+    x = torch.randn(8, 4, HEIGHT, WIDTH, dtype=torch.float64, generator=generator, requires_grad=True)
+
+    def value(kind, **options):
+        config = registry.module("loss", kind).Config(**options)
+        return AreaLoss(config, variables, every_point(grid), grid).double()(x, target)
+
+    expected = 2 * value("crps", alpha=0.9) + 0.5 * (value("spectral-crps") + value("energy"))
+    found = value("sum", terms=SCORES)
+    assert float(found) == pytest.approx(float(expected), rel=1e-12)
+    [gradient], [of_sum] = (torch.autograd.grad(each, x) for each in (expected, found))
+    torch.testing.assert_close(of_sum, gradient, rtol=1e-12, atol=1e-15)
+
+
 def test_what_all_terms_share_is_refused_in_one_of_them():
     config = registry.module("loss", "sum").Config
     with pytest.raises(ValueError, match="expected scale beside the terms"):

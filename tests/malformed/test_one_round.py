@@ -103,3 +103,36 @@ def test_what_one_problem_hides_is_not_said(tmp_path) -> None:
     assert "got 'elsewhere'" not in said
     assert "data.timestep: expected a multiple of 6 h" in said
     assert "times of the store" not in said
+
+
+def test_problems_of_the_schema_come_in_the_same_round(tmp_path) -> None:
+    """What does not depend on a key that is not valid is checked all the same."""
+    files(tmp_path)
+    text = EXPERIMENT.replace("metrics: [rmsee]", "metrics: [rmsee], bootstraps: 100").replace(
+        "micro_batch_size: 2", "micro_batch_size: 2, epochs: many"
+    )
+    alone, both = problems(tmp_path, EXPERIMENT), problems(tmp_path, text)
+    further = [line for line in both if line not in alone]
+    assert [line for line in alone if line not in both] == []
+    assert len(further) == 2, "\n".join(further)
+    assert "evaluation.bootstraps: expected a key of evaluation" in further[0] + further[1]
+    assert "trainer.epochs: expected a whole number, got 'many'" in further[0] + further[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hidden"),
+    [
+        ("micro_batch_size: 2", "micro_batch_size: two", {"batch"}),
+        ("levels: [850, 500, 200]", "levels: 850 hPa", set(EXPECTED) - {"plug-in", "batch"}),
+        ("model: {{type: wxformer}}", "model: {{type: wxform}}", {"latitude", "longitude"}),
+        ("metrics: [rmsee]", "metrics: rmsee", {"plug-in"}),
+        ("timestep: 6h", "timestep: often", set(EXPECTED) - {"plug-in", "batch", "physics", "output"}),
+    ],
+)
+def test_what_depends_on_a_key_that_is_not_valid_is_not_said(tmp_path, key, value, hidden) -> None:
+    files(tmp_path)
+    alone, said = problems(tmp_path, EXPERIMENT), problems(tmp_path, EXPERIMENT.replace(key, value))
+    further = [line for line in said if line not in alone]
+    assert len(further) == 1, "\n".join(further)
+    names = {name for name, parts in EXPECTED.items() if not any(all(part in line for part in parts) for line in said)}
+    assert names == hidden, "\n".join(said)

@@ -11,6 +11,7 @@ import torch
 
 from credit_like import verify as kit
 from credit_like.losses import crps, energy, spectral_crps
+from credit_like.losses import sum as sum_
 from credit_like.parallel.processes import run_ranks
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
@@ -66,6 +67,16 @@ def compared(folder, *overrides):
     return made
 
 
+NORMS = "model.noise={type: conditional-norm, channels: 3, correlation: 0.5}"
+SUM_OF_SCORES = "loss={type: sum, terms: [{loss: {type: crps}}, {weight: 0.5, loss: {type: spectral-crps}}]}"
+
+
+@pytest.fixture(scope="module")
+def norms(tmp_path_factory):
+    """Correlated noise in norms, and a sum of scores."""
+    return compared(tmp_path_factory.mktemp("norms"), TAME, NORMS, SUM_OF_SCORES)
+
+
 @pytest.fixture(scope="module")
 def tame(tmp_path_factory):
     return compared(tmp_path_factory.mktemp("tame"), TAME)
@@ -81,12 +92,28 @@ def test_every_layout_is_one_process(tame, name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    representatives(
+        ["fsdp2 1 2 1 2", "fsdp2 1 2 2 1", "ddp 2 2 1 1", "none 1 1 1 2", "fsdp2 1 1 2 2", "fsdp2 1 2 2 2"],
+        "fsdp2 1 2 1 2",
+    ),
+)
+def test_noise_in_norms_is_that_of_one_process(norms, name):
+    errors = norms.ranks(_case(name))
+    assert set(errors) == {"outputs", "loss", "gradients", "weights"}
+    assert max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.slow
 @pytest.mark.long
 # The compiler looks whether any tensor has a gradient, and makes instances of functions.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("way", ["compiled", "recomputed"])
-def test_compiled_units_and_recomputation_change_nothing(tame, way):
+@pytest.mark.parametrize("noise", ["tame", "norms"])
+def test_compiled_units_and_recomputation_change_nothing(request, noise, way):
+    tame = request.getfixturevalue(noise)
     case, experiment = _case("fsdp2 1 2 1 1"), tame.problem.experiment
     trainer = experiment.trainer.model_copy(update={"activation_checkpoint": way == "recomputed"})
     problem = dataclasses.replace(tame.problem, experiment=experiment.model_copy(update={"trainer": trainer}))
@@ -118,15 +145,16 @@ def test_adamw_amplifies_rounding_alone(tmp_path):
     assert max(errors.values()) < 1e-11, errors
 
 
-LOSSES = (crps, energy, spectral_crps)
+SUM = sum_.Config.model_validate({"terms": [{"loss": {"type": "crps"}}, {"weight": 2, "loss": {"type": "energy"}}]})
+LOSSES = ((crps, crps.Config()), (energy, energy.Config()), (spectral_crps, spectral_crps.Config()), (sum_, SUM))
 
 
 def _parts(rank, error_BKCHW):
     runtime = Runtime.start(Parallelism(ensemble=4), torch.device("cpu"))
     members, found = runtime.members(error_BKCHW.shape[1]), []
-    for loss in LOSSES:
+    for loss, config in LOSSES:
         own = error_BKCHW[:, members.start : members.stop].clone().requires_grad_()
-        part = loss.of_members(loss.Config(), own, runtime.from_other_members(own))
+        part = loss.of_members(config, own, runtime.from_other_members(own))
         part.sum().backward()
         found.append((part.detach(), own.grad))
     return found
@@ -135,9 +163,9 @@ def _parts(rank, error_BKCHW):
 def test_the_parts_of_ranks_add_up_to_the_score_and_their_gradients_are_its_own(run_ranks):
     error = torch.randn(2, 8, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     error[0] = error[0].round()  # members that are equal, or equal to the truth
-    for loss, *of_ranks in zip(LOSSES, *run_ranks(4, _parts, error), strict=True):
+    for (loss, config), *of_ranks in zip(LOSSES, *run_ranks(4, _parts, error), strict=True):
         whole = error.clone().requires_grad_()
-        score = loss.of_members(loss.Config(), whole)
+        score = loss.of_members(config, whole)
         score.sum().backward()
         parts, gradients = zip(*of_ranks, strict=True)
         torch.testing.assert_close(sum(parts), score.detach(), rtol=0, atol=1e-14)

@@ -168,29 +168,27 @@ def test_a_world_that_does_not_divide_is_an_error_everywhere(launch_ranks):
 
 
 def _one_dies(rank):
-    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=3))
+    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(hours=1))
     if rank == 1:
         raise KeyError("gone")
-    start = time.monotonic()
     try:
         torch.distributed.all_reduce(torch.ones(1))
-    except RuntimeError:
-        return time.monotonic() - start
+    except RuntimeError as error:
+        return str(error)
     return None
 
 
-def test_a_rank_that_dies_ends_the_others_within_the_timeout(launch_ranks):
+def test_a_rank_that_dies_ends_the_others_before_the_timeout(launch_ranks):
     answers = launch_ranks(2, _one_dies)
     assert "gone" in answers[1][1]
     assert answers[0][0] == "ok"
-    assert answers[0][1] is not None
-    assert answers[0][1] < 5
+    assert "closed by peer" in answers[0][1] or "reset by peer" in answers[0][1]
 
 
 def _absent(rank):
-    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=1))
+    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=5))
     if rank == 1:
-        time.sleep(1.8)
+        time.sleep(7)
         return "slept"
     try:
         torch.distributed.all_reduce(torch.ones(1))
@@ -209,7 +207,7 @@ def _start_again(rank):
     for late in (None, 0, 1):
         if rank == late:
             time.sleep(0.3)
-        runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=5))
+        runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=60))
         x = torch.ones(1)
         torch.distributed.all_reduce(x)
         runtime.close()
@@ -225,7 +223,7 @@ def test_a_start_meets_none_of_the_starts_before_it(run_ranks):
 def _without_torchrun(rank, port):
     os.environ.pop("TORCHELASTIC_USE_AGENT_STORE")
     os.environ["MASTER_PORT"] = str(port)
-    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=20))
+    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=60))
     x = torch.ones(1)
     torch.distributed.all_reduce(x)
     return float(x)
@@ -240,12 +238,12 @@ def test_rank_0_keeps_the_store_where_no_agent_does(run_ranks):
 
 def _last_one_missing(rank):
     if rank < 2:
-        Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=1))
+        Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=5))
 
 
 def test_a_rank_that_never_comes_is_missed(launch_ranks):
     answers = launch_ranks(3, _last_one_missing)
-    assert answers[0][1] == "RunError: expected 3 ranks within 0:00:01, got 2; start all, or raise trainer.timeout"
+    assert answers[0][1] == "RunError: expected 3 ranks within 0:00:05, got 2; start all, or raise trainer.timeout"
 
 
 def _average(rank):

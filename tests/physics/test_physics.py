@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from credit_like import registry
+from credit_like.data.sources._shallow_water import Sphere
 from credit_like.grid import Grid
+from credit_like.physics import spherical_filter
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 
@@ -141,6 +143,71 @@ def test_zonal_filter_needs_whole_rows_with_data(variables):
         module.build(config, variables, whole, Holes())
 
 
+@pytest.fixture(scope="module")
+def sphere():
+    """A Gaussian grid, and a truncated scalar and wind on it by the transforms of the embedded data's model."""
+    sphere = Sphere(32, 16)
+    random = np.random.default_rng(0)
+    size = sphere.truncation + 1
+
+    def spectrum():
+        x = random.normal(size=(size, size)) + 1j * random.normal(size=(size, size))
+        x[0] = x[0].real
+        return np.where(np.arange(size) >= np.arange(size)[:, None], x, 0)[..., None]
+
+    vorticity, divergence, scalar = spectrum(), spectrum(), spectrum()
+    vorticity[0, 0] = divergence[0, 0] = 0
+    u, v = sphere.wind(vorticity, divergence) / np.cos(sphere.latitude)[:, None]
+    return sphere, scalar, sphere.to_grid(scalar)[0], u, v
+
+
+def spherical(sphere, **keys):
+    """The filter on this grid, for a scalar `Q` and the wind `u`, `v`."""
+    data = {
+        "source": {"type": "synthetic"}, "timestep": "6h", "prognostic": {"surface": ["Q", "u", "v"]},
+        "train": ["2000-01-01", "2000-02-01"], "valid": ["2000-03-01", "2000-03-02"], "test": ["2000-04-01", "2000-04-02"],
+    }  # fmt: skip
+    variables = Variables(DataSection.model_validate(data))
+    grid = Grid(np.rad2deg(sphere.latitude), np.rad2deg(sphere.longitude))
+
+    class All:
+        def mask(self, variables):
+            return np.ones((3, grid.height, grid.width), bool)
+
+    config = spherical_filter.Config(variables=("Q",), winds=("u", "v"), **keys)
+    return spherical_filter.build(config, variables, Store(grid), All())
+
+
+def test_spherical_filter_keeps_truncated_fields_and_removes_all_else(sphere):
+    sphere, _, *truncated = sphere
+    fix = spherical(sphere, highest=sphere.truncation)
+    fields = torch.tensor(np.stack(truncated))[None]
+    scale = fields.abs().amax((0, 2, 3), keepdim=True)
+    torch.testing.assert_close(fix(fields, fields) / scale, fields / scale, rtol=0, atol=1e-10)
+    fields = fields / scale
+    noise = torch.randn(fields.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    once = fix(fields + noise, fields)
+    torch.testing.assert_close(fix(once, fields), once, rtol=1e-10, atol=1e-9)
+    # of white noise remains the part of the coefficients in the points, 121 of 512 for the scalar
+    part = float((once - fields)[:, 0].var() / noise[:, 0].var())
+    assert part == pytest.approx((sphere.truncation + 1) ** 2 / (32 * 16), rel=0.25)
+
+
+def test_spherical_filter_damps_each_wavenumber_by_its_factor(sphere):
+    sphere, spectrum, scalar, u, v = sphere
+    N, n = sphere.truncation, np.arange(sphere.truncation + 1)
+    fix = spherical(sphere, highest=N, damping=0.3, order=4)
+    expected = sphere.to_grid(spectrum * np.exp(-0.3 * (n * (n + 1) / (N * (N + 1))) ** 2)[:, None])[0]
+    fields = torch.tensor(np.stack([scalar, u, v]))[None]
+    np.testing.assert_allclose(fix(fields, fields)[0, 0], expected, atol=1e-10 * np.abs(scalar).max())
+
+
+@pytest.mark.parametrize(("highest", "most"), [(7, 4), (5, 4)])
+def test_spherical_filter_needs_a_grid_that_holds_its_waves(variables, highest, most):
+    with pytest.raises(ValueError, match=f"physics.highest: expected at most {most} on 8 x 12 points, got {highest}"):
+        build({"type": "spherical-filter", "winds": ["u"], "highest": highest}, variables)
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_mass_of_dry_air_is_what_it_was(variables, states, hybrid):
     after, before = states
@@ -198,6 +265,18 @@ def test_rain_never_becomes_negative_where_the_air_gained_more_than_evaporated(v
     after[:, 7] += 50
     fix, _ = build({"type": "moisture", "column_water": "water"}, variables)
     assert (fix(after, before)[:, 8] == 0).all()
+
+
+def test_global_means_of_levels_are_conserved_and_nothing_else_changes(variables, states):
+    after, before = (x.double() for x in states)
+    fix, grid = build({"type": "conserve", "variables": ["Q", "SP"]}, variables)
+    fixed, kept = fix(after, before), [0, 1, 2, 6]
+    assert np.abs(area_mean(after[:, kept], grid) / area_mean(before[:, kept], grid) - 1).min() > 1e-5
+    np.testing.assert_allclose(area_mean(fixed[:, kept], grid), area_mean(before[:, kept], grid), rtol=1e-13)
+    change = (fixed - after)[:, kept]
+    torch.testing.assert_close(change, change[..., :1, :1].expand_as(change), rtol=0, atol=1e-9)
+    others = [c for c in range(after.shape[1]) if c not in kept]
+    assert torch.equal(fixed[:, others], after[:, others])
 
 
 ENERGY = {"temperature": "T", "humidity": "Q", "surface_pressure": "SP", "surface_geopotential": "PHIS"}
@@ -331,6 +410,8 @@ def test_what_was_added_is_recorded(variables, states):
         {"type": "moisture", "column_water": "water"},
         {"type": "clip", "variables": ["Q"]},
         {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
+        {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "damping": 0.1},
+        {"type": "conserve", "variables": ["Q", "SP"]},
     ],
 )
 def test_gradients_pass(variables, states, config):
@@ -349,6 +430,8 @@ def test_gradients_pass(variables, states, config):
         {"type": "moisture", "a": A, "b": B},
         {"type": "energy", **ENERGY, **BOTH, "a": A, "b": B},
         {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
+        {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "damping": 0.1},
+        {"type": "conserve", "variables": ["Q", "SP"]},
     ],
 )
 def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config):
@@ -391,6 +474,11 @@ def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config)
         ({"type": "moisture", "evaporation": "evap"}, "did you mean 'evaporation'"),
         ({"type": "clip", "variables": ["rainfall"]}, "physics.variables"),
         ({"type": "zonal-filter", "variables": ["rainfall"]}, "physics.variables"),
+        (
+            {"type": "conserve", "variables": ["total_precipitation"]},
+            "physics.variables: expected one of Q, u, SP, water",
+        ),
+        ({"type": "spherical-filter", "winds": ["uu"]}, "physics.winds: .*got 'uu'"),
     ],
 )
 def test_what_does_not_fit_is_said(variables, config, message):

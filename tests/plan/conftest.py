@@ -11,52 +11,40 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from credit_like.grid import Grid
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan import simulate as simulation
 from credit_like.plan.layouts import with_layout
 from credit_like.plan.meter import Meter
-from credit_like.schema.experiment import Experiment
-from tests.training.without_data import trainer_without_data
+from tests.training.without_data import global_grid, trainer_without_data
+from tests.training.without_data import small_experiment as experiment_on
 
-HEIGHT, WIDTH = 64, 128
-GRID = Grid(90 - (np.arange(HEIGHT) + 0.5) * 180 / HEIGHT, np.arange(WIDTH) * 360 / WIDTH)
+GRID = global_grid(64, 128)
 
 
 def experiment(**trainer):
     """64 × 128 points, 3 prognostic channels and one diagnostic; `forecast_len` belongs to data, the rest to trainer."""
-    return Experiment.model_validate(
+    return experiment_on(
+        GRID,
         {
-            "name": "small",
-            "save_loc": "runs/small",
-            "data": {
-                "source": {"type": "synthetic", "latitudes": HEIGHT, "longitudes": WIDTH},
-                "timestep": "6h",
-                "levels": [1, 2],
-                "prognostic": {"level": ["height"], "surface": ["column_water"]},
-                "diagnostic": {"surface": ["precipitation"]},
-                "static": {"surface": ["orography"]},
-                "forecast_len": trainer.pop("forecast_len", 1),
-                "train": ["2000-01-01", "2000-01-05"],
-                "valid": ["2000-01-06", "2000-01-07"],
-                "test": ["2000-01-08", "2000-01-09"],
-            },
-            "model": {
-                "type": "wxformer",
-                "depth": [1, 1, 2, 1],
-                "dim_head": 4,
-                "use_spectral_norm": True,
-                **trainer.pop("model", {}),
-            },
-            "loss": trainer.pop("loss", {"type": "mse"}),
-            "trainer": {
-                "parallelism": {"data": "fsdp2"},
-                "global_batch_size": 8,
-                "micro_batch_size": 1,
-                "use_ema": True,
-                **trainer,
-            },
-        }
+            "prognostic": {"level": ["height"], "surface": ["column_water"]},
+            "diagnostic": {"surface": ["precipitation"]},
+            "forecast_len": trainer.pop("forecast_len", 1),
+        },
+        model={
+            "type": "wxformer",
+            "depth": [1, 1, 2, 1],
+            "dim_head": 4,
+            "use_spectral_norm": True,
+            **trainer.pop("model", {}),
+        },
+        loss=trainer.pop("loss", {"type": "mse"}),
+        trainer={
+            "parallelism": {"data": "fsdp2"},
+            "global_batch_size": 8,
+            "micro_batch_size": 1,
+            "use_ema": True,
+            **trainer,
+        },
     )
 
 

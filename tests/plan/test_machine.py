@@ -73,10 +73,10 @@ def test_a_measured_machine_plans_as_it_was_measured(tmp_path):
     assert machine_of(str(tmp_path / "here.yml"), {"node": 16}).node == 16
     n = 512
     a = torch.ones(n, n)
-    began = time.perf_counter()
+    began = time.process_time()  # which other programs do not change
     for _ in range(20):
         a @ a
-    seen = 20 * 2 * n**3 / (time.perf_counter() - began) / 1e12
+    seen = 20 * 2 * n**3 / (time.process_time() - began) / 1e12
     assert seen / 10 < measured.wide_peak < 10 * seen
     assert 0.01 < measured.reached <= 1
 

@@ -1,4 +1,4 @@
-"""Durations and times as text and back."""
+"""Durations, sizes and times as text and back."""
 
 import datetime as dt
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_like.schema.base import Section, format_duration, parse_duration
+from credit_like.schema.base import Section, format_duration, format_size, parse_duration, parse_size
 from credit_like.schema.data import parse_time
 
 positive = st.timedeltas(dt.timedelta(milliseconds=1), dt.timedelta(days=10_000)).map(
@@ -89,3 +89,23 @@ def test_true_is_no_number_and_nothing_may_replace_a_default():
         Numbers(size=False)
     with pytest.raises(ValueError, match="finite"):
         Numbers(size=float("nan"))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 2**62))
+def test_sizes_survive_a_round_trip(size):
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("100GB", 100 * 10**9), ("1.5 TB", 1_500_000_000_000), ("1kB", 1000), (7, 7), (" 3MB ", 3_000_000)],
+)
+def test_sizes_mean_what_their_units_say(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["100", "0GB", "-1GB", "1 GiB", "0.1B", "", None, 0, -1, True, 1.5, 2**63])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match="expected a size such as 100GB"):
+        parse_size(text)

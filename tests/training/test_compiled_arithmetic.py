@@ -9,16 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
 from credit_like.plan.simulate import _NoStatistics, sample_of
-from credit_like.schema.experiment import Experiment
 from credit_like.stepper import Stepper
 from credit_like.training import step
 from credit_like.variables import Variables
+from tests.training.without_data import global_grid, small_experiment
 
-HEIGHT, WIDTH = 16, 32
-GRID = Grid(90 - (np.arange(HEIGHT) + 0.5) * 180 / HEIGHT, np.arange(WIDTH) * 360 / WIDTH)
+GRID = global_grid(16, 32)
 
 
 class _Keeps(torch.autograd.Function):
@@ -60,29 +58,19 @@ class _Masked(_NoStatistics):
 
 
 def _parts(leads, predict="increment", physics=()):
-    experiment = Experiment.model_validate(
+    experiment = small_experiment(
+        GRID,
         {
-            "name": "small",
-            "save_loc": "runs/small",
-            "data": {
-                "source": {"type": "synthetic", "latitudes": HEIGHT, "longitudes": WIDTH},
-                "timestep": "6h",
-                "levels": [1, 2],
-                "prognostic": {"level": ["specific_humidity"], "surface": ["surface_pressure"]},
-                "diagnostic": {"surface": ["precipitation"]},
-                "static": {"surface": ["orography"]},
-                "forecast_len": leads,
-                "train": ["2000-01-01", "2000-01-05"],
-                "valid": ["2000-01-06", "2000-01-07"],
-                "test": ["2000-01-08", "2000-01-09"],
-            },
-            "model": {"type": "wxformer", "predict": predict},
-            "trainer": {"global_batch_size": 1},
-        }
+            "prognostic": {"level": ["specific_humidity"], "surface": ["surface_pressure"]},
+            "diagnostic": {"surface": ["precipitation"]},
+            "forecast_len": leads,
+        },
+        model={"type": "wxformer", "predict": predict},
+        trainer={"global_batch_size": 1},
     )
     variables, statistics = Variables(experiment.data), _Masked(GRID)
     model = _Model(variables.out_channels)
-    static = np.zeros((1, HEIGHT, WIDTH), np.float32)
+    static = np.zeros((1, GRID.height, GRID.width), np.float32)
     stepper = Stepper(model, variables, statistics, static, predict, physics)
     sample = sample_of(experiment, variables, GRID, slice(None))
     generator = torch.Generator().manual_seed(0)

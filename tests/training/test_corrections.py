@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 
 import pytest
 
 from credit_like import build
 from credit_like.schema.load import load_experiment
-from credit_like.training.step import TrainStep
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.training.continued import stopped_in_step
 
 SETTINGS = [
     *SHORT,
@@ -60,17 +58,10 @@ def test_a_correction_begins_after_its_epochs_and_is_logged(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_validation_that_was_missing_is_that_of_its_epoch(tmp_path, monkeypatch):
+def test_a_validation_that_was_missing_is_that_of_its_epoch(tmp_path):
     """The run stops after the last step of the first epoch, before the validation; the correction begins with the second."""
-    whole, step_of = rows_of(tmp_path / "whole", CLIPS % 1), TrainStep.__call__
-
-    def interrupted(self, micro_batches, count, learning_rate, step):
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step_of(self, micro_batches, count, learning_rate, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", interrupted)
+    whole = rows_of(tmp_path / "whole", CLIPS % 1)
+    with stopped_in_step(2):
         rows_of(tmp_path / "parts", CLIPS % 1)
     assert not json.loads((tmp_path / "parts" / "log.jsonl").read_text().splitlines()[-1]).get("valid_loss")
     assert rows_of(tmp_path / "parts", CLIPS % 1) == whole

@@ -1,24 +1,19 @@
-"""Training with dropout and stochastic depth: the same numbers in every layout and after a restart, none in a forecast."""
+"""Training with dropout, stochastic depth and noise on the input: the same numbers in every layout and after a restart."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from credit_like import build
 from credit_like import verify as kit
-from credit_like.checkpoint.export import export
 from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
-from credit_like.training.step import TrainStep
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.training.continued import assert_same_when_continued
 
 TINY = [
     *SHORT,
@@ -59,30 +54,12 @@ def test_masks_change_with_step_and_lead_and_validation_has_none(tmp_path):
         assert torch.equal(first, second)
 
 
-def trained(folder):
-    assert build.train(experiment_in(folder)) == 0
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    weights = load_file(export(folder, folder / "weights.safetensors", "raw"))
-    return [row["loss"] for row in rows if "loss" in row], weights
+NOISE = "trainer.input_noise=0.3"
 
 
 @pytest.mark.slow
-def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path, monkeypatch):
-    losses, weights = trained(tmp_path / "whole")
-    parts, step_of = tmp_path / "parts", TrainStep.__call__
-
-    def interrupted(self, micro_batches, count, learning_rate, step):
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step_of(self, micro_batches, count, learning_rate, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", interrupted)
-        build.train(experiment_in(parts))
-    assert json.loads((parts / "status.json").read_text())["step"] == 2
-    found, continued = trained(parts)
-    assert found == losses
-    assert all(torch.equal(weights[name], continued[name]) for name in weights)
+def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path):
+    assert_same_when_continued(lambda folder: experiment_in(folder, NOISE), tmp_path)
 
 
 CASES = {case.name: case for case in kit.CASES}
@@ -98,7 +75,7 @@ CASES = {case.name: case for case in kit.CASES}
 )
 def test_every_layout_is_exact(tmp_path, names):
     """Outputs, losses, gradients and weights of three steps in fp64, against one process."""
-    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path), [CASES[name] for name in names])}
+    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path, NOISE), [CASES[name] for name in names])}
     for name in names:
         assert rows[name].ok, rows[name]
         assert not rows[name].refused, rows[name]

@@ -19,7 +19,9 @@ from credit_like.checkpoint.export import export
 from credit_like.context import Context
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import open_store
+from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate
+from credit_like.evaluation.needs import open_truth
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
 from credit_like.models import persistence
@@ -29,7 +31,9 @@ from credit_like.schema.load import load_experiment
 from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
 from credit_like.training.forecasts import Allowance, ShortForecasts
+from credit_like.training.validation import time_mean
 from credit_like.variables import Variables
+from tests.derived import everything, make_experiment, make_world
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
 
 ROOT = Path(__file__).parents[2]
@@ -135,8 +139,8 @@ def _scores_of_a_rank(rank, experiment, parallelism):
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     statistics = fit_statistics(store, variables, experiment.data)
-    height = store.grid.height // runtime.domain_size
-    rows = slice(runtime.domain_rank * height, (runtime.domain_rank + 1) * height)
+    first, last = ((runtime.domain_rank + i) * store.grid.height // runtime.domain_size for i in (0, 1))
+    rows, height = slice(first, last), last - first
     model = persistence.build(
         persistence.Config(),
         in_channels=variables.in_channels,
@@ -147,7 +151,7 @@ def _scores_of_a_rank(rank, experiment, parallelism):
     )
     stepper = Stepper(model, variables, statistics, store.static(rows), "increment", (), rows)
     short = ShortForecasts(Context(experiment, runtime, variables, store, statistics, stepper, rows), False)
-    climatology = torch.zeros(variables.out_channels, height, store.grid.width)
+    climatology = torch.zeros(len(short.derived), height, store.grid.width)
     result = short(climatology, lambda: False)
     runtime.close()
     return result
@@ -163,6 +167,57 @@ def test_all_layouts_score_alike(made, run_ranks, parallelism):
         for metric in ("rmse", "bias", "acc", "activity"):
             for name, values in serial[metric].items():
                 np.testing.assert_allclose(scores[metric][name], values, rtol=1e-6, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def derived(tmp_path_factory):
+    """An experiment whose evaluation derives every field, with short forecasts."""
+    folder = make_world(tmp_path_factory.mktemp("world"))
+    experiment = make_experiment(
+        folder, folder / "run", evaluation={"derive": everything(folder), "metrics": ["rmse", "bias"]}
+    )
+    return with_monitor(experiment, lead=2)
+
+
+def test_derived_fields_are_scored_as_by_evaluate(derived):
+    import world
+
+    context = world.make_context(derived)
+    context.stepper.eval()
+    short = ShortForecasts(context, False)
+    climatology = time_mean(context, context.store.period(derived.data.train), short.derived)
+    assert climatology.shape == (len(short.derived), 9, 16)
+    assert bool(climatology.isfinite().all())
+    scores = short(climatology, lambda: False)
+    init = [str(context.store.times[i]) for i in short.init]
+    plain = derived.to_dict() | {"inference": {"init": init, "lead": 2}}
+    experiment = Experiment.model_validate(plain)
+    write_forecasts(dataclasses.replace(context, experiment=experiment), "step-0")
+    truth = open_truth(experiment, context.store)
+    variables = scored_variables(context.variables, truth)
+    results = evaluate(experiment, forecast_path(experiment), truth, training_store(context.store, truth), variables)
+    assert {"geopotential@500", "mean_sea_level_pressure", "vorticity@850", "temperature_pl@250"} <= scores[
+        "rmse"
+    ].keys()
+    for metric in ("rmse", "bias"):
+        for name, values in scores[metric].items():
+            variable, _, level = name.partition("@")
+            expected = results[variable].sel(source="model", metric=metric, region="global")
+            expected = expected.sel(level=float(level)) if level else expected
+            scale = float(results[variable].sel(source="model", metric="rmse").max())
+            np.testing.assert_allclose(values, expected.values, rtol=1e-4, atol=1e-5 * scale, err_msg=name)
+    assert 0 < scores["activity"]["wind_speed@500"][0] < 50
+
+
+@pytest.mark.parametrize("parallelism", [{"domain": 2}, {"data": "ddp", "domain": 2}], ids=str)
+def test_all_layouts_score_derived_fields_alike(derived, run_ranks, parallelism):
+    (serial,) = run_ranks(1, _scores_of_a_rank, derived, {})
+    assert min(serial["rmse"]["vorticity@850"]) > 0
+    for scores in run_ranks(2 * (1 + ("data" in parallelism)), _scores_of_a_rank, derived, parallelism):
+        for metric in ("rmse", "bias", "acc", "activity"):
+            assert scores[metric].keys() == serial[metric].keys()
+            for name, values in serial[metric].items():
+                np.testing.assert_allclose(scores[metric][name], values, rtol=1e-9, atol=1e-12, err_msg=name)
 
 
 @given(st.lists(st.floats(0.1, 50), min_size=1, max_size=60), st.floats(0.01, 5), st.floats(0.005, 0.5))

@@ -8,21 +8,17 @@ from __future__ import annotations
 import dataclasses
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from credit_like.grid import Grid
 from credit_like.nn.padding import Pad, source_columns, source_rows
 from credit_like.parallel.runtime import Runtime
-from credit_like.schema.experiment import Experiment
-from tests.training.without_data import trainer_without_data
+from tests.training.without_data import global_grid, small_experiment, trainer_without_data
 
 META = torch.device("meta")
-HEIGHT, WIDTH = 32, 64
-GRID = Grid(90 - (np.arange(HEIGHT) + 0.5) * 180 / HEIGHT, np.arange(WIDTH) * 360 / WIDTH)
+GRID = global_grid(32, 64)
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +96,7 @@ PHYSICS = {
     "none": [],
     "clip": [{"type": "clip", "variables": ["column_water"]}],
     "zonal-filter": [{"type": "zonal-filter", "variables": ["column_water"], "highest": 5}],
+    "spherical-filter": [{"type": "spherical-filter", "variables": ["column_water"], "highest": 5}],
     "mass": [{"type": "mass", "surface_pressure": "surface_pressure"}],
     "energy": [
         {
@@ -114,38 +111,28 @@ PHYSICS = {
 
 
 def _trainer(physics, members=1):
-    experiment = Experiment.model_validate(
+    experiment = small_experiment(
+        GRID,
         {
-            "name": "small",
-            "save_loc": "runs/small",
-            "data": {
-                "source": {"type": "synthetic", "latitudes": HEIGHT, "longitudes": WIDTH},
-                "timestep": "6h",
-                "levels": [1, 2],
-                "prognostic": {"level": ["specific_humidity"], "surface": ["surface_pressure", "column_water"]},
-                "diagnostic": {"surface": ["precipitation", "evaporation"]},
-                "static": {"surface": ["orography"]},
-                "forecast_len": 2,
-                "train": ["2000-01-01", "2000-01-05"],
-                "valid": ["2000-01-06", "2000-01-07"],
-                "test": ["2000-01-08", "2000-01-09"],
-            },
-            "model": {
-                "type": "wxformer",
-                "use_spectral_norm": True,
-                "noise": None if members == 1 else {"channels": 3},
-                "padding_conf": {"activate": True, "mode": "earth", "pad_lat": [16, 16], "pad_lon": [16, 16]},
-            },
-            "physics": PHYSICS[physics],
-            "loss": {"type": "mse" if members == 1 else "crps"},
-            "trainer": {
-                "members": members,
-                "global_batch_size": 2,
-                "use_ema": True,
-                "grad_max_norm": 1.0,
-                "shift_longitude": True,
-            },
-        }
+            "prognostic": {"level": ["specific_humidity"], "surface": ["surface_pressure", "column_water"]},
+            "diagnostic": {"surface": ["precipitation", "evaporation"]},
+            "forecast_len": 2,
+        },
+        model={
+            "type": "wxformer",
+            "use_spectral_norm": True,
+            "noise": None if members == 1 else {"channels": 3},
+            "padding_conf": {"activate": True, "mode": "earth", "pad_lat": [16, 16], "pad_lon": [16, 16]},
+        },
+        physics=PHYSICS[physics],
+        loss={"type": "mse" if members == 1 else "crps"},
+        trainer={
+            "members": members,
+            "global_batch_size": 2,
+            "use_ema": True,
+            "grad_max_norm": 1.0,
+            "shift_longitude": True,
+        },
     )
     runtime = Runtime(device=META)
     trainer, sample = trainer_without_data(experiment, GRID, runtime)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from credit_like import build
 from credit_like import verify as kit
 from credit_like.check import checked_experiment
-from credit_like.checkpoint.export import export, find, load_export
+from credit_like.checkpoint.export import find, load_export
 from credit_like.errors import UserError
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
-from credit_like.training.step import TrainStep
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.training.continued import assert_same_when_continued
 
 TINY = [
     *SHORT,
@@ -46,16 +41,10 @@ def experiment_in(folder, source, *overrides):
     return load_experiment(DEMO, [*TINY, f"save_loc={folder}", start, *overrides])
 
 
-def trained(folder, source):
-    assert build.train(experiment_in(folder, source)) == 0
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [row["loss"] for row in rows if "loss" in row]
-
-
 @pytest.mark.slow
-def test_a_run_changes_and_saves_the_changes_alone_and_continues_bitwise(tmp_path, source, monkeypatch):
-    whole, parts, step_of = tmp_path / "whole", tmp_path / "parts", TrainStep.__call__
-    losses = trained(whole, source)
+def test_a_run_changes_and_saves_the_changes_alone_and_continues_bitwise(tmp_path, source):
+    whole = tmp_path / "whole"
+    assert_same_when_continued(lambda folder: experiment_in(folder, source), tmp_path, "ema")
     checkpoint = find(whole)
     trained_names = [*checkpoint.names("optimizer/"), *checkpoint.names("ema/")]
     assert trained_names
@@ -66,19 +55,6 @@ def test_a_run_changes_and_saves_the_changes_alone_and_continues_bitwise(tmp_pat
         ours = checkpoint.read(name)
         theirs = name.replace("model/", "ema/", 1)
         assert torch.equal(ours, before.read(theirs if theirs in average else name)), name
-
-    def interrupted(self, micro_batches, count, learning_rate, step):
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step_of(self, micro_batches, count, learning_rate, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", interrupted)
-        build.train(experiment_in(parts, source))
-    assert json.loads((parts / "status.json").read_text())["step"] == 2
-    assert trained(parts, source) == losses
-    one, other = (load_file(export(folder, folder / "weights.safetensors")) for folder in (whole, parts))
-    assert all(torch.equal(one[name], other[name]) for name in one)
 
     # The export is a plain model that forecasts what the run does.
     context = build.build_context(experiment_in(whole, source), Runtime(), train=False)

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from credit_like import build
 from credit_like import verify as kit
-from credit_like.checkpoint.export import export
 from credit_like.losses import crps
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn.noise import Noise, NoiseKeys
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.checks import section_findings
 from credit_like.schema.load import load_experiment
-from credit_like.training.step import TrainStep
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.training.continued import assert_same_when_continued
 
 TINY = [
     *SHORT,
@@ -126,6 +120,14 @@ def test_what_cannot_be_trained_is_one_message():
     assert "expected at least 2 members for the loss crps, got 1" in message
 
 
+def test_terms_of_a_sum_are_all_of_ensembles_or_none():
+    both = "loss={type: sum, terms: [{loss: {type: crps}}, {loss: {type: %s}}]}"
+    assert not wrong(both % "spectral-crps")
+    [(place, message)] = wrong(both % "mse")
+    assert place == "loss.terms"
+    assert "expected terms that all are losses of ensembles or none, got 1 of 2" in message
+
+
 def test_members_that_ranks_cannot_share_are_one_message():
     assert not wrong("trainer.parallelism.ensemble=3", world=3)
     [(place, message)] = wrong("trainer.parallelism.ensemble=2", world=2)
@@ -175,34 +177,18 @@ def test_forecasts_do_not_use_the_axis_of_the_ensemble(tmp_path, monkeypatch):
     assert started == [3, 1]
 
 
-def trained(folder, *overrides):
-    assert build.train(experiment_in(folder, *overrides)) == 0
-    rows = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    weights = load_file(export(folder, folder / "weights.safetensors", "ema"))
-    return [row["loss"] for row in rows if "loss" in row], weights
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("accumulated", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path, monkeypatch, accumulated):
-    more = ["trainer.micro_batch_size=1", "trainer.activation_checkpoint=true"] if accumulated else []
-    losses, weights = trained(tmp_path / "whole", *more)
-    parts, step_of = tmp_path / "parts", TrainStep.__call__
-
-    def interrupted(self, micro_batches, count, learning_rate, step):
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step_of(self, micro_batches, count, learning_rate, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", interrupted)
-        build.train(experiment_in(parts, *more))
-    assert json.loads((parts / "status.json").read_text())["step"] == 2
-    found, continued = trained(parts, *more)
-    assert found == losses
+@pytest.mark.parametrize("way", ["plain", "norms", pytest.param("accumulated", marks=pytest.mark.long)])
+def test_a_continued_run_is_bitwise_that_of_one_start(tmp_path, way):
+    more = {
+        "plain": [],
+        "norms": ["model.noise={type: conditional-norm, channels: 3, correlation: 0.5}"],
+        "accumulated": ["trainer.micro_batch_size=1", "trainer.activation_checkpoint=true"],
+    }[way]
+    losses, weights = assert_same_when_continued(lambda folder: experiment_in(folder, *more), tmp_path, "ema")
     assert len(losses) == 4
-    assert all(torch.equal(weights[name], continued[name]) for name in weights)
-    assert float(weights["noise.0.weight"].abs().max()) > 0
+    first = next(name for name in weights if "noise." in name)
+    assert float(weights[first].abs().max()) > 0
 
 
 CASES = {case.name: case for case in kit.CASES}

@@ -25,7 +25,7 @@ PHASES = [
         "use_ema": False,
         "shift_longitude": True,
     },
-    {"epochs": 1, "loss": {"type": "mae"}, "grad_max_norm": None, "ema_decay": 0.5},
+    {"epochs": 1, "loss": {"type": "mae"}, "input_noise": 0.5, "grad_max_norm": None, "ema_decay": 0.5},
 ]
 SECTION = {"phases": PHASES, "checkpoint": {"every": 1, "keep": 1000, "async": False}, "dropout": 0.1}
 RESUMED = {**SECTION, "checkpoint": {"every": 1000, "keep": 1000, "async": False}}

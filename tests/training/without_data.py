@@ -2,9 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from credit_like import build
+from credit_like.grid import Grid
 from credit_like.plan.simulate import _NoData, _trainer, sample_of
+from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
+
+
+def global_grid(height: int, width: int) -> Grid:
+    return Grid(90 - (np.arange(height) + 0.5) * 180 / height, np.arange(width) * 360 / width)
+
+
+def small_experiment(grid: Grid, data: dict[str, Any], **sections: Any) -> Experiment:
+    """An experiment on a grid, with the variables that `data` names, and sections of its own."""
+    return Experiment.model_validate(
+        {
+            "name": "small",
+            "save_loc": "runs/small",
+            "data": {
+                "source": {"type": "synthetic", "latitudes": grid.height, "longitudes": grid.width},
+                "timestep": "6h",
+                "levels": [1, 2],
+                "static": {"surface": ["orography"]},
+                "train": ["2000-01-01", "2000-01-05"],
+                "valid": ["2000-01-06", "2000-01-07"],
+                "test": ["2000-01-08", "2000-01-09"],
+                **data,
+            },
+            **sections,
+        }
+    )
 
 
 def trainer_without_data(experiment, grid, runtime):

@@ -1,11 +1,43 @@
-"""The folder of files that can be made again."""
+"""The folder of files that can be made again, and the copies of remote stores in it."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+from pydantic import model_validator
+
+from credit_like.data.files.object_cache import ObjectCache
+from credit_like.data.files.remote import RemoteStore
+from credit_like.schema.base import Section, Size
 
 
 def cache_folder() -> Path:
     """Return the folder: `CREDIT_LIKE_CACHE`, or one in the user's home."""
     return Path(os.environ.get("CREDIT_LIKE_CACHE") or Path.home() / ".cache" / "credit_like")
+
+
+class Cache(Section):
+    """Local copies of objects that are read from a URL; in a file also just the size."""
+
+    shorthands = ({"type": "string"},)
+
+    size: Size
+    """Bytes that the copies may take together, such as `100GB`; the least recently used are removed."""
+    folder: str | None = None
+    """Folder of the copies, which several experiments and processes may share. Default: `stores` in `CREDIT_LIKE_CACHE`, or in
+    `~/.cache/credit_like`.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_size(cls, value: Any) -> Any:
+        return {"size": value} if isinstance(value, str | int) and not isinstance(value, bool) else value
+
+
+def remote(url: str, storage_options: dict[str, Any], cache: Cache | None) -> RemoteStore:
+    """Return a store behind a URL, with the cache that a source specifies."""
+    folder = None if cache is None else Path(cache.folder or cache_folder() / "stores")
+    copies = None if cache is None or folder is None else ObjectCache(folder, cache.size)
+    return RemoteStore.of(url, storage_options, copies)

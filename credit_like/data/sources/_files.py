@@ -26,6 +26,7 @@ from xarray.core import indexing
 from credit_like.data.files.direct import DirectArray, Spans, direct
 from credit_like.data.files.netcdf_files import open_lazily
 from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
+from credit_like.data.files.remote import failures
 from credit_like.data.sources._conventions import (
     DIMS,
     fields,
@@ -49,6 +50,8 @@ _DATE_CODES = {
     "%j": "[0-9]" * 3,
     "%y": "[0-9]" * 2,
 }
+_MAGIC = {b"GRIB": "grib", b"CDF": "netcdf", b"\x89HDF": "netcdf"}
+"""First bytes of a file → the type of the source that reads it."""
 INDEXED = 100
 """Number of files from which on an index is made."""
 _RECENT = 64  # files of which the metadata stay in memory
@@ -59,18 +62,26 @@ class Dims(Section):
     """Names of dimensions in the files, for those not recognised by attributes or common names."""
 
     time: str | None = None
+    """Name of the time dimension."""
     level: str | None = None
+    """Name of the vertical dimension."""
     latitude: str | None = None
+    """Name of the dimension of rows."""
     longitude: str | None = None
+    """Name of the dimension of columns."""
 
 
 class Region(Section):
     """A box in degrees, edges included; with `west > east` it crosses the longitude at which the data begin."""
 
     south: float = -90.0
+    """Southern limit in degrees north."""
     north: float = 90.0
+    """Northern limit in degrees north."""
     west: float | None = None
+    """Western limit in degrees east. Default: no limit."""
     east: float | None = None
+    """Eastern limit in degrees east. Default: no limit."""
 
 
 class Regrid(Section):
@@ -100,6 +111,7 @@ class FileConfig(Section):
     rename: dict[str, str] = Field(default={})
     """Name in the files → name in the experiment, for variables whose `var` is not enough."""
     dims: Dims = Dims()
+    """Names of dimensions that are not recognised."""
     select: dict[str, int | float | str] = Field(default={})
     """Dimension of the files → the value to read, such as `{number: 0}`. Dimensions of size 1 need not be given; those
     without coordinate count from 0.
@@ -117,6 +129,7 @@ class FileConfig(Section):
     regrid: Regrid | None = None
     """Regrid the fields when they are read; `region` then applies to the result."""
     region: Region | None = None
+    """Box to read. Default: the whole grid."""
     storage_options: dict[str, Any] = Field(default={})
     """Options passed to fsspec for a URL."""
 
@@ -124,6 +137,29 @@ class FileConfig(Section):
 def is_url(path: str) -> bool:
     """Return whether fsspec has to open the path."""
     return "://" in path or "::" in path
+
+
+def source_type(path: str) -> str:
+    """Return the type of the source that reads a file, a store or the first file of a template.
+
+    A folder and `.zarr` in the path are zarr, other URLs netCDF; a file is known from its first bytes.
+
+    Raises UserError if there is no file or it begins like no format that can be read.
+    """
+    if ".zarr" in path or (not is_url(path) and Path(path).is_dir()):
+        return "zarr"
+    if is_url(path):
+        return "netcdf"
+    first = Path(find_files(path, {})[0])
+    try:
+        with first.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise UserError(f"expected a file or a store, got {path}: {error.strerror}; change it") from error
+    for magic, kind in _MAGIC.items():
+        if start.startswith(magic):
+            return kind
+    raise UserError(f"expected netCDF, GRIB or zarr, got {path}, which begins with {start!r}; change it")
 
 
 def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
@@ -257,7 +293,7 @@ def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr
         return open_one(path)
     except ImportError as error:
         raise UserError(_lacking(expected, path, error)) from error
-    except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+    except failures(ValueError, KeyError, RuntimeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"expected {expected}, got {path}, which does not open: {reason}") from error
 

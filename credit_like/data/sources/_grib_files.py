@@ -7,10 +7,9 @@ stays open. All calls of ecCodes are made under one lock, because not every buil
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +19,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from credit_like.data.files.reduced import regular_rows
+from credit_like.data.sources._spectral import Synthesis, gaussian_grid, size
 from credit_like.errors import UserError
 
 _MISSING = -1.0e300  # stands for a point without value; no packing reaches it
@@ -66,6 +67,11 @@ class Message:
     def where(self) -> str:
         """Return the message's name and place, for error messages."""
         return f"message {self.number_in_file} ({self.name}) of {self.path}"
+
+    @property
+    def spectral(self) -> bool:
+        """Return whether the values are coefficients of spherical harmonics."""
+        return self.key("gridType") == "sh"
 
     def key(self, name: str) -> int | float | str:
         """Return a key by which messages can be selected."""
@@ -340,26 +346,54 @@ def _geometry(grid: str, message: Message) -> Geometry:
         return _of_handle(eccodes, handle, message)
 
 
-class Geometries:
-    """Geometry of messages, read once for each grid section."""
+@lru_cache(maxsize=64)
+def truncation(grid: str, message: Message) -> int:
+    """Return the truncation of spectral coefficients, read once for a grid section. Raises UserError if not triangular."""
+    del grid
+    eccodes = library()
+    with open(message.path, "rb") as file, _LOCK, _handle(eccodes, _joined(file, message.parts)) as handle:
+        limits = [eccodes.codes_get(handle, key, int) for key in ("J", "K", "M")]
+    if len(set(limits)) > 1:
+        raise UserError(
+            f"expected triangular truncation of spectral coefficients, got J, K, M = {limits} in {message.where}; convert the "
+            "file with `cdo sp2gpl`"
+        )
+    return int(limits[0])
 
-    def __init__(self) -> None:
+
+class Geometries:
+    """Geometry of messages, read once for each grid section.
+
+    Spectral coefficients are evaluated on the grid of the first of `messages` that is on one, or else on the Gaussian grid of
+    their largest truncation.
+    """
+
+    def __init__(self, messages: Sequence[Message] = ()) -> None:
         self._found: dict[str, Geometry] = {}
+        self._target: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+        spectral = {message.grid: message for message in messages if message.spectral}
+        gridded = next((message for message in messages if not message.spectral), None)
+        if spectral and gridded is not None:
+            plane = self(gridded)
+            self._target = plane.latitude, plane.longitude
+        elif spectral:
+            self._target = gaussian_grid(max(truncation(*one) for one in spectral.items()))
 
     def __call__(self, message: Message) -> Geometry:
         """Return the geometry of a message. Raises UserError if its values are not on rows and columns."""
         if message.grid not in self._found:
-            self._found[message.grid] = _geometry(message.grid, message)
+            make = self._spectral if message.spectral else _geometry
+            self._found[message.grid] = make(message.grid, message)
         return self._found[message.grid]
+
+    def _spectral(self, grid: str, message: Message) -> Geometry:
+        assert self._target is not None, "the messages are known"
+        degree = truncation(grid, message)
+        return Geometry(*self._target, size(degree), Synthesis(degree, *self._target))
 
 
 def _of_handle(eccodes: ModuleType, handle: Any, message: Message) -> Geometry:
     kind = eccodes.codes_get(handle, "gridType", str)
-    if kind == "sh":
-        raise UserError(
-            f"expected fields on a grid, got spectral coefficients in {message.where}; convert the file with "
-            "`cdo sp2gpl`, request a `grid` from the archive, or leave them out with data.source.select.gridType"
-        )
     try:
         latitude, longitude = (eccodes.codes_get_array(handle, key) for key in ("latitudes", "longitudes"))
     except (eccodes.CodesInternalError, MemoryError) as error:  # memory: the size of the grid is not that of the data
@@ -416,32 +450,10 @@ def _reduced(
 
     Raises UserError unless every row goes around the globe from the same longitude at even spacing.
     """
-    starts = np.concatenate([[0], np.cumsum(per_row)])
-    lines = [longitude[a:b] for a, b in itertools.pairwise(starts)]
-    if int(starts[-1]) != len(longitude) or not all(
-        len(line) and np.abs(line - lines[0][0] - 360.0 / len(line) * np.arange(len(line))).max() < 2e-3
-        for line in lines
-    ):
+    found = regular_rows(per_row, longitude)
+    if found is None:
         raise UserError(
             f"expected rows around the whole globe in a reduced grid, got {message.where}, a part of it; {_REGRID}"
         )
-    width = int(per_row.max())
-    place = np.arange(width) * per_row[:, None]  # in units of 1 / width of the row's spacing: exact
-    west, rest = place // width, place % width
-    first = starts[:-1, None]
-    east = first + (west + 1) % per_row[:, None]
-    rows = _Rows(first + west, east, rest / width)
-    return Geometry(latitude[starts[:-1]], lines[0][0] + 360.0 / width * np.arange(width), len(longitude), rows)
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """Linear interpolation along the rows of a reduced grid; a point with a missing neighbour is missing."""
-
-    west: NDArray[np.int64]
-    east: NDArray[np.int64]
-    fraction: NDArray[np.float64]
-
-    def __call__(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        west, east = values[self.west], values[self.east]
-        return np.where(self.fraction == 0, west, west + self.fraction * (east - west))
+    starts = np.concatenate([[0], np.cumsum(per_row)])
+    return Geometry(latitude[starts[:-1]], found[0], len(longitude), found[1])

@@ -7,7 +7,8 @@ spread over files. A field is read by its offset when it is needed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 from xarray.core import indexing
 
-from credit_like.data.files.direct import DirectArray, Spans
+from credit_like.data.files.direct import DirectArray, Spans, direct
 from credit_like.data.sources import _grib_files
 from credit_like.data.sources._files import FileConfig, canonical, find_files, is_url
-from credit_like.data.sources._grib_files import Geometries, Message
+from credit_like.data.sources._grib_files import Geometries, Geometry, Message
+from credit_like.data.sources._spectral import Synthesis
 from credit_like.errors import UserError
 
 _UPPER_AIR = (
@@ -29,6 +31,12 @@ _UPPER_AIR = (
 _LEVELS = {
     "isobaricInhPa": {"standard_name": "air_pressure", "units": "hPa"},
     "hybrid": {"standard_name": "model_level_number", "units": "1"},
+}
+
+
+_WIND_ATTRS = {
+    "u": {"units": "m s**-1", "long_name": "U component of wind", "standard_name": "eastward_wind"},
+    "v": {"units": "m s**-1", "long_name": "V component of wind", "standard_name": "northward_wind"},
 }
 
 
@@ -48,6 +56,9 @@ def open_dataset(config: Config) -> xr.Dataset:
     levels (`z_surface`). Times are those at which a field is valid: the end of a range of steps. Absent messages are
     missing values; a variable without time range that is there once has no time dimension.
 
+    Spectral coefficients are evaluated on the grid of the other fields, or on the Gaussian grid of their truncation, and
+    spectral vorticity and divergence give the wind too.
+
     Raises UserError if there is no file, a file is damaged or not GRIB, fields are not on one latitude-longitude grid,
     or several messages are valid at the same time.
     """
@@ -59,7 +70,8 @@ def open_dataset(config: Config) -> xr.Dataset:
     except OSError as error:
         raise UserError(f"expected GRIB files, got one that does not open: {error}") from error
     chosen = _selected(messages, config.select)
-    geometry = Geometries()
+    _refuse_spectral_wind(chosen)
+    geometry = Geometries(chosen)
     first = chosen[0]
     for message in {message.grid: message for message in reversed(chosen)}.values():
         _same_grid(geometry, first, message)
@@ -81,6 +93,7 @@ def open_dataset(config: Config) -> xr.Dataset:
         if kind in _LEVELS or len(levels) > 1:
             coordinates[kind] = (kind, levels, _LEVELS.get(kind, {}))
     fields = {name: _field(name, group, coordinates, geometry, config.duplicates) for name, group in variables.items()}
+    fields |= _winds(fields, variables)
     raw = xr.Dataset(fields, coordinates)
     return canonical(raw, config.model_copy(update={"select": {}}), first.path)
 
@@ -123,6 +136,38 @@ def _same(value: int | float | str, wanted: int | float | str) -> bool:
         return str(value) == str(wanted) or float(value) == float(wanted)
     except ValueError:
         return False
+
+
+def _refuse_spectral_wind(messages: Sequence[Message]) -> None:
+    """Raise UserError for spectral wind components, which archives hold with and without a factor cos φ."""
+    for message in messages:
+        if message.spectral and message.name in ("u", "v"):
+            raise UserError(
+                f"expected wind on a grid, or vorticity and divergence, got spectral coefficients in {message.where}, which do "
+                "not say whether they are of the wind or of the wind times cos φ; convert the file with `cdo sp2gpl` or request "
+                "vo and d"
+            )
+
+
+def _winds(fields: dict[str, xr.Variable], messages: dict[str, list[Message]]) -> dict[str, xr.Variable]:
+    """Return u and v of spectral vorticity and divergence, where the files have these and no wind."""
+    pair = [messages.get(name, []) for name in ("vo", "d")]
+    if not all(pair) or not all(message.spectral for group in pair for message in group) or {"u", "v"} & fields.keys():
+        return {}
+    vo, d = fields["vo"], fields["d"]
+    if vo.shape != d.shape or vo.dims != d.dims or pair[0][0].grid != pair[1][0].grid:
+        return {}
+    return {
+        name: xr.Variable(vo.dims, indexing.LazilyIndexedArray(_Wind(_messages_of(vo), _messages_of(d), at)), attrs)
+        for at, (name, attrs) in enumerate(_WIND_ATTRS.items())
+    }
+
+
+def _messages_of(variable: xr.Variable) -> _Messages:
+    found = direct(variable)
+    assert found is not None
+    assert isinstance(found[0], _Messages)
+    return found[0]
 
 
 def _same_grid(geometry: Geometries, first: Message, other: Message) -> None:
@@ -203,12 +248,42 @@ class _Messages(DirectArray):
     def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
         """Read the messages in the box one after the other; each is decoded as a whole."""
         result = np.empty([stop - start for start, stop in spans], np.float32) if out is None else out
-        lead = [range(start, stop) for start, stop in spans[:-2]]
         rows, columns = (slice(*span) for span in spans[-2:])
-        places = list(itertools.product(*lead))
+        for at, field in self.fields(spans, self.geometry):
+            result[at] = np.nan if field is None else field[rows, columns]
+        return result
+
+    def fields(
+        self, spans: Spans, geometry: Callable[[Message], Geometry]
+    ) -> Iterator[tuple[tuple[int, ...], NDArray[np.float64] | None]]:
+        """Yield (position in the box, field) in order, as `geometry` arranges them; None for absent messages."""
+        places = list(itertools.product(*(range(start, stop) for start, stop in spans[:-2])))
         wanted = [int(self.table[place]) for place in places]
-        fields = _grib_files.decode([self.messages[i] for i in wanted if i >= 0], self.geometry)
+        found = _grib_files.decode([self.messages[i] for i in wanted if i >= 0], geometry)
         for place, i in zip(places, wanted, strict=True):
             at = tuple(p - start for p, (start, _) in zip(place, spans, strict=False))
-            result[at] = next(fields)[rows, columns] if i >= 0 else np.nan
+            yield at, next(found) if i >= 0 else None
+
+
+class _Wind(DirectArray):
+    """One component of the wind, of spectral vorticity and divergence on the same times, members and levels."""
+
+    def __init__(self, vorticity: _Messages, divergence: _Messages, component: int) -> None:
+        self.vorticity, self.divergence, self.component = vorticity, divergence, component
+        self.shape, self.dtype, self.chunks = vorticity.shape, vorticity.dtype, vorticity.chunks
+
+    def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Read pairs of messages one after the other; a field is missing where one of them is."""
+        result = np.empty([stop - start for start, stop in spans], np.float32) if out is None else out
+        rows, columns = (slice(*span) for span in spans[-2:])
+        geometry = self.vorticity.geometry(self.vorticity.messages[0])
+        synthesis = geometry.arrange
+        assert isinstance(synthesis, Synthesis)
+        stored = replace(geometry, arrange=lambda values: values)
+        pairs = zip(*(part.fields(spans, lambda _: stored) for part in (self.vorticity, self.divergence)), strict=True)
+        for (at, vorticity), (_, divergence) in pairs:
+            if vorticity is None or divergence is None:
+                result[at] = np.nan
+            else:
+                result[at] = synthesis.wind(vorticity, divergence)[self.component][rows, columns]
         return result

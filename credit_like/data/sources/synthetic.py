@@ -47,10 +47,15 @@ class Config(Section):
 
     type: Literal["synthetic"] = "synthetic"
     longitudes: int = Field(default=64, ge=32, le=512)
+    """Number of columns, twice that of rows."""
     latitudes: int = Field(default=32, ge=16, le=256)
+    """Number of rows."""
     steps: int = Field(default=40, ge=1)
+    """Number of times, six hours apart."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the initial weather."""
     start: dt.date = dt.date(2000, 1, 1)
+    """Day of the first time."""
 
     @model_validator(mode="after")
     def _two_to_one(self) -> Config:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import xarray as xr
 import zarr
 from xarray.core import indexing
 
 from credit_like.data.files.chunks import ChunkedArray, layout_of
+from credit_like.data.files.remote import RemoteStore
+from credit_like.data.sources._cache import Cache, remote
 from credit_like.data.sources._files import FileConfig, is_url, open_files
 
 
 class Config(FileConfig):
     type: Literal["zarr"] = "zarr"
+    cache: Cache | None = None
+    """Local copies of what is read from a URL. Default: none; every read goes to the server."""
 
 
 def open_dataset(config: Config) -> xr.Dataset:
@@ -24,15 +28,22 @@ def open_dataset(config: Config) -> xr.Dataset:
     """
 
     def open_one(path: str) -> xr.Dataset:
-        options = dict(config.storage_options) if is_url(path) else None
-        opening: dict[str, Any] = {"chunks": None, "decode_cf": False, "storage_options": options}
-        try:
-            dataset = xr.open_zarr(path, consolidated=True, **opening)
-        except (KeyError, ValueError):  # no consolidated metadata, or no store at all
-            dataset = xr.open_zarr(path, consolidated=False, **opening)
-        return dataset if is_url(path) or not Path(path).is_dir() else _direct(dataset, Path(path))
+        if is_url(path):
+            store = remote(path, config.storage_options, config.cache)
+            with store.opening():
+                return _opened(store)
+        dataset = _opened(path)
+        return _direct(dataset, Path(path)) if Path(path).is_dir() else dataset
 
     return open_files(config, open_one, "a zarr store")
+
+
+def _opened(store: str | RemoteStore) -> xr.Dataset:
+    """Open a store lazily, with nothing decoded."""
+    try:
+        return xr.open_zarr(store, consolidated=True, chunks=None, decode_cf=False)
+    except (KeyError, ValueError):  # no consolidated metadata, or no store at all
+        return xr.open_zarr(store, consolidated=False, chunks=None, decode_cf=False)
 
 
 def _direct(dataset: xr.Dataset, folder: Path) -> xr.Dataset:

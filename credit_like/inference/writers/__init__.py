@@ -22,7 +22,9 @@ class WriterConfig(Section):
     path: str | None = None
     """Folder of the forecasts, by default `save_loc/forecasts`."""
     variables: tuple[str, ...] = ()
+    """Predicted variables to write. Default: all."""
     levels: tuple[float, ...] = ()
+    """Levels to write, as in `data.levels`. Default: all."""
     leads: tuple[Lead, ...] = ()
     """Leads to write, as steps or durations."""
     chunk_mib: float = Field(default=4.0, gt=0)

@@ -17,6 +17,7 @@ class Config(Section):
 
     type: Literal["persistence"] = "persistence"
     predict: Literal["increment"] = "increment"
+    """The change over one step, which is zero."""
 
     def check(self, height: int, width: int, *, in_channels: int = 1, out_channels: int = 1) -> list[str]:
         """Return no problems, because persistence works on every grid."""

@@ -36,14 +36,19 @@ class PaddingConf(Section):
 
 
 class NoiseConf(Section):
-    """Noise that enters the decoder, by layers that start as the identity."""
+    """Noise by layers that start as the identity."""
 
-    type: Literal["decoder"] = "decoder"
+    type: Literal["decoder", "conditional-norm"] = "decoder"
+    """Where noise enters: at the inputs of the decoder's blocks, or in the norms of the feed-forward blocks, whose scale and
+    shift it changes."""
     channels: Count = 16
-    """Independent normal numbers at each point of each resolution."""
+    """Independent normal numbers at each point of each resolution (`decoder`) or of each norm (`conditional-norm`)."""
     scales: tuple[Scale, Scale, Scale, Scale] = (1.0, 1.0, 1.0, 1.0)
-    """Standard deviation of the noise at the input of each block of the decoder, from the coarsest resolution to the finest;
-    0 = no noise there."""
+    """Standard deviation of the noise; 0 = no noise there. With `decoder` that at the input of each block of the decoder, from
+    the coarsest resolution to the finest; with `conditional-norm` that of each stage, from the finest to the coarsest."""
+    correlation: Annotated[float, Field(ge=0, le=0.95)] = 0.0
+    """Correlation of the noise of successive time steps; 0 = independent. The noise of a step is a sum of
+    ln 0.01 / (2 ln correlation) fields of random numbers, 10 for 0.8."""
 
     @model_validator(mode="after")
     def _some(self) -> NoiseConf:

@@ -8,7 +8,7 @@
     └─ stage 3: cross-embed, layers ── e3 ─ up 1 ┴ up 2 ┴ up 3 ┴ head ─ unpad, resize ─ y (B, C_out, 1, H, W)
 
 Between padding and unpadding every tensor is (B, H, W, C). With `noise`, random numbers enter before each block of the
-decoder (up 1 to head).
+decoder (up 1 to head), or in the norms of the feed-forward blocks of the layers.
 """
 
 from __future__ import annotations
@@ -28,11 +28,22 @@ from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.dropout import FIRST_SITE, path_factors
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.layer import Layer, Recompute
-from credit_like.nn.noise import Noise, absorb
+from credit_like.nn.noise import Noise, NormNoise, absorb, innovation_weights, innovations
 from credit_like.nn.padding import Pad, Unpad
 from credit_like.nn.precision import in_own_precision
 from credit_like.nn.resize import BilinearResize
 from credit_like.nn.upblock import UpBlock, UpHead
+
+NORM_LEVELS = (8, 9)
+"""The numbers that distinguish the noise of a layer's two norms; smaller ones are the sites of its dropout."""
+
+
+def norm_noise(config: Config, stage: int, level: int) -> NormNoise | None:
+    """Return the noise of a norm, if there is any in this stage."""
+    noise = config.noise
+    if noise is None or noise.type != "conditional-norm" or not noise.scales[stage]:
+        return None
+    return NormNoise(config.dim[stage], noise.channels, noise.scales[stage], level, noise.correlation)
 
 
 class TransformerLayer(Layer):
@@ -45,8 +56,9 @@ class TransformerLayer(Layer):
         super().__init__()
         dim, normalised = config.dim[stage], config.use_spectral_norm
         self.drop_path = config.drop_path * (sum(config.depth[:stage]) + layer) / (sum(config.depth) - 1)
-        if config.attn_dropout or config.ff_dropout:
-            self.recompute = "forward"  # fused kernels have no dropout
+        noise = [norm_noise(config, stage, level) for level in NORM_LEVELS]
+        if config.attn_dropout or config.ff_dropout or any(noise):
+            self.recompute = "forward"  # fused kernels have neither dropout nor noise
         self.short = ShortAttention(
             dim,
             config.local_window_size,
@@ -56,7 +68,7 @@ class TransformerLayer(Layer):
             dropout=config.attn_dropout,
             site=0,
         )
-        self.short_ff = FeedForward(dim, spectral_norm=normalised, dropout=config.ff_dropout, site=1)
+        self.short_ff = FeedForward(dim, spectral_norm=normalised, dropout=config.ff_dropout, site=1, noise=noise[0])
         self.long = LongAttention(
             dim,
             config.global_window_size[stage],
@@ -66,18 +78,22 @@ class TransformerLayer(Layer):
             dropout=config.attn_dropout,
             site=2,
         )
-        self.long_ff = FeedForward(dim, spectral_norm=normalised, dropout=config.ff_dropout, site=3)
+        self.long_ff = FeedForward(dim, spectral_norm=normalised, dropout=config.ff_dropout, site=3, noise=noise[1])
 
-    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
-        """Apply the layer to (B, H, W, C); the shape stays the same. `key_B` selects what dropout drops."""
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None, noise_BJ: Tensor | None = None) -> Tensor:
+        """Apply the layer to (B, H, W, C); the shape stays the same.
+
+        `key_B` selects what dropout drops, `noise_BJ` the noise in the norms.
+        """
+        noise = {} if noise_BJ is None else {"noise_BJ": noise_BJ}
         x_BHWC = self._residual(0, self.short, x_BHWC, key_B)  # x + attention(norm(x)) among neighbours
-        x_BHWC = self._residual(1, self.short_ff, x_BHWC, key_B)  # x + mlp(norm(x))
+        x_BHWC = self._residual(1, self.short_ff, x_BHWC, key_B, **noise)  # x + mlp(norm(x))
         x_BHWC = self._residual(2, self.long, x_BHWC, key_B)  # x + attention(norm(x)) across the image
-        return self._residual(3, self.long_ff, x_BHWC, key_B)  # x + mlp(norm(x))
+        return self._residual(3, self.long_ff, x_BHWC, key_B, **noise)  # x + mlp(norm(x))
 
-    def _residual(self, number: int, block: nn.Module, x_BHWC: Tensor, key_B: Tensor | None) -> Tensor:
+    def _residual(self, number: int, block: nn.Module, x_BHWC: Tensor, key_B: Tensor | None, **noise: Tensor) -> Tensor:
         """Return the block's output; with stochastic depth, the input of samples that skip it."""
-        y_BHWC: Tensor = block(x_BHWC) if key_B is None else block(x_BHWC, key_B=key_B)
+        y_BHWC: Tensor = block(x_BHWC, **noise) if key_B is None else block(x_BHWC, key_B=key_B, **noise)
         if key_B is None or not self.drop_path:
             return y_BHWC
         factors = path_factors(key_B, 4 + number, self.drop_path, y_BHWC.dtype)
@@ -100,19 +116,19 @@ class Stage(nn.Module):
         self.first_site = FIRST_SITE + sum(config.depth[:stage])
         self.layers = nn.ModuleList(TransformerLayer(config, stage, layer) for layer in range(config.depth[stage]))
 
-    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
-        """Map (B, H, W, C) to (B, H/s, W/s, dim). `key_B` selects what dropout drops."""
+    def forward(self, x_BHWC: Tensor, **keys: Tensor) -> Tensor:
+        """Map (B, H, W, C) to (B, H/s, W/s, dim). `keys` are those of dropout and noise, as for `TransformerLayer`."""
         x_BHWC = in_own_precision(self.embed, x_BHWC)
         for site, layer in enumerate(self.layers, self.first_site):
-            # Each layer gets a key of its own, so that equal layers share one compiled graph.
-            x_BHWC = layer(x_BHWC) if key_B is None else layer(x_BHWC, key_B=absorb(key_B, site))
+            # Each layer gets keys of its own, so that equal layers share one compiled graph.
+            x_BHWC = layer(x_BHWC, **{name: absorb(key, site) for name, key in keys.items()})
         return x_BHWC
 
 
 class WXFormer(nn.Module):
     """WXFormer for one grid and one set of channels; the module docstring shows its structure."""
 
-    identities = ("noise.*",)
+    identities = ("noise.*", "stages.*.noise.weight")
 
     def __init__(
         self, config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int
@@ -135,10 +151,12 @@ class WXFormer(nn.Module):
             d3 // 8 + d0, out_channels, hidden=config.head_channels, upsample=upsample, spectral_norm=normalised
         )
         self.noise = nn.ModuleDict()
-        if config.noise is not None:
+        noise = config.noise
+        self.innovations = 0 if noise is None else len(innovation_weights(noise.correlation))
+        if noise is not None and noise.type == "decoder":
             for level, features in enumerate((d3, d3 // 2 + d2, d3 // 4 + d1, d3 // 8 + d0)):
-                if scale := config.noise.scales[level]:
-                    self.noise[str(level)] = Noise(features, config.noise.channels, scale, level)
+                if scale := noise.scales[level]:
+                    self.noise[str(level)] = Noise(features, noise.channels, scale, level, noise.correlation)
         self.unpad = Unpad(pad_lat, pad_lon) if padded else nn.Identity()
         self.resize = BilinearResize(height, width) if config.interp else nn.Identity()
 
@@ -149,16 +167,19 @@ class WXFormer(nn.Module):
         there is neither.
         """
         x_BHWC = ops.channels_last(self.pad(x_BCTHW.flatten(1, 2)))
-        dropout_B = key_B if self.training and self.config.drops else None
+        noise_BJ = innovations(key_B, self.innovations) if key_B is not None and self.innovations else None
+        keys = {"noise_BJ": noise_BJ} if noise_BJ is not None and not self.noise else {}
+        if key_B is not None and self.training and self.config.drops:
+            keys["key_B"] = key_B
         skips = []
         for stage in self.stages:
-            x_BHWC = stage(x_BHWC, dropout_B)
+            x_BHWC = stage(x_BHWC, **keys)
             skips.append(x_BHWC)
         e0, e1, e2, e3 = skips
-        y = self.up1(self._with_noise(0, e3, key_B))
-        y = self.up2(self._with_noise(1, torch.cat([y, e2], dim=-1), key_B))
-        y = self.up3(self._with_noise(2, torch.cat([y, e1], dim=-1), key_B))
-        y_BHWC = in_own_precision(self.head, self._with_noise(3, torch.cat([y, e0], dim=-1), key_B))
+        y = self.up1(self._with_noise(0, e3, noise_BJ))
+        y = self.up2(self._with_noise(1, torch.cat([y, e2], dim=-1), noise_BJ))
+        y = self.up3(self._with_noise(2, torch.cat([y, e1], dim=-1), noise_BJ))
+        y_BHWC = in_own_precision(self.head, self._with_noise(3, torch.cat([y, e0], dim=-1), noise_BJ))
         y_BCHW = self.resize(self.unpad(ops.channels_first(y_BHWC)))
         return y_BCHW.unsqueeze(2)
 
@@ -189,11 +210,11 @@ class WXFormer(nn.Module):
             "head.last.spectral.v": (replace(hidden, dim=0, repeat=taps),),
         }
 
-    def _with_noise(self, level: int, x_BHWC: Tensor, key_B: Tensor | None) -> Tensor:
+    def _with_noise(self, level: int, x_BHWC: Tensor, key_BJ: Tensor | None) -> Tensor:
         """Return the input of a block of the decoder, with noise if there is any at its resolution."""
         if str(level) not in self.noise:
             return x_BHWC
-        noisy: Tensor = self.noise[str(level)](x_BHWC, key_B=key_B)
+        noisy: Tensor = self.noise[str(level)](x_BHWC, key_BJ=key_BJ)
         return noisy
 
     def train(self, mode: bool = True) -> Self:

@@ -18,3 +18,8 @@ class DomainNoise(DomainLayer, noise.Noise):
     def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
         super().bind(manager, sizes)
         self.first_row = manager.places(sizes)[ROWS].first
+
+
+@domain_layer(noise.NormNoise)
+class DomainNormNoise(DomainNoise, noise.NormNoise):
+    """Noise of the norms of a band."""

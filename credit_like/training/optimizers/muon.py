@@ -21,12 +21,17 @@ class Config(OptimizerConfig):
 
     type: Literal["muon"] = "muon"
     learning_rate: float = Field(default=1e-3, gt=0)
+    """Learning rate at the top of the schedule; updates of matrices are scaled to AdamW's typical size."""
     weight_decay: float = Field(default=0.0, ge=0)
+    """Applied to matrices and convolution kernels only."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
+    """Decay of the momentum of matrices."""
     nesterov: bool = True
+    """Look ahead by one step of the momentum."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Of AdamW, for what is not a matrix."""
     eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment, against a division by zero."""
 
 
 def build(config: Config, parameters: Mapping[str, Tensor]) -> Muon:

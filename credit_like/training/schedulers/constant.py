@@ -12,6 +12,7 @@ from credit_like.schema.base import Section
 class Config(Section):
     type: Literal["constant"] = "constant"
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps in which the rate rises linearly from 0."""
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:

@@ -13,11 +13,13 @@ from credit_like.schema.base import Section
 class Config(Section):
     type: Literal["cosine-restarts"] = "cosine-restarts"
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps in which the rate rises linearly from 0."""
     period: int = Field(default=1000, ge=1)
     """Optimiser steps of the first half cosine, which follows the warm-up."""
     factor: int = Field(default=1, ge=1)
     """Length of each half cosine relative to the one before."""
     min_lr: float = Field(default=0.0, ge=0)
+    """Lowest learning rate."""
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:

@@ -14,7 +14,9 @@ from credit_like.schema.base import Section
 class Config(Section):
     type: Literal["linear-warmup-cosine"] = "linear-warmup-cosine"
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps in which the rate rises linearly from 0."""
     min_lr: float = Field(default=0.0, ge=0)
+    """Lowest learning rate."""
     total_steps: int | None = Field(default=None, ge=1)
     """Optimiser steps until `min_lr`; the whole run's if not given."""
 

@@ -14,6 +14,7 @@ from credit_like.training.patience import stalls
 class Config(Section):
     type: Literal["plateau"] = "plateau"
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps in which the rate rises linearly from 0."""
     factor: float = Field(default=0.5, gt=0, lt=1)
     """Factor by which the rate is reduced."""
     patience: int = Field(default=5, ge=1)
@@ -21,6 +22,7 @@ class Config(Section):
     min_change: float = Field(default=0.0, ge=0, lt=1)
     """Fraction by which a loss must be lower than the best so far to be better."""
     min_lr: float = Field(default=0.0, ge=0)
+    """Lowest learning rate."""
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:

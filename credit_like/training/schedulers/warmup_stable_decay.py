@@ -14,11 +14,13 @@ from credit_like.schema.base import Section
 class Config(Section):
     type: Literal["warmup-stable-decay"] = "warmup-stable-decay"
     warmup_steps: int = Field(default=0, ge=0)
+    """Optimiser steps in which the rate rises linearly from 0."""
     decay_steps: int = Field(default=0, ge=0)
     """Number of steps at the end in which the rate falls to `min_lr`."""
     shape: Literal["linear", "sqrt"] = "sqrt"
     """How the rate falls with the part x of the decay that is done: as 1 − x or as 1 − √x."""
     min_lr: float = Field(default=0.0, ge=0)
+    """Lowest learning rate."""
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +13,16 @@ import xarray as xr
 from credit_like import cli
 from credit_like.data.files.direct import direct
 from credit_like.data.sources import _grib_files
+from credit_like.data.sources._spectral import Synthesis, gaussian_grid
 from credit_like.data.sources.grib import Config, open_dataset
 from credit_like.errors import UserError
+from tests.data.sources.test_spectral import summed
 
 eccodes = pytest.importorskip("eccodes", reason="the extra `grib` (ecCodes) is not installed")
 
 FOLDER = Path(os.environ.get("CREDIT_LIKE_DATA", "absent")) / "grib"
 shared = pytest.mark.skipif(not FOLDER.is_dir(), reason="CREDIT_LIKE_DATA is not set, or has no grib")
+with_ducc = pytest.mark.skipif(find_spec("ducc0") is None, reason="the extra `grib` (ducc0) is not installed")
 SCANNING = ("iScansNegatively", "jScansPositively", "jPointsAreConsecutive", "alternativeRowScanning")
 
 
@@ -256,13 +260,77 @@ def test_reduced_gaussian_rows_keep_their_values_and_are_linear_between(tmp_path
     assert latitude[0] > latitude[-1]
 
 
+def spectral(name, seed=0, **keys):
+    """Return a message of random coefficients of truncation 63; those of order 0 are real."""
+    handle = eccodes.codes_grib_new_from_samples("sh_pl_grib1")
+    values = np.random.default_rng(seed).standard_normal(len(eccodes.codes_get_values(handle)))
+    values[1:128:2] = 0
+    when = {"dataDate": 20200101, "dataTime": 0, "typeOfLevel": "isobaricInhPa", "level": 500}
+    for key, value in {**when, "shortName": name, **keys}.items():
+        eccodes.codes_set(handle, key, value)
+    eccodes.codes_set_values(handle, values)
+    content = eccodes.codes_get_message(handle)
+    eccodes.codes_release(handle)
+    return content
+
+
+def coefficients(path):
+    """Return short name → values of each message, as ecCodes decodes them."""
+    found = {}
+    with open(path, "rb") as file:
+        while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
+            found[eccodes.codes_get(handle, "shortName")] = eccodes.codes_get_values(handle)
+            eccodes.codes_release(handle)
+    return found
+
+
+@with_ducc
+def test_spectral_fields_are_on_the_grid_of_the_others(tmp_path):
+    path = write(tmp_path / "mixed.grib", spectral("z"), message(), spectral("z", 1, level=850), message(level=850))
+    found = opened(path)
+    assert found["z"].shape == found["t"].shape == (1, 2, 5, 8)
+    np.testing.assert_array_equal(found["t"].sel(level=500)[0], np.arange(40.0).reshape(5, 8))
+    last = coefficients(path)["z"]
+    expected = summed(last, 63, found["latitude"].values, found["longitude"].values)
+    np.testing.assert_allclose(found["z"].sel(level=850)[0], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    part = found["z"].isel(latitude=slice(1, 3)).sel(level=850)[0]
+    np.testing.assert_array_equal(part, found["z"].sel(level=850)[0, 1:3])
+
+
+@with_ducc
+def test_spectral_vorticity_and_divergence_give_the_wind(tmp_path):
+    path = write(tmp_path / "wind.grib", spectral("vo"), spectral("d", 1), spectral("vo", 2, level=850))
+    found = opened(path)
+    assert found["u"].shape == (1, 2, 64, 128)
+    assert found["v"].attrs["units"] == "m s**-1"
+    values = coefficients(write(tmp_path / "one.grib", spectral("vo"), spectral("d", 1)))
+    synthesis = Synthesis(63, *gaussian_grid(63))
+    for name, expected in zip("uv", synthesis.wind(values["vo"], values["d"]), strict=True):
+        np.testing.assert_array_equal(found[name].sel(level=500)[0], np.float32(expected))
+        assert np.isnan(found[name].sel(level=850)).all()  # without divergence
+    expected = summed(values["vo"], 63, found["latitude"].values[:3], found["longitude"].values)
+    np.testing.assert_allclose(found["vo"].sel(level=500)[0, :3], expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+    with pytest.raises(UserError, match=r"got spectral coefficients in message 1 \(u\) of .*; convert"):
+        opened(write(tmp_path / "u.grib", spectral("u"), spectral("v")))
+
+
+@with_ducc
+@shared
+def test_the_spectral_file_of_a_centre():
+    found = opened(FOLDER / "spherical_harmonics.grib")["z"][0, 0]
+    assert found.shape == (64, 128)
+    (values,) = coefficients(FOLDER / "spherical_harmonics.grib").values()
+    rows = found["latitude"].values[[0, 20, 31, 63]]
+    expected = summed(values, 63, rows, found["longitude"].values)
+    np.testing.assert_allclose(found[[0, 20, 31, 63]], expected, rtol=1e-6)
+    # Typhoon Lan of 2017-10-18 12 UTC, near 14N 132E, is the deepest point of the northern tropics.
+    tropics = found.where((found["latitude"] > 5) & (found["latitude"] < 20), drop=True)
+    deepest = tropics.where(tropics == tropics.min(), drop=True)
+    assert abs(float(deepest["latitude"][0]) - 14) < 3
+    assert abs(float(deepest["longitude"][0]) - 132) < 3
+
+
 def test_what_is_no_grid_is_refused_in_one_message(tmp_path):
-    spectral = eccodes.codes_grib_new_from_samples("sh_pl_grib2")
-    path = write(tmp_path / "sh.grib", message(), eccodes.codes_get_message(spectral))
-    eccodes.codes_release(spectral)
-    with pytest.raises(UserError, match=r"spectral coefficients in message 2 \(.*\) of .*sh\.grib; convert .*sp2gp"):
-        opened(path)
-    assert opened(path, select={"gridType": "regular_ll"})["t"].shape == (1, 1, 5, 8)
     rotated = message(gridType="rotated_ll", angleOfRotation=0, latitudeOfSouthernPoleInDegrees=-30)
     with pytest.raises(
         UserError, match=r"expected fields on rows and columns, got message 1 .* on grid rotated_ll; regrid"
@@ -403,15 +471,13 @@ def test_levels_and_members_of_era5():
 
 
 @shared
-def test_the_reduced_grid_and_the_spectral_file():
+def test_the_reduced_grid():
     field = opened(FOLDER / "reduced_gg.grib")["10u"][0]
     assert field.shape == (96, 192)
     (points,) = decoded(FOLDER / "reduced_gg.grib")
     latitude, longitude = float(field["latitude"][48]), field["longitude"].values
     along = [points[round(latitude, 4), round(float(o), 4)] for o in longitude]  # a row of full length
     np.testing.assert_array_equal(field.values[48], np.float32(along))
-    with pytest.raises(UserError, match=r"spectral coefficients in message 1 \(z\)"):
-        opened(FOLDER / "spherical_harmonics.grib")
 
 
 def test_without_the_library_the_message_names_the_extra(tmp_path, monkeypatch):

@@ -60,7 +60,7 @@ def train(folder: Path) -> int:
         while not (asked or done.exists()):
             time.sleep(0.02)
         # A signal that ended the run is on its way to this worker too, which would else be gone before it comes.
-        patience = time.monotonic() + (20 if done.exists() and done.read_text() == "stopped" else 0)
+        patience = time.monotonic() + (300 if done.exists() and done.read_text() == "stopped" else 0)
         while not asked and time.monotonic() < patience:
             time.sleep(0.02)
         _write(folder / "seen" / f"{job}-{rank}-signals.json", asked)

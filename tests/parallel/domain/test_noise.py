@@ -16,8 +16,12 @@ from credit_like.schema.trainer import Parallelism
 KEYS = torch.tensor([11, -12])
 
 
-def _model(tiny):
-    model = tiny.model(noise={"channels": 3})
+DECODER = {"channels": 3}
+NORMS = {"channels": 3, "type": "conditional-norm", "correlation": 0.3}
+
+
+def _model(tiny, noise):
+    model = tiny.model(noise=noise)
     for module in model.modules():
         if isinstance(module, Noise):
             module.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(module.level))
@@ -39,9 +43,9 @@ def _errors(tiny, model, y, grads, reference, rows=slice(None)):
     return float((y - y_ref[..., rows, :]).abs().max() / y_ref.abs().max()), worst
 
 
-def _sharded(rank, ranks, tiny, reference):
+def _sharded(rank, ranks, tiny, noise, reference):
     runtime = Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
-    model = apply_domain_parallel(_model(tiny), runtime.submeshes["domain"])
+    model = apply_domain_parallel(_model(tiny, noise), runtime.submeshes["domain"])
     manager = get_domain_manager(model)
     x, target = tiny.batch(2)
     y, _ = _run(tiny, model, shard_spatial(x, manager), target, manager.rows)
@@ -52,9 +56,10 @@ def _sharded(rank, ranks, tiny, reference):
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_bands_have_the_noise_of_the_whole(run_ranks, tiny, ranks):
-    reference = _run(tiny, _model(tiny), *tiny.batch(2))
-    for output, gradient in run_ranks(ranks, _sharded, ranks, tiny, reference):
+@pytest.mark.parametrize("noise", [DECODER, NORMS], ids=["decoder", "norms"])
+def test_bands_have_the_noise_of_the_whole(run_ranks, tiny, ranks, noise):
+    reference = _run(tiny, _model(tiny, noise), *tiny.batch(2))
+    for output, gradient in run_ranks(ranks, _sharded, ranks, tiny, noise, reference):
         assert output < 1e-12
         assert gradient < 1e-10
 
@@ -62,13 +67,14 @@ def test_bands_have_the_noise_of_the_whole(run_ranks, tiny, ranks):
 # The compiler itself looks whether a tensor has a gradient.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_recomputed_layers_have_the_same_noise(tiny, compiled):
-    reference = _run(tiny, _model(tiny), *tiny.batch(2))
-    model = _model(tiny)
+@pytest.mark.parametrize("noise", [DECODER, NORMS], ids=["decoder", "norms"])
+def test_recomputed_layers_have_the_same_noise(tiny, compiled, noise):
+    reference = _run(tiny, _model(tiny, noise), *tiny.batch(2))
+    model = _model(tiny, noise)
     _apply_activation_checkpointing(model)
     if compiled:
         for unit in _units(model):
-            if isinstance(getattr(unit, "_checkpoint_wrapped_module", None), Noise):
+            if any(isinstance(module, Noise) for module in unit.modules()):
                 unit.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     output, gradient = _errors(tiny, model, *_run(tiny, model, *tiny.batch(2)), reference)
     assert output < 1e-12

@@ -1,0 +1,228 @@
+"""Model packages: a folder in the layout of Hugging Face's repositories, from which forecasts can be made.
+
+README.md           model card, with front matter that model hubs read
+config.json         experiment, shapes, grid and normalisation, for readers; and the SHA-256 of the other files
+model.safetensors   an export, as `export.py` describes it
+static.nc           the static input fields, where the data of the run were at hand
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import xarray as xr
+
+import credit_like
+from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.export import card, export, load_export
+from credit_like.checkpoint.files import digest, to_json, write_bytes
+from credit_like.data.files import netcdf_files
+from credit_like.data.store import FieldStore, open_store
+from credit_like.errors import UserError, reading
+from credit_like.schema.experiment import Experiment
+from credit_like.variables import ROLES, Variables
+
+CARD, CONFIG, WEIGHTS, STATIC = "README.md", "config.json", "model.safetensors", "static.nc"
+_FORMAT = 1
+_LEADS = (24, 72, 120, 240)
+"""Leads in hours of the scores on the card, as far as there are any."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """The files of a package that have been compared with their SHA-256; `static` is None without such a file."""
+
+    weights: Path
+    static: Path | None
+    sha256: str
+    """Of the weights."""
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def open_package(name: str | Path, locate: Callable[[str], str | Path] | None = None) -> Package:
+    """Return the files of a package and compare them with what config.json says.
+
+    `locate` gives the path of a file of the package, by default that in the folder `name`. Raises UserError where
+    config.json is not that of a package, and DamagedCheckpoint where another file is absent or has other content.
+    """
+    locate = locate or (lambda file: Path(name) / file)
+    try:
+        config = json.loads(Path(locate(CONFIG)).read_bytes())
+        recorded = {file: config["files"][file]["sha256"] for file in config["files"]}
+        known = config["format"] == _FORMAT and WEIGHTS in recorded and recorded.keys() <= {WEIGHTS, STATIC}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{name}: expected a model package with {CONFIG}, got {error!r}; write it with `credit-like export RUN --package`"
+        ) from error
+    if not known:
+        raise UserError(
+            f"{name}: expected a model package of format {_FORMAT} with {WEIGHTS}, got format {config['format']} with "
+            f"{', '.join(recorded)}; write it again with `credit-like export RUN --package`"
+        )
+    found = {file: _verified(name, Path(locate(file)), file, recorded[file]) for file in recorded}
+    return Package(found[WEIGHTS], found.get(STATIC), recorded[WEIGHTS])
+
+
+def _verified(name: str | Path, path: Path, file: str, wanted: str) -> Path:
+    try:
+        there = digest(path)
+    except OSError as error:
+        raise DamagedCheckpoint(f"{name}: expected {file}, which {CONFIG} lists, got {error}; copy it again") from error
+    if there != wanted:
+        raise DamagedCheckpoint(
+            f"{name}: expected {file} with SHA-256 {wanted[:12]}…, got {there[:12]}…; copy the package again"
+        )
+    return path
+
+
+def load_static(path: Path) -> xr.Dataset:
+    """Return the static fields of a package. Raises UserError for a file that is not readable."""
+    with reading("the static fields of a package", path, "copy the package again"):
+        return netcdf_files.load(path)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def write_package(
+    save_loc: Path, folder: Path, weights: str = "ema", licence: str | None = None, scores: Path | None = None
+) -> list[str]:
+    """Write the newest intact checkpoint of a run as a package; return what is missing in it, as sentences.
+
+    `scores` is the CSV file of an evaluation, for the card. The folder appears when it is complete.
+
+    Raises UserError if there is no checkpoint or something is at `folder`.
+    """
+    if folder.exists():
+        raise UserError(
+            f"--package: expected a folder that does not exist, got {folder}; remove it or name another one"
+        )
+    draft = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    draft.mkdir(parents=True)
+    try:
+        weights_file = export(save_loc, draft / WEIGHTS, weights)
+        weights_file.with_suffix(".md").unlink()
+        made = load_export(weights_file)
+        experiment = Experiment.model_validate(made.metadata["experiment"])
+        missing = _write_static(experiment, draft / STATIC)
+        usage = _usage(needs_static=bool(missing))
+        files = [draft / name for name in (WEIGHTS, STATIC) if (draft / name).exists()]
+        config = {
+            "format": _FORMAT,
+            "credit_like_version": credit_like.__version__,
+            **made.metadata,
+            "files": {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files},
+        }
+        write_bytes(draft / CONFIG, to_json(config))
+        table = list(_scores(scores)) if scores is not None and scores.is_file() else []
+        if not table:
+            missing.append("no scores on the card: `credit-like evaluate` has not been run")
+        if licence is None:
+            missing.append(f"no licence: name one with --licence or in {CARD}")
+        lines = [*_data_lines(experiment), *table]
+        text = card(weights_file, made.metadata, made.weights, lines, usage)
+        write_bytes(draft / CARD, (_front_matter(experiment, licence) + text).encode())
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return missing
+
+
+def _write_static(experiment: Experiment, path: Path) -> list[str]:
+    """Write the static fields on the model's grid; return why there are none although the model has some."""
+    variables = Variables(experiment.data)
+    if not variables.role("static"):
+        return []
+    try:
+        store = open_store(experiment.data, variables)
+    except UserError as error:
+        first = str(error).splitlines()[0]
+        return [f"no static fields, because the data of the run do not open ({first}): give them as `forecast --from`"]
+    try:
+        netcdf_files.save(_static(store), path)
+    finally:
+        store.close()
+    return []
+
+
+def _static(store: FieldStore) -> xr.Dataset:
+    values, variables = store.static(), store.variables.role("static")
+    coordinates = {"latitude": store.grid.latitude, "longitude": store.grid.longitude}
+    fields = {
+        variable.spec.var or variable.name: (tuple(coordinates), values[at], store.attrs(variable))
+        for at, variable in enumerate(variables)
+    }
+    return xr.Dataset(fields, coordinates)
+
+
+def _front_matter(experiment: Experiment, licence: str | None) -> str:
+    """Return the YAML head by which hubs list a model; the licence stays open where none is named."""
+    chosen = "# license: not chosen yet" if licence is None else f"license: {json.dumps(licence)}"
+    tags = "".join(f"- {tag}\n" for tag in ("weather", "forecasting", experiment.model.type))
+    return f"---\n{chosen}\nlibrary_name: credit-like\ntags:\n{tags}---\n\n"
+
+
+def _data_lines(experiment: Experiment) -> Iterator[str]:
+    """Yield the sections of the card on data and variables."""
+    source = experiment.data.source
+    yield from ("## Data", "")
+    for one in source if isinstance(source, tuple | list) else (source,):
+        path = getattr(one, "path", "")
+        names = [p if "://" in p else Path(p).name for p in ([path] if isinstance(path, str) else path) if p]
+        yield f"- {one.type}{': ' + ', '.join(f'`{name}`' for name in names) if names else ''}"
+    yield from ("", "| role | variable | levels |", "|---|---|---|")
+    variables = Variables(experiment.data)
+    for role in ROLES:
+        for variable in variables.role(role):
+            levels = ", ".join(f"{level:g}" for level in variable.levels)
+            computed = " (computed)" if variable.spec.compute else ""
+            yield f"| {role.replace('_', ' ')} | {variable.name}{computed} | {levels} |"
+    yield ""
+
+
+def _scores(path: Path) -> Iterator[str]:
+    """Yield the section of the card on the RMSE of the model's forecasts over the globe."""
+    with reading("scores", path, "run `credit-like evaluate` again"), path.open(newline="") as file:
+        rows = [
+            row
+            for row in csv.DictReader(file)
+            if (row["source"], row["metric"], row["region"]) == ("model", "rmse", "global")
+        ]
+        values = {
+            (row["variable"], row["level"], row["units"], float(row["lead_hours"])): float(row["value"]) for row in rows
+        }
+    there = sorted({key[-1] for key in values})
+    leads = [lead for lead in _LEADS if lead in there] or there[-1:]
+    if not leads:
+        return
+    yield from ("## Scores", "", "Root-mean-square error over the globe, on the test period.", "")
+    yield f"| variable | level | units | {' | '.join(f'{lead:g} h' for lead in leads)} |"
+    yield "|---" * (3 + len(leads)) + "|"
+    for name, level, units in dict.fromkeys(key[:-1] for key in values):
+        cells = [values.get((name, level, units, lead)) for lead in leads]
+        numbers = " | ".join("" if cell is None else f"{cell:.4g}" for cell in cells)
+        yield f"| {name} | {f'{float(level):g}' if level else ''} | {units} | {numbers} |"
+    yield ""
+
+
+def _usage(needs_static: bool) -> Sequence[str]:
+    """Return the lines of the card on forecasts from the package."""
+    static = " --from static.nc" if needs_static else ""
+    return (
+        "A forecast from the files of an analysis on the model's grid (`pip install credit-like`, in this folder):",
+        "",
+        "```bash",
+        f"credit-like forecast . --from analysis.nc{static} --lead 10d -o forecast.nc",
+        "```",
+        "",
+        "In Earth2Studio, `credit_like.interop.earth2studio.load_model(FOLDER)` returns a prognostic model.",
+        "",
+    )

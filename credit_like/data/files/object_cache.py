@@ -1,0 +1,163 @@
+"""Objects of remote stores kept as files of a local folder, up to a size, for any number of processes.
+
+    objects/ab/ab…    one file for each object: magic, length, CRC-32C and the object; its time of change is that of its last use
+    drafts/           files that are being written, renamed into `objects` when they are complete
+    usage             the bytes in `objects`; a process that changes them locks this file, and the kernel unlocks it when it dies
+
+A process that is killed leaves at most a draft and a number in `usage` that is too large; the next eviction counts anew and
+removes old drafts. A file that is cut off or damaged is removed and counts as absent. Where files cannot be written, as on a
+full disk, the cache says so once and the process goes on without writing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import struct
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import google_crc32c
+
+_HEADER = struct.Struct("<8sQI")
+_MAGIC = b"CL-cache"
+_USAGE = struct.Struct("<Q")
+_FULL = 0.9  # share of the limit that an eviction leaves, so that the next objects need none
+_LOCK_WAIT = 10.0  # seconds to wait for a process that evicts, after which an object is not stored
+_DRAFT_AGE = 3600.0  # seconds after which a draft belongs to a process that was killed
+_LOG = logging.getLogger(__name__)
+
+
+class ObjectCache:
+    """Objects by name, of at most `limit` bytes together; what is being written comes on top."""
+
+    def __init__(self, folder: str | Path, limit: int) -> None:
+        self.folder, self.limit = Path(folder), limit
+        self._off = False
+
+    def get(self, name: str) -> bytes | None:
+        """Return an object and mark it as used, or None if it is not there."""
+        path = self._path(name)
+        try:
+            with open(path, "rb", buffering=0) as file:
+                stored = file.read()
+        except OSError:  # absent, evicted meanwhile, or a disk that does not answer: the object is read from its store
+            return None
+        found = _checked(stored)
+        with suppress(OSError):  # evicted meanwhile, or a folder that may only be read
+            if found is None:
+                _LOG.warning("%s is damaged and is read from its store again", path)
+                path.unlink()
+            else:
+                os.utime(path)
+        return found
+
+    def put(self, name: str, data: bytes) -> None:
+        """Store an object, if it fits below the limit and can be written."""
+        size = _HEADER.size + len(data)
+        if self._off or size > self.limit:
+            return
+        draft = self.folder / "drafts" / f"{os.getpid()}-{uuid.uuid4().hex}"
+        try:
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            with open(draft, "wb", buffering=0) as file:
+                for part in (_HEADER.pack(_MAGIC, len(data), google_crc32c.value(data)), data):
+                    _write(file.fileno(), part)
+            self._commit(draft, self._path(name), size)
+        except OSError as error:
+            self._off = True
+            _LOG.warning(
+                "the cache in %s cannot be written (%s); the data are read without storing more", self.folder, error
+            )
+        finally:
+            with suppress(OSError):
+                draft.unlink()
+
+    def _path(self, name: str) -> Path:
+        key = hashlib.sha256(name.encode()).hexdigest()
+        return self.folder / "objects" / key[:2] / key
+
+    def _commit(self, draft: Path, path: Path, size: int) -> None:
+        """Move a draft to its place, after making room for it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked() as usage:
+            if usage is None or path.exists():
+                return
+            stored = os.pread(usage, _USAGE.size, 0)
+            used = _USAGE.unpack(stored)[0] if len(stored) == _USAGE.size else self._evict(self.limit - size)
+            if used + size > self.limit:
+                used = self._evict(max(0, int(_FULL * self.limit) - size))
+            os.pwrite(usage, _USAGE.pack(used + size), 0)  # before the rename: a process killed between leaves too much
+            with suppress(FileNotFoundError):  # a draft that took so long that another process removed it
+                os.replace(draft, path)
+
+    @contextmanager
+    def _locked(self) -> Iterator[int | None]:
+        """Hold the lock and give the open file of `usage`, or None if another process keeps the lock for long."""
+        usage = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            yield usage if _lock(usage) else None
+        finally:
+            os.close(usage)
+
+    def _evict(self, target: int) -> int:
+        """Remove the least recently used objects until `target` bytes remain; return the bytes that do."""
+        found = sorted(_files(self.folder / "objects"))
+        used = sum(size for _, size, _ in found)
+        for _, size, path in found:
+            if used <= target:
+                break
+            os.unlink(path)
+            used -= size
+        for changed, _, path in _files(self.folder / "drafts"):
+            if changed < (time.time() - _DRAFT_AGE) * 1e9:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+        return used
+
+
+def _checked(stored: bytes) -> bytes | None:
+    """Return the object in a file, or None if the file is cut off or damaged."""
+    if len(stored) < _HEADER.size:
+        return None
+    magic, length, checksum = _HEADER.unpack_from(stored)
+    data = stored[_HEADER.size :]
+    return data if magic == _MAGIC and len(data) == length and google_crc32c.value(data) == checksum else None
+
+
+def _write(file: int, data: bytes) -> None:
+    """Write all of the data; one call may write less, for example on a disk that becomes full."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
+
+
+def _lock(file: int) -> bool:
+    """Lock a file; return False if another process keeps it locked, for example because it is stopped."""
+    end = time.monotonic() + _LOCK_WAIT
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.005)
+        else:
+            return True
+
+
+def _files(folder: Path) -> Iterator[tuple[int, int, str]]:
+    """Yield (time of change in ns, bytes, path) of every file below a folder."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(Path(entry.path))
+            else:
+                with suppress(FileNotFoundError):
+                    found = entry.stat()
+                    yield found.st_mtime_ns, found.st_size, entry.path

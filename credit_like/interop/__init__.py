@@ -1,0 +1,1 @@
+"""Models of this package behind the interfaces of other packages, which are not needed to import them."""

@@ -1,0 +1,53 @@
+"""Conservation of global means: that of a variable stays what it was one step before.
+
+    x ← x + ⟨x⟩_before − ⟨x⟩_after
+
+One constant is added everywhere, so that gradients stay as they were. This is for what the data conserve, such as the mean
+thickness of a layer of constant density; dry air has its own correction, `mass`. Long forecasts otherwise drift where the data
+never showed the model a mean that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from credit_like.physics._column import channels_of
+from credit_like.physics._correction import Correction
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from credit_like.data.statistics import Statistics
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variables
+
+
+class Config(Correction):
+    """The prognostic variables whose global means are conserved."""
+
+    type: Literal["conserve"] = "conserve"
+    variables: tuple[str, ...] = ()
+
+
+def find(config: Config, variables: Variables) -> list[slice]:
+    """See `credit_like.physics`."""
+    return [channels_of(name, variables.role("prognostic"), "physics.variables") for name in config.variables]
+
+
+def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
+    """Build the correction; the arguments are those of every kind (see `credit_like.physics`)."""
+    from credit_like.physics._fix import Fix
+
+    where = find(config, variables)
+
+    def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+        result = after_BCHW.clone()
+        for channels in where:
+            for channel in range(channels.start, channels.stop):
+                lost = mean(before_BCHW[:, channel].double() - after_BCHW[:, channel].double())
+                result[:, channel] = (after_BCHW[:, channel] + lost).to(after_BCHW.dtype)
+        return result
+
+    changes = dict(zip(config.variables, where, strict=True))
+    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)

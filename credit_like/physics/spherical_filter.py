@@ -1,0 +1,172 @@
+"""Spherical filter: waves in any direction that are shorter than those of the data are removed, and short ones damped.
+
+The fields of a spectral model are sums of spherical harmonics Y_n^m of total wavenumber n ≤ N. A model that predicts changes adds
+them to the state, so that whatever it puts into other waves stays there, step after step: it never saw any in its data, and does
+not learn to remove them. With x_n^m the coefficients of a field, fitted to the grid by area-weighted least squares,
+
+    x ← Σ_{m ≤ n ≤ N} d_n x_n^m Y_n^m,    d_n = exp(−damping · (n (n + 1) / (N (N + 1)))^(order / 2))
+
+The factors are those of one step of implicit diffusion −∇^order, with which atmospheric models damp waves near their truncation.
+Components of the wind are not smooth at the poles, but their products with cos φ are sums of Y_n^m with n ≤ N + 1; these are
+filtered. Source: Jablonowski and Williamson (2011), in Numerical Techniques for Global Atmospheric Models, Springer,
+381-493, for diffusion in models; Hack and Jakob (1992), NCAR/TN-343+STR, for the harmonics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from credit_like.errors import UserError
+from credit_like.physics._column import channels_of
+from credit_like.physics._correction import Correction
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from credit_like.data.statistics import Statistics
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variables
+
+Real = NDArray[np.float64]
+
+
+class Config(Correction):
+    """The predicted variables to filter, the highest total wavenumber that remains, and the damping of those below."""
+
+    type: Literal["spherical-filter"] = "spherical-filter"
+    variables: tuple[str, ...] = ()
+    winds: tuple[str, ...] = ()
+    """Components of the wind along and across circles of latitude."""
+    highest: int = Field(default=21, ge=1)
+    damping: float = Field(default=0.0, ge=0)
+    """Part of a wave of the wavenumber `highest` that a step removes, as the exponent of exp(−damping)."""
+    order: Literal[2, 4, 6, 8] = 4
+    """Order of the diffusion: the higher it is, the less longer waves are damped."""
+
+
+def find(config: Config, variables: Variables) -> list[slice]:
+    """See `credit_like.physics`."""
+    return [
+        channels_of(name, variables.outputs, f"physics.{key}")
+        for key in ("variables", "winds")
+        for name in getattr(config, key)
+    ]
+
+
+def legendre(latitude: Real, highest: int) -> Real:
+    """Return P_n^m(sin φ) of m, n ≤ `highest` at latitudes in degrees, (M, H, N), zero where n < m.
+
+    They are normalised to a mean square of 1 over −1 < sin φ < 1 and computed by recursion in n from n = m.
+    """
+    mu = np.sin(np.deg2rad(latitude))
+    P = np.zeros((highest + 1, len(mu), highest + 1))
+    sectoral = np.ones_like(mu)
+    for m in range(highest + 1):
+        if m:
+            sectoral = sectoral * np.sqrt((2 * m + 1) / (2 * m) * (1 - mu**2))
+        P[m, :, m] = sectoral
+        for n in range(m + 1, highest + 1):
+            epsilon, below = (np.sqrt((k**2 - m**2) / (4 * k**2 - 1)) for k in (n, n - 1))
+            before = P[m, :, n - 2] if n - 2 >= m else 0.0
+            P[m, :, n] = (mu * P[m, :, n - 1] - below * before) / epsilon
+    return P
+
+
+def transforms(latitude: Real, weights: Real, highest: int) -> tuple[Real, Real]:
+    """Return the maps (M, N, H) from rows to coefficients, and (M, H, N) back, of harmonics up to `highest`.
+
+    The first is the least-squares fit with `weights` (H,), which is exact for fields that are sums of the harmonics.
+    """
+    back = legendre(latitude, highest)
+    fit = np.zeros((highest + 1, highest + 1, len(latitude)))
+    for m in range(highest + 1):
+        P_HN = back[m, :, m:]
+        weighted_NH = P_HN.T * weights
+        fit[m, m:] = np.linalg.solve(weighted_NH @ P_HN, weighted_NH)
+    return fit, back
+
+
+def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
+    """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
+
+    Raises UserError for a grid that is not global or too coarse, and for variables with points without data.
+    """
+    import torch
+
+    from credit_like.nn.area import identity
+    from credit_like.physics._fix import Fix
+
+    where = find(config, variables)
+    names = (*config.variables, *config.winds)
+    grid = store.grid
+    _check(config, variables, store, statistics, names, where)
+    rows = layout.get("rows", slice(None))
+    reduce: Callable[[Tensor], Tensor] = layout.get("reduce", identity)
+    cosine = np.cos(np.deg2rad(grid.latitude))
+    kinds = [
+        (where[: len(config.variables)], np.ones_like(cosine), config.highest),
+        (where[len(config.variables) :], cosine, config.highest + 1),
+    ]
+    maps = torch.nn.Module()
+    for kind, (chosen, factor, highest) in enumerate(kinds):
+        highest = highest if chosen else 0
+        fit, back = transforms(grid.latitude, grid.latitude_weights(), highest)
+        n = np.arange(highest + 1)
+        ratio = n * (n + 1) / (config.highest * (config.highest + 1))
+        back = back * np.exp(-config.damping * ratio ** (config.order / 2))
+        maps.register_buffer(f"fit_{kind}", torch.tensor((fit * factor)[:, :, rows]), persistent=False)
+        maps.register_buffer(f"back_{kind}", torch.tensor((back / factor[:, None])[:, rows]), persistent=False)
+
+    def filtered(x_BCHW: Tensor, fit_MNH: Tensor, back_MHN: Tensor) -> Tensor:
+        real_BCHMR = torch.view_as_real(torch.fft.rfft(x_BCHW)[..., : len(fit_MNH)])
+        coefficients = reduce(torch.einsum("mnh,bchmr->bcmnr", fit_MNH, real_BCHMR))
+        kept = torch.einsum("mhn,bcmnr->bchmr", back_MHN, coefficients).contiguous()
+        return torch.fft.irfft(torch.view_as_complex(kept), n=x_BCHW.shape[-1])
+
+    def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
+        result = after_BCHW.clone()
+        for kind, (chosen, _, _) in enumerate(kinds):
+            fit, back = maps.get_buffer(f"fit_{kind}"), maps.get_buffer(f"back_{kind}")
+            for channels in chosen:
+                # Sums in float32 would lose digits of fields whose mean is large.
+                result[:, channels] = filtered(after_BCHW[:, channels].double(), fit, back).to(after_BCHW.dtype)
+        return result
+
+    changes = dict(zip(names, where, strict=True))
+    fix = Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)
+    fix.maps = maps
+    return fix
+
+
+def _check(
+    config: Config,
+    variables: Variables,
+    store: FieldStore,
+    statistics: Statistics,
+    names: tuple[str, ...],
+    where: list[slice],
+) -> None:
+    """Raise UserError where the grid or the variables do not allow the filter."""
+    grid, highest = store.grid, config.highest + bool(config.winds)
+    if not names:
+        return
+    if not grid.is_global:
+        raise UserError(
+            "physics.type: expected a global grid for spherical-filter, got a part of one; remove the filter"
+        )
+    if highest >= grid.height or 2 * highest >= grid.width:
+        most = min(grid.height - 1, (grid.width - 1) // 2) - bool(config.winds)
+        raise UserError(
+            f"physics.highest: expected at most {most} on {grid.height} x {grid.width} points, got {config.highest}"
+        )
+    mask = statistics.mask(variables.outputs)
+    for name, channels in zip(names, where, strict=True):
+        if not mask[channels].all():
+            raise UserError(
+                f"physics.variables: expected variables with data at all points for spherical-filter, got {name}; remove it"
+            )

@@ -1,0 +1,299 @@
+"""Anemoi datasets: variables by name and level, grids, missing dates, members, statistics; made in their layout."""
+
+import numpy as np
+import pytest
+import xarray as xr
+import zarr
+
+from credit_like import build
+from credit_like.check import checked_experiment
+from credit_like.data.sources import anemoi as source
+from credit_like.data.statistics import fit_statistics
+from credit_like.data.store import StoreError, open_store
+from credit_like.data.stored_statistics import stored_statistics
+from credit_like.errors import UserError
+from credit_like.schema.data import DataSection
+from credit_like.variables import Variables
+from tests.experiments import SMALL_MODEL
+from tests.stores import serving
+
+NAMES = ["10u", "2t", "lsm", "msl", "sst", "t_500", "t_850", "t_925", "u_500", "u_850", "w_500", "z", "z_500", "z_850"]
+CONSTANT = ("lsm", "z")
+HEIGHT, WIDTH = 9, 12
+
+
+def cells(kind="regular"):
+    """Latitude and longitude of every cell."""
+    latitude, longitude = np.linspace(80, -80, HEIGHT), np.arange(WIDTH) * 360.0 / WIDTH
+    if kind == "transposed":
+        return tuple(grid.T.ravel() for grid in np.meshgrid(latitude, longitude, indexing="ij"))
+    if kind == "regular":
+        return tuple(grid.ravel() for grid in np.meshgrid(latitude, longitude, indexing="ij"))
+    if kind == "unstructured":
+        return np.linspace(80, -80, HEIGHT * WIDTH), np.linspace(0, 300, HEIGHT * WIDTH) % 97
+    per_row = [4, 8, 12, 12, 12, 12, 8, 4]
+    rows = np.linspace(70, -70, len(per_row))
+    return np.repeat(rows, per_row), np.concatenate([np.arange(n) * 360.0 / n for n in per_row])
+
+
+def make(path, dates=24, members=1, kind="regular", chunk=1, missing=(), nans=(), tendencies="6h", **attrs):
+    """Write a dataset; return its states (dates, variables, ensemble, cells)."""
+    latitude, longitude = cells(kind)
+    random = np.random.default_rng(0)
+    level = np.arange(len(NAMES))[:, None, None]
+    data = (10 * level + (1 + level) * random.standard_normal((dates, len(NAMES), members, len(latitude)))).astype("f4")
+    for name in CONSTANT:
+        data[:, NAMES.index(name)] = data[0, NAMES.index(name)]
+    for name in nans:
+        data[:, NAMES.index(name), :, ::3] = np.nan
+    group = zarr.open_group(path, mode="w", zarr_format=2)
+    times = np.datetime64("2001-01-01", "s") + np.arange(dates) * np.timedelta64(6, "h")
+    arrays = {
+        "dates": times, "latitudes": latitude, "longitudes": longitude,
+        "mean": np.nanmean(data, (0, 2, 3), dtype="f8"), "stdev": np.nanstd(data, (0, 2, 3), dtype="f8"),
+        "minimum": np.nanmin(data, (0, 2, 3)), "maximum": np.nanmax(data, (0, 2, 3)),
+    }  # fmt: skip
+    if tendencies:
+        arrays[f"statistics_tendencies_{tendencies}_stdev"] = np.nanstd(np.diff(data.astype("f8"), axis=0), (0, 2, 3))
+    for name, values in arrays.items():
+        group.create_array(name, shape=values.shape, dtype=values.dtype)[...] = values
+    for t in missing:
+        data[t] = np.nan
+    group.create_array("data", shape=data.shape, dtype="f4", chunks=(chunk, *data.shape[1:]))[...] = data
+    group.attrs.update(
+        {
+            "variables": NAMES,
+            "variables_metadata": {
+                name: {
+                    "mars": {"param": name.split("_")[0], "levtype": "pl", "levelist": int(name.split("_")[1])}
+                    if "_" in name
+                    else {"param": name, "levtype": "sfc"},
+                    **({"constant_in_time": True} if name in CONSTANT else {}),
+                }
+                for name in NAMES
+            },
+            "constant_fields": list(CONSTANT),
+            "missing_dates": [str(times[t]) for t in missing],
+            "variables_with_nans": list(nans),
+            "field_shape": [HEIGHT, WIDTH] if kind == "regular" else [len(latitude)],
+            "resolution": "test",
+            "frequency": "6h",
+            **attrs,
+        }
+    )
+    return data
+
+
+def opened(path, **more):
+    return source.open_dataset(source.Config(path=str(path), **more))
+
+
+def column(data, name):
+    """(dates, latitude, longitude) of a variable on a regular grid."""
+    return data[:, NAMES.index(name), 0].reshape(-1, HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize("chunk", [1, 5])
+def test_variables_of_several_levels_are_joined(tmp_path, chunk):
+    data = make(tmp_path / "a.zarr", chunk=chunk)
+    got = opened(tmp_path / "a.zarr")
+    assert set(got.data_vars) == {"10u", "2t", "lsm", "msl", "sst", "t", "u", "z", "t_925", "w_500", "z_surface"}
+    assert got["t"].dims == ("time", "level", "latitude", "longitude")
+    assert got["level"].values.tolist() == [500, 850]
+    assert got["level"].attrs["units"] == "hPa"
+    assert not got["t"].variable._in_memory
+    np.testing.assert_array_equal(got["t"].values, np.stack([column(data, "t_500"), column(data, "t_850")], 1))
+    np.testing.assert_array_equal(got["z"][3, 1].values, column(data, "z_850")[3])
+    np.testing.assert_array_equal(got["2t"][4:19:3, 2:5, ::2].values, column(data, "2t")[4:19:3, 2:5, ::2])
+    np.testing.assert_array_equal(got["z_surface"].values, column(data, "z")[0])
+    np.testing.assert_array_equal(got["w_500"].values, column(data, "w_500"))
+
+
+def test_levels_follow_from_names_where_the_metadata_lack_them(tmp_path):
+    make(tmp_path / "a.zarr", variables_metadata={"t_500": {"mars": {"param": "t_500"}}})
+    assert opened(tmp_path / "a.zarr")["t"].dims == ("time", "level", "latitude", "longitude")
+
+
+def test_columns_first_is_a_regular_grid_too(tmp_path):
+    data = make(tmp_path / "a.zarr", kind="transposed")
+    got = opened(tmp_path / "a.zarr")
+    assert (got.sizes["latitude"], got.sizes["longitude"]) == (HEIGHT, WIDTH)
+    expected = data[:, NAMES.index("2t"), 0].reshape(-1, WIDTH, HEIGHT).swapaxes(1, 2)
+    np.testing.assert_array_equal(got["2t"].values, expected)
+
+
+def test_a_reduced_grid_becomes_regular(tmp_path):
+    data = make(tmp_path / "a.zarr", kind="reduced")
+    got = opened(tmp_path / "a.zarr")
+    assert got["2t"].shape == (24, 8, 12)
+    own = data[:, NAMES.index("2t"), 0]
+    np.testing.assert_array_equal(got["2t"][:, 2].values, own[:, 12:24])  # a row of the full length stays
+    np.testing.assert_array_equal(got["2t"][:, 0, ::3].values, own[:, :4])
+    np.testing.assert_allclose(got["2t"][:, 0, 1], own[:, 0] + (own[:, 1] - own[:, 0]) / 3, rtol=1e-5)
+
+
+def test_missing_dates_are_left_out(tmp_path):
+    data = make(tmp_path / "a.zarr", missing=(3, 4))
+    got = opened(tmp_path / "a.zarr")
+    assert got.sizes["time"] == 22
+    np.testing.assert_array_equal(got["2t"].values, np.delete(column(data, "2t"), (3, 4), 0))
+    assert str(got["time"].values[3]) == "2001-01-02T06:00:00"
+
+
+def test_a_member_is_selected(tmp_path):
+    data = make(tmp_path / "a.zarr", members=3)
+    got = opened(tmp_path / "a.zarr", select={"ensemble": 2})
+    np.testing.assert_array_equal(got["2t"].values, data[:, NAMES.index("2t"), 2].reshape(-1, HEIGHT, WIDTH))
+    np.testing.assert_array_equal(got["t"][5, 1].values, data[5, NAMES.index("t_850"), 2].reshape(HEIGHT, WIDTH))
+
+
+def section(path, **changes):
+    return DataSection.model_validate(
+        {
+            "source": {"type": "anemoi", "path": str(path), **changes.pop("source", {})},
+            "timestep": "6h",
+            "levels": [850, 500],
+            "prognostic": {"level": ["temperature", {"name": "u"}], "surface": ["2m_temperature", "msl"]},
+            "dynamic_forcing": {"surface": ["10u", {"name": "sun", "compute": "solar"}]},
+            "static": {"surface": ["geopotential_at_surface", "land_sea_mask"]},
+            "train": ["2001-01-01", "2001-01-06T18"],
+            "valid": ["2001-01-03", "2001-01-04"],
+            "test": ["2001-01-04", "2001-01-06"],
+            **changes,
+        }
+    )
+
+
+def test_members_that_are_not_selected_are_one_message(tmp_path):
+    make(tmp_path / "a.zarr", members=3)
+    data = section(tmp_path / "a.zarr")
+    with pytest.raises(StoreError, match=r"dimension 'ensemble' \(0, 1, 2\); set data.source.select"):
+        open_store(data, Variables(data))
+
+
+def test_a_chunk_is_decoded_once_for_all_variables(tmp_path, monkeypatch):
+    data = make(tmp_path / "a.zarr")
+    reads = []
+    real = source._States._read
+    monkeypatch.setattr(source._States, "_read", lambda self, *at: reads.append(at) or real(self, *at))
+    experiment = section(tmp_path / "a.zarr")
+    variables = Variables(experiment)
+    reader = open_store(experiment, variables)
+    reads.clear()
+    got = reader.read(variables.role("prognostic"), [7, 8], slice(2, 6))
+    assert sorted(reads) == [(7, 8), (8, 9)]
+    expected = [column(data, name)[7:9, 2:6] for name in ("t_850", "t_500", "u_850", "u_500", "2t", "msl")]
+    np.testing.assert_array_equal(got, np.stack(expected, 1))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("unstructured", r"expected a latitude-longitude or a Gaussian grid in .*, got 108 cells with resolution test"),
+        ("no data", "expected an Anemoi dataset, got .*: it has no array 'data'"),
+        ("no variables", "with the attribute `variables`"),
+        ("other variables", r"expected data \(dates, 3 variables, ensemble, cells\) in .*, got \(24, 14, 1, 108\)"),
+        ("other dates", "expected a date for each of 24 states"),
+        ("other cells", "expected coordinates of 108 cells"),
+        ("no store", "expected an existing file or folder"),
+        ("plain zarr", "expected an Anemoi dataset"),
+    ],
+)
+def test_what_is_no_dataset_on_a_grid_is_one_message(tmp_path, how, message, dataset):
+    path = tmp_path / "a.zarr"
+    if how == "plain zarr":
+        dataset(steps=2).to_zarr(path, consolidated=False)
+    elif how != "no store":
+        make(path, kind="unstructured" if how == "unstructured" else "regular")
+        group = zarr.open_group(path, mode="a")
+        if how == "no data":
+            del group["data"]
+        elif how == "no variables":
+            group.attrs.put({})
+        elif how == "other variables":
+            group.attrs.update({"variables": NAMES[:3]})
+        elif how in ("other dates", "other cells"):
+            name = "dates" if how == "other dates" else "latitudes"
+            values = group[name][:-1]
+            del group[name]
+            group.create_array(name, shape=values.shape, dtype=values.dtype)[...] = values
+    with pytest.raises(UserError, match=message) as caught:
+        opened(path)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_behind_a_url_with_a_cache(tmp_path):
+    data = make(tmp_path / "served" / "a.zarr")
+    options = {"cache": {"size": "10MB", "folder": str(tmp_path / "cache")}}
+    with serving(tmp_path / "served") as server:
+        got = opened(f"{server.url}/a.zarr", **options)
+        np.testing.assert_array_equal(got["2t"].values, column(data, "2t"))
+        assert server.asked.count("/a.zarr/data/7.0.0.0") == 1
+    again = opened(f"{server.url}/a.zarr", **options)
+    np.testing.assert_array_equal(again["u"][:, 1].values, column(data, "u_850"))
+
+
+def test_its_statistics_are_those_of_a_fit(tmp_path):
+    """The dataset's own statistics are of all its dates, as is the training period here."""
+    make(tmp_path / "a.zarr")
+    data = section(tmp_path / "a.zarr", source={"statistics": True})
+    variables = Variables(data)
+    reader = open_store(data, variables)
+    got, fitted = stored_statistics(reader, variables, data), fit_statistics(reader, variables, data)
+    assert got.dataset["channel"].values.tolist() == fitted.dataset["channel"].values.tolist()
+    read = [name for name in got.dataset["channel"].values if name not in ("sun", "10u")]
+    for name in ("mean", "std", "change_std"):
+        np.testing.assert_allclose(
+            got.dataset[name].sel(channel=read), fitted.dataset[name].sel(channel=read), rtol=1e-5, err_msg=name
+        )
+    np.testing.assert_allclose(
+        got.dataset["std"].sel(channel="sun"), fitted.dataset["std"].sel(channel="sun"), rtol=1e-6
+    )
+    assert stored_statistics(reader, variables, section(tmp_path / "a.zarr")) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "changes", "message"),
+    [
+        ({"tendencies": ""}, {}, r"of the change of t\S* over 6 h \(statistics_tendencies_6h_stdev\), got nan"),
+        ({"nans": ("sst",)}, {"dynamic_forcing": {"surface": ["sst"]}}, "values without missing ones for sst"),
+        ({}, {"diagnostic": {"surface": [{"name": "w_500", "transform": "sqrt"}]}}, "without transform, got w_500"),
+        ({}, {"source": {"region": {"south": 0}}}, "the source's own grid, got region or regrid"),
+        ({}, {"diagnostic": {"surface": [{"name": "w_500", "units": "K"}]}}, "in the source's units for w_500"),
+    ],
+)
+def test_statistics_that_do_not_suit_are_one_message(tmp_path, made, changes, message):
+    make(tmp_path / "a.zarr", **made)
+    data = section(tmp_path / "a.zarr", **{**changes, "source": {"statistics": True, **changes.get("source", {})}})
+    variables = Variables(data)
+    with pytest.raises(UserError, match=message):
+        stored_statistics(open_store(data, variables), variables, data)
+
+
+EXPERIMENT = """
+name: anemoi
+save_loc: {folder}/run
+data:
+  source: {{type: anemoi, path: {folder}/a.zarr, statistics: true}}
+  timestep: 6h
+  levels: [500, 850]
+  prognostic: {{level: [t, u], surface: [2t]}}
+  static: {{surface: [lsm]}}
+  train: [2001-01-01, 2001-01-04]
+  valid: [2001-01-04T06, 2001-01-05]
+  test: [2001-01-05T06, 2001-01-06T18]
+trainer: {{global_batch_size: 2, micro_batch_size: 2, epochs: 1, optimizer: {{type: adamw, learning_rate: 1.0e-3}}}}
+inference: {{init: [2001-01-05T06, 2001-01-05T06, 12h], lead: 12h}}
+"""
+
+
+@pytest.mark.slow
+def test_it_trains_and_forecasts(tmp_path):
+    make(tmp_path / "a.zarr")
+    (tmp_path / "a.yml").write_text(EXPERIMENT.format(folder=tmp_path))
+    windows = "model={local_window_size: 1, global_window_size: [1, 1, 1, 1]}"
+    pads = "model.padding_conf={activate: true, mode: earth, pad_lat: [3, 4], pad_lon: [2, 2]}"
+    experiment = checked_experiment(tmp_path / "a.yml", [SMALL_MODEL, windows, pads])[0]
+    assert build.train(experiment) == 0
+    assert build.rollout(experiment) == 0
+    assert isinstance(xr.open_dataset(tmp_path / "run" / "statistics.nc").load(), xr.Dataset)

@@ -1,0 +1,184 @@
+"""Exports behind Earth2Studio's protocol, against forecasts that the command writes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from credit_like.checkpoint.package import write_package
+from credit_like.errors import UserError
+from credit_like.inference.forecaster import load_forecaster
+from credit_like.inference.from_files import forecast_from_files
+from credit_like.interop.earth2studio import load_model, names_of
+from credit_like.schema.data import Role, VariableSpec
+from credit_like.variables import Variable
+from tests.inference.test_forecaster import INIT, run  # noqa: F401
+
+
+@runtime_checkable
+class Documented(Protocol):
+    """The methods of `earth2studio.models.px.base.PrognosticModel`, release 0.19."""
+
+    def __call__(self, x, coords): ...
+    def create_iterator(self, x, coords): ...
+    def input_coords(self): ...
+    def output_coords(self, input_coords): ...
+    def to(self, device): ...
+
+
+@pytest.fixture(scope="module")
+def package(run, tmp_path_factory):  # noqa: F811
+    folder = tmp_path_factory.mktemp("package") / "model"
+    write_package(run[0].save_loc, folder)
+    return folder
+
+
+def fetched(model, dataset, times):
+    """Return (x, coords) as `earth2studio.data.fetch_data` returns them, without a batch dimension."""
+    coords = OrderedDict(list(model.input_coords().items())[1:])
+    coords["time"] = np.array(times, "datetime64[ns]")
+    fields = []
+    for name in coords["variable"]:
+        var, _, level = str(name).partition("@")
+        fields.append(dataset[var].sel(level=float(level)) if level else dataset[var])
+    frames = coords["time"][:, None] + coords["lead_time"]
+    x = np.stack([np.stack([f.sel(time=t).values for f in fields]) for t in frames.ravel()])
+    return torch.from_numpy(x.reshape(*frames.shape, *x.shape[1:])), coords
+
+
+def written(package, dataset, init, folder):
+    """Return the forecast that the command writes, (lead, channel, latitude, longitude)."""
+    source = folder / "analysis.nc"
+    dataset.drop_vars(["orography", "land_sea_mask"]).sel(time=[init]).to_netcdf(source)
+    made = forecast_from_files(package, [str(source)], folder / "out.zarr", lead="18h", device="cpu")
+    with xr.open_zarr(made) as found:
+        variables = [found[name][0].values for name in ("u", "v", "height", "column_water", "precipitation")]
+    return np.concatenate([v if v.ndim == 4 else v[:, None] for v in variables], 1)
+
+
+def test_it_satisfies_the_protocol(package):
+    model = load_model(package)
+    assert isinstance(model, Documented)
+    assert model.to("cpu") is model
+    coords = model.input_coords()
+    assert isinstance(coords, OrderedDict)
+    assert list(coords) == ["batch", "time", "lead_time", "variable", "lat", "lon"]
+    assert coords["batch"].shape == coords["time"].shape == (0,)
+    assert coords["lead_time"].tolist() == [np.timedelta64(0, "s")]
+    after = model.output_coords(coords)
+    assert list(after) == list(coords)
+    assert after["lead_time"].tolist() == [np.timedelta64(6, "h")]
+    assert after["variable"].tolist() == [
+        "u@1", "u@2", "v@1", "v@2", "height@1", "height@2", "column_water", "precipitation",
+    ]  # fmt: skip
+
+
+def test_the_protocol_is_that_of_the_package_itself(package):
+    base = pytest.importorskip("earth2studio.models.px.base", reason="the extra earth2studio is not installed")
+    assert isinstance(load_model(package), base.PrognosticModel)
+
+
+def test_forecasts_are_those_of_the_command_bit_by_bit(run, package, tmp_path):  # noqa: F811
+    _, dataset, _ = run
+    model = load_model(package)
+    x, coords = fetched(model, dataset, INIT)
+    # Members come before the initial times; here they are equal.
+    x, coords = torch.stack([x, x]), OrderedDict([("ensemble", np.arange(2)), *coords.items()])
+    steps = list(islice(model.create_iterator(x, coords), 4))
+    predicted = model.forecaster.variables.n("prognostic")
+    torch.testing.assert_close(steps[0][0][..., 0, :predicted, :, :], x[..., 0, :predicted, :, :], rtol=0, atol=0)
+    assert bool(steps[0][0][..., predicted:, :, :].isnan().all())
+    hours = [step["lead_time"].astype("timedelta64[h]").astype(int).tolist() for _, step in steps]
+    assert hours == [[0], [6], [12], [18]]
+    for y, step in steps:
+        assert y.shape == tuple(map(len, step.values()))
+        assert list(step) == ["ensemble", "time", "lead_time", "variable", "lat", "lon"]
+    y = torch.cat([y for y, _ in steps[1:]], 2).numpy()
+    for i, init in enumerate(INIT):
+        (tmp_path / str(i)).mkdir()
+        expected = written(package, dataset, init, tmp_path / str(i))
+        np.testing.assert_array_equal(y[0, i], expected)
+        np.testing.assert_array_equal(y[1, i], expected)
+
+
+def test_one_call_is_one_step_of_the_iterator(run, package):  # noqa: F811
+    _, dataset, _ = run
+    model = load_model(package)
+    x, coords = fetched(model, dataset, INIT[:1])
+    (_, (first, _), (second, at)) = islice(model.create_iterator(x, coords), 3)
+    y, after = model(x, coords)
+    torch.testing.assert_close(y, first, rtol=0, atol=0)
+    y += 1  # what a workflow may do
+    # The output holds what the input needs, without the diagnostic channels.
+    inputs = model.input_coords()["variable"]
+    keep = [after["variable"].tolist().index(name) for name in inputs]
+    y, after = model(first[..., keep, :, :], OrderedDict(after, variable=inputs))
+    torch.testing.assert_close(y, second, rtol=0, atol=0)
+    assert after["lead_time"] == at["lead_time"]
+
+
+class Remote:
+    """A package whose files are fetched one by one into other names, as from a hub."""
+
+    def __init__(self, folder, cache):
+        self.folder, self.cache = folder, cache
+
+    def resolve(self, file_path):
+        copy = self.cache / f"cached-{file_path}"
+        copy.write_bytes((self.folder / file_path).read_bytes())
+        return str(copy)
+
+
+def test_a_package_may_be_remote(run, package, tmp_path):  # noqa: F811
+    model, remote = load_model(package), load_model(Remote(package, tmp_path))
+    x, coords = fetched(model, run[1], INIT[:1])
+    torch.testing.assert_close(remote(x, coords)[0], model(x, coords)[0], rtol=0, atol=0)
+    assert remote.forecaster.sha256 == model.forecaster.sha256 != ""
+
+
+@pytest.mark.parametrize(
+    ("name", "levels", "pressure", "expected"),
+    [
+        ("temperature", (500.0, 850.0), True, ("t500", "t850")),
+        ("U", (850.0,), True, ("u850",)),
+        ("temperature", (100.0, 137.0), True, ("temperature@100", "temperature@137")),
+        ("temperature", (100.0,), False, ("temperature@100",)),
+        ("geopotential", (500.0,), True, ("z500",)),
+        ("2m_temperature", (), False, ("t2m",)),
+        ("SP", (), True, ("sp",)),
+        ("total_precipitation_6hr", (), True, ("tp06",)),
+        ("surface_roughness", (), True, ("surface_roughness",)),
+    ],
+)
+def test_names_are_those_of_the_lexicon(name, levels, pressure, expected):
+    assert names_of(Variable(name, "prognostic", levels, VariableSpec(name=name)), pressure) == expected
+
+
+def test_what_does_not_fit_is_refused(run, package):  # noqa: F811
+    _, dataset, export = run
+    model = load_model(package)
+    x, coords = fetched(model, dataset, INIT[:1])
+    for key, value, message in [
+        ("variable", coords["variable"][::-1], "expected variable"),
+        ("lat", coords["lat"][::-1], "expected lat"),
+        ("lon", coords["lon"][1:], "expected lon"),
+        ("lead_time", np.array([-6, 0], "timedelta64[h]"), "expected lead_time"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            next(model.create_iterator(x, OrderedDict(coords, **{key: value})))
+    with pytest.raises(ValueError, match="expected dimensions that end with"):
+        model(x, OrderedDict(reversed(coords.items())))
+    with pytest.raises(UserError, match="expected a package with static fields"):
+        load_model(export)
+    forecaster = load_forecaster(package)
+    sst = Role(surface=(VariableSpec(name="sst"),))
+    data = forecaster.experiment.data.model_copy(update={"dynamic_forcing": sst})
+    forecaster.variables = type(forecaster.variables)(data)
+    with pytest.raises(UserError, match="expected forcing that is computed or persists, got sst"):
+        type(model)(forecaster)
