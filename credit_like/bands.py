@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from credit_like.errors import UserError
-
 Band = tuple[int, int]  # rows [start, stop)
 
 
@@ -67,9 +65,3 @@ def degree_problem(levels: dict[int, Level], degree: int) -> str:
         f"{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces to share; "
         f"degrees that work: {works}"
     )
-
-
-def check_degree(levels: dict[int, Level], degree: int) -> None:
-    """Raise UserError if some rank would have no rows at some level; the message lists the degrees that work."""
-    if problem := degree_problem(levels, degree):
-        raise UserError(f"trainer.parallelism.domain: {problem}")

@@ -16,6 +16,7 @@ from credit_like.nn.dropout import mask
 from credit_like.nn.layer import Layer
 from credit_like.nn.linear import Linear
 from credit_like.nn.norms import ChannelNorm
+from credit_like.nn.place import WHOLE
 
 POSITION_INDICES = ("exact", "credit")
 
@@ -97,10 +98,8 @@ class WindowAttention(Layer):
         assert dim % dim_head == 0, f"{dim} channels do not split into heads of {dim_head}"
         self.window, self.dim_head = window, dim_head
         self.dropout, self.site = dropout, site
-        self.first_row = 0
-        """The first of the rows that the input has, in the whole image."""
-        self.strides: tuple[int, int] = (1, 0)
-        """Number of ranges of rows that the input has, all of one length, and the distance between their starts."""
+        self.places = WHOLE
+        """The rows and columns that the input has, in the whole image."""
         self.norm = ChannelNorm(dim)
         self.qkv = Linear(dim, 3 * dim, bias=False, spectral_norm=spectral_norm)
         self.out = Linear(dim, dim, spectral_norm=spectral_norm)
@@ -132,14 +131,11 @@ class WindowAttention(Layer):
 
     def _mask(self, x_BHWC: Tensor, key_B: Tensor) -> Tensor:
         """Return dropout's factors of the probabilities, (B, H, W, h w^2), for each query the keys of its window."""
-        count, apart = self.strides
         height, width = x_BHWC.shape[1:3]
-        starts = self.first_row + apart * torch.arange(count, device=key_B.device)
-        rows_H = (starts[:, None] + torch.arange(height // count, device=key_B.device)).flatten()
         tokens, of_head = self.window**2, 3 * self.dim_head
         outputs = self.qkv.outputs
         channels = range(outputs.start // of_head * tokens, outputs.stop // of_head * tokens)
-        return mask(key_B, self.site, self.dropout, rows_H, width, channels, x_BHWC.dtype)
+        return mask(key_B, self.site, self.dropout, (height, width), self.places, channels, x_BHWC.dtype)
 
     def _values(self, normed_BHWC: Tensor) -> Tensor:
         """Return v alone: (B, H, W, C) to (B, H, W, h d)."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from credit_like.nn.layer import Layer
 from credit_like.nn.noise import GAMMA, absorb, mix
+from credit_like.nn.place import WHOLE, Place
 
 FIRST_SITE = 256
 """The first number from which a model derives the keys of its layers. Smaller ones are the levels of `nn.noise.Noise`."""
@@ -28,16 +29,23 @@ def _factors(bits: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
 
 
 def mask(
-    key_B: Tensor, site: int, rate: float, rows_H: Tensor, columns: int, channels: range, dtype: torch.dtype
+    key_B: Tensor,
+    site: int,
+    rate: float,
+    shape: tuple[int, int],
+    places: tuple[Place, Place],
+    channels: range,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Return factors (B, H, W, channels), 0 with the probability `rate` and 1 / (1 - rate) else.
 
-    rows_H: the rows in the whole image, int64. channels: their numbers in the whole layer. Each hash decides four
-    channels.
+    shape: (H, W). places: of these rows and columns in the whole image. channels: their numbers in the whole layer. Each
+    hash decides four channels.
     """
     device = key_B.device
     groups = torch.arange(channels.start // 4, -(-channels.stop // 4), device=device)
-    points_HW = rows_H[:, None] * columns + torch.arange(columns, device=device)
+    rows_H, columns_W = (place.indices(size, device) for place, size in zip(places, shape, strict=True))
+    points_HW = rows_H[:, None] * (places[1].whole or shape[1]) + columns_W
     bits = mix((absorb(key_B, site)[:, None, None, None] ^ ((points_HW[..., None] << 20) + groups)) * GAMMA)
     parts = torch.stack([(bits >> shift) & (_STEPS - 1) for shift in (0, 16, 32, 48)], -1).flatten(-2)
     first = channels.start % 4
@@ -55,8 +63,8 @@ class Dropout(Layer):
     def __init__(self, rate: float, site: int) -> None:
         super().__init__()
         self.rate, self.site = rate, site
-        self.first_row = 0
-        """The first of the rows that the input has, in the whole image."""
+        self.places = WHOLE
+        """The rows and columns that the input has, in the whole image."""
 
     def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None, first_channel: int = 0) -> Tensor:
         """Drop values of (B, H, W, C) by the key of each sample, int64; without keys return the input.
@@ -65,6 +73,6 @@ class Dropout(Layer):
         """
         if key_B is None:
             return x_BHWC
-        rows_H = torch.arange(self.first_row, self.first_row + x_BHWC.shape[1], device=key_B.device)
-        channels = range(first_channel, first_channel + x_BHWC.shape[3])
-        return x_BHWC * mask(key_B, self.site, self.rate, rows_H, x_BHWC.shape[2], channels, x_BHWC.dtype)
+        _, height, width, count = x_BHWC.shape
+        channels = range(first_channel, first_channel + count)
+        return x_BHWC * mask(key_B, self.site, self.rate, (height, width), self.places, channels, x_BHWC.dtype)

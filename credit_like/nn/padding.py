@@ -42,7 +42,8 @@ class Pad(nn.Module):
     def __init__(self, mode: str, pad_lat: tuple[int, int], pad_lon: tuple[int, int]) -> None:
         super().__init__()
         assert mode in MODES, mode
-        self.mode, self.pad_lat, self.pad_lon = mode, tuple(pad_lat), tuple(pad_lon)
+        self.mode = mode
+        self.pad_lat, self.pad_lon = (pad_lat[0], pad_lat[1]), (pad_lon[0], pad_lon[1])
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H + north + south, W + west + east)."""
@@ -82,7 +83,7 @@ class Unpad(nn.Module):
 
     def __init__(self, pad_lat: tuple[int, int], pad_lon: tuple[int, int]) -> None:
         super().__init__()
-        self.pad_lat, self.pad_lon = tuple(pad_lat), tuple(pad_lon)
+        self.pad_lat, self.pad_lon = (pad_lat[0], pad_lat[1]), (pad_lon[0], pad_lon[1])
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Map (B, C, H, W) to (B, C, H - north - south, W - west - east)."""

@@ -30,10 +30,10 @@ def tiny_config(**changes):
     return wxformer.Config.model_validate(options | changes)
 
 
-def blank_model(**changes):
+def blank_model(width=WIDTH, **changes):
     """Return the tiny model without values."""
     return wxformer.build(
-        tiny_config(**changes), in_channels=CHANNELS, out_channels=OUT, frames=FRAMES, height=HEIGHT, width=WIDTH
+        tiny_config(**changes), in_channels=CHANNELS, out_channels=OUT, frames=FRAMES, height=HEIGHT, width=width
     )
 
 
@@ -41,10 +41,10 @@ def tiny_model(seed=0, dtype=torch.float64, **changes):
     return init.initialise(blank_model(**changes), seed).to(dtype)
 
 
-def tiny_batch(batch=1, dtype=torch.float64, seed=1):
+def tiny_batch(batch=1, dtype=torch.float64, seed=1, width=WIDTH):
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(batch, CHANNELS, FRAMES, HEIGHT, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
-    y = torch.randn(batch, OUT, 1, HEIGHT, WIDTH, generator=generator, dtype=torch.float64).to(dtype)
+    x = torch.randn(batch, CHANNELS, FRAMES, HEIGHT, width, generator=generator, dtype=torch.float64).to(dtype)
+    y = torch.randn(batch, OUT, 1, HEIGHT, width, generator=generator, dtype=torch.float64).to(dtype)
     return x, y
 
 
@@ -54,11 +54,10 @@ def weights(dtype=torch.float64):
     return (w / w.mean()).to(dtype)
 
 
-def loss_of(y, target, rows=slice(None)):
+def loss_of(y, target, rows=slice(None), columns=slice(None)):
     """Return this rank's part of the area-weighted mean square error: local sums, global denominators."""
-    batch = y.shape[0]
-    error = (y - target[..., rows, :]) ** 2 * weights(y.dtype)[rows]
-    return error.sum() / (batch * OUT * HEIGHT * WIDTH)
+    error = (y - target[..., rows, columns]) ** 2 * weights(y.dtype)[rows]
+    return error.sum() / target.numel()
 
 
 @pytest.fixture

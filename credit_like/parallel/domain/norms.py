@@ -11,11 +11,10 @@ from torch.distributed import ProcessGroup
 from credit_like.nn import norms
 from credit_like.parallel.collectives import gather_over, sum_over
 from credit_like.parallel.domain.layer import DomainLayer, domain_layer
-from credit_like.parallel.domain.manager import DomainManager
 
 
 class _GroupNorm(torch.autograd.Function):
-    """y = (x - mean) rstd w + b with the mean and variance of each group over all ranks' rows.
+    """y = (x - mean) rstd w + b with the mean and variance of each group over all ranks' points.
 
     Forward gathers (count, mean, sum of squared deviations) of each rank and merges them (Chan et al. 1979), which has
     the accuracy of two passes with one small collective. Backward sums (sum of dy w, sum of dy w x) over ranks in one
@@ -66,12 +65,9 @@ class _GroupNorm(torch.autograd.Function):
 
 @domain_layer(norms.GroupNorm)
 class DomainGroupNorm(DomainLayer, norms.GroupNorm):
-    """GroupNorm with statistics over all ranks' rows: one small collective forward, one backward."""
-
-    def bind(self, manager: DomainManager, _height_in: int, _height_out: int) -> None:
-        self._set(manager)
+    """GroupNorm with statistics over all ranks' points: one small collective forward, one backward."""
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
-        """Normalise this rank's rows (B, h, W, C); the shape stays the same."""
+        """Normalise this rank's part (B, h, w, C); the shape stays the same."""
         y: Tensor = _GroupNorm.apply(x_BHWC, self.weight, self.bias, self.groups, self.eps, self.manager.group)
         return y

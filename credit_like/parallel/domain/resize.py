@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,13 @@ from torch import Tensor
 
 from credit_like.bands import Band
 from credit_like.nn import resize
-from credit_like.parallel.domain.layer import DomainLayer, domain_layer
-from credit_like.parallel.domain.manager import DomainManager
+from credit_like.parallel.domain.layer import DomainLayer, Sizes, domain_layer
+from credit_like.parallel.domain.manager import Axis, DomainManager
 from credit_like.parallel.domain.rows import RowPlan
 
 
 def source_band(band: Band, height_in: int, height_out: int) -> Band:
-    """Return the input rows that output rows [start, stop) need, with a margin for single-precision rounding."""
+    """Return the input rows (or columns) that outputs [start, stop) need, with a margin for single-precision rounding."""
     rows: NDArray[Any] = np.arange(*band)
     first, last = height_in, 0
     for kind in (np.dtype(np.float32), np.dtype(np.float64)):
@@ -29,39 +30,55 @@ def source_band(band: Band, height_in: int, height_out: int) -> Band:
     return first, min(last + 1, height_in)
 
 
-def interpolate_rows(x_BCHW: Tensor, band: Band, source: Band, height_in: int, height_out: int) -> Tensor:
-    """Return output rows `band` of a bilinear resize in latitude, computed from the input rows `source`.
+def interpolate(x_BCHW: Tensor, dim: int, band: Band, source: Band, size_in: int, size_out: int) -> Tensor:
+    """Return outputs `band` of a linear resize along `dim`, computed from the inputs `source`.
 
     Coordinates are those of the whole image.
     """
     rows = torch.arange(*band, dtype=torch.float64, device=x_BCHW.device)
-    position = ((rows + 0.5) * (height_in / height_out) - 0.5).clamp(min=0)
+    position = ((rows + 0.5) * (size_in / size_out) - 0.5).clamp(min=0)
     below = position.floor()
-    fraction = (position - below)[:, None].to(x_BCHW.dtype)
+    fraction = (position - below).to(x_BCHW.dtype).view(-1, *[1] * (x_BCHW.ndim - 1 - dim))
     first = below.long() - source[0]
-    second = (below.long() + 1).clamp(max=height_in - 1) - source[0]
-    return torch.lerp(x_BCHW.index_select(2, first), x_BCHW.index_select(2, second), fraction)
+    second = (below.long() + 1).clamp(max=size_in - 1) - source[0]
+    return torch.lerp(x_BCHW.index_select(dim, first), x_BCHW.index_select(dim, second), fraction)
 
 
 @domain_layer(resize.BilinearResize)
 class DomainBilinearResize(DomainLayer, resize.BilinearResize):
-    """Bilinear resize on a band; one exchange fetches the input rows around this rank's output rows."""
+    """Bilinear resize on a band; an exchange along each axis fetches the inputs around this rank's outputs."""
 
     row_dim = 2
-    plan: RowPlan
+    sizes: tuple[Sizes | None, ...]
 
-    def bind(self, manager: DomainManager, height_in: int, height_out: int) -> None:
-        sources = [source_band(band, height_in, height_out) for band in manager.bands(height_out)]
-        self.band, self.source, self.height_in = manager.own(height_out), sources[manager.rank], height_in
-        self._set(manager, plan=manager.plan(manager.lists(height_in), [list(range(*source)) for source in sources]))
+    def plan(self, axis: Axis, size_in: int, size_out: int) -> RowPlan:
+        sources = [source_band(band, size_in, size_out) for band in axis.bands(size_out)]
+        return axis.plan(axis.lists(size_in), [list(range(*source)) for source in sources])
+
+    def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
+        super().bind(manager, sizes)
+        self._set(manager, sizes=tuple(sizes))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        """Map (B, C, h, w) to (B, C, this rank's rows, width)."""
-        if (self.height_in, x_BCHW.shape[-1]) == (self.height, self.width):
+        """Map (B, C, h, w) to (B, C, this rank's rows, this rank's columns)."""
+        before = [of[0] if of else x_BCHW.shape[dim] for dim, of in enumerate(self.sizes, 2)]
+        after = (self.height, self.width)
+        if tuple(before) == after:
             return x_BCHW
-        x_BCHW = self.manager.fetch(x_BCHW, self.plan, 2)
-        if x_BCHW.shape[-1] != self.width:
-            x_BCHW = resize.bilinear(x_BCHW, (x_BCHW.shape[-2], self.width))
-        if self.height_in == self.height:
-            return x_BCHW[..., self.band[0] - self.source[0] : self.band[1] - self.source[0], :]
-        return interpolate_rows(x_BCHW, self.band, self.source, self.height_in, self.height)
+        x_BCHW = self.fetch(x_BCHW)
+        if any(of is None and n != m for of, n, m in zip(self.sizes, before, after, strict=True)):
+            whole = [m if of is None else n for of, n, m in zip(self.sizes, x_BCHW.shape[2:], after, strict=True)]
+            x_BCHW = resize.bilinear(x_BCHW, (whole[0], whole[1]))
+        for dim, (axis, of) in enumerate(zip(self.manager.axes, self.sizes, strict=True), 2):
+            if of is not None:
+                x_BCHW = resample(x_BCHW, dim, axis, *of)
+        return x_BCHW
+
+
+def resample(x_BCHW: Tensor, dim: int, axis: Axis, size_in: int, size_out: int) -> Tensor:
+    """Return this rank's outputs of a linear resize along `dim`, given the inputs that they need."""
+    band = axis.own(size_out)
+    source = source_band(band, size_in, size_out)
+    if size_in == size_out:
+        return x_BCHW.narrow(dim, band[0] - source[0], band[1] - band[0])
+    return interpolate(x_BCHW, dim, band, source, size_in, size_out)

@@ -1,4 +1,4 @@
-"""Conversion between whole images and bands of rows, outside the model."""
+"""Conversion between whole images and their parts, outside the model."""
 
 from __future__ import annotations
 
@@ -10,77 +10,95 @@ from torch import Tensor
 
 from credit_like.bands import Band
 from credit_like.nn.resize import bilinear
-from credit_like.parallel.domain.manager import DomainManager
-from credit_like.parallel.domain.resize import interpolate_rows, source_band
+from credit_like.parallel.domain.manager import Axis, DomainManager
+from credit_like.parallel.domain.resize import resample, source_band
 
 
 def shard_spatial(tensor: Tensor, manager: DomainManager | None) -> Tensor:
-    """Return this rank's latitude rows (dimension −2) of a (…, H, W) tensor; all of them without domain parallelism."""
+    """Return this rank's part of a (…, H, W) tensor; all of it without domain parallelism."""
     if manager is None:
         return tensor
-    start, stop = manager.own(tensor.shape[-2])
-    return tensor[..., start:stop, :]
+    for dim, axis in zip((-2, -1), manager.axes, strict=True):
+        start, stop = axis.own(tensor.shape[dim])
+        tensor = tensor.narrow(dim, start, stop - start)
+    return tensor
 
 
-def present_bands(tensor: Tensor, manager: DomainManager) -> list[Band]:
-    """Return the rows that each rank holds of an image whose bands are in rank order. Collective."""
-    mine = torch.tensor([tensor.shape[-2]], device=tensor.device)
-    heights = [torch.empty_like(mine) for _ in range(manager.size)]
-    dist.all_gather(heights, mine, group=manager.group)
-    stops = torch.cat(heights).cumsum(0).tolist()
+def present_bands(tensor: Tensor, axis: Axis, dim: int) -> list[Band]:
+    """Return what each rank along an axis holds of an image whose bands are in rank order. Collective."""
+    mine = torch.tensor([tensor.shape[dim]], device=tensor.device)
+    sizes = [torch.empty_like(mine) for _ in range(axis.size)]
+    if axis.size > 1:
+        dist.all_gather(sizes, mine, group=axis.group)
+    else:
+        sizes = [mine]
+    stops = torch.cat(sizes).cumsum(0).tolist()
     return list(zip([0, *stops[:-1]], stops, strict=True))
 
 
 def gather_spatial(tensor: Tensor, manager: DomainManager | None, differentiable: bool = False) -> Tensor:
     """Return the whole (…, H, W) image on every rank, given bands in rank order, which may be uneven. Collective.
 
-    Differentiable on request: the gradients that the ranks have for a row are summed on its owner.
+    Differentiable on request: the gradients that the ranks have for a point are summed on its owner.
     """
     if manager is None:
         return tensor
-    have = [list(range(*band)) for band in present_bands(tensor, manager)]
-    everything = list(range(have[-1][-1] + 1))
-    plan = manager.plan(have, [everything] * manager.size)
-    return manager.fetch(tensor if differentiable else tensor.detach(), plan, tensor.ndim - 2)
+    tensor = tensor if differentiable else tensor.detach()
+    for dim, axis in zip((tensor.ndim - 2, tensor.ndim - 1), manager.axes, strict=True):
+        if axis.size > 1:
+            have = [list(range(*band)) for band in present_bands(tensor, axis, dim)]
+            everything = list(range(have[-1][-1] + 1))
+            tensor = axis.fetch(tensor, axis.plan(have, [everything] * axis.size), dim)
+    return tensor
 
 
 def gather_on_first(fields: Tensor, manager: DomainManager | None) -> Tensor | None:
     """Return the whole output of the model (…, H, W) on the group's first rank, None on the others. Collective.
 
-    Every rank sends its rows once. The bands are known to the manager, so nothing is asked of other ranks or the device.
+    Every rank sends what it has once along each axis. The bands are known to the manager, so nothing is asked of other ranks
+    or the device.
     """
     if manager is None:
         return fields
-    whole = manager.fetch(fields.detach(), manager.plan_to_first, fields.ndim - 2)
+    fields = fields.detach()
+    rows, columns = manager.axes
+    if columns.size > 1:
+        fields = columns.fetch(fields, columns.plan_to_first, fields.ndim - 1)
+    whole = rows.fetch(fields, rows.plan_to_first, fields.ndim - 2)
     return whole if manager.rank == 0 else None
 
 
 def unpad_shard_interp(
     y_pred: Tensor, padding_opt: Any, manager: DomainManager | None, image_h: int, image_w: int
 ) -> Tensor:
-    """Return this rank's rows of the image, given its padded output rows (B, C, h, w) or (B, C, 1, h, w). Collective.
+    """Return this rank's part of the image, given its padded output (B, C, h, w) or (B, C, 1, h, w). Collective.
 
     padding_opt: None, or an object or mapping with `pad_lat` and `pad_lon` (with `activate: false` there is no
     padding). If the unpadded size differs from (image_h, image_w), it is resized as by the serial bilinear resize, with
-    rows of other ranks where needed. Without a manager (None) the rows are those of the whole image. Differentiable.
+    rows and columns of other ranks where needed. Without a manager (None) the part is the whole image. Differentiable.
     """
     if manager is None:
         return _unpad_interp(y_pred, padding_opt, image_h, image_w)
-    bands = present_bands(y_pred, manager)
-    squeezed = y_pred.flatten(1, 2) if y_pred.ndim == 5 else y_pred
-    (north, south), (west, east) = _pads(padding_opt)
-    height = bands[-1][1] - north - south
-    targets = manager.bands(image_h)
-    same = (height, squeezed.shape[-1] - west - east) == (image_h, image_w)
-    sources = targets if same else [source_band(band, height, image_h) for band in targets]
-    have = [list(range(*band)) for band in bands]
-    plan = manager.plan(have, [[row + north for row in range(*source)] for source in sources])
-    x = manager.fetch(squeezed, plan, 2)
-    x = x[..., west : x.shape[-1] - east]
+    x = y_pred.flatten(1, 2) if y_pred.ndim == 5 else y_pred
+    found = [present_bands(x, axis, dim) for dim, axis in enumerate(manager.axes, 2)]
+    pads, sizes = _pads(padding_opt), (image_h, image_w)
+    before = [bands[-1][1] - sum(pad) for bands, pad in zip(found, pads, strict=True)]
+    same = tuple(before) == sizes
+    for dim, axis in enumerate(manager.axes, 2):
+        bands, first, size_in, size_out = found[dim - 2], pads[dim - 2][0], before[dim - 2], sizes[dim - 2]
+        if axis.size == 1:
+            x = x.narrow(dim, first, size_in)
+            continue
+        targets = axis.bands(size_out)
+        sources = targets if same else [source_band(band, size_in, size_out) for band in targets]
+        want = [[at + first for at in range(*source)] for source in sources]
+        x = axis.fetch(x, axis.plan([list(range(*band)) for band in bands], want), dim)
     if not same:
-        if x.shape[-1] != image_w:
-            x = bilinear(x, (x.shape[-2], image_w))
-        x = interpolate_rows(x, targets[manager.rank], sources[manager.rank], height, image_h)
+        shared = [axis.size > 1 for axis in manager.axes]
+        local = [n if split else m for split, n, m in zip(shared, x.shape[2:], sizes, strict=True)]
+        x = bilinear(x, (local[0], local[1])) if list(x.shape[2:]) != local else x
+        for dim, axis in enumerate(manager.axes, 2):
+            x = resample(x, dim, axis, before[dim - 2], sizes[dim - 2]) if axis.size > 1 else x
     return x.unflatten(1, y_pred.shape[1:3]) if y_pred.ndim == 5 else x
 
 

@@ -1,5 +1,7 @@
 """Proof that a model computes each row from that row alone, except in layers that have a domain-parallel version.
 
+Columns are proven alike, in a trace of their own; below, and in `rules.py`, rows are those of the axis that is traced.
+
 The model's forward is traced on tensors without values. Between its domain layers every operation on a tensor that
 carries rows needs a rule (`rules.py`) for the position of the rows in the result; an operation without a rule is
 refused. The forward is traced a second time on the bands of rows that the ranks will have. It must perform the same
@@ -10,6 +12,7 @@ each row.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,33 +26,35 @@ from credit_like import bands
 from credit_like.bands import Level
 from credit_like.errors import UserError
 from credit_like.parallel.domain import rules
-from credit_like.parallel.domain.layer import DOMAIN_LAYERS
+from credit_like.parallel.domain.layer import DOMAIN_LAYERS, Sizes
 from credit_like.parallel.domain.rules import Call, Mixes, Rows, tensors_of
 
 BATCH = 2  # more than one, so that no dimension disappears by chance
-Heights = tuple[int, int]  # rows in, rows out
 
 
 @dataclass(frozen=True)
 class Proof:
     """Result of the trace: (rows in, rows out) of every domain layer, and the level of every height."""
 
-    heights: dict[nn.Module, Heights]
+    sizes: dict[nn.Module, Sizes]
     levels: dict[int, Level]
 
 
-def verify(model: nn.Module, degree: int) -> Proof:
+def verify(model: nn.Module, degree: int, axis: int = 0) -> Proof:
     """Prove that the model computes on `degree` bands of rows the same as on the whole image. No communication.
+
+    axis: 0 for rows, 1 for columns.
 
     Raises UserError with the module and operation that mixes rows, or cannot be proven not to, and for a degree that
     leaves a rank without rows. The model is traced in its current mode (training or evaluation).
     """
-    whole = _Trace(model)
+    whole = _Trace(model, axis)
     whole.run()
-    levels = _levels(model, whole.heights)
-    bands.check_degree(levels, degree)
+    levels = _levels(model, whole.heights, axis)
+    if problem := bands.degree_problem(levels, degree):
+        raise UserError(f"trainer.parallelism.domain: {_of_axis(problem, axis)}")
     for heights in _distinct_bands(levels, degree):
-        _Trace(model, heights, whole).run()
+        _Trace(model, axis, heights, whole).run()
     return Proof(whole.heights, levels)
 
 
@@ -61,9 +66,9 @@ def image_size(model: nn.Module) -> tuple[int, int]:
     return height, width
 
 
-def _levels(model: nn.Module, heights: dict[nn.Module, Heights]) -> dict[int, Level]:
+def _levels(model: nn.Module, heights: dict[nn.Module, Sizes], axis: int) -> dict[int, Level]:
     """Return every height in the model with the requirements of its layers on the bands there."""
-    found = [Level(image_size(model)[0], why="the image")]
+    found = [Level(image_size(model)[axis], why="the image")]
     for module, (height_in, height_out) in heights.items():
         found += [Level(height_in), Level(height_out)]
         found += DOMAIN_LAYERS[type(module)].levels(module, height_in, height_out)  # type: ignore[arg-type]
@@ -100,16 +105,19 @@ _Known = Rows | _Uniform | None
 class _Trace(TorchDispatchMode):
     """One forward on the meta device.
 
-    It traces the whole image, or with `heights` (level -> rows) a band, compared with the trace `whole`.
+    It traces the rows of the whole image (or with axis 1 its columns), or with `heights` (level -> rows) a band, compared
+    with the trace `whole`.
     """
 
-    def __init__(self, model: nn.Module, heights: dict[int, int] | None = None, whole: _Trace | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, axis: int, heights: dict[int, int] | None = None, whole: _Trace | None = None
+    ) -> None:
         super().__init__()
-        self.model, self.band, self.whole = model, heights, whole
+        self.model, self.axis, self.band, self.whole = model, axis, heights, whole
         self.names = {module: name for name, module in model.named_modules()}
         self.stack: list[nn.Module] = []
         self.inside = 0
-        self.heights: dict[nn.Module, Heights] = {}
+        self.heights: dict[nn.Module, Sizes] = {}
         self.steps: list[_Step] = []
         self.outputs: list[Tensor] = []
         # Tensors are referenced as long as the trace exists, because they are recognised by identity.
@@ -126,7 +134,7 @@ class _Trace(TorchDispatchMode):
     @torch.no_grad()
     def run(self) -> None:
         """Trace the forward. Raises UserError for an operation that is not proven."""
-        shape = _input_shape(self.model)
+        shape, dim = _input_shape(self.model), 3 + self.axis
         tensors = {
             name: torch.empty(value.shape, dtype=value.dtype, device="meta")
             for name, value in (*self.model.named_parameters(), *self.model.named_buffers())
@@ -134,8 +142,9 @@ class _Trace(TorchDispatchMode):
         for value in tensors.values():
             self._know(value, None)
         dtype = next((p.dtype for p in self.model.parameters()), torch.float32)
-        x = torch.empty((*shape[:3], self.height(shape[3]), shape[4]), dtype=dtype, device="meta")
-        self._know(x, Rows(3, shape[3]))
+        band = [self.height(size) if at == dim else size for at, size in enumerate(shape)]
+        x = torch.empty(band, dtype=dtype, device="meta")
+        self._know(x, Rows(dim, shape[dim]))
         with self._hooks():
             if self.whole is None:
                 y = self._call(tensors, x)
@@ -146,24 +155,23 @@ class _Trace(TorchDispatchMode):
                     raise
                 except (RuntimeError, ValueError, IndexError, AssertionError) as error:
                     raise self._error(
-                        f"fails on a band of {self.height(shape[3])} of {shape[3]} rows ({error})"
+                        f"fails on a band of {self.height(shape[dim])} of {shape[dim]} rows ({error})"
                     ) from error
-        self._check_output(y, shape[3], shape[4])
+        self._check_output(y, tuple(band[3:]), Rows(dim, shape[dim]))
         if self.whole is not None and len(self.steps) < len(self.whole.steps):
-            raise self._error(f"performs fewer operations on a band than on all {shape[3]} rows")
+            raise self._error(f"performs fewer operations on a band than on all {shape[dim]} rows")
 
     def _call(self, tensors: dict[str, Tensor], x: Tensor) -> Any:
         with self:
             return torch.func.functional_call(self.model, tensors, (x,))
 
-    def _check_output(self, y: Any, height: int, width: int) -> None:
+    def _check_output(self, y: Any, image: tuple[int, ...], rows: Rows) -> None:
         self.stack = []
-        rows, expected = (self.height(height), width), (BATCH, 1, self.height(height), width)
-        if not isinstance(y, Tensor) or y.ndim != 5 or (y.shape[0], *y.shape[2:]) != expected:
+        if not isinstance(y, Tensor) or y.ndim != 5 or (y.shape[0], *y.shape[2:]) != (BATCH, 1, *image):
             got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise self._error(f"returns {got}, expected (batch, channels, 1, {rows[0]}, {rows[1]})")
+            raise self._error(f"returns {got}, expected (batch, channels, 1, {image[0]}, {image[1]})")
         known = self._known(y, "its output")
-        if known != Rows(3, height) and not isinstance(known, _Uniform):
+        if known != rows and not isinstance(known, _Uniform):
             raise self._error("returns rows that are not the bands of the image, or a tensor without rows")
 
     @contextmanager
@@ -196,7 +204,7 @@ class _Trace(TorchDispatchMode):
         self.stack.append(module)
         self.inside += 1
         if self.inside == 1:
-            dim = DOMAIN_LAYERS[type(module)].row_dim
+            dim = DOMAIN_LAYERS[type(module)].row_dim + self.axis
             if len(args) != 1 or not isinstance(args[0], Tensor):
                 raise self._error("is a domain layer and gets more, or other, than one tensor")
             if self._known(args[0], "the call") != Rows(
@@ -216,12 +224,13 @@ class _Trace(TorchDispatchMode):
         self.inside -= 1
         kind = DOMAIN_LAYERS[type(module)]
         if self.band is None:
-            sizes = (args[0].shape[kind.row_dim], out.shape[kind.row_dim])
+            dim = kind.row_dim + self.axis
+            sizes = (args[0].shape[dim], out.shape[dim])
             if self.heights.setdefault(module, sizes) != sizes:
                 raise self._error(f"is used at two sizes, {self.heights[module]} and {sizes}; use one layer for each")
         if self.inside == 0:
             height_out = self.heights[module][1] if self.band is None else self.whole.heights[module][1]  # type: ignore[union-attr]
-            rows = kind.rows_out(module, height_out)  # type: ignore[arg-type]
+            rows = kind.rows_out(module, height_out, self.axis)  # type: ignore[arg-type]
             self._know(out, rows)
             self.outputs.append(out)
             self._record(_Step(module, "domain layer", (), ((rows, _shape(out, rows)),)))
@@ -402,10 +411,16 @@ class _Trace(TorchDispatchMode):
         module = module or self._module
         name = self.names.get(module) or "the model itself"
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
+        what = _of_axis(f"{what}. A band of rows would not give the numbers of the whole image", self.axis)
         return UserError(
-            f"trainer.parallelism.domain: {name} ({kind}) {what}. A band of rows would not give the numbers of the whole image: "
-            "use the layers of credit_like.nn there, write a domain layer, or set domain to 1"
+            f"trainer.parallelism.domain: {name} ({kind}) {what}: use the layers of credit_like.nn there, write a domain "
+            "layer, or set domain to 1"
         )
+
+
+def _of_axis(message: str, axis: int) -> str:
+    """Return a message about rows as one about the axis that is traced."""
+    return re.sub(r"\brow(s?)\b", r"column\1", message) if axis == 1 else message
 
 
 def _storage(t: Tensor) -> int:

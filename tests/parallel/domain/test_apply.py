@@ -1,4 +1,4 @@
-"""The whole model on bands of rows: outputs, loss, gradients of inputs and of every parameter, against one process."""
+"""The whole model on bands of rows and columns: outputs, loss, gradients of inputs and of every parameter, against one process."""
 
 import pytest
 import torch
@@ -13,8 +13,8 @@ from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
 
 
-def _serial(tiny, changes):
-    model, (x, target) = tiny.model(**changes), tiny.batch(2)
+def _serial(tiny, changes, width):
+    model, (x, target) = tiny.model(width=width, **changes), tiny.batch(2, width=width)
     x.requires_grad_()
     y = model(x)
     loss = tiny.loss(y, target)
@@ -22,24 +22,25 @@ def _serial(tiny, changes):
     return y.detach(), loss.detach(), x.grad, {n: p.grad for n, p in model.named_parameters()}
 
 
-def _sharded(rank, ranks, tiny, changes, reference):
-    runtime = Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
+def _sharded(rank, shape, tiny, changes, reference):
+    runtime = Runtime.start(Parallelism(data="none", domain=shape[0] * shape[1]), torch.device("cpu"))
     y_ref, loss_ref, x_grad, grads = reference
-    model = apply_domain_parallel(tiny.model(**changes), runtime.submeshes["domain"])
+    width = y_ref.shape[-1]
+    model = apply_domain_parallel(tiny.model(width=width, **changes), runtime.submeshes["domain"], shape)
     manager = get_domain_manager(model)
-    x, target = tiny.batch(2)
+    x, target = tiny.batch(2, width=width)
     mine = shard_spatial(x, manager).clone().requires_grad_()
     y = model(mine)
-    loss = tiny.loss(y, target, manager.rows)
+    loss = tiny.loss(y, target, manager.rows, manager.columns)
     (loss * runtime.gradient_scale).backward()
     sync_domain_gradients(model, manager)
     total = runtime.sum_over_data(loss)
     with Meter() as meter:
         written = gather_on_first(y, manager)
-    # One message of the band, and only to the writer: its size is not asked for.
     assert (written is None) == (rank > 0)
-    sent = y.nbytes if rank else 0
-    assert [(m.kind, m.bytes, times) for m, times in meter.messages.items()] == [("all-to-all", sent, 1)]
+    if shape[1] == 1:  # one message of the band, and only to the writer: its size is not asked for
+        sent = y.nbytes if rank else 0
+        assert [(m.kind, m.bytes, times) for m, times in meter.messages.items()] == [("all-to-all", sent, 1)]
     error = {
         "output": (y - shard_spatial(y_ref, manager)).abs().max() / y_ref.abs().max(),
         "written": torch.zeros(()) if written is None else (written - y_ref).abs().max() / y_ref.abs().max(),
@@ -52,35 +53,58 @@ def _sharded(rank, ranks, tiny, changes, reference):
     assert list(got) == list(grads)
     worst = max((float((got[n].grad - g).norm() / max(g.norm(), 1e-4 * everything)), n) for n, g in grads.items())
     flat = torch.stack([(got[n].grad - g).norm() for n, g in grads.items()]).norm() / everything
-    return {k: float(v.detach()) for k, v in error.items()} | {"flat": float(flat), "worst": worst}, manager.rows
+    return {k: float(v.detach()) for k, v in error.items()} | {"flat": float(flat), "worst": worst}, (
+        manager.rows,
+        manager.columns,
+    )
 
 
-CASES = [
-    (2, {}),
-    (4, {"upsample": "transpose", "use_spectral_norm": False}),
-    (3, {"padding_conf": {"activate": True, "mode": "mirror", "pad_lat": (13, 14), "pad_lon": (4, 4)}, "dim_head": 4}),
-    (3, {"padding_conf": {"activate": True, "mode": "replicate", "pad_lat": (0, 27), "pad_lon": (0, 8)}}),
+TRANSPOSE = {"upsample": "transpose", "use_spectral_norm": False}
+MIRROR = {"padding_conf": {"activate": True, "mode": "mirror", "pad_lat": (13, 14), "pad_lon": (4, 4)}, "dim_head": 4}
+REPLICATE = {"padding_conf": {"activate": True, "mode": "replicate", "pad_lat": (0, 27), "pad_lon": (0, 8)}}
+# 86 columns are padded to 97, of which the decoder makes 96: they are cropped to 85 and resized to 86.
+ODD = {"padding_conf": {"activate": True, "mode": "earth", "pad_lat": (14, 14), "pad_lon": (5, 6)}}
+EVERY_DAY = [((2, 1), {}, 24), ((3, 1), MIRROR, 24), ((2, 2), {}, 56)]
+SLOW = [((4, 1), TRANSPOSE, 24), ((3, 1), REPLICATE, 24), ((2, 3), ODD, 86)]
+LONG = [
+    ((1, 2), {}, 56),
+    ((1, 4), TRANSPOSE, 120),
+    ((3, 2), MIRROR, 56),
+    ((2, 2), REPLICATE, 56),
+    ((2, 2), TRANSPOSE, 56),
 ]
 
 
 @pytest.mark.parametrize(
-    ("ranks", "changes"), [*CASES[:3:2], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1::2])]
+    ("shape", "changes", "width"),
+    [
+        *EVERY_DAY,
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in LONG),
+    ],
 )
-def test_bands_give_the_numbers_of_the_whole(run_ranks, tiny, ranks, changes):
-    reference = _serial(tiny, changes)
-    results = run_ranks(ranks, _sharded, ranks, tiny, changes, reference)
-    rows = [range(*r.indices(tiny.height)) for _, r in results]
-    assert [row for band in rows for row in band] == list(range(tiny.height))
-    assert len({len(band) for band in rows}) > 1  # uneven
+def test_parts_give_the_numbers_of_the_whole(run_ranks, tiny, shape, changes, width):
+    reference = _serial(tiny, changes, width)
+    results = run_ranks(shape[0] * shape[1], _sharded, shape, tiny, changes, reference)
+    points = [
+        (row, column)
+        for _, (rows, columns) in results
+        for row in range(*rows.indices(tiny.height))
+        for column in range(*columns.indices(width))
+    ]
+    assert sorted(points) == [(row, column) for row in range(tiny.height) for column in range(width)]
+    if shape[0] > 1:
+        assert len({rows.stop - rows.start for _, (rows, _) in results}) > 1  # uneven
     for errors, _ in results:
         worst, name = errors.pop("worst")
         assert max(errors.values()) < 1e-12, errors
         assert worst < 1e-10, name
 
 
-def _spatial(rank, ranks, tiny):
+def _spatial(rank, shape, tiny):
+    ranks = shape[0] * shape[1]
     runtime = Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
-    manager = get_domain_manager(apply_domain_parallel(tiny.model(), runtime.submeshes["domain"]))
+    manager = get_domain_manager(apply_domain_parallel(tiny.model(width=56), runtime.submeshes["domain"], shape))
     worst = 0.0
     for decoded, pads, (height, width) in [
         (128, {"pad_lat": (14, 14), "pad_lon": [4, 4]}, (101, 24)),
@@ -107,8 +131,9 @@ def _spatial(rank, ranks, tiny):
     return worst
 
 
-def test_images_are_cut_resized_and_gathered(run_ranks, tiny):
-    assert max(run_ranks(3, _spatial, 3, tiny)) < 1e-12
+@pytest.mark.parametrize("shape", [(3, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
+def test_images_are_cut_resized_and_gathered(run_ranks, tiny, shape):
+    assert max(run_ranks(shape[0] * shape[1], _spatial, shape, tiny)) < 1e-12
 
 
 class _Mixes(nn.Module):
@@ -143,3 +168,16 @@ def test_a_degree_without_rows_for_all_is_an_error_everywhere(launch_ranks, tiny
     for answer in launch_ranks(5, _too_many, tiny):
         assert "rank rows, got 5: at 8 rows (windows of 2 rows) there are only 4 pieces" in answer[1]
         assert "degrees that work: 1, 2, 3, 4" in answer[1]
+
+
+def _noisy(rank, tiny):
+    runtime = Runtime.start(Parallelism(data="none", domain=2), torch.device("cpu"))
+    model = tiny.model(width=56, noise={"channels": 2})
+    apply_domain_parallel(model, runtime.submeshes["domain"], (1, 2))
+
+
+def test_a_layer_that_cannot_share_columns_is_an_error_everywhere(launch_ranks, tiny):
+    for answer in launch_ranks(2, _noisy, tiny):
+        assert answer[0] == "error"
+        assert "noise" in answer[1]
+        assert "cannot share columns" in answer[1]
