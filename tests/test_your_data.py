@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from credit_like import registry
 from credit_like.check import checked_experiment
-from credit_like.cli import app
+from credit_like.cli import main
 from credit_like.schema.load import load_experiment
 from tests.data.conftest import make_dataset
 
@@ -55,12 +54,20 @@ def test_every_block_is_tested_or_says_why_not():
     assert len(SECTIONS) >= 6
 
 
-def test_the_commands_work(data):
+def run(capsys, arguments):
+    """Run a command; return its exit status and all that it printed, on one line."""
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    printed = capsys.readouterr()
+    return end.value.code, " ".join((printed.out + printed.err).split())
+
+
+def test_the_commands_work(data, capsys):
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
         assert program == "credit-like"
-        done = CliRunner().invoke(app, arguments, catch_exceptions=False)
-        assert done.exit_code == 0, done.output
+        status, printed = run(capsys, arguments)
+        assert status == 0, printed
     monthly = load_experiment(Path("monthly.yml"))
     assert registry.of("source", monthly.data.source[0]).open_dataset(monthly.data.source[0]).sizes["time"] == 60
 
@@ -101,12 +108,12 @@ def test_the_section_of_keys_fits_the_store(tmp_path, monkeypatch):
         ({"source": {"type": "zarr", "path": "*.zip"}}, "expected files that match "),
     ],
 )
-def test_check_says_what_the_page_says(data, tmp_path, change, message):
+def test_check_says_what_the_page_says(data, tmp_path, capsys, change, message):
     if "existing" not in message:
         assert f"`{message.strip()}" in TEXT
     experiment = yaml.safe_load(BASE)
     experiment["data"].update(change)
     (tmp_path / "page.yml").write_text(yaml.safe_dump(experiment))
-    done = CliRunner().invoke(app, ["check", "page.yml"])
-    assert done.exit_code == 2
-    assert message in " ".join(done.output.split())
+    status, printed = run(capsys, ["check", "page.yml"])
+    assert status == 2
+    assert message in printed
