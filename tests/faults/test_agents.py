@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.faults import harness
-from tests.faults.test_peers import workers
 from tests.integration import test_restart
 
 SETTINGS = ["trainer.parallelism={data: ddp}", "inference.init=null", "inference.lead=12h"]
@@ -42,13 +42,18 @@ def agent(number, world, port, save_loc, section) -> int:
     """Be torchrun's agent: the same code, with ranks that are forked instead of started from a command."""
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=section["ranks"], run_id="killed", rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1, start_method="fork",
+        rdzv_endpoint="localhost:0", max_restarts=section.get("restarts", 0), monitor_interval=0.1, start_method="fork",
     )  # fmt: skip
     try:
-        elastic_launch(config, rank)(save_loc)
+        elastic_launch(config, section.get("rank", rank))(save_loc)
     except ChildFailedError:
         return 1
     return 0
+
+
+def workers(agent: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(agent)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
 
 
 def is_running(pid: int) -> bool:
