@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -71,6 +72,19 @@ class Kill:
     seconds: float
 
 
+def wait_for_steps(run: Path, job: harness.Job, count: int) -> None:
+    """Until this start has logged `count` steps, so that there are new checkpoints on a busy machine too, or has ended."""
+    path, goal = run / "log.jsonl", max(harness.steps(run / "checkpoints"), default=0) + count
+    before = path.read_text() if path.exists() else ""
+    while not job.wait(0.01):
+        text = path.read_text() if path.exists() else ""
+        *_, newest = ["", *text.rpartition("\n")[0].splitlines()]
+        if (
+            text != before and newest and json.loads(newest)["step"] >= goal
+        ):  # the rows of steps to be repeated go first
+            return
+
+
 def end(agent_pid: int, ranks: list[int], what: str, rng: random.Random) -> None:
     victims = {"agent": [agent_pid], "rank": [rng.choice(ranks)], "all ranks": ranks}[what]
     for pid in victims:
@@ -100,8 +114,8 @@ def killed(tmp_path: Path, ranks: int, kills: int) -> list[Kill]:
             job = harness.Job(run, {"ranks": ranks}, body=agent)
             pid, what = job.processes[0].pid, WHAT[len(done) % len(WHAT)]
             if len(done) < kills:
-                test_restart.wait_for_a_step(run, job)
-                time.sleep(rng.uniform(0, 0.5))
+                wait_for_steps(run, job, rng.randint(1, 5))
+                time.sleep(rng.uniform(0, 0.2))
             began, victims = time.monotonic(), workers(pid)
             is_kill = len(done) < kills and len(victims) == ranks
             if is_kill:
