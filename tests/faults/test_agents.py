@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 import signal
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from tests.faults import harness
-from tests.faults.test_peers import workers
 from tests.integration import test_restart
 
 SETTINGS = ["trainer.parallelism={data: ddp}", "inference.init=null", "inference.lead=12h"]
@@ -42,13 +43,18 @@ def agent(number, world, port, save_loc, section) -> int:
     """Be torchrun's agent: the same code, with ranks that are forked instead of started from a command."""
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=section["ranks"], run_id="killed", rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0", max_restarts=0, monitor_interval=0.1, start_method="fork",
+        rdzv_endpoint="localhost:0", max_restarts=section.get("restarts", 0), monitor_interval=0.1, start_method="fork",
     )  # fmt: skip
     try:
-        elastic_launch(config, rank)(save_loc)
+        elastic_launch(config, section.get("rank", rank))(save_loc)
     except ChildFailedError:
         return 1
     return 0
+
+
+def workers(agent: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(agent)], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in listed.stdout.split()]
 
 
 def is_running(pid: int) -> bool:
@@ -64,6 +70,19 @@ class Kill:
 
     what: str
     seconds: float
+
+
+def wait_for_steps(run: Path, job: harness.Job, count: int) -> None:
+    """Until this start has logged `count` steps, so that there are new checkpoints on a busy machine too, or has ended."""
+    path, goal = run / "log.jsonl", max(harness.steps(run / "checkpoints"), default=0) + count
+    before = path.read_text() if path.exists() else ""
+    while not job.wait(0.01):
+        text = path.read_text() if path.exists() else ""
+        *_, newest = ["", *text.rpartition("\n")[0].splitlines()]
+        if (
+            text != before and newest and json.loads(newest)["step"] >= goal
+        ):  # the rows of steps to be repeated go first
+            return
 
 
 def end(agent_pid: int, ranks: list[int], what: str, rng: random.Random) -> None:
@@ -95,8 +114,8 @@ def killed(tmp_path: Path, ranks: int, kills: int) -> list[Kill]:
             job = harness.Job(run, {"ranks": ranks}, body=agent)
             pid, what = job.processes[0].pid, WHAT[len(done) % len(WHAT)]
             if len(done) < kills:
-                test_restart.wait_for_a_step(run, job)
-                time.sleep(rng.uniform(0, 0.5))
+                wait_for_steps(run, job, rng.randint(1, 5))
+                time.sleep(rng.uniform(0, 0.2))
             began, victims = time.monotonic(), workers(pid)
             is_kill = len(done) < kills and len(victims) == ranks
             if is_kill:

@@ -16,9 +16,9 @@ import pytest
 
 from tests.faults.planted import ERRORS, MOMENTS
 from tests.faults.test_agents import PATIENCE, is_running
-from tests.faults.test_peers import ROOT
 from tests.launch import slurm as local_slurm
 
+ROOT = Path(__file__).parents[2]
 PYTHON = [sys.executable, "-m", "tests.faults.planted"]
 
 

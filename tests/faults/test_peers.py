@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.faults import harness, planted
+from tests.faults.test_agents import agent
 from tests.faults.test_signals import wait_for_rows
 from tests.integration import test_restart
 
-ROOT = Path(__file__).parents[2]
 SECTION = {"epochs": 2, "checkpoint": {"every": 2}, "parallelism": {"data": "fsdp2"}}
 
 
@@ -64,21 +61,26 @@ def test_a_rank_that_raises_ends_the_others_and_is_the_one_to_blame(tmp_path) ->
     harness.assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-def workers(agent: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(agent)], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in listed.stdout.split()]
+ONE_EPOCH = [*planted.SETTINGS, "trainer.checkpoint={every: 2, keep: 2, async: false}"]
+
+
+def killed_once(save_loc: str) -> None:
+    """Train as one process of a launch, of which rank 1 is killed in its first start."""
+    try:
+        planted.main(save_loc, "1", "validation", "killed", ONE_EPOCH[-1])
+    except SystemExit as end:
+        if end.code:
+            os._exit(1)
 
 
 @pytest.mark.slow
 def test_torchrun_brings_a_killed_rank_back(tmp_path) -> None:
     """In the first restart; to the bits of a run without torchrun."""
-    settings = [*planted.SETTINGS, "trainer.checkpoint={every: 2, keep: 2, async: false}"]
-    test_restart.whole(tmp_path / "whole", settings, 2)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    command += ["-m", "tests.faults.planted", str(tmp_path / "run"), "1", "validation", "killed", *settings[-1:]]
-    job = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=ROOT, timeout=600
-    )
-    assert job.returncode == 0, job.stderr[-3000:]
-    assert job.stderr.count("continuing from") == 1
-    harness.assert_same(tmp_path / "run", tmp_path / "whole")
+    test_restart.whole(tmp_path / "whole", ONE_EPOCH, 2)
+    run = tmp_path / "run"
+    job = harness.Job(run, {"ranks": 2, "restarts": 1, "rank": killed_once}, body=agent)
+    assert job.wait(600)
+    said = run.with_suffix(".0.out").read_text()
+    assert job.end() == [0], said[-3000:]
+    assert said.count("continuing from") == 2  # each rank once
+    harness.assert_same(run, tmp_path / "whole")
