@@ -43,6 +43,7 @@ def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
 def _clear(save_loc: Path, statistics: bool) -> None:
     made = [path for pattern in _CHECKPOINTS for path in (save_loc / "checkpoints").glob(pattern)]
     made += (save_loc / "tensorboard").glob("events.out.tfevents.*")
+    made += (save_loc / "tracking").glob("*.json")  # not what trackers hold: other runs may share it
     made += (save_loc / "hang").glob("rank-*.txt")
     made += save_loc.glob("memory-rank-*.pickle")
     if (save_loc / "forecasts" / "forecast.json").is_file():
@@ -52,7 +53,7 @@ def _clear(save_loc: Path, statistics: bool) -> None:
     made += [save_loc / name for file in FILES[::-1] for name in (f".{file}.tmp", file)]
     for path in made:
         remove(path)
-    for name in ("checkpoints", "tensorboard", "hang", "forecasts/forecast", "forecasts/done", "forecasts"):
+    for name in ("checkpoints", "tensorboard", "tracking", "hang", "forecasts/forecast", "forecasts/done", "forecasts"):
         folder = save_loc / name
         if folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir()):
             folder.rmdir()

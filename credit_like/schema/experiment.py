@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
@@ -49,6 +49,8 @@ class Experiment(Section):
     """Corrections applied to the output of every step, in this order."""
     trainer: TrainerSection = Field(default_factory=TrainerSection)
     """Layout, batch, optimiser, checkpoints and stopping."""
+    tracking: Literal["mlflow", "wandb"] | None = None
+    """Tracker to which a training sends its metrics, beside TensorBoard. Without a server, files in `save_loc`/tracking."""
     inference: InferenceSection = Field(default_factory=InferenceSection)
     """Forecasts: initial times, length and output."""
     evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
@@ -68,7 +70,7 @@ class Experiment(Section):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data for YAML or JSON; it loads back to an equal experiment."""
         data = self.model_dump(mode="json", by_alias=True)
-        for key in ("plugins", "start_from"):
+        for key in ("plugins", "start_from", "tracking"):
             if not data.get(key):
                 data.pop(key, None)
         for phase in data["trainer"].get("phases", ()):

@@ -16,7 +16,7 @@ from credit_like.schema.experiment import Experiment
 
 FILES = ("experiment.yml", "status.json", "log.jsonl")
 """Files that training writes in `save_loc`, besides its folders."""
-FOLDERS = ("checkpoints", "tensorboard")
+FOLDERS = ("checkpoints", "tensorboard", "tracking")
 _EVIDENCE = (".lock", "status.json", "log.jsonl", "checkpoints")
 
 

@@ -1,4 +1,4 @@
-"""What a run reports: log.jsonl, status.json, TensorBoard, and a progress bar or plain lines."""
+"""What a run reports: log.jsonl, status.json, TensorBoard, a tracker, and a progress bar or plain lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import device as Device
 
 from credit_like.checkpoint.files import replace_file, to_json
 from credit_like.terminal import duration, shortened
+from credit_like.training.tracking import Tracking
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +73,17 @@ def _finite(value: Any) -> Any:
 class Monitor:
     """Log, curves, progress bar and status of the main process; the other processes have no monitor."""
 
-    def __init__(self, folder: Path, total_steps: int, precision: str = "float32") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        total_steps: int,
+        precision: str = "float32",
+        track: Callable[[], Tracking] | None = None,
+    ) -> None:
         self.folder, self.precision = folder, precision
+        self._track = track
+        self._tracking: Tracking | None = None
+        self._state = "continue"
         self.origin: Mapping[str, Any] | None = None
         self.total_steps = total_steps
         self.rows = JsonLines(folder / "log.jsonl")
@@ -90,6 +100,7 @@ class Monitor:
 
         self.rows.truncate(step, validated)
         self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
+        self._tracking = self._track() if self._track is not None else None
         if sys.stderr.isatty():
             from rich.console import Console
 
@@ -141,7 +152,9 @@ class Monitor:
         log.info("step %d%s  validation loss %.5g", row["step"], phase, row["valid_loss"])
 
     def _curves(self, values: Mapping[str, float], step: int) -> None:
-        """Write scalars to TensorBoard; a run whose files cannot be written continues without them."""
+        """Write scalars to TensorBoard and the tracker; a run whose files cannot be written continues without them."""
+        if self._tracking is not None:
+            self._tracking.log(values, step)
         if self._tensorboard is None:
             return
         try:
@@ -159,12 +172,15 @@ class Monitor:
 
     def status(self, state: str, step: int, reason: str = "") -> None:
         """Replace status.json."""
+        self._state = state
         write_status(self.folder, state, step, reason, self.precision, self.origin)
 
     def close(self) -> None:
         """Stop drawing and close the files."""
         self._above.close()
         self._close_tensorboard()
+        if self._tracking is not None:
+            self._tracking.close("failed" if self._state == "running" else self._state)
         self.rows.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from credit_like.training.stage import Batches, Schedule, Stage
 from credit_like.training.state import TrainingState
 from credit_like.training.step import TrainStep
 from credit_like.training.stop import StopRequest, seconds_left
+from credit_like.training.tracking import Tracking
 from credit_like.training.validation import Validation
 
 log = logging.getLogger(__name__)
@@ -134,7 +135,7 @@ class Trainer:
             stop = stack.enter_context(StopRequest(experiment.trainer.stop_after, limit))
             monitor = None
             if self.runtime.is_main:
-                monitor = Monitor(self.folder, self.total_steps, self.precision)
+                monitor = Monitor(self.folder, self.total_steps, self.precision, self._tracker())
                 stack.callback(monitor.close)
             try:
                 outcome = self._go(stop, monitor)
@@ -146,6 +147,13 @@ class Trainer:
                     monitor.status(outcome.state, outcome.step, outcome.reason)
                 self._report(outcome)
             return outcome
+
+    def _tracker(self) -> Callable[[], Tracking] | None:
+        """Return what opens the tracker that the experiment asks for."""
+        experiment = self.context.experiment
+        if experiment.tracking is None:
+            return None
+        return partial(Tracking, experiment.tracking, self.folder, experiment.name, experiment.to_dict())
 
     def _record_failure(self, error: BaseException) -> None:
         """Write status.json, on the rank that failed first: the main process may be waiting for it."""
