@@ -346,10 +346,21 @@ def plot(
     variable: Annotated[str | None, typer.Option(help="Map of this variable only.")] = None,
     level: Annotated[float | None, typer.Option(help="Map at this level, in the units of the data or in hPa.")] = None,
     lead: Annotated[str | None, typer.Option(metavar="DURATION", help="Map at this lead, such as 72h.")] = None,
+    init: Annotated[str | None, typer.Option(metavar="TIME", help="Maps from this initial time.")] = None,
+    projection: Annotated[
+        str | None, typer.Option(help="robinson, plate-carree, orthographic, north-polar or south-polar.")
+    ] = None,
+    centre: Annotated[
+        tuple[float, float] | None, typer.Option(metavar="LAT LON", help="Middle of the map, in degrees.")
+    ] = None,
+    error_scale: Annotated[
+        str, typer.Option(metavar="lead|common", help="Shades of errors: of each lead, or common to all.")
+    ] = "lead",
 ) -> None:
     """Draw score curves and maps."""
     experiment = _experiment(file, set_)
     from credit_like import figures
+    from credit_like.evaluation.charts import Style
     from credit_like.evaluation.maps import Choice
     from credit_like.schema.base import parse_duration
 
@@ -358,7 +369,8 @@ def plot(
         seconds = None if lead is None else int(parse_duration(lead).total_seconds())
     except UserError as error:
         raise UserError(f"--lead: {error}") from error
-    sys.exit(figures.plot(experiment, Choice(variable, level, seconds)))
+    choice, style = Choice(variable, level, seconds, init), Style(projection, centre, error_scale)
+    sys.exit(figures.plot(experiment, choice, style))
 
 
 @app.command()
@@ -500,11 +512,20 @@ def runs(
     compare: Annotated[
         tuple[Path, Path] | None, typer.Option(metavar="A B", help="Compare two runs: experiments, losses and scores.")
     ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --compare: write a page that needs no network.")
+    ] = None,
 ) -> None:
     """Show all runs below a folder: state, step, loss, best validation loss, and in what their experiments differ."""
     from credit_like.evaluation.compare import print_comparison, print_runs
 
-    if compare is not None:
+    if html is not None and compare is None:
+        raise UserError("expected --html together with --compare, got it alone, add --compare or leave it out")
+    if html is not None and compare is not None:
+        from credit_like.evaluation.compare_page import write_comparison
+
+        typer.echo(str(write_comparison(html, *compare)))
+    elif compare is not None:
         print_comparison(*compare)
     else:
         print_runs(folder)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 from credit_like.data.store import open_store
+from credit_like.evaluation.charts import Style
 from credit_like.evaluation.derived import scored_variables
 from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
@@ -18,7 +19,7 @@ from credit_like.variables import Variables
 log = logging.getLogger(__name__)
 
 
-def plot(experiment: Experiment, choice: Choice = Choice()) -> int:  # noqa: B008, it is frozen
+def plot(experiment: Experiment, choice: Choice = Choice(), style: Style = Style()) -> int:  # noqa: B008, frozen
     """Draw score curves, and maps of truth, forecast and error; only the chosen map if there is a choice."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
@@ -29,7 +30,7 @@ def plot(experiment: Experiment, choice: Choice = Choice()) -> int:  # noqa: B00
         figures = plot_scores(results, folder) + plot_ensemble(results, folder)
     truth = open_truth(experiment, store)
     variables = scored_variables(variables, truth)
-    figures += plot_maps(forecast_path(experiment), truth, variables, folder, choice=choice)
+    figures += plot_maps(forecast_path(experiment), truth, variables, folder, choice, style)
     for figure in figures:
         log.info("%s", figure)
     return 0

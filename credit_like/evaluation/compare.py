@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from credit_like.errors import UserError
-from credit_like.evaluation.naming import channel_text, hours_text, level_units_of
 from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import channels, some_leads
+from credit_like.naming import channel_text, hours_text, level_units_of
 from credit_like.runs import Run, differing_keys, find_runs, read_run
 from credit_like.terminal import fitted
 
@@ -45,17 +46,13 @@ def print_comparison(first: Path, second: Path, console: Console | None = None) 
     Raises UserError if one of the folders holds no run.
     """
     console = console or Console()
-    runs = []
-    for folder in (first, second):
-        if not any((folder / name).is_file() for name in ("status.json", "log.jsonl")):
-            raise UserError(f"--compare: expected the folder of a run, got {folder}; change it")
-        runs.append(read_run(folder))
-    table = Table("", *_names(first, second), box=None, pad_edge=False)
-    for label, values in _facts(runs):
+    runs = compared_runs(first, second)
+    table = Table("", *names_of(first, second), box=None, pad_edge=False)
+    for label, values in facts(runs):
         table.add_row(*map(Text, (label, *values)))
     fitted(console, table, [])
     console.print(table)
-    scores = [_scores(folder) for folder in (first, second)]
+    scores = [scores_of(folder) for folder in (first, second)]
     if scores[0] is None or scores[1] is None:
         lacking = [str(folder) for folder, found in zip((first, second), scores, strict=True) if found is None]
         console.print(f"no scores in {', '.join(lacking)}; run `credit-like evaluate`", markup=False, highlight=False)
@@ -63,14 +60,23 @@ def print_comparison(first: Path, second: Path, console: Console | None = None) 
     _print_ratios(scores[0], scores[1], console)
 
 
-def _names(first: Path, second: Path) -> tuple[str, str]:
+def compared_runs(first: Path, second: Path) -> list[Run]:
+    """Return two runs. Raises UserError if one of the folders holds none."""
+    for folder in (first, second):
+        if not any((folder / name).is_file() for name in ("status.json", "log.jsonl")):
+            raise UserError(f"--compare: expected the folder of a run, got {folder}; change it")
+    return [read_run(folder) for folder in (first, second)]
+
+
+def names_of(first: Path, second: Path) -> tuple[str, str]:
     """Return the paths without the folders that both are in, so that the columns of a table are narrow."""
     whole = first.resolve(), second.resolve()
     common = Path(os.path.commonpath([path.parent for path in whole]))
     return str(whole[0].relative_to(common)), str(whole[1].relative_to(common))
 
 
-def _facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+def facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Return the progress of runs, and the values of the keys in which their experiments differ, as text."""
     rows = [
         ("state", [run.state for run in runs]),
         ("step", [_cell(run.step) for run in runs]),
@@ -81,37 +87,70 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     return [*rows, *((key, [_cell(run.keys.get(key)) for run in runs]) for key in differing_keys(runs))]
 
 
-def _scores(folder: Path) -> xr.Dataset | None:
+def scores_of(folder: Path) -> xr.Dataset | None:
+    """Return the scores of a run, or None if it has none."""
     return load_results(folder / "evaluation") if (folder / "evaluation" / "model.nc").is_file() else None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """An RMSE over another; NaN where one is not known."""
+
+    value: float
+    is_apart: bool
+    """Whether the bounds of the two do not overlap."""
+
+
+def ratios(
+    first: xr.Dataset, second: xr.Dataset, every: bool = False
+) -> tuple[list[np.timedelta64], list[tuple[str, list[Ratio]]], bool]:
+    """Return leads, the RMSE of the second over that of the first at them by channel, and whether both have bounds.
+
+    The leads are some, or every one, of those that both have.
+    """
+    common = np.intersect1d(first["lead_time"].values, second["lead_time"].values)
+    leads = list(common) if every else some_leads(common)
+    theirs = dict(channels(second))
+    bounded = all("rmse_low" in results["metric"].values for results in (first, second))
+    rows = []
+    for name, ours in channels(first):
+        if name in theirs:
+            pairs = [[one.sel(source="model", lead_time=lead) for one in (ours, theirs[name])] for lead in leads]
+            rows.append((name, [_ratio(a, b, bounded) for a, b in pairs]))
+    return leads, rows, bounded
+
+
+def _ratio(first: xr.DataArray, second: xr.DataArray, bounded: bool) -> Ratio:
+    def of(scores: xr.DataArray, metric: str) -> float:
+        return float(scores.sel(metric=metric))
+
+    a, b = of(first, "rmse"), of(second, "rmse")
+    apart = bounded and (
+        of(first, "rmse_high") < of(second, "rmse_low") or of(second, "rmse_high") < of(first, "rmse_low")
+    )
+    return Ratio(b / a if a > 0 else np.nan, bool(apart))
 
 
 def _print_ratios(first: xr.Dataset, second: xr.Dataset, console: Console) -> None:
     """Print RMSE ratios at the leads that both have; `*` where the bounds of the two do not overlap."""
-    leads = some_leads(np.intersect1d(first["lead_time"].values, second["lead_time"].values))
+    leads, rows, bounded = ratios(first, second)
     if not leads:
         console.print("the scores have no lead in common")
         return
-    theirs = dict(channels(second))
-    bounded = all("rmse_low" in results["metric"].values for results in (first, second))
     table = Table(
         title="RMSE of the second over that of the first; below 1 the second is better", box=None, pad_edge=False
     )
     table.add_column("variable")
     for lead in leads:
         table.add_column(hours_text(lead), justify="right")
-    for name, ours in channels(first):
-        if name not in theirs:
-            continue
-        cells = []
-        for lead in leads:
-            pair = [scores.sel(source="model", lead_time=lead) for scores in (ours, theirs[name])]
-            a, b = (float(scores.sel(metric="rmse")) for scores in pair)
-            sure = bounded and (
-                float(pair[0].sel(metric="rmse_high")) < float(pair[1].sel(metric="rmse_low"))
-                or float(pair[1].sel(metric="rmse_high")) < float(pair[0].sel(metric="rmse_low"))
+    for name, found in rows:
+        cells = [
+            Text(
+                f"{one.value:.2f}{'*' if one.is_apart else ''}" if np.isfinite(one.value) else "–",
+                style="green" if one.value < 1 else "red",
             )
-            style = "green" if b < a else "red"
-            cells.append(Text(f"{b / a:.2f}{'*' if sure else ''}" if a > 0 else "–", style=style))
+            for one in found
+        ]
         table.add_row(channel_text(name, level_units_of(first)), *cells)
     fitted(console, table, [hours_text(lead) for lead in leads[1:]])
     console.print(table)

@@ -11,15 +11,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from credit_like.evaluation.naming import (
-    channel_text,
-    exponent_of,
-    exponent_text,
-    hours_text,
-    level_units_of,
-    units_text,
-)
 from credit_like.evaluation.scorecard import IN_UNITS, channels, labels
+from credit_like.naming import channel_text, exponent_of, hours_text, level_units_of, with_units
 
 _STYLE = {"model": ("C0", "-"), "persistence": ("0.4", "--"), "climatology": ("0.4", ":")}
 _PANEL = (2.9, 2.1)  # width and height of a panel in inches, without labels
@@ -53,7 +46,7 @@ def panel_figure(count: int, what: str) -> tuple[Figure, list[Axes]]:
     columns = min(4, count)
     rows = -(-count // columns)
     left, right, top, bottom, across, down = 0.75, 0.15, 0.6, 0.5, 0.55, 0.5
-    width = left + right + columns * _PANEL[0] + (columns - 1) * across
+    width = max(5.4, left + right + columns * _PANEL[0] + (columns - 1) * across)  # room for the title
     height = top + bottom + rows * _PANEL[1] + (rows - 1) * down
     figure = Figure(figsize=(width, height))
     FigureCanvasAgg(figure)
@@ -97,9 +90,8 @@ def _scores_figure(results: xr.Dataset, panels: list[tuple[str, xr.DataArray]], 
 
 def _title(ax: Axes, results: xr.Dataset, name: str, exponent: int = 0, in_units: bool = False) -> None:
     units = str(results[name.partition("@")[0]].attrs.get("units", "")) if in_units else ""
-    shown = " ".join(part for part in (exponent_text(exponent) if exponent else "", units_text(units)) if part)
-    title = channel_text(name, level_units_of(results))
-    ax.set_title(f"{title} ({shown})" if shown else title, fontsize=9, loc="left", y=1.0)
+    title = with_units(channel_text(name, level_units_of(results)), units, exponent)
+    ax.set_title(title, fontsize=9, loc="left", y=1.0)
 
 
 def _curves(ax: Axes, scores: xr.DataArray, metric: str, exponent: int) -> None:

@@ -7,17 +7,11 @@ can show. Data too large for a page (0.25° fields at every level and lead) are 
 from __future__ import annotations
 
 import base64
-import html
-import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import contourpy
 import numpy as np
 import xarray as xr
 from matplotlib import colormaps
@@ -26,11 +20,13 @@ from numpy.typing import NDArray
 import credit_like
 from credit_like.data import times as calendar
 from credit_like.data.store import FieldStore
+from credit_like.evaluation.charts import field_shades
+from credit_like.evaluation.coasts import own_coast
 from credit_like.evaluation.derived import forecast_files
-from credit_like.evaluation.maps import land_mask
-from credit_like.evaluation.naming import channel_text, level_text, level_units_of, units_text
+from credit_like.evaluation.html_page import render, save_page
 from credit_like.evaluation.scorecard import channels
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
+from credit_like.naming import channel_text, level_text, level_units_of, units_text
 from credit_like.variables import Variable, Variables
 
 MISSING = 255
@@ -67,25 +63,12 @@ def write_report(
         "ensemble": describe_ensemble(results),
         "maps": describe_maps(files, truth, variables, init, map_bytes),
     }
-    text = page(data)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-    return path
+    return save_page(page(data), path)
 
 
 def page(data: Mapping[str, Any]) -> str:
     """Return the HTML page that shows `data` (see `write_report`)."""
-    folder = resources.files("credit_like.evaluation") / "page"
-    text = (folder / "report.html").read_text(encoding="utf-8")
-    parts = {name: (folder / name).read_text(encoding="utf-8") for name in ("report.css", "coastlines.js", "report.js")}
-    # Names and units come from external files. Without these characters no text can end or change the script element.
-    text_of_data = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    parts["data"] = text_of_data.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
-    parts["title"] = html.escape(f"Forecast scores of {data['experiment']}")
-    # Substitution takes one pass, so that placeholders in inserted text are not expanded.
-    return re.sub(r"\{\{([\w.]+)\}\}", lambda place: parts[place[1]], text)
+    return render("report.html", data, f"Forecast scores of {data['experiment']}")
 
 
 def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, Any]:
@@ -118,8 +101,31 @@ def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
             array, _, _ = _channel(results, name, "_spectrum")
             array = array.sel(region="global").isel(lead_time=leads)
             values = array.transpose("source", "lead_time", "zonal_wavenumber").values
-            rows.append({"name": name, "wavenumbers": values.shape[-1], "values": _floats(values)})
+            last = truncation(values)
+            row = {"name": name, "wavenumbers": values.shape[-1], "last": last, "values": _floats(values)}
+            rows.append({**row, "unit": _squared(units_text(str(results[variable].attrs.get("units", ""))))})
     return {"leads": _hours(results["lead_time"].values[leads]), "channels": rows}
+
+
+def truncation(energy_SLK: NDArray[np.floating]) -> int:
+    """Return the last wavenumber that the data resolve, from spectra of sources with that of an analysis among them.
+
+    Above it the spectrum with the least energy falls by two decades at once and stays below: fields that are smooth by
+    construction, such as those of a spectral model, have no energy there. Without such a fall it is the last one.
+    """
+    energy = energy_SLK.astype(np.float64)
+    there = np.isfinite(energy[..., 1:-1]).any((1, 2))
+    if energy.shape[-1] < 4 or not there.any():
+        return energy.shape[-1] - 1
+    least = np.nanmin(np.nanmax(energy[there], 1), 0)
+    for k in range(2, len(least) - 1):
+        if least[k] > 0 and np.nanmax(least[k + 1 :], initial=0.0) < 1e-2 * least[k]:
+            return k
+    return len(least) - 1
+
+
+def _squared(unit: str) -> str:
+    return f"({unit})²" if " " in unit else f"{unit}²" if unit else ""
 
 
 def describe_ensemble(results: xr.Dataset) -> dict[str, Any]:
@@ -228,7 +234,7 @@ def describe_maps(
         "longitude": [round(float(x), 4) for x in grid.longitude[columns]],
         "entries": entries,
         "coast": coast(truth),
-        "colours": {"field": _colours("viridis"), "error": _colours("RdBu_r"), "spread": _colours("magma")},
+        "colours": {name: _colours(name) for name in ("viridis", "PuOr_r", "YlGnBu", "RdBu_r", "magma")},
     }
 
 
@@ -259,19 +265,23 @@ def _entries(
     result, level_units = [], truth.store.level_units(variable)
     for k, level in enumerate(levels):
         field, real = forecast_LKHW[:, k], truth_LKHW[:, k]
+        shades = field_shades(real, np.concatenate([field, real]))
         low, high = _scale(np.concatenate([field, real]))
-        _, most = _scale(np.abs(field - real))
+        if shades.is_diverging:
+            low, high = -max(-low, high), max(-low, high)
+        most = [_scale(np.abs(error))[1] for error in field - real]
         result.append(
             {
                 "variable": variable.name,
                 "level": variable.levels[level] if variable.levels else None,
                 "level_text": level_text(variable.levels[level], level_units) if variable.levels else None,
                 "unit": units_text(str(truth.store.attrs(variable).get("units", ""))),
+                "colours": shades.colours,
                 "range": [low, high],
-                "error_range": [-most, most],
+                "error_ranges": [[-one, one] for one in most],
                 "truth": _bytes(real, low, high),
                 "forecast": _bytes(field, low, high),
-                "error": _bytes(field - real, -most, most),
+                "error": _bytes(field - real, *(np.array([[[sign * one]] for one in most]) for sign in (-1, 1))),
             }
         )
         if files.members > 1:
@@ -285,21 +295,12 @@ def _entries(
 
 def coast(store: FieldStore) -> list[list[float]] | None:
     """Return the coast of the data's own land-sea mask as lines (longitude, latitude, …), or None if there is no mask."""
-    land = land_mask(store)
-    if land is None or not land.min() < 0.5 < land.max():
-        return None
-    grid = store.grid
-    step = float(np.diff(grid.longitude).mean())
-    # If the mask goes round the globe, repeat its first column to close the lines at the seam.
-    around = np.isclose(step * grid.width, 360, atol=step / 2)
-    longitude = np.append(grid.longitude, grid.longitude[-1] + step) if around else grid.longitude
-    mask = np.concatenate([land, land[:, :1]], 1) if around else land
-    lines = contourpy.contour_generator(longitude, grid.latitude, np.nan_to_num(mask)).lines(0.5)
-    return [np.round(np.asarray(line), 2).ravel().tolist() for line in lines]
+    lines = own_coast(store)
+    return None if lines is None else [np.round(line, 2).ravel().tolist() for line in lines]
 
 
-def quantise(x: NDArray[np.float32], low: float, high: float) -> NDArray[np.uint8]:
-    """Map `low` … `high` to 0 … 254, clipped; `MISSING` where there is no data."""
+def quantise(x: NDArray[np.float32], low: float | NDArray[Any], high: float | NDArray[Any]) -> NDArray[np.uint8]:
+    """Map `low` … `high`, which broadcast to `x`, to 0 … 254, clipped; `MISSING` where there is no data."""
     scaled = np.clip((x - low) / (high - low), 0, 1) * 254
     return np.where(np.isfinite(x), np.rint(np.nan_to_num(scaled)), MISSING).astype(np.uint8)
 
@@ -337,7 +338,7 @@ def _floats(x: NDArray[Any]) -> str:
         return base64.b64encode(np.ascontiguousarray(x, "<f4").tobytes()).decode()
 
 
-def _bytes(x: NDArray[np.float32], low: float, high: float) -> str:
+def _bytes(x: NDArray[np.float32], low: float | NDArray[Any], high: float | NDArray[Any]) -> str:
     return base64.b64encode(quantise(x, low, high).tobytes()).decode()
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from credit_like.evaluation.naming import (
+from credit_like.naming import (
     channel_text,
     exponent_of,
     exponent_text,

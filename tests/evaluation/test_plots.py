@@ -3,11 +3,16 @@
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.image import imread
 from world import make_context, make_data, make_experiment
 
+from credit_like import naming
 from credit_like.errors import UserError
-from credit_like.evaluation import maps, naming
+from credit_like.evaluation import charts
+from credit_like.evaluation.charts import Row, Style, chart
+from credit_like.evaluation.coasts import natural_earth, own_coast
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.plots import (
@@ -128,20 +133,33 @@ def test_forecasts_of_one_member_have_no_figures_of_an_ensemble(tmp_path):
 GRID = Grid(90 - (np.arange(8) + 0.5) * 22.5, np.arange(16) * 22.5)
 
 
-def test_a_map_says_when_and_where():
+def rows():
     field = np.random.default_rng(0).standard_normal((8, 16))
-    fields = [(field, field + 0.5), (field, field * 2)]
-    times = ["2000-09-27 00 UTC", "2000-09-27 06 UTC", "2000-09-28 00 UTC"]
-    figure = maps._figure("u 850 hPa", "m s**-1", times, [6, 24], fields, GRID, None)
+    return [Row(field, field + 0.5, "2000-09-27 06 UTC", "6 h"), Row(field, field * 2, "2000-09-28 00 UTC", "24 h")]
+
+
+def test_a_map_says_when_and_where():
+    style = Style("plate-carree", centre=(0, 0))
+    figure = chart("u 850 hPa", "m s**-1", "2000-09-27 00 UTC", rows(), GRID, natural_earth(), style)
     shown = [*texts(figure), *(ax.get_title(loc="left") for ax in figure.axes)]
     for text in (
-        "u 850 hPa (m s⁻¹), forecast from 2000-09-27 00 UTC", "truth, 2000-09-28 00 UTC", "forecast, 24 h",
-        "error, RMSE 0.5",
+        "u 850 hPa (m s⁻¹)", "forecast from 2000-09-27 00 UTC", "truth, 2000-09-28 00 UTC", "forecast, 24 h",
+        "error, RMSE 0.5", "60°N", "30°S", "120°E", "120°W",
     ):  # fmt: skip
         assert text in shown
-    figure.canvas.draw()
-    labels = {label.get_text() for ax in figure.axes for label in [*ax.get_xticklabels(), *ax.get_yticklabels()]}
-    assert {"60°N", "30°S", "120°E", "120°W"} <= labels
+
+
+@pytest.mark.parametrize("scale", ["lead", "common"])
+def test_errors_have_the_shades_of_their_lead_or_of_all(scale):
+    truth, forecast = (np.array([getattr(row, name) for row in rows()]) for name in ("truth", "forecast"))
+    first, last = charts._error_shades(forecast - truth, Style(error_scale=scale))
+    assert (first.levels[-1] == last.levels[-1]) == (scale == "common")
+    assert last.levels[-1] > 1.5
+
+
+def test_a_scale_of_errors_that_is_not_there():
+    with pytest.raises(UserError, match="--error-scale: expected lead or common, got 'each'"):
+        Style(error_scale="each")
 
 
 @pytest.mark.parametrize(
@@ -150,9 +168,22 @@ def test_a_map_says_when_and_where():
 )
 def test_colours_follow_the_values(values, colours, symmetric):
     truth = np.linspace(*values, 200)
-    chosen, norm = maps._colours(truth, np.stack([truth, truth - 0.02 * np.ptp(truth)]))  # slightly biased
-    assert chosen == colours
-    assert (norm.vmin == -norm.vmax) == symmetric
+    shades = charts.field_shades(truth, np.stack([truth, truth - 0.02 * np.ptp(truth)]))  # slightly biased
+    assert shades.colours == colours
+    assert shades.is_diverging == symmetric
+
+
+@given(st.floats(-1e6, 1e6), st.floats(1e-6, 1e6))
+def test_shades_are_round_and_enclose_the_range(low, width):
+    levels = charts.round_levels(low, low + width)
+    assert levels[0] <= low + 1e-6 * width + 1e-9 * abs(low)
+    assert levels[-1] >= low + width * (1 - 1e-6) - 1e-9 * abs(low)
+    assert 3 <= len(levels) <= 19
+    levels = charts.symmetric_levels(width)
+    np.testing.assert_allclose(levels, -levels[::-1])
+    assert 2 <= len(levels) <= 18
+    digits = np.diff(levels)[0] / 10.0 ** np.floor(np.log10(np.diff(levels)[0] * (1 + 1e-9)))
+    assert min(abs(digits - step) for step in (1, 2, 2.5, 5, 10)) < 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -178,12 +209,19 @@ def made(tmp_path_factory):
     return dataset, context
 
 
+def test_coasts_are_natural_earths_without_a_mask(made):
+    assert own_coast(made[1].store) is None
+    lines = natural_earth()
+    assert len(lines) > 100
+    assert all(np.abs(line).max(0)[0] <= 180 and np.abs(line[:, 1]).max() <= 90 for line in lines)
+
+
 def test_one_map_is_chosen(made, tmp_path):
     dataset, context = made
     variable = next(v for v in context.variables.outputs if len(v.levels) > 1)
     level = variable.levels[0]
     (path,) = plot_maps(dataset, context.store, context.variables, tmp_path,
-                        choice=Choice(variable.name, level, 12 * 3600))  # fmt: skip
+                        choice=Choice(variable.name, level, 12 * 3600, "2000-01-01"))  # fmt: skip
     shown = naming.level_text(level, context.store.level_units(variable)).replace(" ", "")
     assert path.name == f"map_{variable.name}_{shown}_12h.png"
     assert imread(path).shape[1] > 1000
@@ -194,6 +232,8 @@ def test_one_map_is_chosen(made, tmp_path):
     [
         (Choice("nothing"), "--variable: expected one of .*, got 'nothing'"),
         (Choice(level=1.5), r"--level: expected a level of .* \(.*\), got 1.5"),
+        (Choice(init="2000-01-02"), "--init: expected an initial time of the forecasts, 2000-01-01T00:00:00 to .*, got 2000-01-02"),
+        (Choice(init="tomorrow"), "--init: expected a time such as 2020-01-05T12, got 'tomorrow'"),
         (Choice(lead_seconds=7 * 3600), r"--lead: expected a lead of the forecasts, 6 h to 12 h, got 7 h; did you mean 6h"),
     ],
 )  # fmt: skip

@@ -63,8 +63,15 @@ def floats(text):
 
 def points(entry, kind, shape):
     values = np.frombuffer(base64.b64decode(entry[kind]), np.uint8).reshape(shape)
-    low, high = entry["error_range" if kind == "error" else "range"]
+    low, high = limits(entry, kind)
     return np.where(values == MISSING, np.nan, low + (high - low) * values / 254.0), (high - low) / 254
+
+
+def limits(entry, kind):
+    """The lower and the upper end of the colours, for every lead where they differ."""
+    if kind != "error":
+        return entry["range"]
+    return np.array(entry["error_ranges"]).T[..., None, None]
 
 
 def test_the_page_holds_the_scores(made):
@@ -98,10 +105,10 @@ def test_the_page_holds_the_fields_to_half_a_byte_step(made):
             got, step = points(entry, kind, expected.shape)
             # Where the truth lacks data the forecast may have some; both are shown as they are.
             np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
-            low, high = entry["error_range" if kind == "error" else "range"]
+            low, high = limits(entry, kind)
             inside = (expected >= low) & (expected <= high)
             assert inside.sum() > 0.98 * np.isfinite(expected).sum()
-            assert np.abs(got - expected)[inside].max() <= step * 0.501
+            assert (np.abs(got - expected) / step)[inside].max() <= 0.501
 
 
 def test_the_page_holds_the_spectra(made):
@@ -306,7 +313,16 @@ def test_everything_is_reached_by_tabs_and_has_a_name(tab):
     for _ in range(40):
         tab.keyboard.press("Tab")
         reached.append(tab.evaluate("document.activeElement.id || document.activeElement.className"))
-    for control in ("map-variable", "map-level", "map-lead", "map-play", "map-panels", "card-baseline", "curve-metric"):
+    for control in (
+        "map-variable",
+        "map-level",
+        "map-lead",
+        "map-errors",
+        "map-play",
+        "map-panels",
+        "card-baseline",
+        "curve-metric",
+    ):
         assert control in reached, control
     unnamed = tab.evaluate("[...document.querySelectorAll('select, input')].filter(e => !e.labels.length).length")
     assert unnamed == 0
@@ -338,7 +354,7 @@ def test_points_have_the_colours_of_their_values(tab, made):
     maps = data_of(made[0])["maps"]
     entry = maps["entries"][0]
     values = np.frombuffer(base64.b64decode(entry["truth"]), np.uint8).reshape(LEADS, 8, 16)[0]
-    table = np.frombuffer(base64.b64decode(maps["colours"]["field"]), np.uint8).reshape(255, 3)
+    table = np.frombuffer(base64.b64decode(maps["colours"][entry["colours"]]), np.uint8).reshape(255, 3)
     pixels = tab.evaluate(
         """() => { const c = document.getElementById('map-truth'), n = c.width / 16;
         const all = c.getContext('2d').getImageData(0, 0, c.width, c.height).data, out = [];
@@ -379,3 +395,28 @@ def test_curves_follow_the_choice(tab, made):
     assert tab.locator("#ensemble, #members, #spread-figure").count() == 0  # one member
     assert tab.is_disabled("#curve-level")
     assert tab.locator("#spectrum-plot path").count() == 3
+
+
+def test_winds_diverge_and_errors_have_the_scale_that_is_chosen(tab, made):
+    entry = next(entry for entry in data_of(made[0])["maps"]["entries"] if entry["variable"] == "u")
+    assert entry["colours"] == "PuOr_r"
+    assert entry["range"][0] == -entry["range"][1]
+    shown = tab.inner_text("#bar-error")
+    tab.select_option("#map-errors", "common")
+    assert tab.inner_text("#bar-error") != shown
+    largest = max(high for _, high in entry["error_ranges"])
+    assert float(tab.inner_text("#bar-error").split()[-3]) == pytest.approx(largest, rel=0.01)  # and m s⁻¹
+
+
+def test_maps_have_degrees_at_their_edges(tab):
+    ticks = tab.locator("#map-panels figure:first-child .frame span").all_inner_texts()
+    assert {"60°N", "0°", "60°S", "60°E", "180°", "60°W"} <= set(ticks)
+
+
+@pytest.mark.parametrize("last", [7, 21])
+def test_spectra_end_where_the_data_end(last):
+    k = np.arange(1.0, 33)
+    energy = np.concatenate([[1.0], k**-3.0])
+    cut = np.where(np.arange(33) > last, energy * 1e-3, energy)
+    assert report.truncation(np.stack([energy, cut])[:, None]) == last
+    assert report.truncation(energy[None, None]) == 32

@@ -20,6 +20,7 @@ from credit_like.data.aliases import ALIASES
 from credit_like.data.statistics import Scan, varying
 from credit_like.data.store import FieldStore
 from credit_like.data.times import to_text
+from credit_like.naming import channel_text, exponent_of, with_units
 from credit_like.variables import Variables
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Audit:
     times: list[str]
     looks: NDArray[np.float64]
     share: NDArray[np.float64]
+    named: list[tuple[str, str]]
+    """Name in words and units of every channel."""
 
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Return (kind, channel, count, detail) of every finding, for a table."""
@@ -84,7 +87,7 @@ class Audit:
         self.figure().savefig(path, dpi=100)
 
     def figure(self) -> Figure:
-        """Return the figure of `plot`; the lowest panels have dates."""
+        """Return the figure of `plot`: levels and units in the titles, dates below the lowest panels."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -105,10 +108,13 @@ class Audit:
         )
         mean_PC = mean_PC / np.diff(first_P, append=len(self.times))[:, None]
         share_PC = np.maximum.reduceat(self.share, first_P)
-        for c, (ax, channel) in enumerate(zip(axes, self.channels, strict=False)):
-            ax.fill_between(first_P, low_PC[:, c], high_PC[:, c], color="tab:blue", alpha=0.2, linewidth=0)
-            ax.plot(first_P, mean_PC[:, c], color="tab:blue", linewidth=0.8)
-            ax.set_title(channel, fontsize=8, y=1.0, pad=3)
+        for c, (ax, (name, declared)) in enumerate(zip(axes, self.named, strict=False)):
+            exponent = exponent_of(np.array([low_PC[:, c], high_PC[:, c]]))
+            low, mean, high = (values[:, c] / 10.0**exponent for values in (low_PC, mean_PC, high_PC))
+            ax.fill_between(first_P, low, high, color="tab:blue", alpha=0.2, linewidth=0)
+            ax.plot(first_P, mean, color="tab:blue", linewidth=0.8)
+            ax.set_title(with_units(name, declared, exponent), fontsize=8, y=1.0, pad=3, loc="left")
+            ax.ticklabel_format(axis="y", useOffset=False, style="plain")
             ax.set_xlim(0, len(self.times))
             if c + columns < len(self.channels):
                 ax.set_xticks([])
@@ -124,7 +130,8 @@ class Audit:
                 missing.tick_params(labelsize=6, colors="tab:red")
         for ax in axes[len(self.channels) :]:
             ax.set_visible(False)
-        what = f"mean, range and (red) missing share by field, {self.times[0]} to {self.times[-1]}"
+        first, last = (time[:16].replace("T", " ") for time in (self.times[0], self.times[-1]))
+        what = f"mean, range and (red) missing share by field, {first} to {last}"
         figure.suptitle(what, fontsize=9, y=1 - 0.15 / height)
         return figure
 
@@ -142,7 +149,11 @@ def audit(store: FieldStore, variables: Variables, whole: Scan) -> Audit:
     findings = [*_gaps(store), *_units(store, variables, looks)]
     for c, channel in enumerate(channels):
         findings += _of_channel(channel, looks[:, c], share[:, c], float(fixed[c]), times)
-    return Audit(findings, channels, times, looks, share)
+    named = []
+    for variable in varying(variables):
+        declared = str(store.attrs(variable).get("units", ""))
+        named += [(channel_text(name, store.level_units(variable)), declared) for name in variable.channels]
+    return Audit(findings, channels, times, looks, share, named)
 
 
 def _gaps(store: FieldStore) -> Iterator[AuditFinding]:

@@ -1,76 +1,26 @@
 "use strict";
-const DATA = JSON.parse(document.getElementById("data").textContent);
 const SCORES = DATA.scores, MAPS = DATA.maps, SPECTRA = DATA.spectra, ENSEMBLE = DATA.ensemble;
 const MISSING = 255;
 const LOWER_IS_BETTER = ["rmse", "mse", "mae", "crps", "fair-crps", "seeps"];
-const REFERENCES = { persistence: "6 4", climatology: "2 3" };
-const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
-
-const $ = (id) => document.getElementById(id);
-
-function bytes(text) {
-  return Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-}
-
-const decoded = new WeakMap();
-function floats(row, key = "values") {
-  if (!decoded.has(row)) decoded.set(row, {});
-  const of = decoded.get(row);
-  if (!(key in of)) of[key] = new Float32Array(bytes(row[key]).buffer);
-  return of[key];
-}
-
-function number(x) {
-  if (!Number.isFinite(x)) return "–";
-  const size = Math.abs(x);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return x.toExponential(1);
-  return size >= 1000 ? x.toFixed(0) : String(Number(x.toPrecision(3)));
-}
-
-function leadText(hours) {
-  return `${number(hours)} h`;
-}
-
-function fill(select, values, texts = values) {
-  const before = select.value;
-  select.replaceChildren(...values.map((value, i) => new Option(texts[i], value)));
-  if (values.map(String).includes(before)) select.value = before;
-  select.disabled = values.length < 2;
-}
-
-/* A pair of selects for rows that have `variable` and `level`; `changed(row)` at every choice. */
-function chooser(rows, variable, level, changed) {
-  const names = [...new Set(rows.map((row) => row.variable))];
-  const chosen = () => rows.find((row) => row.variable === variable.value && String(row.level) === level.value);
-  const levels = () => {
-    const there = rows.filter((row) => row.variable === variable.value);
-    fill(level, there.map((row) => String(row.level)), there.map((row) => row.level_text || "surface"));
-  };
-  fill(variable, names);
-  levels();
-  variable.addEventListener("change", () => { levels(); changed(chosen()); });
-  level.addEventListener("change", () => changed(chosen()));
-  return chosen;
-}
-
 // ---- maps ----------------------------------------------------------------------------------------------------------
 
 function startMaps() {
   const height = MAPS.latitude.length, width = MAPS.longitude.length, leads = MAPS.leads.length;
   const many = MAPS.members > 1, kinds = ["truth", "forecast", "error", ...(many ? ["spread"] : [])];
-  const field = bytes(MAPS.colours.field);
-  const colours = { truth: field, forecast: field, error: bytes(MAPS.colours.error), spread: bytes(MAPS.colours.spread) };
-  const rangeOf = (one, kind) => one[`${kind}_range`] || one.range;
-  const slider = $("map-lead"), play = $("map-play"), panels = $("map-panels");
+  const tables = Object.fromEntries(Object.entries(MAPS.colours).map(([name, text]) => [name, bytes(text)]));
+  const tableOf = (one, kind) => tables[{ error: "RdBu_r", spread: "magma" }[kind] || one.colours];
+  const rangeOf = (one, kind, lead) => (kind === "error" ? one.error_ranges[lead] : one[`${kind}_range`] || one.range);
+  const slider = $("map-lead"), play = $("map-play"), panels = $("map-panels"), errors = $("map-errors");
   const scale = Math.max(1, Math.round(720 / width));
   const small = new OffscreenCanvas(width, height);
   const coast = coastPaths(width * scale, height * scale, scale);
   const cache = new Map();
-  const members = many ? startMembers(field) : null;
+  const members = many ? startMembers((one) => tableOf(one, "truth")) : null;
   let timer = null, probe = { row: height >> 1, column: width >> 1 }, probed = false;
   slider.max = leads - 1;
   if (!many) { $("spread-figure").remove(); $("members").remove(); }
-  const entry = chooser(MAPS.entries, $("map-variable"), $("map-level"), () => { describe(); draw(); });
+  const entry = chooser(MAPS.entries, $("map-variable"), $("map-level"), draw);
+  for (const kind of kinds) addDegrees($(`map-${kind}`));
 
   function fields(one) {
     if (!cache.has(one)) {
@@ -81,27 +31,35 @@ function startMaps() {
     return cache.get(one);
   }
 
-  function describe() {
-    const one = entry();
+  /* The range of the colours: of errors that of the lead, or the largest of all leads. */
+  function shownRange(one, kind, lead) {
+    if (kind !== "error" || errors.value === "lead") return rangeOf(one, kind, lead);
+    return one.error_ranges.reduce((most, range) => (range[1] > most[1] ? range : most));
+  }
+
+  /* The colours of the 255 bytes of a field. */
+  function shades(one, kind, lead) {
+    const table = tableOf(one, kind), ratio = rangeOf(one, kind, lead)[1] / shownRange(one, kind, lead)[1];
+    if (kind !== "error" || ratio === 1) return table;
+    const found = new Uint8Array(table.length);
+    for (let i = 0; i < 255; i++) found.set(table.slice(3 * Math.round(127 + (i - 127) * ratio), 3 * Math.round(127 + (i - 127) * ratio) + 3), 3 * i);
+    return found;
+  }
+
+  function describe(one, lead) {
     for (const kind of kinds) {
-      const [low, high] = rangeOf(one, kind);
-      const table = colours[kind];
-      const stops = Array.from({ length: 17 }, (_, i) => {
-        const at = 3 * Math.round((254 * i) / 16);
-        return `rgb(${table.slice(at, at + 3)})`;
-      });
-      const strip = document.createElement("i");
-      strip.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
-      $(`bar-${kind}`).replaceChildren(number(low), strip, `${number(high)} ${one.unit}`);
+      const [low, high] = shownRange(one, kind, lead);
+      $(`bar-${kind}`).replaceChildren(number(low), strip(tableOf(one, kind)), `${number(high)} ${one.unit}`);
     }
   }
 
   function draw() {
     const one = entry(), lead = Number(slider.value), all = fields(one);
     const from = lead * height * width;
+    describe(one, lead);
     for (const kind of kinds) {
       const canvas = $(`map-${kind}`);
-      small.getContext("2d").putImageData(imageOf(all[kind], from, width, height, colours[kind]), 0, 0);
+      small.getContext("2d").putImageData(imageOf(all[kind], from, width, height, shades(one, kind, lead)), 0, 0);
       if (canvas.width !== width * scale) { canvas.width = width * scale; canvas.height = height * scale; }
       const context = canvas.getContext("2d");
       context.imageSmoothingEnabled = false;
@@ -109,7 +67,7 @@ function startMaps() {
       context.setTransform(1, 0, 0, north ? 1 : -1, 0, north ? 0 : canvas.height);
       context.drawImage(small, 0, 0, canvas.width, canvas.height);
       context.lineWidth = 1;
-      context.strokeStyle = kind === "error" ? "#333" : "#fff";
+      context.strokeStyle = ["viridis", "magma"].includes(kind === "spread" ? "magma" : kind === "error" ? "" : one.colours) ? "#fff" : "#333";
       context.stroke(coast);
       if (probed) cross(context);
       context.setTransform(1, 0, 0, 1, 0, 0);
@@ -134,7 +92,7 @@ function startMaps() {
   function tell(one, all, from) {
     const at = from + probe.row * width + probe.column;
     const said = kinds.map((kind) => {
-      const [low, high] = rangeOf(one, kind), value = all[kind][at];
+      const [low, high] = rangeOf(one, kind, from / height / width), value = all[kind][at];
       return `${kind} ${value === MISSING ? "no data" : number(low + (high - low) * value / 254)}`;
     });
     const place = placeText(MAPS.latitude[probe.row], MAPS.longitude[probe.column]);
@@ -160,6 +118,7 @@ function startMaps() {
   }
 
   slider.addEventListener("input", draw);
+  errors.addEventListener("change", draw);
   play.addEventListener("click", toggle);
   for (const kind of kinds) {
     $(`map-${kind}`).addEventListener("pointermove", (event) => {
@@ -192,8 +151,33 @@ function startMaps() {
   if (MAPS.left_out.levels) notes.push(`${MAPS.left_out.levels} levels are omitted.`);
   notes.push(MAPS.coast ? "Coastlines: land-sea mask of the data." : "Coastlines: Natural Earth.");
   $("map-note").textContent = notes.join(" ");
-  describe();
   draw();
+}
+
+/* Latitudes at the left and longitudes at the lower edge of a map. */
+function addDegrees(canvas) {
+  const frame = document.createElement("div");
+  frame.className = "frame";
+  canvas.replaceWith(frame);
+  frame.append(canvas);
+  const add = (values, side, text) => {
+    const n = values.length, span = Math.abs(values[n - 1] - values[0]), step = [1, 2, 5, 10, 30, 60].find((s) => span / s <= 7) || 90;
+    for (let degrees = -360; degrees <= 360; degrees += step) {
+      for (let i = 0; i + 1 < n; i++) {
+        const [a, b] = [values[i], values[i + 1]];
+        if ((a - degrees) * (b - degrees) > 0 || b === degrees) continue;
+        const at = (i + 0.5 + (degrees - a) / (b - a)) / n, tick = document.createElement("span");
+        tick.textContent = text(degrees);
+        tick.style[side] = `${100 * at}%`;
+        tick.className = side;
+        frame.append(tick);
+      }
+    }
+  };
+  const sided = (x, [up, down]) => (x === 0 ? "0°" : `${Math.abs(x)}°${x > 0 ? up : down}`);
+  const north = MAPS.latitude[0] > MAPS.latitude[MAPS.latitude.length - 1];
+  add(north ? MAPS.latitude : [...MAPS.latitude].reverse(), "top", (x) => sided(x, "NS"));
+  add(MAPS.longitude, "left", (x) => sided(((x + 540) % 360) - 180, "EW").replace(/^180°.$/, "180°"));
 }
 
 /* `height` × `width` bytes from position `from` as an image in the colours of `table`. */
@@ -208,7 +192,7 @@ function imageOf(values, from, width, height, table) {
 }
 
 /* Stamps of the members, and their values at the chosen point against lead time. */
-function startMembers(table) {
+function startMembers(tableOf) {
   const { members, stride } = MAPS.stamps, leads = MAPS.leads.length;
   const height = Math.ceil(MAPS.latitude.length / stride), width = Math.ceil(MAPS.longitude.length / stride);
   const north = MAPS.latitude[0] > MAPS.latitude[MAPS.latitude.length - 1];
@@ -228,7 +212,7 @@ function startMembers(table) {
   function draw(one, all, lead, probe) {
     stamps.forEach((canvas, i) => {
       const values = i ? all.members.subarray(((i - 1) * leads + lead) * height * width) : truthOf(all, lead);
-      small.getContext("2d").putImageData(imageOf(values, 0, width, height, table), 0, 0);
+      small.getContext("2d").putImageData(imageOf(values, 0, width, height, tableOf(one)), 0, 0);
       const context = canvas.getContext("2d");
       context.imageSmoothingEnabled = false;
       context.setTransform(1, 0, 0, north ? 1 : -1, 0, north ? 0 : canvas.height);
@@ -335,7 +319,8 @@ function startCard() {
   fill(baseline, SCORES.sources);
   fill(region, SCORES.regions);
   baseline.value = SCORES.sources[1] || SCORES.sources[0];
-  const leads = someLeads(12);
+  const leads = someLeads(12), colours = bytes(MAPS.colours.RdBu_r);
+  const strengthOf = (gain) => Math.min(1, Math.abs(gain) / 100) ** 0.75;  // differs up to 100 %, most where gains are small
 
   function draw() {
     const head = document.createElement("thead"), body = document.createElement("tbody");
@@ -346,6 +331,15 @@ function startCard() {
     const sure = SCORES.metrics.includes(`${metric.value}_low`) ? " Bold: the 95 % intervals do not overlap." : "";
     $("card-note").textContent =
       `${metric.value.toUpperCase()} of ${source.value} against ${baseline.value}: ${kind}; blue is better, red is worse.${sure}`;
+    const legend = [100, 50, 20, 0, -20, -50, -100].map((gain) => {
+      const swatch = document.createElement("span"), at = 3 * Math.round(127 - 127 * Math.sign(gain) * strengthOf(gain));
+      const shown = metric.value === "acc" ? gain : -gain;
+      swatch.textContent = shown > 0 ? `+${shown}` : String(shown).replace("-", "−");
+      swatch.style.background = `rgb(${colours.slice(at, at + 3)})`;
+      swatch.style.color = strengthOf(gain) > 0.6 ? "#fff" : "#1b1f24";
+      return swatch;
+    });
+    $("card-legend").replaceChildren(...legend);
   }
 
   function cell(row, lead) {
@@ -357,9 +351,9 @@ function startCard() {
     const shown = metric.value === "acc" ? gain : -gain;
     td.textContent = `${shown > 0 ? "+" : shown < 0 ? "−" : ""}${Math.abs(shown).toFixed(Math.abs(shown) < 10 ? 1 : 0)}`;
     td.title = `${number(ours)} against ${number(theirs)}`;
-    const strength = Math.tanh(Math.abs(gain) / 40) * 0.8;  // a scale that tells 40 % from 80 %
-    td.style.background = gain > 0 ? `rgba(33, 102, 172, ${strength})` : `rgba(178, 24, 43, ${strength})`;
-    if (strength > 0.45) td.style.color = "#fff";
+    const strength = strengthOf(gain), at255 = 3 * Math.round(127 - 127 * Math.sign(gain) * strength);
+    td.style.background = `rgb(${colours.slice(at255, at255 + 3)})`;
+    td.style.color = strength > 0.6 ? "#fff" : "#1b1f24";
     const apart = at(source.value, "_high") < at(baseline.value, "_low") || at(source.value, "_low") > at(baseline.value, "_high");
     if (apart) td.className = "sure";
     return td;
@@ -367,20 +361,6 @@ function startCard() {
 
   for (const select of [metric, source, baseline, region]) select.addEventListener("change", draw);
   draw();
-}
-
-function tableRow(name, cells) {
-  const row = document.createElement("tr"), first = document.createElement("th");
-  first.scope = "row";
-  first.textContent = name;
-  row.append(first, ...cells.map(([content, tag]) => {
-    if (content instanceof Node) return content;
-    const made = document.createElement(tag);
-    made.textContent = content;
-    if (tag === "th") made.scope = "col";
-    return made;
-  }));
-  return row;
 }
 
 function startCurves() {
@@ -424,14 +404,15 @@ function startSpectra() {
     const one = row(), n = one.wavenumbers, values = floats(one), series = [];
     SCORES.sources.forEach((source, s) => {
       const from = (s * SPECTRA.leads.length + Number(lead.value)) * n;
-      const y = Array.from(values.slice(from + 1, from + n), (v) => (v > 0 ? v : NaN));
+      const y = Array.from(values.slice(from + 1, from + one.last + 1), (v) => (v > 0 ? v : NaN));
       if (y.some(Number.isFinite)) series.push({ name: source, x: y.map((_, k) => k + 1), y });
     });
-    plot($("spectrum-plot"), series, { x: "zonal wavenumber", y: "energy", label: `spectrum of ${one.title}`, log: true });
+    $("spectrum-note").textContent =
+      "Mean over the globe and the initial times. Persistence is the truth at the initial time and serves as the reference spectrum." +
+      (one.last < n - 1 ? ` The data have no waves above wavenumber ${one.last}, where the curves end.` : "");
+    plot($("spectrum-plot"), series, { x: "zonal wavenumber", y: `energy${one.unit ? ` (${one.unit})` : ""}`, label: `spectrum of ${one.title}`, log: true });
   }
   lead.addEventListener("change", draw);
-  $("spectrum-note").textContent =
-    "Mean over the globe and the initial times. Persistence is the truth at the initial time and serves as the reference spectrum.";
   draw();
 }
 
@@ -550,107 +531,6 @@ function diagram(svg, values, label) {
     const dot = element(svg, "circle", { cx: X(bin.p), cy: Y(bin.o), r: 4, fill: COLOURS[0] });
     element(dot, "title", {}).textContent = `probability ${number(bin.p)}: observed ${number(bin.o)}, ${number(100 * bin.share)} % of the forecasts`;
   }
-}
-
-// ---- curves --------------------------------------------------------------------------------------------------------
-
-function ticks(low, high, log) {
-  if (log) {
-    const exponents = [];
-    for (let e = Math.ceil(low); e <= Math.floor(high); e++) exponents.push(e);
-    const every = Math.ceil(exponents.length / 7) || 1;
-    return exponents.filter((_, i) => i % every === 0);
-  }
-  const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough);
-  const found = [];
-  for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step);
-  return found;
-}
-
-const BOX = { left: 70, right: 610, top: 14, bottom: 310 };
-
-/* Draw the axes of a diagram and return its scales; `log`: the limits are exponents, `whole`: only whole ticks along x. */
-function axes(svg, { west, east, south, north, x, y, log, whole }) {
-  const on = (v) => (log ? Math.log10(v) : v), back = (v) => (log ? 10 ** v : v);
-  const X = (v) => BOX.left + ((on(v) - west) / (east - west)) * (BOX.right - BOX.left);
-  const Y = (v) => BOX.bottom - Math.max(-0.02, (on(v) - south) / (north - south)) * (BOX.bottom - BOX.top);
-  svg.replaceChildren();
-  for (const tick of ticks(south, north, log)) {
-    const at = Y(back(tick));
-    element(svg, "line", { x1: BOX.left, x2: BOX.right, y1: at, y2: at, class: "axis" });
-    text(svg, BOX.left - 6, at + 4, log ? `1e${tick}` : number(tick), "end");
-  }
-  for (const tick of ticks(west, east, log)) {
-    if (whole && !Number.isInteger(tick)) continue;
-    const at = X(back(tick));
-    element(svg, "line", { x1: at, x2: at, y1: BOX.top, y2: BOX.bottom, class: "axis" });
-    text(svg, at, BOX.bottom + 16, number(back(tick)), "middle");
-  }
-  text(svg, (BOX.left + BOX.right) / 2, BOX.bottom + 38, x, "middle");
-  const label = text(svg, 0, 0, y, "middle");
-  label.setAttribute("transform", `translate(16 ${(BOX.top + BOX.bottom) / 2}) rotate(-90)`);
-  return { X, Y };
-}
-
-/* Curves of `series` (name, x, y; perhaps low, high, colour, dash, thin); `options.level` is a line to compare them with. */
-function plot(svg, series, options) {
-  const on = (v) => (options.log ? Math.log10(v) : v);
-  const every = (key) => series.flatMap((one) => one[key] || []).map(on).filter(Number.isFinite);
-  const xs = every("x"), ys = [...every("y"), ...(options.log ? [] : [...every("low"), ...every("high")])];
-  svg.setAttribute("aria-label", options.label);
-  if (!ys.length) { svg.replaceChildren(); return void text(svg, 340, 160, "no data", "middle"); }
-  if (options.level !== undefined) ys.push(options.level);
-  let [west, east] = [Math.min(...xs), Math.max(...xs)], [south, north] = [Math.min(...ys), Math.max(...ys)];
-  if (options.zero) south = Math.min(0, south);
-  if (options.log) south = Math.max(south, north - 10);  // ten decades: what lies below is rounding
-  if (west === east) { west -= 0.5; east += 0.5; }
-  const room = (north - south || Math.abs(north) || 1) * 0.06;
-  north += room;
-  if (!(options.zero && south === 0)) south -= room;
-  const { X, Y } = axes(svg, { west, east, south, north, x: options.x, y: options.y, log: options.log });
-  if (options.level !== undefined) {
-    element(svg, "line", { x1: BOX.left, x2: BOX.right, y1: Y(options.level), y2: Y(options.level), class: "reference" });
-  }
-  let coloured = 0, named = 0;
-  for (const one of series) {
-    const dash = one.dash ?? REFERENCES[one.name];
-    const colour = one.colour ?? (dash ? "#808080" : COLOURS[coloured++ % COLOURS.length]);
-    const stroke = { ...(colour ? { stroke: colour } : { class: "truth" }), ...(dash ? { "stroke-dasharray": dash } : {}) };
-    if (one.low && one.low.some(Number.isFinite)) {
-      const there = one.x.map((_, k) => k).filter((k) => Number.isFinite(one.low[k]) && Number.isFinite(one.high[k]));
-      const edge = [...there.map((k) => [one.x[k], one.high[k]]), ...there.reverse().map((k) => [one.x[k], one.low[k]])];
-      element(svg, "polygon", { points: edge.map(([x, y]) => `${X(x)},${Y(y)}`).join(" "), fill: colour, opacity: 0.18 });
-    }
-    let d = "", pen = false;
-    one.x.forEach((x, k) => {
-      const there = Number.isFinite(one.y[k]);
-      if (there) d += `${pen ? "L" : "M"}${X(x).toFixed(1)} ${Y(one.y[k]).toFixed(1)}`;
-      pen = there;
-      if (there && one.x.length < 25 && !one.thin && colour) {
-        const dot = element(svg, "circle", { cx: X(x), cy: Y(one.y[k]), r: 3, fill: colour });
-        element(dot, "title", {}).textContent = `${one.name}: ${number(one.y[k])} at ${number(x)}`;
-      }
-    });
-    element(svg, "path", { d, fill: "none", "stroke-width": one.thin ? 1 : 2, ...stroke });
-    if (!one.name) continue;
-    const y = BOX.top + 14 + 20 * named++;
-    element(svg, "line", { x1: 622, x2: 648, y1: y, y2: y, "stroke-width": 2, ...stroke });
-    text(svg, 654, y + 4, one.name);
-  }
-}
-
-function element(parent, tag, attributes) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  parent.append(made);
-  return made;
-}
-
-function text(parent, x, y, content, anchor = "start") {
-  const made = element(parent, "text", { x, y, "text-anchor": anchor });
-  made.textContent = content;
-  return made;
 }
 
 // ---- the page ------------------------------------------------------------------------------------------------------

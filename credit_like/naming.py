@@ -1,4 +1,4 @@
-"""How tables and figures write units, levels, leads and positions."""
+"""The form in which tables and figures show units, levels, leads and positions."""
 
 from __future__ import annotations
 
@@ -60,6 +60,17 @@ def exponent_of(values: NDArray[np.float64]) -> int:
 def exponent_text(exponent: int) -> str:
     """Return `10⁻⁵`."""
     return "10" + str(exponent).translate(_SUPERSCRIPTS)
+
+
+def scaled_units(units: str, exponent: int) -> str:
+    """Return `10⁻³ kg kg⁻¹`: the units of values that were divided by a power of ten."""
+    return " ".join(part for part in (exponent_text(exponent) if exponent else "", units_text(units)) if part)
+
+
+def with_units(name: str, units: str, exponent: int = 0) -> str:
+    """Return `q 850 hPa (10⁻³ kg kg⁻¹)`."""
+    shown = scaled_units(units, exponent)
+    return f"{name} ({shown})" if shown else name
 
 
 def hours_text(lead: np.timedelta64) -> str:
