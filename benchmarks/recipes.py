@@ -397,7 +397,7 @@ def energies(bench: Bench, recipe: Recipe, seed: int) -> dict[str, tuple[Array, 
     from credit_like.schema.load import load_experiment
     from credit_like.variables import Variables
 
-    experiment = load_experiment(bench.folder(recipe, seed) / "experiment.yml")
+    experiment = load_experiment(recipe.file, bench.overrides(recipe, seed))
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     forecasts = xr.open_zarr(next((bench.folder(recipe, seed) / "forecasts").glob("*.zarr")), chunks=None)
@@ -588,9 +588,7 @@ def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
     path = bench.folder(recipe, seed) / f"free-{years}.npz"
     if path.exists() and np.load(path)["finished"]:
         return
-    experiment = load_experiment(
-        bench.folder(recipe, seed) / "experiment.yml", [f"save_loc={bench.folder(recipe, seed)}", *recipe.free]
-    )
+    experiment = load_experiment(recipe.file, [*bench.overrides(recipe, seed), *recipe.free])
     torch.set_num_threads(1)
     print(f"{dt.datetime.now():%H:%M:%S} {years} years of {recipe.name} seed {seed}", flush=True)
     with build.start(experiment, training=False) as runtime:
@@ -757,7 +755,7 @@ def grow(bench: Bench, recipe: Recipe, seed: int) -> None:
     if (folder / "growth.npz").exists():
         return
     torch.set_num_threads(1)
-    experiment = load_experiment(folder / "experiment.yml", [f"save_loc={folder}", *recipe.free])
+    experiment = load_experiment(recipe.file, [*bench.overrides(recipe, seed), *recipe.free])
     with build.start(experiment, training=False) as runtime:
         context = build.build_context(experiment, runtime, train=False)
         weights = build.load_weights(context)
