@@ -397,7 +397,7 @@ def energies(bench: Bench, recipe: Recipe, seed: int) -> dict[str, tuple[Array, 
     from credit_like.schema.load import load_experiment
     from credit_like.variables import Variables
 
-    experiment = load_experiment(bench.folder(recipe, seed) / "experiment.yml")
+    experiment = load_experiment(recipe.file, bench.overrides(recipe, seed))
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     forecasts = xr.open_zarr(next((bench.folder(recipe, seed) / "forecasts").glob("*.zarr")), chunks=None)
@@ -439,6 +439,12 @@ def diffusion(damping: float, order: int) -> str:
     )
 
 
+INPUT_NOISE_LOW_ORDER = Recipe(
+    "input-noise-low-order",
+    "the same with a diffusion of order 2",
+    (*INPUT_NOISE.sets, diffusion(0.1, 2)),
+    forecasts_of=INPUT_NOISE,
+)
 STRONG_DIFFUSION = (
     "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.15, "
     "order: 2}]"
@@ -588,9 +594,7 @@ def free_run(bench: Bench, recipe: Recipe, seed: int, years: int) -> None:
     path = bench.folder(recipe, seed) / f"free-{years}.npz"
     if path.exists() and np.load(path)["finished"]:
         return
-    experiment = load_experiment(
-        bench.folder(recipe, seed) / "experiment.yml", [f"save_loc={bench.folder(recipe, seed)}", *recipe.free]
-    )
+    experiment = load_experiment(recipe.file, [*bench.overrides(recipe, seed), *recipe.free])
     torch.set_num_threads(1)
     print(f"{dt.datetime.now():%H:%M:%S} {years} years of {recipe.name} seed {seed}", flush=True)
     with build.start(experiment, training=False) as runtime:
@@ -731,6 +735,26 @@ def free_runs(bench: Bench) -> list[str]:
         "the truth's. Target: 10 years without a blow-up.",
         "",
         *(table(heads, rows) if rows else ["Not measured yet."]),
+        "",
+        *short_scores(bench),
+    ]
+
+
+def short_scores(bench: Bench) -> list[str]:
+    """RMSE of forecasts of five days of the recipes of free runs."""
+    rows = []
+    for recipe in CASES["free"][1]:
+        for seed in bench.found(recipe):
+            found = bench.rmse(recipe, seed) / bench.rmse(recipe, seed, "persistence")
+            kept = found[~found.index.str.startswith(("precipitation", "wind_vector"))]
+            cells = (f"{kept[lead].mean():.3f}" for lead in (6, 24, 72))
+            last = kept[120]
+            rows.append([recipe.name, str(seed), *cells, f"{last.mean():.3f} ({last.min():.2f}–{last.max():.2f})"])
+    return [
+        "RMSE of their forecasts as a fraction of persistence's, mean over the predicted variables and levels without "
+        "precipitation, and in brackets the lowest and the highest:",
+        "",
+        *(table(["run", "seed", "6 h", "24 h", "72 h", "120 h"], rows) if rows else ["Not measured yet."]),
     ]
 
 
@@ -757,7 +781,7 @@ def grow(bench: Bench, recipe: Recipe, seed: int) -> None:
     if (folder / "growth.npz").exists():
         return
     torch.set_num_threads(1)
-    experiment = load_experiment(folder / "experiment.yml", [f"save_loc={folder}", *recipe.free])
+    experiment = load_experiment(recipe.file, [*bench.overrides(recipe, seed), *recipe.free])
     with build.start(experiment, training=False) as runtime:
         context = build.build_context(experiment, runtime, train=False)
         weights = build.load_weights(context)
@@ -823,6 +847,7 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
             PLAIN,
             INPUT_NOISE,
             INPUT_NOISE_FILTERED,
+            INPUT_NOISE_LOW_ORDER,
             INPUT_NOISE_DIFFUSION,
             PROGNOSTIC,
             PROGNOSTIC_CURRICULUM,

@@ -25,6 +25,7 @@ EXPERIMENTS = sorted(ROOT.glob("config/*.yml"))
 ZOO = sorted(ROOT.glob("models/*/model.yml"))
 GRIDS = {
     "demo": (32, 64),
+    "demo-long": (32, 64),
     "storm96": (33, 36),
     "gcm-t21": (32, 64),
     "gcm-t21-ensemble": (32, 64),
