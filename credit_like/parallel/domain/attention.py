@@ -50,7 +50,7 @@ class DomainLongAttention(DomainLayer, attention.LongAttention):
         self.strides = (self.window, apart)
         self._set(manager, there=manager.plan(here, groups), back=manager.plan(groups, here))
 
-    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None, table_N: Tensor | None = None) -> Tensor:
         """Apply the block to this rank's rows (B, h, W, C); the shape stays the same."""
         x_BHWC = self.manager.fetch(x_BHWC, self.there, 1)
-        return self.manager.fetch(super().forward(x_BHWC, key_B), self.back, 1)
+        return self.manager.fetch(super().forward(x_BHWC, key_B, table_N), self.back, 1)
