@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.fsdp2 import _units
-from credit_like.plan.meter import Meter, attention_as_on_gpu
+from credit_like.plan.meter import AttentionAsOnGpu, Meter
 from credit_like.plan.run import grid_of
 from credit_like.plan.simulate import _NoData, _NoStatistics
 from credit_like.schema.experiment import Experiment
@@ -113,7 +114,8 @@ def compiled(call: Callable[..., Any], arguments: list[Tensor], mode: FakeTensor
     traced = aot_function(
         call, compiler(False), compiler(True), partition_fn=partition, decompositions=select_decomp_table()
     )
-    _differentiate(traced(*arguments))
+    with patch.object(torch.compiler, "is_compiling", lambda: True):  # as in a unit that `torch.compile` traces
+        _differentiate(traced(*arguments))
     return counts[False], counts[True]
 
 
@@ -203,7 +205,8 @@ class _After(nn.Module):
         self.stepper = stepper
 
     def forward(self, y_BCTHW: Tensor, prognostic_BCTHW: Tensor) -> tuple[Tensor, Tensor]:
-        return self.stepper._after(_state(prognostic_BCTHW), y_BCTHW)
+        state = _state(prognostic_BCTHW)
+        return self.stepper._after(state, y_BCTHW, state.now[:, :0])  # only physics reads the forcing
 
 
 class _Compare(nn.Module):
@@ -245,13 +248,8 @@ def around(chosen: Experiment, variables: Variables, grid: Grid) -> list[Part]:
 
 def measure(parts: list[Part]) -> list[tuple[Part, dict[str, Any]]]:
     """Return parts with their counts."""
-    before = torch.nn.functional.scaled_dot_product_attention
-    torch.nn.functional.scaled_dot_product_attention = attention_as_on_gpu
-    try:
-        with ops.cpu.policy.disabled():
-            return [(part, counts_of(part)) for part in parts]
-    finally:
-        torch.nn.functional.scaled_dot_product_attention = before
+    with ops.cpu.policy.disabled(), AttentionAsOnGpu():
+        return [(part, counts_of(part)) for part in parts]
 
 
 def table(rows: list[tuple[Part, dict[str, Any]]]) -> list[str]:

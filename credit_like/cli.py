@@ -397,6 +397,12 @@ def plan(
     ] = None,
     reached: Annotated[float | None, typer.Option(help="Fraction of the peaks that is achieved.")] = None,
     overlap: Annotated[float | None, typer.Option(help="Fraction of computation that can hide communication.")] = None,
+    launch: Annotated[
+        float | None, typer.Option(metavar="µs", help="Time in which the host launches an operation.")
+    ] = None,
+    fused: Annotated[
+        float | None, typer.Option(help="Launches of a compiled model, relative to its operations one by one.")
+    ] = None,
     reserve: Annotated[float | None, typer.Option(help="Fraction of memory taken by driver and libraries.")] = None,
     grid: Annotated[str | None, typer.Option(metavar="ROWSxCOLUMNS", help="Plan without data, on this grid.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Parallel simulations; default: all cores.")] = None,
@@ -417,6 +423,8 @@ def plan(
         "latency": latency,
         "reached": reached,
         "overlap": overlap,
+        "launch": launch,
+        "fused": fused,
         "reserve": reserve,
     }
     sys.exit(

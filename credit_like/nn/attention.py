@@ -8,13 +8,16 @@ Legend: B batch, N windows, L tokens of a window (w^2), h heads, d channels of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from credit_like import ops
 from credit_like.nn.dropout import mask
 from credit_like.nn.layer import Layer
-from credit_like.nn.linear import Linear
+from credit_like.nn.linear import Linear, stacked_weights
 from credit_like.nn.norms import ChannelNorm
 from credit_like.nn.place import WHOLE
 
@@ -57,17 +60,78 @@ class PositionBias(Layer):
         delta = position[:, None] - position[None, :] + w - 1
         self.index.copy_((delta[:, None, :, None] * (2 * w - 1) + delta[None, :, None, :]).reshape(-1))
 
-    def forward(self) -> Tensor:
-        """Return the biases as (w^2, w^2); rows are queries."""
-        return ops.of_weights(self, self._table)
+    def forward(self, table_N: Tensor | None = None) -> Tensor:
+        """Return the biases as (w^2, w^2); rows are queries. `table_N`: from `position_tables`, if it computed one."""
+        if table_N is None:
+            return ops.of_weights(self, lambda: self._of_pairs(_tables([self])[0]))
+        return self._of_pairs(table_N)
 
-    def _table(self) -> Tensor:
-        table = self.offsets.to(self.linears[0].weight.dtype)  # type: ignore[arg-type]
-        for linear, norm in zip(self.linears[:3], self.norms, strict=True):
-            table = nn.functional.relu(norm(linear(table)))
-        table = self.linears[3](table)
-        length = self.window**2
-        return table.flatten().index_select(0, self.index).view(length, length)
+    def _of_pairs(self, table_N: Tensor) -> Tensor:
+        """Return the table's entry for each pair of tokens, (w^2, w^2)."""
+        pairs: Tensor = _OfPairs.apply(table_N, self.index, self.window)
+        return pairs
+
+
+class _OfPairs(torch.autograd.Function):
+    """The table's entry for each pair of tokens; backward adds the gradients of an entry in a fixed order.
+
+    On a GPU the gradient of an indexed read adds in an order that varies, in a kernel of its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, table_N: Tensor, index: Tensor, window: int) -> Tensor:
+        ctx.window, ctx.entries = window, len(table_N)
+        return table_N.index_select(0, index).view(window**2, window**2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        w = ctx.window
+        # Row offsets of query i and key j are i + (w - 1 - j): with keys in reverse order, i + j. The same holds for columns.
+        sums = _skewed(grad.view(w, w, w, w).flip(2, 3).permute(0, 2, 1, 3), 0)
+        table_N = _skewed(sums, 2).sum((0, 2)).flatten()
+        return nn.functional.pad(table_N, (0, ctx.entries - len(table_N))), None, None
+
+
+def _skewed(x: Tensor, dim: int) -> Tensor:
+    """Return y[i, i + j] = x[i, j] in dimensions dim and dim + 1, (w, w) -> (w, 2 w - 1), zero elsewhere."""
+    w = x.shape[dim]
+    padded = nn.functional.pad(x, [0, 0] * (x.ndim - dim - 2) + [0, w])
+    return padded.flatten(dim, dim + 1).narrow(dim, 0, w * (2 * w - 1)).unflatten(dim, (w, 2 * w - 1))
+
+
+def position_tables(*biases: PositionBias | None) -> list[Tensor | None]:
+    """Return the tables of several biases of one width, computed together; None for those that compute their own.
+
+    A table has few numbers, so that on a GPU its time is that of launching kernels. The biases may have windows of
+    different sizes.
+    """
+    present = [bias for bias in biases if bias is not None]
+    if not present or any(ops.keeps_of_weights(bias) for bias in present):
+        return [None] * len(biases)
+    tables = _tables(present)[::-1]
+    return [None if bias is None else tables.pop() for bias in biases]
+
+
+def _tables(biases: Sequence[PositionBias]) -> list[Tensor]:
+    """Return the entries of each table: the MLPs of all biases n at once, (n, N, 2) -> (n, N, d) -> ... -> (n, N).
+
+    Smaller tables have further entries at the end, which no pair of tokens reads. Matrix products with 2 inputs or 1
+    output are sums, which the compiler joins with the operations around them.
+    """
+    longest = max(len(bias.offsets) for bias in biases)
+    offsets = [nn.functional.pad(bias.offsets, (0, 0, 0, longest - len(bias.offsets))) for bias in biases]
+    linears = list(zip(*(bias.linears for bias in biases), strict=True))
+    weights = [stacked_weights(layers) for layers in linears]
+    shifts = [ops.stacked([layer.bias for layer in layers])[:, None] for layers in linears]
+    x_nNd = (ops.stacked(offsets).to(weights[0].dtype)[:, :, None] * weights[0][:, None]).sum(-1) + shifts[0]
+    for step, norms in enumerate(zip(*(bias.norms for bias in biases), strict=True), 1):
+        scale, shift = (ops.stacked([getattr(norm, name) for norm in norms])[:, None] for name in ("weight", "bias"))
+        x_nNd = nn.functional.relu(
+            nn.functional.layer_norm(x_nNd, x_nNd.shape[-1:], eps=ChannelNorm.eps) * scale + shift
+        )
+        if step < 3:
+            x_nNd = torch.baddbmm(shifts[step], x_nNd, weights[step].mT)
+    return list(((x_nNd * weights[3]).sum(-1) + shifts[3][..., 0]).unbind())
 
 
 class WindowAttention(Layer):
@@ -109,8 +173,11 @@ class WindowAttention(Layer):
             else None
         )
 
-    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
-        """Apply the block to (B, H, W, C); the shape stays the same. `key_B` selects what dropout drops."""
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None, table_N: Tensor | None = None) -> Tensor:
+        """Apply the block to (B, H, W, C); the shape stays the same.
+
+        `key_B` selects what dropout drops; `table_N` is the table of the position bias, if it is computed already.
+        """
         mask_BHWC = self._mask(x_BHWC, key_B) if self.dropout and key_B is not None else None
         if self.bias is None:
             values = self._values(self.norm(x_BHWC))
@@ -122,7 +189,7 @@ class WindowAttention(Layer):
             self.norm,
             self.qkv,
             self.out,
-            self.bias(),
+            self.bias(table_N),
             self.window,
             self.dim_head,
             dilated=self.dilated,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
 from credit_like import ops
 from credit_like.nn.layer import Layer
 from credit_like.nn.lora import Lora
-from credit_like.nn.spectral_norm import SpectralNorm
+from credit_like.nn.spectral_norm import SpectralNorm, normalised_together
 
 
 @ops.fusible
@@ -29,3 +31,11 @@ class Linear(Layer, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., in) to (..., out)."""
         return nn.functional.linear(x, self.effective_weight(), self.bias)
+
+
+def stacked_weights(layers: Sequence[Linear]) -> Tensor:
+    """Return the effective weights of layers of one shape, (layers, out, in), with few operations."""
+    spectrals = [layer.spectral for layer in layers if layer.spectral is not None and layer.spectral.in_backward]
+    if len(spectrals) < len(layers) or any(layer.lora is not None for layer in layers):
+        return ops.stacked([layer.effective_weight() for layer in layers])
+    return normalised_together([layer.weight for layer in layers], spectrals)

@@ -27,6 +27,7 @@ from credit_like import ops
 from credit_like.nn.layer import Layer
 
 WARM_UP = 15  # power iterations for a new matrix
+_TOGETHER = 2**22  # values of the weights that are processed at once; larger matrices keep a GPU busy alone
 
 
 def _along_u(grad: Tensor, weight: Tensor, u: Tensor, factor: Tensor) -> Tensor:
@@ -79,6 +80,29 @@ class _GradientOfNormalised(torch.autograd.Function):
         along_u = _along_u(grad, weight, u, inv_sigma)
         corrected = torch.addr(as_matrix(grad, ctx.output_dim), along_u, v.to(grad.dtype))
         return from_matrix(corrected, weight.shape, ctx.output_dim), None, None, None, None
+
+
+class _NormalisedTogether(torch.autograd.Function):
+    """W/sigma of several matrices, (n, rows, columns); backward includes the derivatives of sigma = u^T W v."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, u: Tensor, v: Tensor, inv_sigma: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, u, v, inv_sigma)
+        return _scaled(weight, inv_sigma[:, None, None])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        weight, u, v, inv_sigma = ctx.saved_tensors
+        wide, factor = grad.to(u.dtype), inv_sigma[:, None, None]
+        along_u = (wide * weight.to(u.dtype)).sum((1, 2), keepdim=True) * factor**2 * u[:, :, None]
+        return (wide * factor - along_u * v[:, None]).to(grad.dtype), None, None, None
+
+
+def normalised_together(weights: Sequence[Tensor], spectrals: Sequence[SpectralNorm]) -> Tensor:
+    """Return W/sigma of small matrices of one shape, (n, rows, columns); the gradients are those of W/sigma."""
+    states = [ops.stacked([x.get_buffer(name) for x in spectrals]) for name in ("u", "v", "inv_sigma")]
+    normalised: Tensor = _NormalisedTogether.apply(ops.stacked(weights), *states)
+    return normalised
 
 
 class SpectralNorm(Layer):
@@ -184,7 +208,7 @@ class SpectralNorm(Layer):
         for spectral, weight in members:
             key = (weight.shape, spectral.output_dim, weight.dtype, spectral.u.dtype)
             groups.setdefault(key, []).append((spectral, weight))
-        return [_Stack(group) for group in groups.values()]
+        return [_Stack(part) for group in groups.values() for part in portions(group)]
 
     @classmethod
     def _totals(cls, _stacks: Sequence[_Stack], parts: list[Tensor], _side: str) -> list[Tensor]:
@@ -193,6 +217,16 @@ class SpectralNorm(Layer):
 
 
 Member = tuple[SpectralNorm, Tensor]  # the state and its weight
+
+
+def portions(group: Sequence[Member]) -> Iterator[Sequence[Member]]:
+    """Yield parts of layers with weights of one shape, of at most `_TOGETHER` values or one weight.
+
+    A single weight is not copied, so the memory beside the weights is bounded.
+    """
+    count = max(1, _TOGETHER // max(1, group[0][1].numel()))
+    for start in range(0, len(group), count):
+        yield group[start : start + count]
 
 
 class _Stack:
@@ -224,7 +258,8 @@ class _Stack:
         return self._stacked([self.local(w.grad) for w in self.weights if w.grad is not None])
 
     def _stacked(self, tensors: list[Tensor]) -> Tensor:
-        stacked = torch.stack(tensors).movedim(1 + self.output_dim, 1).flatten(2)
+        together = torch.stack(tensors) if len(tensors) > 1 else tensors[0][None]
+        stacked = together.movedim(1 + self.output_dim, 1).flatten(2)
         return stacked.to(self.spectrals[0].u.dtype)
 
     def times_rows(self, u: Tensor, matrices: Tensor) -> Tensor:

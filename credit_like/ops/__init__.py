@@ -8,8 +8,9 @@ unless a name says otherwise; their strides in memory are arbitrary. The CPU for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +41,13 @@ __all__ = [
     "cross_embed",
     "feed_forward_block",
     "fusible",
+    "keeps_of_weights",
     "norm_silu",
     "of_weights",
     "pixel_shuffle",
     "recompute_in_block",
     "recomputes_itself",
+    "stacked",
     "uses_fused_kernel",
     "window_attention",
 ]
@@ -231,6 +234,37 @@ def add_outer(matrix: Tensor, scale: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.addr(matrix.to(wide) * scale, a.to(wide), b.to(wide)).to(matrix.dtype)
 
 
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Return small tensors of one shape as one, (tensors, ...); compiled, a pair is computed where it is used.
+
+    The compiler makes a copy of each tensor for `torch.stack`. A selection by index becomes part of the operations that
+    follow, and the gradients are views.
+    """
+    if torch.compiler.is_compiling() and len(tensors) == 2:
+        pair: Tensor = _Pair.apply(tensors[0], tensors[1])
+        return pair
+    return torch.stack(list(tensors))
+
+
+class _Pair(torch.autograd.Function):
+    """torch.stack of two tensors by selection."""
+
+    @staticmethod
+    def forward(_ctx: Any, first: Tensor, second: Tensor) -> Tensor:
+        number = torch.arange(2, device=first.device).view(2, *[1] * first.ndim)
+        return torch.where(number == 0, first[None], second[None])
+
+    @staticmethod
+    def backward(_ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        grad = grad.contiguous()
+        return grad[0], grad[1]
+
+
 def of_weights(layer: nn.Module, make: Callable[[], Tensor]) -> Tensor:
     """Return `make()`, possibly cached; it must depend only on the parameters and buffers of `layer`."""
     return weight_cache.cached(layer, make, chain(layer.parameters(), layer.buffers()))
+
+
+def keeps_of_weights(layer: nn.Module) -> bool:
+    """Return whether `of_weights` caches what it returns for the layer."""
+    return weight_cache.keeps(chain(layer.parameters(), layer.buffers()))

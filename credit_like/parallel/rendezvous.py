@@ -7,6 +7,7 @@ import os
 import resource
 import time
 import uuid
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
@@ -17,8 +18,11 @@ from credit_like.parallel.environment import Environment
 
 _POLL = 0.01  # seconds
 _FILES = 65536
+_PARTING = dt.timedelta(seconds=60)
 _LAZY_FROM = 64
 """Connections of each rank to all others are closed as soon as a rank ends, which the others then notice at once."""
+_store: dist.Store | None = None
+"""The store of the default process group."""
 
 
 def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> None:
@@ -74,6 +78,32 @@ def _join(place: Environment, device: torch.device, timeout: dt.timedelta) -> No
         device_id=device if gpu else None,
     )
     dist.all_reduce(torch.zeros((), dtype=torch.int64))
+    global _store
+    _store = store
+
+
+def leave(rank: int, world: int) -> None:
+    """Leave the process group; with lazy connections, when all ranks have completed their last collective.
+
+    A rank that sends to another one for the first time reads its address from the store, which may end with rank 0, and
+    connects to it. A rank whose own part of a collective is done therefore stays for the others, `_PARTING` at most, and
+    rank 0 leaves last.
+    """
+    global _store
+    store, _store = _store, None
+    if store is not None and os.environ.get("TORCH_GLOO_LAZY_INIT") == "1":
+        with suppress(dist.DistError):  # a rank that has failed does not come
+            _meet(store, "parting/done", world)
+            _meet(store, "parting/left", world, wait=rank == 0)
+    dist.destroy_process_group()
+
+
+def _meet(store: dist.Store, name: str, world: int, wait: bool = True) -> None:
+    """Announce this rank and, with `wait`, wait until all ranks have done so. It needs no connection between ranks."""
+    if store.add(name, 1) == world:
+        store.set(f"{name}/all", "yes")
+    if wait:
+        store.wait([f"{name}/all"], _PARTING)
 
 
 def _allow_many_files() -> None:

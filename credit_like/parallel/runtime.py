@@ -21,7 +21,7 @@ from credit_like.layout import divide
 from credit_like.parallel import blame, collectives
 from credit_like.parallel.environment import Environment, device_index, read_environment
 from credit_like.parallel.mesh import build_device_mesh, flat_gradient_mesh, gradient_mesh
-from credit_like.parallel.rendezvous import join
+from credit_like.parallel.rendezvous import join, leave
 from credit_like.schema.trainer import Parallelism
 
 _SHORT = 60
@@ -219,9 +219,9 @@ class Runtime:
 
     def close(self) -> None:
         """Leave the process group if there is one."""
-        blame.close()
         if self.world > 1 and dist.is_initialized():
-            dist.destroy_process_group()
+            leave(self.rank, self.world)
+        blame.close()
 
     def first_cause(self, error: BaseException) -> blame.Cause:
         """Return the first cause of failure of this run: `error`, unless another rank failed before."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from credit_like.nn import spectral_norm
-from credit_like.nn.spectral_norm import Member, SpectralNorm, _Stack
+from credit_like.nn.spectral_norm import Member, SpectralNorm, _Stack, portions
 from credit_like.parallel.shards import box, copies, local
 
 
@@ -53,7 +53,8 @@ class ShardedSpectralNorm(SpectralNorm):
             spectral, weight = group[0]
             assert isinstance(spectral, ShardedSpectralNorm)
             part = spectral._part_of(weight)
-            stacks.append(_Stack(group, slice(*part.rows), slice(*part.columns), part.share, local))
+            at = (slice(*part.rows), slice(*part.columns), part.share, local)
+            stacks += [_Stack(members, *at) for members in portions(group)]
         return stacks
 
     @classmethod

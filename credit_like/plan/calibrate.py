@@ -27,7 +27,7 @@ from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
 
 _TURNS = 5
-_GRID, _CHANNELS = (64, 128), 16  # of the timed training step
+_GRIDS, _CHANNELS = {"cpu": (64, 128), "cuda": (512, 1024)}, 16  # of the timed training step
 
 
 def bench(path: Path | None) -> Machine | None:
@@ -64,6 +64,7 @@ def measure(runtime: Runtime) -> Machine:
         node=node,
         latency=latency,
         reached=1.0,
+        launch=_launches(device),
     )
     return Machine(**{**bare.assumptions(), "reached": _reached(bare, device)})  # type: ignore[arg-type]
 
@@ -98,6 +99,19 @@ def _products(device: torch.device, dtype: torch.dtype) -> float:
     return 2 * n**3 / _seconds(lambda: a @ b, device) / 1e12
 
 
+def _launches(device: torch.device) -> float:
+    """Return the time of launching one operation in µs; 0 on a CPU, which computes meanwhile what it calls."""
+    if device.type != "cuda":
+        return 0.0
+    x, count = torch.zeros(1, device=device), 1000
+
+    def add() -> None:
+        for _ in range(count):
+            x.add_(1.0)
+
+    return 1e6 * _seconds(add, device) / count
+
+
 def _copies(device: torch.device) -> float:
     """Return the memory bandwidth of a copy, read and written bytes together, in GB/s."""
     source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
@@ -122,13 +136,14 @@ def _network(runtime: Runtime) -> tuple[float | None, float]:
 
 def _reached(machine: Machine, device: torch.device) -> float:
     """Return the roofline time divided by the measured time of forward and backward, without autocast."""
+    grid = _GRIDS[device.type]  # a GPU must not wait for launches
     config = wxformer.Config(dim=(32, 64, 128, 256), depth=(1, 1, 2, 1), dim_head=32)
     model = wxformer.build(
-        config, in_channels=_CHANNELS, out_channels=_CHANNELS, frames=1, height=_GRID[0], width=_GRID[1]
+        config, in_channels=_CHANNELS, out_channels=_CHANNELS, frames=1, height=grid[0], width=grid[1]
     )
     initialise(model, 0)
     model.to(device)
-    x = torch.randn(1, _CHANNELS, 1, *_GRID, device=device)
+    x = torch.randn(1, _CHANNELS, 1, *grid, device=device)
 
     def step() -> None:
         model(x).square().mean().backward()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from credit_like.plan.layouts import Candidate, Illegal
-from credit_like.plan.machine import Machine, compute_seconds, transfer_seconds
+from credit_like.plan.machine import Machine, compute_seconds, launch_seconds, transfer_seconds
 
 if TYPE_CHECKING:
     from credit_like.plan.simulate import Rank
@@ -17,6 +17,8 @@ class Estimate:
     """The estimated time of one optimiser step of one rank, in seconds."""
 
     compute: float
+    launched: float
+    """Time in which the device waits for the host to launch operations."""
     waited: float
     """Blocking communication, whose result the next operation needs: that of domain and tensor ranks."""
     hidden: float
@@ -26,16 +28,20 @@ class Estimate:
 
     @property
     def total(self) -> float:
-        return self.compute + self.waited + self.exposed
+        return self.compute + self.launched + self.waited + self.exposed
 
 
 def estimate(machine: Machine, rank: Rank) -> Estimate:
     """Estimate the time of an optimiser step.
 
     It is the time of computation, of blocking communication, and of the part of the other communication that
-    computation (`machine.overlap` of it) cannot hide.
+    computation (`machine.overlap` of it) cannot hide. Each segment of the computation takes the longer of the device's
+    time and that of the host, which launches the operations and can be ahead by one segment.
     """
-    compute = compute_seconds(machine, rank.work)
+    devices = [compute_seconds(machine, segment) for segment in rank.segments]
+    hosts = [launch_seconds(machine, segment, rank.compiled) for segment in rank.segments]
+    compute = sum(devices)
+    launched = sum(max(0.0, host - device) for host, device in zip(hosts, devices, strict=True))
     waited = beside = 0.0
     for message, times in rank.messages.items():
         seconds = times * transfer_seconds(machine, message.kind, message.ranks, message.bytes)
@@ -44,7 +50,7 @@ def estimate(machine: Machine, rank: Rank) -> Estimate:
         else:
             beside += seconds
     hidden = min(beside, machine.overlap * compute)
-    return Estimate(compute, waited, hidden, beside - hidden)
+    return Estimate(compute, launched, waited, hidden, beside - hidden)
 
 
 @dataclass(frozen=True)
@@ -94,7 +100,10 @@ class PlanRow:
             "estimate": {
                 "seconds_per_step": self.seconds,
                 "samples_per_second": self.samples / self.seconds if self.seconds else None,
-                **{name: getattr(self.estimate, name) for name in ("compute", "waited", "hidden", "exposed")},
+                **{
+                    name: getattr(self.estimate, name)
+                    for name in ("compute", "launched", "waited", "hidden", "exposed")
+                },
             },
             "accumulation": self.fullest.accumulation,
             "precision": self.fullest.precision,
@@ -111,6 +120,8 @@ def _rank_dict(rank: Rank) -> dict[str, Any]:
         "memory": rank.parts,
         "flops": rank.flops,
         "memory_traffic": rank.traffic,
+        "operations": sum(sum(segment.values()) for segment in rank.segments),
+        "compiled": rank.compiled,
         "collectives": {k: {"number": n, "bytes": b} for k, (n, b) in sorted(rank.collectives().items())},
         "read_per_sample": rank.read,
         "checkpoint": rank.checkpoint,

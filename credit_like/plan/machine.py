@@ -48,6 +48,10 @@ class Machine:
     """Fraction of the peaks and bandwidths that programs achieve."""
     overlap: float = 0.8
     """Fraction of computation that can overlap with the gathering of parameters and the reduction of gradients."""
+    launch: float = 6.0
+    """Time in which the host launches one operation, in µs; the device waits if its operations are shorter."""
+    fused: float = 0.3
+    """Number of launches of a compiled model, relative to its operations one by one."""
     reserve: float = 0.1
     """Fraction of memory lost to the driver, network buffers and fragmentation."""
 
@@ -55,6 +59,10 @@ class Machine:
         for field in ("memory", "peak", "wide_peak", "bandwidth", "intra", "inter", "node"):
             if not getattr(self, field) > 0:
                 raise UserError(f"expected {field} above 0, got {getattr(self, field)}, change it")
+        if not self.launch >= 0:
+            raise UserError(f"expected launch of at least 0, got {self.launch}, change it")
+        if not 0 < self.fused <= 1:
+            raise UserError(f"expected fused above 0 and at most 1, got {self.fused}, change it")
         if not 0 < self.reached <= 1:
             raise UserError(f"expected reached above 0 and at most 1, got {self.reached}, change it")
         for field in ("overlap", "reserve"):
@@ -108,6 +116,8 @@ def _from_file(path: Path) -> Machine:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {error}") from error
     wanted = {field.name: field.type for field in fields(Machine)}
+    if isinstance(figures, dict):  # older files lack these
+        figures = {"launch": 0.0, "fused": Machine.fused, **figures}
     numbers = isinstance(figures, dict) and all(
         isinstance(figures.get(key), str if key == "name" else int | float) for key in wanted
     )
@@ -129,6 +139,11 @@ def transfer_seconds(machine: Machine, kind: str, ranks: Sequence[int], size: in
     link = (machine.intra if len(nodes) == 1 else machine.inter) * 1e9 * machine.reached
     sent = {"all-reduce": 2 * size * (n - 1) / n, "all-to-all": size, "broadcast": size}.get(kind, size * (n - 1) / n)
     return machine.latency * 1e-6 * math.ceil(math.log2(n)) + sent / link
+
+
+def launch_seconds(machine: Machine, work: Mapping[tuple[bool, int, int], int], compiled: bool) -> float:
+    """Return the time in which the host launches these operations, in seconds."""
+    return sum(work.values()) * machine.launch * 1e-6 * (machine.fused if compiled else 1.0)
 
 
 def compute_seconds(machine: Machine, work: Mapping[tuple[bool, int, int], int]) -> float:

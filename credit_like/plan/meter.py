@@ -38,18 +38,39 @@ _DEVICE = torch.ops.prim.device.default
 _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
 
 
+Piece = tuple[bool, int, int]
+
+QUEUE = 1000
+"""Number of operations that the host can launch before the device must have completed the first of them."""
+
+
 @dataclass
 class Work:
     """Operations that run one after the other on the device.
 
-    `pieces` maps (wide, operations, bytes) to the number of times that this combination occurred; `wide` is True for
-    float32 and float64 arithmetic.
+    Each of `segments` maps (wide, operations, bytes) to the number of times that this combination occurred; `wide` is
+    True for float32 and float64 arithmetic. A segment has at most `QUEUE` operations.
     """
 
-    pieces: Counter[tuple[bool, int, int]] = field(default_factory=Counter)
+    segments: list[Counter[Piece]] = field(default_factory=lambda: [Counter()])
+    _room: int = QUEUE
 
     def add(self, wide: bool, flops: int, traffic: int) -> None:
-        self.pieces[wide, flops, traffic] += 1
+        if not self._room:
+            self.cut()
+        self._room -= 1
+        self.segments[-1][wide, flops, traffic] += 1
+
+    def cut(self) -> int:
+        """Begin a new segment; return how many there were."""
+        self.segments.append(Counter())
+        self._room = QUEUE
+        return len(self.segments) - 1
+
+    @property
+    def pieces(self) -> Counter[Piece]:
+        """The operations of all segments."""
+        return sum(self.segments, Counter())
 
     @property
     def flops(self) -> int:
@@ -119,7 +140,7 @@ class Meter(TorchDispatchMode):
         self._own([result for result in results if result is not None], ACTIVATIONS)
         self._retag(func, args, kwargs)
         if recipe.piece is not None:
-            self.work.pieces[recipe.piece] += 1
+            self.work.add(*recipe.piece)
         return recipe.kind(results) if recipe.kind else results[0]
 
     # ---- operations and messages -------------------------------------------------------------------------------------

@@ -102,7 +102,8 @@ def assumptions(machine: Machine) -> str:
         f"Times are estimates: peak {machine.peak:g} TFLOP/s (float32 {machine.wide_peak:g}), memory "
         f"{machine.bandwidth:g} GB/s, network {machine.intra:g} GB/s in a node of {machine.node} and {machine.inter:g} "
         f"GB/s between nodes, {machine.latency:g} µs a collective and doubling, {machine.reached:.0%} of each reached, "
-        f"parameters and gradients hidden behind {machine.overlap:.0%} of the computing. Memory: {machine.memory:g} GB "
+        f"parameters and gradients hidden behind {machine.overlap:.0%} of the computing, {machine.launch:g} µs to launch an "
+        f"operation, {machine.fused:.0%} of them launched where the model is compiled. Memory: {machine.memory:g} GB "
         f"less {machine.reserve:.0%}."
     )
 

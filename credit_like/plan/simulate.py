@@ -34,7 +34,7 @@ from credit_like.parallel.observe import Message, apply_simulated_ddp, fake_grou
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
 from credit_like.plan.layouts import Candidate, with_layout
-from credit_like.plan.meter import GRADIENTS, AttentionAsOnGpu, Meter, Work, total_bytes
+from credit_like.plan.meter import GRADIENTS, AttentionAsOnGpu, Meter, Piece, Work, total_bytes
 from credit_like.plan.replay import Recipes, Replay, cached
 from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
@@ -60,7 +60,8 @@ class Rank:
     traffic: int
     """Bytes that its operations read from and write to device memory."""
     messages: dict[Message, int]
-    work: dict[tuple[bool, int, int], int]
+    segments: list[Counter[Piece]]
+    """Its operations in order, as in `meter.Work`."""
     checkpoint: int
     """Size of a checkpoint of the whole run."""
     read: int
@@ -70,6 +71,8 @@ class Rank:
     accumulation: int
     precision: str = "float32"
     """What the model computes in, and by what."""
+    compiled: bool = False
+    """Whether the run compiles the model, so that it launches fewer operations."""
     seconds: float = 0.0
     """CPU time of the simulation, in seconds."""
     resident: int = 0
@@ -195,6 +198,7 @@ def simulate(
     where a degree does not fit the model.
     """
     began = time.process_time()
+    compiled = gpu and experiment.trainer.compile is not False
     section = with_layout(experiment, layout).trainer.model_copy(update={"compile": False, "fsdp2_cpu_offload": False})
     experiment = experiment.model_copy(update={"trainer": section})
     variables = Variables(experiment.data)
@@ -211,7 +215,7 @@ def simulate(
         replay = cached(stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True)), recipes)
         with Meter(replay):  # the meter answers reads of values during construction
             trainer = _trainer(model, experiment, runtime, variables, store, grid, _materialise)
-        return _run(trainer, experiment, layout, variables, grid, began, replay)
+        return _run(trainer, experiment, layout, variables, grid, began, replay, compiled)
 
 
 def _materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:
@@ -242,25 +246,25 @@ def _run(
     grid: Grid,
     began: float,
     replay: Replay | None,
+    compiled: bool,
 ) -> Rank:
     runtime, meter = trainer.runtime, Meter(replay)
     count = min(trainer.schedule.accumulation, _SIMULATED)
     samples = [sample_of(experiment, variables, grid, trainer.context.rows) for _ in range(count)]
-    marks: list[tuple[Counter[Message], Counter[tuple[bool, int, int]]]] = []
+    marks: list[tuple[Counter[Message], int]] = []
 
     def batches() -> Iterator[Sample]:
         for sample in samples:
-            marks.append((meter.messages.copy(), meter.work.pieces.copy()))
+            marks.append((meter.messages.copy(), meter.work.cut()))
             yield sample
 
     before = measured_step(trainer, batches(), count, meter)
     before[SAMPLE] = total_bytes([samples[0].prognostic, samples[0].forcing, samples[0].target])
-    messages, pieces = meter.messages, meter.work.pieces
+    messages, work = meter.messages, meter.work
     if trainer.schedule.accumulation > count:
         more = trainer.schedule.accumulation - count
         messages = _repeated(messages, marks[2][0] - marks[1][0], more)
-        pieces = _repeated(pieces, marks[2][1] - marks[1][1], more)
-    work = Work(pieces)
+        work = Work(work.segments + work.segments[marks[1][1] : marks[2][1]] * more)
     inner = runtime.tensor_size * runtime.domain_size
     return Rank(
         rank=runtime.rank,
@@ -270,12 +274,13 @@ def _run(
         flops=work.flops,
         traffic=work.traffic,
         messages=dict(messages),
-        work=dict(pieces),
+        segments=[segment for segment in work.segments if segment],
         checkpoint=sum(_whole_bytes(piece) for piece in trainer.state.pieces().values()),
         read=bytes_read(experiment, variables, grid, trainer.context.rows),
         parameters=sum(p.numel() for p in trainer.state.model.parameters()),
         accumulation=trainer.schedule.accumulation,
         precision=trainer.precision,
+        compiled=compiled,
         seconds=time.process_time() - began,
         resident=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024),
     )

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from torch import nn
 
 from credit_like.nn import spectral_norm
 from credit_like.nn.conv import ConvTranspose2d
 from credit_like.nn.init import initialise
 from credit_like.nn.linear import Linear
+from credit_like.plan.meter import Meter
 
 
 @pytest.mark.parametrize("kind", ["linear", "transposed"])
@@ -56,3 +58,17 @@ def test_forward_leaves_the_state_alone():
     layer.train()(torch.randn(4, 12)).sum().backward()
     for name, value in layer.named_buffers():
         assert torch.equal(value, before[name])
+
+
+def test_large_weights_of_one_shape_are_processed_one_after_the_other_without_copies(monkeypatch):
+    made = [initialise(nn.Sequential(*(Linear(64, 96, spectral_norm=True) for _ in range(4))), 5) for _ in range(2)]
+    spectral_norm.before_step(made[0])
+    monkeypatch.setattr(spectral_norm, "_TOGETHER", 64 * 96)
+    meter = Meter()
+    meter.ignore([*made[1].parameters(), *made[1].buffers()])
+    with meter:
+        spectral_norm.refresh(made[1])
+    assert meter.peak < 64 * 96 * 4
+    spectral_norm.before_step(made[1])
+    for together, alone in zip(made[0].state_dict().values(), made[1].state_dict().values(), strict=True):
+        torch.testing.assert_close(together, alone, rtol=1e-5, atol=1e-6)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import os
 import resource
+import socket
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -78,6 +80,43 @@ def test_a_start_costs_a_rank_the_same_however_many_there_are(run_ranks, paralle
     assert many[2] <= few[2] + 2
     assert many[3] - many[1] <= 2 * 4
     assert many[4] - many[2] <= 2 * 2 * 4
+
+
+def _part(rank, port):
+    """Send for the first time in the last collective, and end at once; rank 0 has the store."""
+    del os.environ["TORCHELASTIC_USE_AGENT_STORE"]
+    os.environ["MASTER_PORT"] = str(port)
+    rendezvous._LAZY_FROM = 2
+    runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=120))
+    x = torch.full((1,), float(rank))
+    dist.broadcast(x, 3)
+    runtime.close()
+    return float(x)
+
+
+def test_lazily_connected_ranks_may_end_right_after_a_collective(run_ranks):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert run_ranks(4, _part, port) == [3.0] * 4
+
+
+def test_a_rank_stays_until_all_have_announced_themselves():
+    store, came = dist.HashStore(), threading.Event()
+
+    def meet():
+        rendezvous._meet(store, "done", 3)
+        came.set()
+
+    others = [threading.Thread(target=meet) for _ in range(2)]
+    for other in others:
+        other.start()
+    assert not came.wait(0.3)
+    rendezvous._meet(store, "done", 3, wait=False)
+    for other in others:
+        other.join(300)
+    assert came.is_set()
+    assert not any(other.is_alive() for other in others)
 
 
 class _Joined(Exception):

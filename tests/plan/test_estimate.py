@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -25,7 +26,7 @@ def rank(peak, seconds=1.0, messages=None):
     """`seconds` of computing on MACHINE."""
     return Rank(
         rank=0, place="only", peak=peak, parts={"parameters": peak // 4, "activations": peak - peak // 4},
-        flops=int(seconds * 2e12), traffic=1, messages=messages or {}, work=Counter({(False, int(seconds * 2e12), 1): 1}),
+        flops=int(seconds * 2e12), traffic=1, messages=messages or {}, segments=[Counter({(False, int(seconds * 2e12), 1): 1})],
         checkpoint=1, read=1, parameters=1, accumulation=1,
     )  # fmt: skip
 
@@ -41,6 +42,17 @@ def test_what_is_waited_for_adds_and_the_rest_hides_behind_half_of_the_computing
     found = estimate(MACHINE, rank(1, 2.0, {waits: 3, beside: 4}))
     assert (found.compute, found.waited, found.hidden, found.exposed) == pytest.approx((2.0, 3.0, 1.0, 1.0))
     assert found.total == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(("compiled", "launched"), [(False, 2.0 + 0.0), (True, 0.5)])
+def test_a_segment_takes_the_longer_of_device_and_host(compiled, launched):
+    """Two segments of one second on the device, of 3 and of half a million launches of 1 µs; half of them if compiled."""
+    machine = replace(MACHINE, launch=1.0, fused=0.5)
+    many, few = (Counter({(False, 2_000_000_000_000 // n, 1): n}) for n in (3_000_000, 500_000))
+    busy = replace(rank(1), segments=[many, few], compiled=compiled)
+    found = estimate(machine, busy)
+    assert (found.compute, found.launched) == pytest.approx((2.0, launched), rel=1e-5)
+    assert found.total == pytest.approx(2.0 + launched, rel=1e-5)
 
 
 def test_the_fastest_that_fits_comes_first_and_the_nearest_of_the_others():

@@ -59,6 +59,8 @@ def test_figures_replace_those_of_a_preset():
         ("h100", {"memory": 0.0}, "expected memory above 0, got 0.0"),
         ("h100", {"reached": 1.5}, "expected reached"),
         ("h100", {"overlap": -0.1}, "expected overlap"),
+        ("h100", {"launch": -1.0}, "expected launch"),
+        ("h100", {"fused": 0.0}, "expected fused"),
         ("h100", {"reserve": 1.0}, "expected reserve"),
     ],
 )

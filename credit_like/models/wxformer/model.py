@@ -23,7 +23,7 @@ from credit_like import ops
 from credit_like.models import ChannelAxis
 from credit_like.models.wxformer import Config
 from credit_like.nn import spectral_norm
-from credit_like.nn.attention import LongAttention, ShortAttention
+from credit_like.nn.attention import LongAttention, ShortAttention, position_tables
 from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.dropout import FIRST_SITE, path_factors
 from credit_like.nn.feed_forward import FeedForward
@@ -85,15 +85,18 @@ class TransformerLayer(Layer):
 
         `key_B` selects what dropout drops, `noise_BJ` the noise in the norms.
         """
-        noise = {} if noise_BJ is None else {"noise_BJ": noise_BJ}
-        x_BHWC = self._residual(0, self.short, x_BHWC, key_B)  # x + attention(norm(x)) among neighbours
-        x_BHWC = self._residual(1, self.short_ff, x_BHWC, key_B, **noise)  # x + mlp(norm(x))
-        x_BHWC = self._residual(2, self.long, x_BHWC, key_B)  # x + attention(norm(x)) across the image
-        return self._residual(3, self.long_ff, x_BHWC, key_B, **noise)  # x + mlp(norm(x))
+        short_N, long_N = position_tables(self.short.bias, self.long.bias)
+        x_BHWC = self._residual(0, self.short, x_BHWC, key_B, table_N=short_N)  # x + attention(norm(x)) among neighbours
+        x_BHWC = self._residual(1, self.short_ff, x_BHWC, key_B, noise_BJ=noise_BJ)  # x + mlp(norm(x))
+        x_BHWC = self._residual(2, self.long, x_BHWC, key_B, table_N=long_N)  # x + attention(norm(x)) across the image
+        return self._residual(3, self.long_ff, x_BHWC, key_B, noise_BJ=noise_BJ)  # x + mlp(norm(x))
 
-    def _residual(self, number: int, block: nn.Module, x_BHWC: Tensor, key_B: Tensor | None, **noise: Tensor) -> Tensor:
+    def _residual(
+        self, number: int, block: nn.Module, x_BHWC: Tensor, key_B: Tensor | None, **more: Tensor | None
+    ) -> Tensor:
         """Return the block's output; with stochastic depth, the input of samples that skip it."""
-        y_BHWC: Tensor = block(x_BHWC, **noise) if key_B is None else block(x_BHWC, key_B=key_B, **noise)
+        given = {name: value for name, value in {"key_B": key_B, **more}.items() if value is not None}
+        y_BHWC: Tensor = block(x_BHWC, **given)
         if key_B is None or not self.drop_path:
             return y_BHWC
         factors = path_factors(key_B, 4 + number, self.drop_path, y_BHWC.dtype)

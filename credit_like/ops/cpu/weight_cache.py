@@ -27,6 +27,11 @@ def is_cached(layer: nn.Module) -> bool:
     return layer in _CACHE
 
 
+def keeps(weights: Iterable[Tensor]) -> bool:
+    """Return whether a tensor that depends on these weights alone is cached now."""
+    return not torch.compiler.is_compiling() and not torch.is_grad_enabled() and all(map(_comparable, weights))
+
+
 def cached(
     layer: nn.Module | None, make: Callable[[], Tensor], weights: Iterable[Tensor], key: Hashable = None
 ) -> Tensor:
@@ -37,7 +42,7 @@ def cached(
     """
     if layer is None or torch.compiler.is_compiling():
         return make()
-    if torch.is_grad_enabled() or not all(map(_comparable, given := list(weights))):
+    if not keeps(given := list(weights)):
         forget(layer)
         return make()
     key = (key, torch.is_autocast_enabled("cpu"))

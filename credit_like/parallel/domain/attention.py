@@ -70,6 +70,6 @@ class DomainLongAttention(DomainLayer, attention.LongAttention):
         self.places = (places[0], places[1])
         self._set(manager, back=tuple(back))
 
-    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None) -> Tensor:
+    def forward(self, x_BHWC: Tensor, key_B: Tensor | None = None, table_N: Tensor | None = None) -> Tensor:
         """Apply the block to this rank's part (B, h, w, C); the shape stays the same."""
-        return self.fetch(super().forward(self.fetch(x_BHWC), key_B), self.back)
+        return self.fetch(super().forward(self.fetch(x_BHWC), key_B, table_N), self.back)
