@@ -86,9 +86,9 @@ class TransformerLayer(Layer):
         `key_B` selects what dropout drops, `noise_BJ` the noise in the norms.
         """
         short_N, long_N = position_tables(self.short.bias, self.long.bias)
-        x_BHWC = self._residual(0, self.short, x_BHWC, key_B, table_N=short_N)  # x + attention(norm(x)) among neighbours
+        x_BHWC = self._residual(0, self.short, x_BHWC, key_B, table_N=short_N)  # x + attention among neighbours
         x_BHWC = self._residual(1, self.short_ff, x_BHWC, key_B, noise_BJ=noise_BJ)  # x + mlp(norm(x))
-        x_BHWC = self._residual(2, self.long, x_BHWC, key_B, table_N=long_N)  # x + attention(norm(x)) across the image
+        x_BHWC = self._residual(2, self.long, x_BHWC, key_B, table_N=long_N)  # x + attention across the image
         return self._residual(3, self.long_ff, x_BHWC, key_B, noise_BJ=noise_BJ)  # x + mlp(norm(x))
 
     def _residual(
