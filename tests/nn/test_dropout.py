@@ -12,6 +12,7 @@ from credit_like.nn import init
 from credit_like.nn.attention import LongAttention, ShortAttention
 from credit_like.nn.dropout import Dropout, mask, path_factors
 from credit_like.nn.feed_forward import FeedForward
+from credit_like.nn.place import WHOLE, Place
 from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, _units
 
 HEIGHT, WIDTH = 32, 64
@@ -25,8 +26,9 @@ def model(**changes):
     return init.initialise(blank, 0).double()
 
 
-def masked(rate, rows=(0, 50), columns=40, channels=range(100), keys=KEYS, site=3):
-    return mask(keys, site, rate, torch.arange(*rows), columns, channels, torch.float64)
+def masked(rate, rows=(0, 50), columns=(0, 40), channels=range(100), keys=KEYS, site=3):
+    shape = (rows[1] - rows[0], columns[1] - columns[0])
+    return mask(keys, site, rate, shape, (Place(rows[0]), Place(columns[0], 40)), channels, torch.float64)
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
@@ -47,11 +49,11 @@ def test_masks_are_independent_and_have_mean_one(rate):
         assert abs(float(((one - 1) * (other - 1)).mean())) < 5 * variance / math.sqrt(one.numel())
 
 
-def test_a_part_of_rows_channels_or_samples_has_the_mask_of_the_whole():
+def test_a_part_of_rows_columns_channels_or_samples_has_the_mask_of_the_whole():
     whole = masked(0.3)
     for channels in (range(100), range(50, 100), range(3, 9), range(6, 7)):
-        part = masked(0.3, rows=(4, 9), channels=channels, keys=KEYS[1:])
-        assert torch.equal(part, whole[1:, 4:9, :, channels.start : channels.stop])
+        part = masked(0.3, rows=(4, 9), columns=(7, 30), channels=channels, keys=KEYS[1:])
+        assert torch.equal(part, whole[1:, 4:9, 7:30, channels.start : channels.stop])
 
 
 def test_the_path_of_a_sample_depends_on_its_key_alone():
@@ -80,7 +82,7 @@ def test_attention_drops_probabilities(kind, window):
     block = init.initialise(kind(8, window, dim_head=4, dropout=0.3, site=9), 0).double()
     x = torch.randn(2, 4, 6, 8, dtype=torch.float64)
     tokens = window**2
-    factors = mask(KEYS, 9, 0.3, torch.arange(4), 6, range(2 * tokens), x.dtype)
+    factors = mask(KEYS, 9, 0.3, (4, 6), WHOLE, range(2 * tokens), x.dtype)
     q, k, v = block.qkv(block.norm(x)).unflatten(-1, (2, 3, 4)).unbind(-2)
     bias = block.bias() if window > 1 else torch.zeros(1, 1)
     attended = torch.zeros(2, 4, 6, 2, 4, dtype=torch.float64)
@@ -100,7 +102,7 @@ def test_attention_drops_probabilities(kind, window):
 def test_a_feed_forward_block_drops_hidden_values():
     block = init.initialise(FeedForward(8, dropout=0.3, site=9), 0).double()
     x = torch.randn(2, 4, 6, 8, dtype=torch.float64)
-    factors = mask(KEYS, 9, 0.3, torch.arange(4), 6, range(32), x.dtype)
+    factors = mask(KEYS, 9, 0.3, (4, 6), WHOLE, range(32), x.dtype)
     hidden = torch.nn.functional.gelu(block.expand(block.norm(x)))
     torch.testing.assert_close(block(x, KEYS), x + block.contract(hidden * factors), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(block(x), init.initialise(FeedForward(8), 0).double()(x), rtol=0, atol=0)
