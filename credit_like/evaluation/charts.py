@@ -38,6 +38,7 @@ _IMAGE = 860  # points across the image of a map
 _OUTSIDE = 0.3  # percent of the points at either end that the shades do not resolve
 _SHADES = 16  # at most
 _ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_EVEN_STEPS = (1.0, 2.0, 5.0, 10.0)  # whose halves are short numbers
 ERROR_SCALES = ("lead", "common")
 
 
@@ -254,14 +255,14 @@ def round_levels(low: float, high: float) -> Array:
 
 def symmetric_levels(most: float) -> Array:
     """Return round values on both sides of 0, which lies in the middle of a shade."""
-    step = _round_step(2 * (most or 1.0) / _SHADES)
+    step = _round_step(2 * (most or 1.0) / _SHADES, _EVEN_STEPS)
     sides = max(1, int(np.ceil(most / step - 0.5)))
     return np.asarray(step * (np.arange(-sides, sides) + 0.5))
 
 
-def _round_step(least: float) -> float:
+def _round_step(least: float, steps: Sequence[float] = _ROUND_STEPS) -> float:
     power = 10.0 ** np.floor(np.log10(least))
-    return float(next(step * power for step in _ROUND_STEPS if step * power >= least * (1 - 1e-9)))
+    return float(next(step * power for step in steps if step * power >= least * (1 - 1e-9)))
 
 
 def _rmse(error: NDArray[np.float64], grid: Grid) -> float:
