@@ -62,7 +62,7 @@ def launched(folder: Path, command: list[str], environment: dict[str, str]) -> t
             command, stdout=said, stderr=said, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", **environment}
         )
         try:
-            code = job.wait(PATIENCE)
+            code = job.wait(600)  # three interpreters may start slowly
         finally:
             job.kill()
     deadline = time.monotonic() + PATIENCE
