@@ -150,8 +150,6 @@ def test_the_command_says_what_differs(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["parts", "wxformer"])
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_every_comparison(tmp_path, what):
     """Parts from outside, and a small WXFormer whose heads and windows suffice for every layout."""
     short = ["data.source.steps=60", "data.train=[2000-01-01, 2000-01-09]", "data.valid=[2000-01-09T06, 2000-01-11]"]
@@ -170,8 +168,6 @@ def test_every_comparison(tmp_path, what):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_the_exit_status(tmp_path):
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(FILE), "--set", f"save_loc={tmp_path}"])

@@ -14,13 +14,7 @@ from credit_like import build
 from credit_like.schema.load import load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.long,
-    # Both are of the compiler's own making: it makes instances of functions, and looks whether any tensor has a gradient.
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SETTINGS = [
     *SHORT,

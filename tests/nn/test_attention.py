@@ -74,7 +74,6 @@ def test_a_window_of_one_token_has_no_table_and_cached_biases_compute_their_own(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # of the compiler's own making
 def test_compiled_tables_are_those_of_the_definition():
     made = biases("exact", True)
 

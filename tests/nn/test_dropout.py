@@ -139,7 +139,6 @@ def test_stochastic_depth_skips_more_of_the_later_layers():
     torch.testing.assert_close((y - x)[~skipped], (whole / 0.7).expand(200, -1, -1, -1)[~skipped], rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_recomputed_and_compiled_layers_drop_the_same(compiled):
     def run(network):

@@ -16,12 +16,7 @@ from credit_like.parallel.unwrap import get_raw_model
 from credit_like.schema.trainer import TrainerSection
 from credit_like.training.optimizers._adamw import AdamW
 
-pytestmark = [
-    pytest.mark.slow,
-    # Both are of the compiler's own making: it makes instances of functions, and looks whether any tensor has a gradient.
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"),
-]
+pytestmark = pytest.mark.slow
 
 
 class _Options:

@@ -108,8 +108,6 @@ def test_noise_in_norms_is_that_of_one_process(norms, name):
 @pytest.mark.slow
 @pytest.mark.long
 # The compiler looks whether any tensor has a gradient, and makes instances of functions.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("way", ["compiled", "recomputed"])
 @pytest.mark.parametrize("noise", ["tame", "norms"])
 def test_compiled_units_and_recomputation_change_nothing(request, noise, way):

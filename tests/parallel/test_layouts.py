@@ -249,8 +249,6 @@ def _compiled(rank, *arguments):
 
 @pytest.mark.slow
 # Both are of the compiler's own making: it makes instances of functions, and looks whether any tensor has a gradient.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("layout", representatives([(2, 1, 1), (1, 2, 1), (1, 1, 2)], "(1, 1, 2)"), ids=str)
 def test_compiled_units(run_ranks, tiny, layout):
     check(run_ranks, tiny, layout, steps=1, dtype=torch.float32, body=_compiled, compile=True)

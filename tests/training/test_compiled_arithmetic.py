@@ -92,8 +92,6 @@ def _results(stepper, loss, sample, compare):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize(("predict", "physics"), [("increment", ()), ("state", (_Half(),))], ids=["plain", "physics"])
 def test_compiled_arithmetic_gives_the_same_numbers(monkeypatch, predict, physics):
     stepper, loss, sample = _parts(3, predict, physics)

@@ -65,7 +65,6 @@ def test_bands_have_the_noise_of_the_whole(run_ranks, tiny, ranks, noise):
 
 
 # The compiler itself looks whether a tensor has a gradient.
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("noise", [DECODER, NORMS], ids=["decoder", "norms"])
 def test_recomputed_layers_have_the_same_noise(tiny, compiled, noise):
