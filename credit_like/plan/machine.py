@@ -50,7 +50,7 @@ class Machine:
     """Fraction of computation that can overlap with the gathering of parameters and the reduction of gradients."""
     launch: float = 6.0
     """Time in which the host launches one operation, in µs; the device waits if its operations are shorter."""
-    fused: float = 0.3
+    fused: float = 0.37
     """Number of launches of a compiled model, relative to its operations one by one."""
     reserve: float = 0.1
     """Fraction of memory lost to the driver, network buffers and fragmentation."""
