@@ -296,4 +296,5 @@ def test_it_trains_and_forecasts(tmp_path):
     experiment = checked_experiment(tmp_path / "a.yml", [SMALL_MODEL, windows, pads])[0]
     assert build.train(experiment) == 0
     assert build.rollout(experiment) == 0
-    assert isinstance(xr.open_dataset(tmp_path / "run" / "statistics.nc").load(), xr.Dataset)
+    with xr.open_dataset(tmp_path / "run" / "statistics.nc") as statistics:
+        assert statistics.attrs["title"] == "Statistics that the data hold"
