@@ -56,7 +56,6 @@ ELSEWHERE = {
     "ops": "ops/test_ops.py",
     "ops/cpu": "ops/cpu/test_blocks.py",
     "parallel": "parallel/test_runtime.py",
-    "parallel/ddp": "parallel/test_layouts.py",
     "parallel/observe": "parallel/test_communication.py",
     "parallel/processes": "test_verify.py",
     "parallel/shards": "parallel/test_apply.py",

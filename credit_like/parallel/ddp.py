@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,6 +12,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from credit_like.parallel.fsdp2 import _no_view
 from credit_like.parallel.mesh import default_mesh
+
+
+class _FixedBuckets(DistributedDataParallel):
+    """DistributedDataParallel whose buckets of gradients are those of its second step from the first step on.
+
+    torch arranges the buckets anew after the first backward. The order in which four or more ranks add a number depends on its
+    place in a bucket, so that the first step after a restart would differ from the same step of a run that went on. Here the
+    parameters are in reverse order of registration, about that in which backward reaches them, and the buckets are arranged
+    at once.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.reducer._push_all_rebuilt_params()
+        self.reducer._rebuild_buckets()
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        parameters, sparse = super()._build_params_for_reducer()
+        return parameters[::-1], sparse[::-1]
 
 
 def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = True) -> nn.Module:
@@ -27,7 +48,7 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = T
         model.register_forward_hook(_no_view)
         replicate(model, mesh=dp_mesh)
         return model
-    return DistributedDataParallel(
+    return _FixedBuckets(
         model,
         process_group=dp_mesh.get_group(),
         forward_sync_buffers=False,  # buffers are derived from the weights, which are equal on all ranks

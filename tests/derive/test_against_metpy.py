@@ -10,8 +10,8 @@ import torch
 from credit_like.derive import horizontal, vertical
 from credit_like.grid import Grid
 
-calc = pytest.importorskip("metpy.calc", reason="MetPy is not installed")
-units = pytest.importorskip("metpy.units", reason="MetPy is not installed").units
+calc = pytest.importorskip("metpy.calc", reason="MetPy is not installed: pip install metpy")
+units = pytest.importorskip("metpy.units", reason="MetPy is not installed: pip install metpy").units
 
 
 def column():
