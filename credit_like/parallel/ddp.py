@@ -20,13 +20,14 @@ class _FixedBuckets(DistributedDataParallel):
     torch arranges the buckets anew after the first backward. The order in which four or more ranks add a number depends on its
     place in a bucket, so that the first step after a restart would differ from the same step of a run that went on. Here the
     parameters are in reverse order of registration, about that in which backward reaches them, and the buckets are arranged
-    at once.
+    at once, which communicates.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, arrange: bool, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.reducer._push_all_rebuilt_params()
-        self.reducer._rebuild_buckets()
+        if arrange:
+            self.reducer._push_all_rebuilt_params()
+            self.reducer._rebuild_buckets()
 
     def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
         parameters, sparse = super()._build_params_for_reducer()
@@ -39,7 +40,7 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = T
     Returns the model wrapped in DistributedDataParallel. DistributedDataParallel cannot hold parameters that are split
     over tensor ranks; such a model is replicated by hooks of the same effect and returned itself. A model on one rank
     or without parameters is returned unchanged. Without a mesh (None) all ranks form one data-parallel group. `compare`:
-    whether the ranks compare their parameters once; otherwise construction does not communicate.
+    whether the ranks compare their parameters and arrange their buckets; otherwise construction does not communicate.
     """
     dp_mesh = dp_mesh or default_mesh()
     if dp_mesh is None or dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
@@ -54,4 +55,5 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = T
         forward_sync_buffers=False,  # buffers are derived from the weights, which are equal on all ranks
         gradient_as_bucket_view=True,
         init_sync=compare,
+        arrange=compare,
     )

@@ -40,6 +40,9 @@ _KINDS = {
     "broadcast": "broadcast",
 }
 
+_BUCKET_BYTES = 25 * 2**20
+"""DDP's default size of a bucket."""
+
 
 class Message(NamedTuple):
     """One collective; `bytes` is the size of the whole tensor that this rank gathers, reduces or sends.
@@ -113,11 +116,28 @@ def apply_simulated_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     # The hook's annotations are checked and must be types rather than their names.
     reduced.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]}
-    with _meshes_of_real_tensors():
+    with _meshes_of_real_tensors(), _arranged_buckets():
         wrapped = apply_ddp(model, mesh, compare=False)
     if isinstance(wrapped, DistributedDataParallel):
         wrapped.register_comm_hook(mesh.size(), reduced)
     return wrapped
+
+
+@contextmanager
+def _arranged_buckets() -> Iterator[None]:
+    """Let DDP begin with the buckets that its ranks would otherwise arrange together, from which a step of it is observed."""
+    assign = dist._compute_bucket_assignment_by_size
+    limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
+
+    def arranged(parameters: list[Tensor], _limits: list[int], sparse: list[bool]) -> tuple[list[Any], list[Any]]:
+        indices, sizes = assign(parameters, limits, sparse)
+        return indices[::-1], sizes[::-1]  # DDP reverses them, as it takes parameters to be in the order of forward
+
+    dist._compute_bucket_assignment_by_size = arranged
+    try:
+        yield
+    finally:
+        dist._compute_bucket_assignment_by_size = assign
 
 
 @contextmanager
