@@ -133,7 +133,7 @@ def _arranged_buckets() -> Iterator[None]:
         indices, sizes = assign(parameters, limits, sparse)
         return indices[::-1], sizes[::-1]  # DDP reverses them, as it takes parameters to be in the order of forward
 
-    dist._compute_bucket_assignment_by_size = arranged
+    dist._compute_bucket_assignment_by_size = arranged  # type: ignore[assignment]
     try:
         yield
     finally:
