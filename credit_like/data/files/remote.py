@@ -27,6 +27,8 @@ from credit_like.data.files.object_cache import ObjectCache
 TRIES = 4
 PAUSE = 0.5
 """Attempts to read an object, and seconds to wait after the first failure; each later pause is twice as long."""
+ANSWER = 20.0
+"""Seconds in which a server has to send an object of a store's metadata. Packages for URLs wait minutes without a network."""
 _GONE = 60.0  # seconds for which a server that failed is asked only once, and one that had the metadata is taken to have them
 _ROOT = (".zmetadata", "zarr.json", ".zgroup")
 _LOG = logging.getLogger(__name__)
@@ -113,11 +115,13 @@ class RemoteStore(WrapperStore[FsspecStore]):
         tries = 1 if known and time.monotonic() - self._failed < _GONE else TRIES
         for attempt in range(1, tries + 1):
             try:
-                return await self._store.get(key, prototype, byte_range)
+                async with asyncio.timeout(ANSWER if self._opening else None):
+                    return await self._store.get(key, prototype, byte_range)
             except failures() as error:
-                if attempt == tries or isinstance(error, PermissionError | ImportError):
+                silent = self._opening and isinstance(error, TimeoutError)
+                if attempt == tries or silent or isinstance(error, PermissionError | ImportError):
                     self._failed = time.monotonic()
-                    reason = f"{type(error).__name__}: {error}"
+                    reason = f"no answer within {ANSWER:g} s" if silent else f"{type(error).__name__}: {error}"
                     raise RemoteError(f"{self.url}/{key} cannot be read ({attempt} attempts): {reason}") from error
             await asyncio.sleep(PAUSE * 2 ** (attempt - 1))
         raise AssertionError("unreachable")

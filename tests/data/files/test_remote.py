@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import socket
 
 import numpy as np
 import pytest
@@ -176,3 +177,11 @@ def test_the_failures_of_packages_are_known_when_they_are_loaded(monkeypatch):
     module.BotoCoreError = module.ClientError = BotoCoreError
     monkeypatch.setitem(remote.sys.modules, "botocore.exceptions", module)
     assert BotoCoreError in remote.failures()
+
+
+def test_a_server_that_does_not_answer_is_one_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "ANSWER", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/a.zarr"
+        with pytest.raises(UserError, match=r"does not open: .* \(1 attempts\): no answer within 0.2 s"):
+            source.open_dataset(source.Config(path=url))
