@@ -521,8 +521,9 @@ def _content_findings(store: Store) -> Iterator[Finding]:
 
 def _odd_channels(store: Store, variable: Variable) -> str | None:
     """Return a problem if the first, middle or last field of the periods has infinite values, or if none has values."""
-    data = store.experiment.data
-    used = store.fields.period((*data.train, *data.valid, *data.test))
+    data, used = store.experiment.data, np.array([], np.int64)
+    with suppress(ValueError):  # a day that the calendar does not have is reported with the periods
+        used = store.fields.period((*data.train, *data.valid, *data.test))
     used = used if len(used) else np.arange(len(store.seconds))
     has_data = np.zeros(len(variable), bool)
     for position in sorted({int(used[i]) for i in (0, (len(used) - 1) // 2, -1)}):

@@ -65,7 +65,7 @@ _UNITS = {
     "cycles": "cycles",
     "skipped steps": "max_skipped",
     "bits": "bits_per_value",
-    "zonal waves around the globe": "highest",
+    "waves around the globe": "highest",
     "points": "longitudes latitudes cross_embed_kernel_sizes",
     "tokens": "global_window_size local_window_size",
     "rows": "pad_lat",
@@ -80,8 +80,8 @@ _UNITS = {
     "kg m⁻² per unit of the variable": "water_scale",
     "1 (a share)": "share quantiles",
     "1 (a probability)": "attn_dropout ff_dropout drop_path",
-    "1": "alpha b betas compression correlation cross_embed_strides delta ema_decay eps factor grad_max_norm "
-    "lead_weights learning_rate level_weights min_change min_lr momentum phase_weight point_weight rank scale scales "
+    "1": "alpha b betas compression correlation cross_embed_strides damping delta ema_decay eps factor grad_max_norm "
+    "lead_weights learning_rate level_weights min_change min_lr momentum order phase_weight point_weight rank scale scales "
     "seed variable_weights weight weight_decay",
 }
 UNITS = {key: unit for unit, keys in _UNITS.items() for key in keys.split()} | {
@@ -120,7 +120,7 @@ EXAMPLES: dict[str, Any] = {
     "train": ["1979-01-01", "2015-12-31T18"],
     "valid": ["2016-01-01", "2016-12-31T18"],
     "test": ["2017-01-01", "2017-12-31T18"],
-    "statistics": "runs/pretrain/statistics.nc",
+    "DataSection.statistics": "runs/pretrain/statistics.nc",
     "level": ["u", {"name": "temperature", "var": "t"}],
     "Role.surface": ["t2m"],
     "VariableSpec.name": "temperature",
@@ -230,6 +230,7 @@ EXAMPLES: dict[str, Any] = {
     "a": [0.0, 5000.0, 0.0],
     "b": [0.0, 0.5, 1.0],
     "variables": ["specific_humidity"],
+    "winds": ["u", "v"],
     "maximum": 1.0,
     "down": ["toa_incident_solar_radiation"],
     "up": ["outgoing_longwave"],

@@ -30,6 +30,8 @@ GRIDS = {
     "gcm-t21": (32, 64),
     "gcm-t21-ensemble": (32, 64),
     "era5-1deg": (181, 360),
+    "arco-era5": (721, 1440),
+    "weatherbench2-64x32": (32, 64),
 }
 
 

@@ -28,6 +28,7 @@ class Config(Correction):
 
     type: Literal["conserve"] = "conserve"
     variables: tuple[str, ...] = ()
+    """Prognostic variables, each level of which keeps its global mean."""
 
 
 def find(config: Config, variables: Variables) -> list[slice]:

@@ -40,9 +40,11 @@ class Config(Correction):
 
     type: Literal["spherical-filter"] = "spherical-filter"
     variables: tuple[str, ...] = ()
+    """Predicted variables to filter, other than components of the wind."""
     winds: tuple[str, ...] = ()
     """Components of the wind along and across circles of latitude."""
     highest: int = Field(default=21, ge=1)
+    """Highest total wavenumber that remains."""
     damping: float = Field(default=0.0, ge=0)
     """Part of a wave of the wavenumber `highest` that a step removes, as the exponent of exp(−damping)."""
     order: Literal[2, 4, 6, 8] = 4
