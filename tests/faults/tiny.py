@@ -18,7 +18,7 @@ from torch import nn
 from credit_like.context import Context
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
-from credit_like.nn.noise import Noise, NoiseKeys
+from credit_like.nn.noise import Noise, NoiseKeys, innovations
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import phases
@@ -52,7 +52,7 @@ class Model(nn.Module):
             self.calls += 1
         x = self.dropout(torch.tanh(self.conv(x[:, :, -1]))).movedim(1, -1)
         if key_B is not None:
-            x = self.noise(x, key_B)
+            x = self.noise(x, innovations(key_B, 1))
         return self.head(x).movedim(-1, 1)[:, :, None].clone()
 
 
