@@ -51,7 +51,7 @@ def partial_experiment(data: Mapping[str, Any], wrong: Iterable[Path]) -> Experi
             if len(hidden) == known:
                 return None
             continue
-        for path in hidden:
+        for path in _outermost(hidden):
             _hide(experiment, rest, path)
         return experiment
     return None
@@ -80,10 +80,15 @@ def _has(data: Any, path: Path) -> bool:
     return True
 
 
-def _without(data: Mapping[str, Any], hidden: Iterable[Path]) -> dict[str, Any]:
+def _outermost(hidden: set[Path]) -> list[Path]:
+    """Return the paths that do not lie in another one; what stands for a section must keep its keys."""
+    return sorted(path for path in hidden if not any(path[:length] in hidden for length in range(len(path))))
+
+
+def _without(data: Mapping[str, Any], hidden: set[Path]) -> dict[str, Any]:
     """Return a copy of the data without these keys; required ones get a value that stands for them."""
     result: dict[str, Any] = copy.deepcopy(dict(data))
-    for path in hidden:
+    for path in _outermost(hidden):
         section: Any = result
         for part in path[:-1]:
             section = section.get(part) if isinstance(section, Mapping) else None
