@@ -102,8 +102,8 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     """Return the statistics, read from the experiment's file or from `save_loc/statistics.nc`.
 
     Where the experiment names no file and none has been written yet, the main process fits them first, or takes those that
-    the source holds. A run that starts
-    from another one has a file of its own in either case: the channels of both keep the normalisation of the source.
+    the source holds. A run that starts from another one has a file of its own in either case: the channels of both keep the
+    normalisation of the source.
     Raises UserError where the experiment names a file that does not exist, and where several ranks would wait for the main
     process to read more than `_FITTED_AT_START` bytes.
     """

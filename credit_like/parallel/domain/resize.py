@@ -50,6 +50,8 @@ class DomainBilinearResize(DomainLayer, resize.BilinearResize):
 
     row_dim = 2
     sizes: tuple[Sizes | None, ...]
+    needs: tuple[tuple[Band, Band] | None, ...]
+    """Along each shared axis, this rank's outputs and the inputs that they need."""
 
     def plan(self, axis: Axis, size_in: int, size_out: int) -> RowPlan:
         sources = [source_band(band, size_in, size_out) for band in axis.bands(size_out)]
@@ -57,7 +59,8 @@ class DomainBilinearResize(DomainLayer, resize.BilinearResize):
 
     def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
         super().bind(manager, sizes)
-        self._set(manager, sizes=tuple(sizes))
+        needs = [of and needed(axis, *of) for axis, of in zip(manager.axes, sizes, strict=True)]
+        self._set(manager, sizes=tuple(sizes), needs=tuple(needs))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Map (B, C, h, w) to (B, C, this rank's rows, this rank's columns)."""
@@ -69,16 +72,20 @@ class DomainBilinearResize(DomainLayer, resize.BilinearResize):
         if any(of is None and n != m for of, n, m in zip(self.sizes, before, after, strict=True)):
             whole = [m if of is None else n for of, n, m in zip(self.sizes, x_BCHW.shape[2:], after, strict=True)]
             x_BCHW = resize.bilinear(x_BCHW, (whole[0], whole[1]))
-        for dim, (axis, of) in enumerate(zip(self.manager.axes, self.sizes, strict=True), 2):
-            if of is not None:
-                x_BCHW = resample(x_BCHW, dim, axis, *of)
+        for dim, (need, of) in enumerate(zip(self.needs, self.sizes, strict=True), 2):
+            if need is not None and of is not None:
+                x_BCHW = resample(x_BCHW, dim, *need, *of)
         return x_BCHW
 
 
-def resample(x_BCHW: Tensor, dim: int, axis: Axis, size_in: int, size_out: int) -> Tensor:
-    """Return this rank's outputs of a linear resize along `dim`, given the inputs that they need."""
+def needed(axis: Axis, size_in: int, size_out: int) -> tuple[Band, Band]:
+    """Return this rank's outputs of a linear resize along an axis, and the inputs that they need."""
     band = axis.own(size_out)
-    source = source_band(band, size_in, size_out)
+    return band, source_band(band, size_in, size_out)
+
+
+def resample(x_BCHW: Tensor, dim: int, band: Band, source: Band, size_in: int, size_out: int) -> Tensor:
+    """Return outputs `band` of a linear resize along `dim`, given the inputs `source`."""
     if size_in == size_out:
         return x_BCHW.narrow(dim, band[0] - source[0], band[1] - band[0])
     return interpolate(x_BCHW, dim, band, source, size_in, size_out)

@@ -11,7 +11,7 @@ from torch import Tensor
 from credit_like.bands import Band
 from credit_like.nn.resize import bilinear
 from credit_like.parallel.domain.manager import Axis, DomainManager
-from credit_like.parallel.domain.resize import resample, source_band
+from credit_like.parallel.domain.resize import needed, resample, source_band
 
 
 def shard_spatial(tensor: Tensor, manager: DomainManager | None) -> Tensor:
@@ -27,11 +27,9 @@ def shard_spatial(tensor: Tensor, manager: DomainManager | None) -> Tensor:
 def present_bands(tensor: Tensor, axis: Axis, dim: int) -> list[Band]:
     """Return what each rank along an axis holds of an image whose bands are in rank order. Collective."""
     mine = torch.tensor([tensor.shape[dim]], device=tensor.device)
-    sizes = [torch.empty_like(mine) for _ in range(axis.size)]
+    sizes = [torch.empty_like(mine) for _ in range(axis.size)] if axis.size > 1 else [mine]
     if axis.size > 1:
         dist.all_gather(sizes, mine, group=axis.group)
-    else:
-        sizes = [mine]
     stops = torch.cat(sizes).cumsum(0).tolist()
     return list(zip([0, *stops[:-1]], stops, strict=True))
 
@@ -98,7 +96,9 @@ def unpad_shard_interp(
         local = [n if split else m for split, n, m in zip(shared, x.shape[2:], sizes, strict=True)]
         x = bilinear(x, (local[0], local[1])) if list(x.shape[2:]) != local else x
         for dim, axis in enumerate(manager.axes, 2):
-            x = resample(x, dim, axis, before[dim - 2], sizes[dim - 2]) if axis.size > 1 else x
+            if axis.size > 1:
+                size_in, size_out = before[dim - 2], sizes[dim - 2]
+                x = resample(x, dim, *needed(axis, size_in, size_out), size_in, size_out)
     return x.unflatten(1, y_pred.shape[1:3]) if y_pred.ndim == 5 else x
 
 
