@@ -213,7 +213,8 @@ def test_links_of_the_site_stay_in_it():
 def test_a_recording_becomes_a_picture():
     pytest.importorskip("pyte", reason="the extra `docs` is not installed")
     cast = script("cast")
-    events, status = cast.record([sys.executable, "-c", "print('one'); print('\\x1b[31mtwo & three\\x1b[0m')"])
+    program = "print('one'); print('\\x1b[31mtwo', chr(38), 'three\\x1b[0m')"  # a picture shows the command as well
+    events, status = cast.record([sys.executable, "-c", program])
     assert status == 0
     found = cast.frames([*events, (events[-1][0] + 1.0, b"")], seconds=2.0, number=10)
     assert any("two &amp; three" in line for line in found[-1][0])

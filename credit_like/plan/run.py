@@ -19,7 +19,7 @@ from credit_like.plan.layouts import Candidate, Illegal, layouts
 from credit_like.plan.machine import Machine
 from credit_like.plan.replay import Key, Recipe, Recipes
 from credit_like.plan.simulate import Rank, places, simulate
-from credit_like.processes import work_for
+from credit_like.processes import signals_held, work_for
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import hungriest
 
@@ -108,7 +108,8 @@ def _in_processes(
                 task = waiting.popleft()
                 receive, send = context.Pipe(duplex=False)
                 process = context.Process(target=_answer, args=(os.getpid(), experiment, grid, task, known, send))
-                process.start()
+                with signals_held():
+                    process.start()
                 send.close()
                 running[receive] = task, process
             for pipe in wait(list(running)):

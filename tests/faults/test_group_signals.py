@@ -15,7 +15,7 @@ from typing import Protocol
 import pytest
 
 from credit_like import cli
-from credit_like.processes import work_for
+from credit_like.processes import signals_held, work_for
 from credit_like.training import stop as stop_module
 from tests.experiments import DEMO
 from tests.faults import harness, tiny
@@ -157,7 +157,8 @@ def test_a_worker_obeys_its_parent_alone(number) -> None:
         time.sleep(120)
 
     worker = multiprocessing.get_context("fork").Process(target=work)
-    worker.start()
+    with signals_held():  # threads that a library starts in the child while it is forked inherit the block
+        worker.start()
     assert ready.wait(300)
     for _ in range(3):
         subprocess.run(["kill", f"-{number.name.removeprefix('SIG')}", str(worker.pid)], check=True)

@@ -32,7 +32,7 @@ from credit_like.data.sources._files import find_files, is_url
 from credit_like.data.store import open_store
 from credit_like.data.times import seconds
 from credit_like.errors import UserError
-from credit_like.processes import work_for
+from credit_like.processes import signals_held, work_for
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
@@ -273,8 +273,9 @@ def _in_processes(tasks: _Tasks, chosen: Sequence[int], processes: int) -> None:
         context.Process(target=tasks.read_afresh, args=(os.getpid(), chosen[k::processes]), daemon=True)
         for k in range(processes)
     ]
-    for part in parts:
-        part.start()
+    with signals_held():
+        for part in parts:
+            part.start()
     for part in parts:
         part.join()
         if part.exitcode:
