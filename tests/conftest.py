@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
 from multiprocessing.connection import Connection, wait
@@ -132,6 +133,14 @@ def no_netcdf_file_is_left_to_the_collector():
     with pytest.MonkeyPatch.context() as patch, xr.set_options(warn_for_unclosed_files=True):
         patch.setattr(netCDF4, "Dataset", Watched)
         yield
+
+
+@pytest.fixture(autouse=True)
+def compiled_code_is_forgotten():
+    """Count the compiler's limits for one test: it counts by function, also what other tests of this process have compiled."""
+    yield
+    if (dynamo := sys.modules.get("torch._dynamo")) is not None:
+        dynamo.reset()
 
 
 @pytest.fixture(scope="session")
