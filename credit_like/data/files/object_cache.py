@@ -2,6 +2,7 @@
 
     objects/ab/ab…    one file for each object: magic, length, CRC-32C and the object; its time of change is that of its last use
     drafts/           files that are being written, renamed into `objects` when they are complete
+    locks/            empty files; a process that fetches an object locks one of them, and others that want the object wait
     usage             the bytes in `objects`; a process that changes them locks this file, and the kernel unlocks it when it dies
 
 A process that is killed leaves at most a draft and a number in `usage` that is too large; the next eviction counts anew and
@@ -18,8 +19,8 @@ import os
 import struct
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import google_crc32c
@@ -29,6 +30,7 @@ _MAGIC = b"CL-cache"
 _USAGE = struct.Struct("<Q")
 _FULL = 0.9  # share of the limit that an eviction leaves, so that the next objects need none
 _LOCK_WAIT = 10.0  # seconds to wait for a process that evicts, after which an object is not stored
+_FETCH_WAIT = 60.0  # seconds to wait for a process that fetches the same object, after which it is fetched again
 _DRAFT_AGE = 3600.0  # seconds after which a draft belongs to a process that was killed
 _LOG = logging.getLogger(__name__)
 
@@ -57,11 +59,14 @@ class ObjectCache:
                 os.utime(path)
         return found
 
-    def put(self, name: str, data: bytes) -> None:
-        """Store an object, if it fits below the limit and can be written."""
+    def put(self, name: str, data: bytes, replace: bool = False) -> None:
+        """Store an object, if it fits below the limit and can be written; with `replace`, in place of another one of its name."""
         size = _HEADER.size + len(data)
         if self._off or size > self.limit:
             return
+        if replace and self.get(name) not in (None, data):
+            with suppress(OSError):  # `usage` then says too much, and is counted anew at the next eviction
+                self._path(name).unlink()
         draft = self.folder / "drafts" / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
             draft.parent.mkdir(parents=True, exist_ok=True)
@@ -77,6 +82,20 @@ class ObjectCache:
         finally:
             with suppress(OSError):
                 draft.unlink()
+
+    @contextmanager
+    def alone(self, names: Iterable[str]) -> Iterator[None]:
+        """Wait until no other process or thread is in this context with one of the names, but not for ever.
+
+        Where files cannot be locked, nobody waits, and several may fetch the same object.
+        """
+        with ExitStack() as stack:
+            for lock in sorted({self.folder / "locks" / self._path(name).parent.name for name in names}):
+                with suppress(OSError):
+                    lock.parent.mkdir(parents=True, exist_ok=True)
+                    file = stack.enter_context(open(lock, "ab", buffering=0))
+                    _lock(file.fileno(), _FETCH_WAIT)
+            yield
 
     def _path(self, name: str) -> Path:
         key = hashlib.sha256(name.encode()).hexdigest()
@@ -101,7 +120,7 @@ class ObjectCache:
         """Hold the lock and give the open file of `usage`, or None if another process keeps the lock for long."""
         usage = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            yield usage if _lock(usage) else None
+            yield usage if _lock(usage, _LOCK_WAIT) else None
         finally:
             os.close(usage)
 
@@ -137,9 +156,9 @@ def _write(file: int, data: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def _lock(file: int) -> bool:
-    """Lock a file; return False if another process keeps it locked, for example because it is stopped."""
-    end = time.monotonic() + _LOCK_WAIT
+def _lock(file: int, wait: float) -> bool:
+    """Lock a file; return False if another process keeps it locked for long, for example because it is stopped."""
+    end = time.monotonic() + wait
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

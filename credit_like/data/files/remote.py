@@ -91,7 +91,7 @@ class RemoteStore(WrapperStore[FsspecStore]):
             return None if held is None else prototype.buffer.from_bytes(held)
         if self.cache is not None:
             kept = (f"{name}\0absent", b"") if found is None else (name, found.to_bytes())
-            await asyncio.to_thread(self.cache.put, *kept)
+            await asyncio.to_thread(self.cache.put, *kept, replace=self._opening)
         return found
 
     async def get_partial_values(
