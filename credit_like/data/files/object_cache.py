@@ -33,6 +33,7 @@ _LOCK_WAIT = 10.0  # seconds to wait for a process that evicts, after which an o
 _FETCH_WAIT = 60.0  # seconds to wait for a process that fetches the same object, after which it is fetched again
 _DRAFT_AGE = 3600.0  # seconds after which a draft belongs to a process that was killed
 _LOG = logging.getLogger(__name__)
+_unwritable: dict[Path, OSError] = {}  # folders in which this process stores nothing any more, with the reason
 
 
 class ObjectCache:
@@ -40,7 +41,6 @@ class ObjectCache:
 
     def __init__(self, folder: str | Path, limit: int) -> None:
         self.folder, self.limit = Path(folder), limit
-        self._off = False
 
     def get(self, name: str) -> bytes | None:
         """Return an object and mark it as used, or None if it is not there."""
@@ -62,7 +62,7 @@ class ObjectCache:
     def put(self, name: str, data: bytes, replace: bool = False) -> None:
         """Store an object, if it fits below the limit and can be written; with `replace`, in place of another one of its name."""
         size = _HEADER.size + len(data)
-        if self._off or size > self.limit:
+        if self.folder in _unwritable or size > self.limit:
             return
         if replace and self.get(name) not in (None, data):
             with suppress(OSError):  # `usage` then says too much, and is counted anew at the next eviction
@@ -75,10 +75,10 @@ class ObjectCache:
                     _write(file.fileno(), part)
             self._commit(draft, self._path(name), size)
         except OSError as error:
-            self._off = True
-            _LOG.warning(
-                "the cache in %s cannot be written (%s); the data are read without storing more", self.folder, error
-            )
+            if _unwritable.setdefault(self.folder, error) is error:  # several threads may fail at once
+                _LOG.warning(
+                    "the cache in %s cannot be written (%s); the data are read without storing more", self.folder, error
+                )
         finally:
             with suppress(OSError):
                 draft.unlink()

@@ -41,7 +41,19 @@ def cells(kind="regular"):
     return np.repeat(rows, per_row), np.concatenate([np.arange(n) * 360.0 / n for n in per_row])
 
 
-def make(path, dates=24, members=1, kind="regular", chunk=1, missing=(), nans=(), tendencies="6h", version=2, **attrs):
+def make(
+    path,
+    dates=24,
+    members=1,
+    kind="regular",
+    chunk=1,
+    missing=(),
+    nans=(),
+    tendencies="6h",
+    version=2,
+    start="2001-01-01",
+    **attrs,
+):
     """Write a dataset; return its states (dates, variables, ensemble, cells)."""
     latitude, longitude = cells(kind)
     random = np.random.default_rng(0)
@@ -52,7 +64,7 @@ def make(path, dates=24, members=1, kind="regular", chunk=1, missing=(), nans=()
     for name in nans:
         data[:, NAMES.index(name), :, ::3] = np.nan
     group = zarr.open_group(path, mode="w", zarr_format=version)
-    times = np.datetime64("2001-01-01", "s") + np.arange(dates) * np.timedelta64(6, "h")
+    times = np.datetime64(start, "s") + np.arange(dates) * np.timedelta64(6, "h")
     arrays = {
         "dates": times, "latitudes": latitude, "longitudes": longitude,
         "mean": np.nanmean(data, (0, 2, 3), dtype="f8"), "stdev": np.nanstd(data, (0, 2, 3), dtype="f8"),
