@@ -12,6 +12,7 @@ full disk, the cache says so once and the process goes on without writing.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import logging
@@ -19,8 +20,8 @@ import os
 import struct
 import time
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import google_crc32c
@@ -90,12 +91,23 @@ class ObjectCache:
         Where files cannot be locked, nobody waits, and several may fetch the same object.
         """
         with ExitStack() as stack:
-            for lock in sorted({self.folder / "locks" / self._path(name).parent.name for name in names}):
+            for lock in sorted({self._lock_of(name) for name in names}):
                 with suppress(OSError):
-                    lock.parent.mkdir(parents=True, exist_ok=True)
-                    file = stack.enter_context(open(lock, "ab", buffering=0))
-                    _lock(file.fileno(), _FETCH_WAIT)
+                    _lock(stack.enter_context(_opened(lock)), _FETCH_WAIT)
             yield
+
+    @asynccontextmanager
+    async def alone_async(self, name: str) -> AsyncIterator[None]:
+        """Wait likewise, without a thread of its own: those that wait must not keep the one that fetches from a thread."""
+        with ExitStack() as stack:
+            with suppress(OSError):
+                file, end = stack.enter_context(_opened(self._lock_of(name))), time.monotonic() + _FETCH_WAIT
+                while not _lock(file, 0) and time.monotonic() < end:
+                    await asyncio.sleep(0.01)
+            yield
+
+    def _lock_of(self, name: str) -> Path:
+        return self.folder / "locks" / self._path(name).name[:3]
 
     def _path(self, name: str) -> Path:
         key = hashlib.sha256(name.encode()).hexdigest()
@@ -118,11 +130,8 @@ class ObjectCache:
     @contextmanager
     def _locked(self) -> Iterator[int | None]:
         """Hold the lock and give the open file of `usage`, or None if another process keeps the lock for long."""
-        usage = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
+        with _opened(self.folder / "usage") as usage:
             yield usage if _lock(usage, _LOCK_WAIT) else None
-        finally:
-            os.close(usage)
 
     def _evict(self, target: int) -> int:
         """Remove the least recently used objects until `target` bytes remain; return the bytes that do."""
@@ -156,6 +165,19 @@ def _write(file: int, data: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open a file to lock it; a child that was forked meanwhile has the file too, and must not keep the lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
 def _lock(file: int, wait: float) -> bool:
     """Lock a file; return False if another process keeps it locked for long, for example because it is stopped."""
     end = time.monotonic() + wait
@@ -163,7 +185,7 @@ def _lock(file: int, wait: float) -> bool:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > end:
+            if time.monotonic() >= end:
                 return False
             time.sleep(0.005)
         else:

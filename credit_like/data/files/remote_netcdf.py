@@ -6,6 +6,8 @@ time.
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from fsspec.asyn import get_loop, sync
 from numpy.typing import NDArray
 
 from credit_like.data.files.direct import Spans
@@ -24,6 +27,23 @@ from credit_like.data.files.remote_file import RemoteFile
 _LOCK = threading.RLock()
 # A fork while another thread reads would leave the child with a lock that is never released.
 os.register_at_fork(before=_LOCK.acquire, after_in_parent=_LOCK.release, after_in_child=_LOCK.release)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector from freeing objects of h5py in fsspec's thread, where it runs when that thread allocates.
+
+    It would wait there for h5py's lock, while the thread that has the lock waits for an answer from fsspec's thread.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        if was_on:
+            sync(get_loop(), asyncio.sleep, 0)  # a collection that had begun in that thread has ended
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _Owner:
@@ -38,7 +58,7 @@ class _Owner:
     def opened(self) -> Iterator[Any]:
         import h5netcdf
 
-        with _LOCK:
+        with _LOCK, _no_collection():
             if self._file is None or self._pid != os.getpid():
                 self._file = h5netcdf.File(RemoteFile(*self._where), "r", decode_vlen_strings=True)
                 self._pid = os.getpid()
@@ -49,7 +69,7 @@ class _Owner:
             return np.asarray(opened[name][tuple(slice(*span) for span in spans)])
 
     def close(self) -> None:
-        with _LOCK:
+        with _LOCK, _no_collection():
             file, self._file = self._file, None
             if file is not None:
                 file.close()

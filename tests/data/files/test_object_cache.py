@@ -84,6 +84,18 @@ def test_a_process_that_keeps_others_waiting_costs_time_only(tmp_path, monkeypat
     assert entered
 
 
+def test_a_child_forked_meanwhile_does_not_keep_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_cache, "_FETCH_WAIT", 1e6)  # a lock that is kept would stop the test
+    cache = ObjectCache(tmp_path, 10**6)
+    with cache.alone(["a"]):
+        child = FORK.Process(target=time.sleep, args=(1000,))
+        child.start()
+    with cache.alone(["a"]):
+        pass
+    child.kill()
+    child.join()
+
+
 def test_what_is_larger_than_the_limit_is_not_stored(tmp_path):
     ObjectCache(tmp_path, 500).put("a", content(1))
     assert not stored(tmp_path)
