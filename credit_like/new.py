@@ -307,7 +307,10 @@ def _classify(dataset: xr.Dataset, var: str, name: str, path: str | None) -> Fou
     elif names & _STATIC:
         role, why = "static", ""
     elif names & _FORCING and not levels:
-        role, why = "dynamic_forcing", "prescribed"
+        role, why = (
+            "dynamic_forcing",
+            "prescribed; `fill: persist` holds it in forecasts, which then need no later fields",
+        )
     elif (
         names & _DIAGNOSTIC
         or "time: sum" in cells

@@ -131,6 +131,10 @@ class Server(http.server.ThreadingHTTPServer):
         """Paths that were asked for."""
         self.broken: list[str] = []
         """Endings of paths; a request for such a path takes one away and is broken off half-way."""
+        self.sent: list[tuple[str, int, int]] = []
+        """Path, first byte and end of what was sent to requests for contents."""
+        self.ranges = True
+        """Whether requests for ranges are answered with ranges."""
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, request, client_address):
@@ -157,8 +161,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if not file.is_file():
             return self.send_error(404)
         data = file.read_bytes()
-        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
-        total, status = len(data), 200
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", "")) if self.server.ranges else None
+        total, status, start = len(data), 200, 0
         if wanted:
             first, last = wanted.groups()
             start = int(first) if first else max(0, total - int(last))
@@ -167,11 +171,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if wanted:
             self.send_header("Content-Range", f"bytes {start}-{start + len(data) - 1}/{total}")
         self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{file.stat().st_mtime_ns}"')
         self.end_headers()
         if ending := next((ending for ending in self.server.broken if path.endswith(ending)), None):
             self.server.broken.remove(ending)
             data = data[: len(data) // 2]
         if body:
+            self.server.sent.append((path, start, start + len(data)))
             self.wfile.write(data)
 
 

@@ -205,7 +205,15 @@ def analyses(folder):
     return [folder], {"t": "prognostic", "2t": "prognostic"}
 
 
-STORES = [weatherbench, climate_data_store, cmip, cam, wrf, days_of_360, gaps, odd_globe, belt, analyses]
+def anemoi(folder):
+    """An Anemoi dataset: one array of all variables, on flattened cells."""
+    from tests.data.sources.test_anemoi import make
+
+    make(folder / "states.zarr", dates=40)
+    return [folder / "states.zarr"], {"t": "prognostic", "sst": "dynamic_forcing", "z_surface": "static"}
+
+
+STORES = [weatherbench, climate_data_store, cmip, cam, wrf, days_of_360, gaps, odd_globe, belt, analyses, anemoi]
 
 
 def proposed(make, folder):
@@ -218,11 +226,11 @@ def proposed(make, folder):
 
 
 def trained(file, folder):
-    sets = [f"save_loc={folder / 'run'}", "trainer.epochs=1", "trainer.batches_per_epoch=10", "trainer.valid_batches=1"]
+    sets = [f"save_loc={folder / 'run'}", "trainer.epochs=10", "trainer.batches_per_epoch=1", "trainer.valid_batches=1"]
     sets += ["trainer.scheduler.warmup_steps=1", "trainer.device=cpu"]
     experiment = load_experiment(file, sets)
     assert build.train(experiment) == 0
-    assert any((folder / "run" / "checkpoints").iterdir())
+    assert (folder / "run" / "checkpoints" / "step-10").is_dir()
 
 
 @pytest.mark.parametrize("make", STORES, ids=lambda make: make.__name__)
@@ -238,8 +246,10 @@ def test_made_stores_train(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", representatives(["gcm.zarr", "storm96"], "storm96"))
+@pytest.mark.parametrize("name", representatives(["gcm.zarr", "storm96", "grib/era5-2mt-2019-03-uk.grib"], "storm96"))
 def test_real_stores_train(name, tmp_path):
+    if name.endswith(".grib"):
+        pytest.importorskip("eccodes", reason="the extra `grib` (ecCodes) is not installed")
     if not (DATA / name).exists():
         pytest.skip(f"{name} is not at {DATA}")
     run([str((DATA / name).absolute())], tmp_path / "my.yml")

@@ -9,6 +9,9 @@ import xarray as xr
 
 from credit_like import build
 from credit_like.check import checked_experiment
+from credit_like.data.files.object_cache import ObjectCache
+from credit_like.data.files.remote import RemoteError
+from credit_like.data.files.remote_file import RemoteFile
 from credit_like.data.sources import zarr as source
 from credit_like.data.store import open_store
 from credit_like.schema.load import load_experiment
@@ -163,3 +166,17 @@ def test_a_glob_in_a_bucket_finds_its_stores(bucket):
     got = source.open_dataset(config)
     assert isinstance(got, xr.Dataset)
     assert got["temperature"].shape == (40, 13, 64, 32)
+
+
+@pytest.mark.slow
+def test_parts_of_a_file_in_a_bucket_are_those_of_the_file(folder, bucket, tmp_path):
+    content = (folder[0] / "wb2.zarr" / "temperature" / "0.0.0.0").read_bytes()
+    for _ in range(2):
+        cache = ObjectCache(tmp_path, 10**9)
+        file = RemoteFile("s3://public/wb2.zarr/temperature/0.0.0.0", bucket, cache)
+        assert file.seek(-len(content) // 2, 2) == len(content) // 2
+        assert file.read() == content[len(content) // 2 :]
+        file.seek(0)
+        assert file.read() == content
+    with pytest.raises(RemoteError, match=r"s3://public/absent.nc cannot be read"):
+        RemoteFile("s3://public/absent.nc", bucket, cache)

@@ -18,16 +18,16 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import netCDF4
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from xarray.backends import NetCDF4DataStore
+from xarray.backends import AbstractDataStore, NetCDF4DataStore
 from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
 from xarray.core import indexing
 
@@ -112,6 +112,15 @@ class File:
             else:
                 raise ValueError(f"expected {self.path} to be open for writing, it is closed or of another process")
             yield _open[self._number]
+
+    def read(self, name: str, spans: Spans) -> NDArray[Any]:
+        """Return a box of a variable as it is stored."""
+        with self.opened() as opened:
+            variable = opened[name]
+            variable.set_auto_maskandscale(False)
+            variable.set_auto_chartostring(False)
+            values: NDArray[Any] = variable[tuple(slice(start, stop) for start, stop in spans)]
+            return values
 
     def close(self) -> None:
         """Close the file if this process has it open. Raises OSError or RuntimeError if its end cannot be written."""
@@ -275,9 +284,26 @@ def open_lazily(path: str | Path, *, chunk_cache: bool = True) -> xr.Dataset:
     The dataset can be pickled and used in forked processes. Its `close` closes the file. Raises OSError if the file
     cannot be opened.
     """
-    file = File(path, chunk_cache=chunk_cache)
+    return lazily(File(path, chunk_cache=chunk_cache), lambda opened: NetCDF4DataStore(opened, lock=False))
+
+
+class Owner(Protocol):
+    """What opens, reads and closes one file, and keeps other threads out of the library meanwhile."""
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """Yield the open file."""
+
+    def read(self, name: str, spans: Spans) -> NDArray[Any]:
+        """Return a box of a variable as it is stored."""
+
+    def close(self) -> None:
+        """Close the file; the next use opens it again."""
+
+
+def lazily(file: Owner, store: Callable[[Any], AbstractDataStore]) -> xr.Dataset:
+    """Return the dataset of a file as `open_lazily` does; `store` makes xarray's of the open file."""
     with file.opened() as opened:
-        dataset = xr.open_dataset(NetCDF4DataStore(opened, lock=False), decode_cf=False)
+        dataset = xr.open_dataset(store(opened), decode_cf=False)
         fields: dict[Hashable, xr.Variable] = {}
         for name, variable in dataset.variables.items():
             if variable.dtype.kind in "iufS" and variable.ndim and name not in dataset.xindexes:
@@ -296,17 +322,13 @@ class _Stored(DirectArray):
     """One variable of a file, without decoding."""
 
     def __init__(
-        self, file: File, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: tuple[int, ...]
+        self, file: Owner, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], chunks: tuple[int, ...]
     ) -> None:
         self.file, self.name = file, name
         self.shape, self.dtype, self.chunks = shape, dtype, chunks
 
     def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
-        with self.file.opened() as opened:
-            variable = opened[self.name]
-            variable.set_auto_maskandscale(False)
-            variable.set_auto_chartostring(False)
-            values: NDArray[Any] = variable[tuple(slice(start, stop) for start, stop in spans)]
+        values = self.file.read(self.name, spans)
         if out is None:
             return values
         out[...] = values

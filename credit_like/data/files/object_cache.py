@@ -2,6 +2,7 @@
 
     objects/ab/ab…    one file for each object: magic, length, CRC-32C and the object; its time of change is that of its last use
     drafts/           files that are being written, renamed into `objects` when they are complete
+    locks/            empty files; a process that fetches an object locks one of them, and others that want the object wait
     usage             the bytes in `objects`; a process that changes them locks this file, and the kernel unlocks it when it dies
 
 A process that is killed leaves at most a draft and a number in `usage` that is too large; the next eviction counts anew and
@@ -11,6 +12,7 @@ full disk, the cache says so once and the process goes on without writing.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import hashlib
 import logging
@@ -18,8 +20,8 @@ import os
 import struct
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import google_crc32c
@@ -29,8 +31,10 @@ _MAGIC = b"CL-cache"
 _USAGE = struct.Struct("<Q")
 _FULL = 0.9  # share of the limit that an eviction leaves, so that the next objects need none
 _LOCK_WAIT = 10.0  # seconds to wait for a process that evicts, after which an object is not stored
+_FETCH_WAIT = 60.0  # seconds to wait for a process that fetches the same object, after which it is fetched again
 _DRAFT_AGE = 3600.0  # seconds after which a draft belongs to a process that was killed
 _LOG = logging.getLogger(__name__)
+_unwritable: dict[Path, OSError] = {}  # folders in which this process stores nothing any more, with the reason
 
 
 class ObjectCache:
@@ -38,7 +42,6 @@ class ObjectCache:
 
     def __init__(self, folder: str | Path, limit: int) -> None:
         self.folder, self.limit = Path(folder), limit
-        self._off = False
 
     def get(self, name: str) -> bytes | None:
         """Return an object and mark it as used, or None if it is not there."""
@@ -57,11 +60,14 @@ class ObjectCache:
                 os.utime(path)
         return found
 
-    def put(self, name: str, data: bytes) -> None:
-        """Store an object, if it fits below the limit and can be written."""
+    def put(self, name: str, data: bytes, replace: bool = False) -> None:
+        """Store an object, if it fits below the limit and can be written; with `replace`, in place of another one of its name."""
         size = _HEADER.size + len(data)
-        if self._off or size > self.limit:
+        if self.folder in _unwritable or size > self.limit:
             return
+        if replace and self.get(name) not in (None, data):
+            with suppress(OSError):  # `usage` then says too much, and is counted anew at the next eviction
+                self._path(name).unlink()
         draft = self.folder / "drafts" / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:
             draft.parent.mkdir(parents=True, exist_ok=True)
@@ -70,13 +76,38 @@ class ObjectCache:
                     _write(file.fileno(), part)
             self._commit(draft, self._path(name), size)
         except OSError as error:
-            self._off = True
-            _LOG.warning(
-                "the cache in %s cannot be written (%s); the data are read without storing more", self.folder, error
-            )
+            if _unwritable.setdefault(self.folder, error) is error:  # several threads may fail at once
+                _LOG.warning(
+                    "the cache in %s cannot be written (%s); the data are read without storing more", self.folder, error
+                )
         finally:
             with suppress(OSError):
                 draft.unlink()
+
+    @contextmanager
+    def alone(self, names: Iterable[str]) -> Iterator[None]:
+        """Wait until no other process or thread is in this context with one of the names, but not for ever.
+
+        Where files cannot be locked, nobody waits, and several may fetch the same object.
+        """
+        with ExitStack() as stack:
+            for lock in sorted({self._lock_of(name) for name in names}):
+                with suppress(OSError):
+                    _lock(stack.enter_context(_opened(lock)), _FETCH_WAIT)
+            yield
+
+    @asynccontextmanager
+    async def alone_async(self, name: str) -> AsyncIterator[None]:
+        """Wait likewise, without a thread of its own: those that wait must not keep the one that fetches from a thread."""
+        with ExitStack() as stack:
+            with suppress(OSError):
+                file, end = stack.enter_context(_opened(self._lock_of(name))), time.monotonic() + _FETCH_WAIT
+                while not _lock(file, 0) and time.monotonic() < end:
+                    await asyncio.sleep(0.01)
+            yield
+
+    def _lock_of(self, name: str) -> Path:
+        return self.folder / "locks" / self._path(name).name[:3]
 
     def _path(self, name: str) -> Path:
         key = hashlib.sha256(name.encode()).hexdigest()
@@ -99,11 +130,8 @@ class ObjectCache:
     @contextmanager
     def _locked(self) -> Iterator[int | None]:
         """Hold the lock and give the open file of `usage`, or None if another process keeps the lock for long."""
-        usage = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            yield usage if _lock(usage) else None
-        finally:
-            os.close(usage)
+        with _opened(self.folder / "usage") as usage:
+            yield usage if _lock(usage, _LOCK_WAIT) else None
 
     def _evict(self, target: int) -> int:
         """Remove the least recently used objects until `target` bytes remain; return the bytes that do."""
@@ -137,14 +165,27 @@ def _write(file: int, data: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def _lock(file: int) -> bool:
-    """Lock a file; return False if another process keeps it locked, for example because it is stopped."""
-    end = time.monotonic() + _LOCK_WAIT
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """Open a file to lock it; a child that was forked meanwhile has the file too, and must not keep the lock."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield file
+    finally:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+        os.close(file)
+
+
+def _lock(file: int, wait: float) -> bool:
+    """Lock a file; return False if another process keeps it locked for long, for example because it is stopped."""
+    end = time.monotonic() + wait
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > end:
+            if time.monotonic() >= end:
                 return False
             time.sleep(0.005)
         else:

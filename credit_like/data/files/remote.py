@@ -1,8 +1,9 @@
 """Zarr stores behind a URL: failed reads are repeated, and objects may be kept in a local cache.
 
 Metadata and coordinates are read while a dataset is opened, and always from the server if it answers, so that a store
-that has grown is seen. Other objects are taken from the cache if they are there, and are assumed not to change. If the
-server does not answer, whatever the cache holds is used.
+that has grown is seen. Other objects are taken from the cache if they are there, and are assumed not to change; of several
+processes that want an object that is not, one fetches it while the others wait for its copy. If the server does not
+answer, whatever the cache holds is used.
 """
 
 from __future__ import annotations
@@ -76,6 +77,18 @@ class RemoteStore(WrapperStore[FsspecStore]):
 
     async def get(self, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None = None) -> Buffer | None:
         name = "\0".join((self.url, self.options, key, str(byte_range)))
+        if self.cache is None or self._opening:
+            return await self._read(name, key, prototype, byte_range)
+        held = await self._held(name)
+        if held is not None:
+            return prototype.buffer.from_bytes(held)
+        async with self.cache.alone_async(name):
+            return await self._read(name, key, prototype, byte_range)
+
+    async def _read(
+        self, name: str, key: str, prototype: BufferPrototype, byte_range: ByteRequest | None
+    ) -> Buffer | None:
+        """Read from the server, unless the cache has a copy by now and nothing is being opened; keep a copy."""
         held = await self._held(name)
         if held is not None and not self._opening:
             return prototype.buffer.from_bytes(held)
@@ -91,7 +104,7 @@ class RemoteStore(WrapperStore[FsspecStore]):
             return None if held is None else prototype.buffer.from_bytes(held)
         if self.cache is not None:
             kept = (f"{name}\0absent", b"") if found is None else (name, found.to_bytes())
-            await asyncio.to_thread(self.cache.put, *kept)
+            await asyncio.to_thread(self.cache.put, *kept, replace=self._opening)
         return found
 
     async def get_partial_values(

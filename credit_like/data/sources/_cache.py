@@ -36,8 +36,11 @@ class Cache(Section):
         return {"size": value} if isinstance(value, str | int) and not isinstance(value, bool) else value
 
 
+def copies(cache: Cache | None) -> ObjectCache | None:
+    """Return the cache that a source specifies."""
+    return None if cache is None else ObjectCache(cache.folder or cache_folder() / "stores", cache.size)
+
+
 def remote(url: str, storage_options: dict[str, Any], cache: Cache | None) -> RemoteStore:
     """Return a store behind a URL, with the cache that a source specifies."""
-    folder = None if cache is None else Path(cache.folder or cache_folder() / "stores")
-    copies = None if cache is None or folder is None else ObjectCache(folder, cache.size)
-    return RemoteStore.of(url, storage_options, copies)
+    return RemoteStore.of(url, storage_options, copies(cache))

@@ -142,12 +142,13 @@ def is_url(path: str) -> bool:
 def source_type(path: str) -> str:
     """Return the type of the source that reads a file, a store or the first file of a template.
 
-    A folder and `.zarr` in the path are zarr, other URLs netCDF; a file is known from its first bytes.
+    A folder and `.zarr` in the path are zarr, or on disk an Anemoi dataset by its attributes; other URLs are netCDF. A file is
+    known from its first bytes.
 
     Raises UserError if there is no file or it begins like no format that can be read.
     """
     if ".zarr" in path or (not is_url(path) and Path(path).is_dir()):
-        return "zarr"
+        return "anemoi" if not is_url(path) and _is_anemoi(Path(path)) else "zarr"
     if is_url(path):
         return "netcdf"
     first = Path(find_files(path, {})[0])
@@ -160,6 +161,16 @@ def source_type(path: str) -> str:
         if start.startswith(magic):
             return kind
     raise UserError(f"expected netCDF, GRIB or zarr, got {path}, which begins with {start!r}; change it")
+
+
+def _is_anemoi(folder: Path) -> bool:
+    """Return whether a store has the states and the list of variables of an Anemoi dataset."""
+    for name in ("zarr.json", ".zattrs"):
+        with suppress(OSError, ValueError, AttributeError):
+            found = json.loads((folder / name).read_text(encoding="utf-8"))
+            attrs = found.get("attributes", {}) if name == "zarr.json" else found
+            return all((folder / array).is_dir() for array in ("data", "dates")) and "variables_metadata" in attrs
+    return False
 
 
 def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
 """Anemoi datasets: zarr stores of one array (dates, variables, ensemble, cells), on disk or behind a URL.
 
-The layout is that of https://github.com/ecmwf/anemoi-datasets (`usage/gridded/store.py`, read at commit 091aaea): arrays `data`,
-`dates`, `latitudes`, `longitudes`, statistics `mean` and `stdev` by variable, `statistics_tendencies_6h_stdev` of the change over
-6 h where it was asked for; attributes `variables`, `variables_metadata`, `missing_dates`, `constant_fields`, `field_shape`.
+The layout is that of https://github.com/ecmwf/anemoi-datasets (`usage/gridded/store.py`, read at commit 091aaea; a test reads what
+release 0.5.47 makes): arrays `data`, `dates`, `latitudes`, `longitudes`, statistics `mean` and `stdev` by variable,
+`statistics_tendencies_6h_stdev` of the change over 6 h where it was asked for; attributes `variables`, `variables_metadata`,
+`missing_dates`, `constant_fields`, `field_shape`, `allow_nans`, in early releases `variables_with_nans`.
 `field_shape` may be absent, or have longitude first, so that the grid is taken from the coordinates of the cells.
 """
 
@@ -68,17 +69,19 @@ def open_dataset(config: Config) -> xr.Dataset:
 def stored_statistics(config: Config, hours: float) -> dict[tuple[str, float | None], tuple[float, float, float]]:
     """Return mean, standard deviation and that of the change over some hours, by the name and level that `open_dataset` gives.
 
-    The last is NaN where the dataset does not have it, as for constant fields. Variables with missing values are left out.
+    The last is NaN where the dataset does not have it, as for constant fields. Variables with missing values are left out: those
+    that the dataset names, as its early releases did, or that lack values at its first, middle or last date.
     """
     if not isinstance(config.path, str):
         raise UserError("expected one dataset with statistics, got several paths; remove data.source.statistics")
     with _opened(config.path, config) as group:
         names = _variables(group, config.path)
-        keys = [f"statistics_tendencies_{text}_stdev" for text in (f"{hours:g}h", f"{hours / 24:g}d")]
+        spans = (f"{hours:g}h", f"{hours / 24:g}d", f"{60 * hours:g}m")
+        keys = [f"statistics_tendencies_{span}_stdev" for span in spans]
         mean, spread = (_values(group, key) for key in ("mean", "stdev"))
         change = next((_values(group, key) for key in keys if key in group), np.full(len(names), np.nan))
         attrs = _attrs(group)
-    lacking = set(attrs.get("variables_with_nans", []))
+        lacking = _with_gaps(group, names, attrs)
     on_levels, flat, _ = _sorted(names, attrs.get("variables_metadata", {}))
     columns: dict[tuple[str, float | None], int] = {(name, None): column for name, column in flat.items()}
     columns |= {(name, level): column for name, by_level in on_levels.items() for level, column in by_level.items()}
@@ -87,6 +90,23 @@ def stored_statistics(config: Config, hours: float) -> dict[tuple[str, float | N
         for key, column in columns.items()
         if names[column] not in lacking
     }
+
+
+def _with_gaps(group: zarr.Group, names: Sequence[str], attrs: Mapping[str, Any]) -> set[str]:
+    """Return the variables with missing values."""
+    named = set(attrs.get("variables_with_nans") or [])
+    if named or attrs.get("allow_nans") is False:
+        return named
+    array, kept = _array(group, "data"), _kept(group, attrs)
+    looked = {int(kept[at]) for at in (0, len(kept) // 2, -1)} if len(kept) else set()
+    states = [np.isnan(np.asarray(array[at])).any(axis=(1, 2)) for at in looked]
+    return {name for name, lacks in zip(names, np.any(states, axis=0), strict=True) if lacks} if states else set()
+
+
+def _kept(group: zarr.Group, attrs: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Return the positions of the dates that are not marked as missing."""
+    dates = _values(group, "dates").astype("datetime64[s]")
+    return np.flatnonzero(~np.isin(dates, np.array(attrs.get("missing_dates", []), "datetime64[s]")))
 
 
 @contextmanager
@@ -136,8 +156,7 @@ def _dataset(group: zarr.Group, path: str) -> xr.Dataset:
     dates = _values(group, "dates").astype("datetime64[s]")
     if len(dates) != array.shape[0]:
         raise UserError(f"expected a date for each of {array.shape[0]} states in {path}, got {len(dates)}")
-    missing = np.array(attrs.get("missing_dates", []), "datetime64[s]")
-    kept = np.flatnonzero(~np.isin(dates, missing))
+    kept = _kept(group, attrs)
     latitude, longitude, geometry = _grid(group, array.shape[3], path)
     metadata = attrs.get("variables_metadata", {})
     on_levels, flat, level_type = _sorted(names, metadata)

@@ -36,6 +36,7 @@ from credit_like.processes import signals_held, work_for
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
+_READ = ("zarr", "netcdf")  # types of sources that the bare loop reads
 _KINDS = {
     "disk": ("posix.pread", "posix.read", "io.open", "'read' of", "readall", "posix.stat", "_io.FileIO"),
     "decompression": ("decode", "decompress"),
@@ -216,7 +217,9 @@ class _Tasks:
         for role in ("prognostic", "diagnostic", "dynamic_forcing"):
             for variable in windows.variables.role(role):
                 found = windows.store.source_of(variable)
-                if found is None or not isinstance(getattr(found[0], "path", None), str) or is_url(found[0].path):
+                if found is None or getattr(found[0], "type", None) not in _READ:
+                    continue
+                if not isinstance(found[0].path, str) or is_url(found[0].path):
                     continue
                 config, var = found
                 module = registry.of("source", config)

@@ -66,6 +66,36 @@ def test_the_least_recently_used_goes_first(tmp_path):
     assert cache.get("new") == content(99)
 
 
+def test_an_object_may_be_replaced(tmp_path):
+    cache = ObjectCache(tmp_path, 10**6)
+    cache.put("a", content(1))
+    cache.put("a", content(2))
+    assert cache.get("a") == content(1)  # objects are taken as unchanging
+    cache.put("a", content(2), replace=True)
+    assert cache.get("a") == content(2)
+    assert len(stored(tmp_path)) == 1
+
+
+def test_a_process_that_keeps_others_waiting_costs_time_only(tmp_path, monkeypatch):
+    """Another process may be stopped while it fetches."""
+    monkeypatch.setattr(object_cache, "_FETCH_WAIT", 0.05)
+    with ObjectCache(tmp_path, 10**6).alone(["a", "b"]), ObjectCache(tmp_path, 10**6).alone(["b", "a"]):
+        entered = True
+    assert entered
+
+
+def test_a_child_forked_meanwhile_does_not_keep_the_lock(tmp_path, monkeypatch):
+    monkeypatch.setattr(object_cache, "_FETCH_WAIT", 1e6)  # a lock that is kept would stop the test
+    cache = ObjectCache(tmp_path, 10**6)
+    with cache.alone(["a"]):
+        child = FORK.Process(target=time.sleep, args=(1000,))
+        child.start()
+    with cache.alone(["a"]):
+        pass
+    child.kill()
+    child.join()
+
+
 def test_what_is_larger_than_the_limit_is_not_stored(tmp_path):
     ObjectCache(tmp_path, 500).put("a", content(1))
     assert not stored(tmp_path)

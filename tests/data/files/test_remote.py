@@ -2,6 +2,8 @@
 
 import functools
 import logging
+import multiprocessing
+import os
 import socket
 
 import numpy as np
@@ -53,6 +55,26 @@ def test_a_chunk_is_fetched_once_by_all_processes(tmp_path, served, stored):
         np.testing.assert_array_equal(opened(served, tmp_path)["t"].values, stored["t"].values)
     assert [served.asked.count(f"/a.zarr/t/{time}.0.0.0") for time in range(8)] == [1] * 8
     assert served.asked.count("/a.zarr/.zmetadata") > 1  # metadata are asked for each time: a store may have grown
+
+
+def _read_all(server, folder, seed, expected):
+    got = opened(server, folder)
+    for time in np.random.default_rng(seed).permutation(8):
+        if not np.array_equal(got["t"][time].values, expected[time]):
+            os._exit(1)
+    os._exit(0)
+
+
+def test_processes_that_read_at_the_same_time_fetch_a_chunk_once(tmp_path, served, stored):
+    expected = stored["t"].values
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=_read_all, args=(served, tmp_path, seed, expected)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 4
+    assert [served.asked.count(f"/a.zarr/t/{time}.0.0.0") for time in range(8)] == [1] * 8
 
 
 def test_without_a_cache_everything_is_fetched(tmp_path, served, stored):

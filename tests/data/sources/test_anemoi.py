@@ -1,5 +1,10 @@
 """Anemoi datasets: variables by name and level, grids, missing dates, members, statistics; made in their layout."""
 
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -36,7 +41,19 @@ def cells(kind="regular"):
     return np.repeat(rows, per_row), np.concatenate([np.arange(n) * 360.0 / n for n in per_row])
 
 
-def make(path, dates=24, members=1, kind="regular", chunk=1, missing=(), nans=(), tendencies="6h", **attrs):
+def make(
+    path,
+    dates=24,
+    members=1,
+    kind="regular",
+    chunk=1,
+    missing=(),
+    nans=(),
+    tendencies="6h",
+    version=2,
+    start="2001-01-01",
+    **attrs,
+):
     """Write a dataset; return its states (dates, variables, ensemble, cells)."""
     latitude, longitude = cells(kind)
     random = np.random.default_rng(0)
@@ -46,8 +63,8 @@ def make(path, dates=24, members=1, kind="regular", chunk=1, missing=(), nans=()
         data[:, NAMES.index(name)] = data[0, NAMES.index(name)]
     for name in nans:
         data[:, NAMES.index(name), :, ::3] = np.nan
-    group = zarr.open_group(path, mode="w", zarr_format=2)
-    times = np.datetime64("2001-01-01", "s") + np.arange(dates) * np.timedelta64(6, "h")
+    group = zarr.open_group(path, mode="w", zarr_format=version)
+    times = np.datetime64(start, "s") + np.arange(dates) * np.timedelta64(6, "h")
     arrays = {
         "dates": times, "latitudes": latitude, "longitudes": longitude,
         "mean": np.nanmean(data, (0, 2, 3), dtype="f8"), "stdev": np.nanstd(data, (0, 2, 3), dtype="f8"),
@@ -91,6 +108,14 @@ def opened(path, **more):
 def column(data, name):
     """(dates, latitude, longitude) of a variable on a regular grid."""
     return data[:, NAMES.index(name), 0].reshape(-1, HEIGHT, WIDTH)
+
+
+@pytest.mark.filterwarnings("ignore:The data type .* does not have a Zarr V3 specification")
+def test_zarr_of_version_3_is_read_too(tmp_path):
+    data = make(tmp_path / "a.zarr", version=3)
+    got = opened(tmp_path / "a.zarr")
+    assert str(got["time"].values[3]) == "2001-01-01T18:00:00"
+    np.testing.assert_array_equal(got["2t"].values, column(data, "2t"))
 
 
 @pytest.mark.parametrize("chunk", [1, 5])
@@ -257,6 +282,11 @@ def test_its_statistics_are_those_of_a_fit(tmp_path):
     [
         ({"tendencies": ""}, {}, r"of the change of t\S* over 6 h \(statistics_tendencies_6h_stdev\), got nan"),
         ({"nans": ("sst",)}, {"dynamic_forcing": {"surface": ["sst"]}}, "values without missing ones for sst"),
+        (
+            {"nans": ("sst",), "missing": (0,), "variables_with_nans": None, "allow_nans": True},
+            {"dynamic_forcing": {"surface": ["sst"]}},
+            "values without missing ones for sst",
+        ),
         ({}, {"diagnostic": {"surface": [{"name": "w_500", "transform": "sqrt"}]}}, "without transform, got w_500"),
         ({}, {"source": {"region": {"south": 0}}}, "the source's own grid, got region or regrid"),
         ({}, {"diagnostic": {"surface": [{"name": "w_500", "units": "K"}]}}, "in the source's units for w_500"),
@@ -268,6 +298,79 @@ def test_statistics_that_do_not_suit_are_one_message(tmp_path, made, changes, me
     variables = Variables(data)
     with pytest.raises(UserError, match=message):
         stored_statistics(open_store(data, variables), variables, data)
+
+
+RECIPE = """
+dates: {{start: 2020-01-01T00:00:00, end: 2020-01-05T18:00:00, frequency: 6h, missing: [2020-01-02T18:00:00]}}
+input:
+  join:
+    - grib: {{path: {folder}/a.grib}}
+    - forcings: {{template: "${{input.join.0.grib}}", param: [cos_latitude, insolation]}}
+statistics: {{end: 2020-01-04, tendencies: [6, 24]}}
+build: {{allow_nans: true}}
+"""
+REFERENCE = """
+import sys, numpy as np
+from anemoi.datasets import open_dataset
+made = open_dataset(sys.argv[1])
+kept = [i for i in range(len(made)) if i not in made.missing]
+tendencies = {f"change_{n}": made.statistics_tendencies(n)["stdev"] for n in (6, 24)}
+values = np.stack([made[i] for i in kept])
+arrays = {"mean": made.statistics["mean"], "stdev": made.statistics["stdev"], **tendencies}
+np.savez(sys.argv[2], names=made.variables, dates=made.dates[kept], shape=made.field_shape, values=values, **arrays)
+"""
+
+
+def made_by_anemoi(folder):
+    """Make a dataset of GRIB messages with the package itself; return what it reads of it."""
+    command = shutil.which("anemoi-datasets")
+    if command is None:
+        pytest.skip(
+            "the command `anemoi-datasets` (pip install anemoi-datasets, in any environment) is not on the path"
+        )
+    pytest.importorskip("eccodes", reason="the extra `grib` (ecCodes) is not installed")
+    from tests.data.sources.test_grib import message, surface, write
+
+    random, messages = np.random.default_rng(0), []
+    for i in set(range(20)) - {7}:
+        when = {"dataDate": 20200101 + i // 4, "dataTime": 600 * (i % 4)}
+        for name, level in (("t", 500), ("t", 850), ("q", 500), ("q", 850), ("w", 500)):
+            messages.append(message(250 + random.standard_normal(40), shortName=name, level=level, **when))
+        messages.append(surface("2t", 280 + random.standard_normal(40), **when))
+        messages.append(surface("sst", 290 + random.standard_normal(40), missing=[3, 4, 17], **when))
+    write(folder / "a.grib", *messages)
+    (folder / "recipe.yaml").write_text(RECIPE.format(folder=folder))
+    python = Path(command).with_name("python")
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    for call in (
+        [command, "create", str(folder / "recipe.yaml"), str(folder / "a.zarr")],
+        [str(python), "-c", REFERENCE, str(folder / "a.zarr"), str(folder / "read.npz")],
+    ):
+        done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    return dict(np.load(folder / "read.npz"))
+
+
+@pytest.mark.slow
+def test_a_dataset_of_the_package_itself_is_read_as_the_package_reads_it(tmp_path):
+    reference = made_by_anemoi(tmp_path)
+    got = opened(tmp_path / "a.zarr")
+    np.testing.assert_array_equal(got["time"].values, reference["dates"].astype("datetime64[s]"))
+    assert len(got["time"]) == 19
+    names = reference["names"].tolist()
+    tables = [source.stored_statistics(source.Config(path=str(tmp_path / "a.zarr")), hours) for hours in (6, 24)]
+    assert set(got.data_vars) == {"2t", "cos_latitude", "insolation", "q", "sst", "t", "w_500"}
+    for column, name in enumerate(names):
+        stem, level = (name[:1], float(name[2:])) if name[:2] in ("t_", "q_") else (name, None)
+        field = got[stem] if level is None else got[stem].sel(level=level)
+        expected = reference["values"][:, column, 0].reshape(19, *reference["shape"])
+        np.testing.assert_array_equal(np.broadcast_to(field.values, expected.shape), expected, err_msg=name)
+        for table, hours in zip(tables, (6, 24), strict=True):
+            if name == "sst":
+                assert ("sst", None) not in table
+                continue
+            wanted = [reference[key][column] for key in ("mean", "stdev", f"change_{hours}")]
+            np.testing.assert_array_equal(table[stem, level], wanted, err_msg=name)
 
 
 EXPERIMENT = """

@@ -237,17 +237,17 @@ def reduced_gaussian(values=None, **keys):
     return content
 
 
-def test_reduced_gaussian_rows_keep_their_values_and_are_linear_between(tmp_path):
-    path = write(tmp_path / "a.grib", reduced_gaussian(lambda lat, lon: lat + np.cos(np.deg2rad(lon))))
-    field = opened(path)["t"].isel(time=0, level=0)
-    assert field.shape == (64, 128)
-    latitude, longitude = np.deg2rad(field["latitude"].values), field["longitude"].values
-    (points,) = decoded(path)
-    rows = {}
-    for (lat, lon), value in points.items():
+def compared_by_row(field, path):
+    """Compare the rows of a reduced grid with a linear interpolation of ecCodes' values, and where points coincide exactly."""
+    longitude, rows, same = field["longitude"].values, {}, 0
+    with open(path, "rb") as file:
+        handle = eccodes.codes_grib_new_from_file(file)
+        points = [eccodes.codes_get_array(handle, key) for key in ("latitudes", "longitudes", "values")]
+        eccodes.codes_release(handle)
+    for lat, lon, value in zip(*points, strict=True):
         rows.setdefault(lat, []).append((lon, value))
-    same = 0
-    for row, (lat, line) in zip(field.values, rows.items(), strict=True):
+    np.testing.assert_allclose(field["latitude"], sorted(rows, reverse=True), atol=1e-4)
+    for row, (lat, line) in zip(field.values, sorted(rows.items(), reverse=True), strict=True):
         there, values = np.array(sorted(line)).T
         expected = np.interp(longitude, there, values, period=360)
         np.testing.assert_allclose(row, expected, atol=2e-5, err_msg=str(lat))
@@ -256,8 +256,14 @@ def test_reduced_gaussian_rows_keep_their_values_and_are_linear_between(tmp_path
         np.testing.assert_array_equal(
             row[coincide], np.float32(values[np.abs(longitude[:, None] - there).argmin(1)][coincide])
         )
-    assert same > 3000
-    assert latitude[0] > latitude[-1]
+    return same
+
+
+def test_reduced_gaussian_rows_keep_their_values_and_are_linear_between(tmp_path):
+    path = write(tmp_path / "a.grib", reduced_gaussian(lambda lat, lon: lat + np.cos(np.deg2rad(lon))))
+    field = opened(path)["t"].isel(time=0, level=0)
+    assert field.shape == (64, 128)
+    assert compared_by_row(field, path) > 3000
 
 
 def spectral(name, seed=0, **keys):
@@ -474,10 +480,34 @@ def test_levels_and_members_of_era5():
 def test_the_reduced_grid():
     field = opened(FOLDER / "reduced_gg.grib")["10u"][0]
     assert field.shape == (96, 192)
-    (points,) = decoded(FOLDER / "reduced_gg.grib")
-    latitude, longitude = float(field["latitude"][48]), field["longitude"].values
-    along = [points[round(latitude, 4), round(float(o), 4)] for o in longitude]  # a row of full length
-    np.testing.assert_array_equal(field.values[48], np.float32(along))
+    assert compared_by_row(field, FOLDER / "reduced_gg.grib") > 7000
+
+
+@shared
+@pytest.mark.parametrize(
+    "name", sorted({path.stem for path in FOLDER.glob("*.grib")} - {"spherical_harmonics", "reduced_gg"})
+)
+def test_every_message_of_every_file(name):
+    """Each has ecCodes' values; the tests above compare them point by point where the grids differ."""
+    path = FOLDER / f"{name}.grib"
+    dataset, count = opened(path), 0
+    keys = ("shortName", "typeOfLevel", "number", "level", "validityDate", "validityTime")
+    with open(path, "rb") as file:
+        while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
+            found = {key: eccodes.codes_get(handle, key) for key in keys if eccodes.codes_is_defined(handle, key)}
+            eccodes.codes_set(handle, "missingValue", 1e300)
+            values = eccodes.codes_get_values(handle)
+            eccodes.codes_release(handle)
+            date, time = str(found["validityDate"]), found["validityTime"]
+            at = {"time": np.datetime64(f"{date[:4]}-{date[4:6]}-{date[6:]}T{time // 100:02d}:{time % 100:02d}")}
+            names = [found["shortName"], f"{found['shortName']}_{found['typeOfLevel']}"]
+            field = dataset[next(one for one in names if one in dataset)]
+            at |= {key: found[key] for key in ("number", "level") if key in field.dims}
+            field = field.sel({key: value for key, value in at.items() if key in field.dims})
+            expected = np.sort(np.where(values > 1e299, np.nan, values).astype(np.float32))
+            np.testing.assert_array_equal(np.sort(field.values.ravel()), expected)
+            count += 1
+    assert count == sum(np.prod(one.shape[:-2], dtype=int) for one in dataset.data_vars.values())
 
 
 def test_without_the_library_the_message_names_the_extra(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@ import pytest
 
 from credit_like.data.loading.windows import Windows
 from credit_like.data.tools.bench import bench_data
+from credit_like.errors import UserError
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
@@ -25,3 +26,16 @@ def test_a_report_of_what_was_measured(stored, tmp_path, data_section, kind):
     assert 0 < report.share_of_limit < 100
     assert report.limited_by in report.shares
     assert all(name and value for name, value in report.rows())
+
+
+def test_a_format_that_no_other_library_reads_is_one_message(tmp_path):
+    from credit_like.data.store import open_store
+    from credit_like.variables import Variables
+    from tests.data.sources.test_anemoi import make, section
+
+    make(tmp_path / "a.zarr")
+    data = section(tmp_path / "a.zarr")
+    variables = Variables(data)
+    windows = Windows(open_store(data, variables), variables, data.train, history_len=1, forecast_len=1)
+    with pytest.raises(UserError, match="expected zarr or netCDF files on a local disk to compare with, got none"):
+        bench_data(windows, batches=8, num_workers=1, repeats=1)
