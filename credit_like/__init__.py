@@ -1,3 +1,3 @@
-"""credit_like: train weather and climate models of the WXFormer kind, and trust the numbers in every layout."""
+"""credit_like: train WXFormer-type weather and climate models, with identical results in every parallel layout."""
 
 __version__ = "0.1.0"

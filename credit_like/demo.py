@@ -18,7 +18,8 @@ from rich.table import Table
 from credit_like import build, figures
 from credit_like.check import checked_experiment
 from credit_like.evaluation.results import load_results
-from credit_like.evaluation.scorecard import channels, lead_text
+from credit_like.evaluation.scorecard import channels
+from credit_like.naming import channel_text, hours_text, level_units_of
 from credit_like.schema.experiment import Experiment
 from credit_like.terminal import fitted
 
@@ -170,10 +171,9 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]
 
 
 def _ratios(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
-    """Return RMSE ratios, one row per channel, at the first, a middle and the last lead, and the names of the columns."""
-    leads = results["lead_time"].values
-    chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
-    header = [f"{against} {lead_text(lead)}" for against in ("persistence", "climatology") for lead in chosen]
+    """Return RMSE ratios, one row per channel, at the leads of `_chosen`, and the names of the columns."""
+    chosen = _chosen(results)
+    header = [f"{against} {hours_text(lead)}" for against in ("persistence", "climatology") for lead in chosen]
     rows = []
     for name, scores in channels(results):
         rmse = scores.sel(metric="rmse")
@@ -182,8 +182,15 @@ def _ratios(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
             for against in ("persistence", "climatology")
             for lead in chosen
         ]
-        rows.append([name, *cells])
+        rows.append([channel_text(name, level_units_of(results)), *cells])
     return header, rows
+
+
+def _chosen(results: xr.Dataset) -> list[np.timedelta64]:
+    """Return the leads of 24, 72 and 120 h, or where there are not all of them the first, a middle and the last one."""
+    leads = results["lead_time"].values
+    whole = [lead for lead in leads if lead / np.timedelta64(1, "h") in (24, 72, 120)]
+    return whole if len(whole) == 3 else [leads[0], leads[len(leads) // 2], leads[-1]]
 
 
 def _is_ensemble(results: xr.Dataset) -> bool:
@@ -203,9 +210,8 @@ def _reliability_text(results: xr.Dataset) -> list[str]:
 
 def _reliability(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
     """Return spread over error, and CRPS over MAE, one row per channel, at the same leads as `_ratios`."""
-    leads = results["lead_time"].values
-    chosen = [leads[0], leads[len(leads) // 2], leads[-1]]
-    header = [f"{what} {lead_text(lead)}" for what in ("spread / error", "CRPS / MAE") for lead in chosen]
+    chosen = _chosen(results)
+    header = [f"{what} {hours_text(lead)}" for what in ("spread / error", "CRPS / MAE") for lead in chosen]
     rows = []
     for name, scores in channels(results):
         at = [scores.sel(source="model", metric="spread-error", lead_time=lead) for lead in chosen]
@@ -213,7 +219,7 @@ def _reliability(results: xr.Dataset) -> tuple[list[str], list[list[str]]]:
         if not all(np.isfinite(at)):
             continue  # a wind vector has errors, but no spread
         at += [crps.sel(source="model", lead_time=x) / crps.sel(source="deterministic", lead_time=x) for x in chosen]
-        rows.append([name, *(_ratio(float(x)) for x in at)])
+        rows.append([channel_text(name, level_units_of(results)), *(_ratio(float(x)) for x in at)])
     return header, rows
 
 

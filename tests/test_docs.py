@@ -155,12 +155,17 @@ def test_an_option_that_does_not_exist_is_found():
 
 @pytest.fixture
 def run_folder(tmp_path, monkeypatch):
-    """A folder with the run that the pages speak of: scores, and a log."""
+    """A folder with the runs that the pages speak of: scores, and a log."""
     leads = np.array([6, 12], "timedelta64[h]").astype("timedelta64[ns]")
     coords = {"source": ["model"], "metric": ["rmse"], "region": ["global"], "lead_time": leads}
-    scores = xr.Dataset({"u": (tuple(coords), np.ones((1, 1, 1, 2)))}, coords).assign(initial_times=1)
+    scores = xr.Dataset({"u": (tuple(coords), np.ones((1, 1, 1, 2)))}, coords).assign(initial_times=5)
+    by_init = {"statistic": ["rmse.mse"], "init_time": np.arange(5).astype("datetime64[D]").astype("datetime64[ns]")}
+    dims = ("source", "statistic", "init_time", "region", "lead_time")
+    scores = scores.assign_coords(by_init).assign(u_by_init=(dims, np.ones((1, 1, 5, 1, 2), np.float32)))
+    for name in ("my-experiment", "my-other-experiment"):
+        folder = tmp_path / "runs" / name
+        save_results(scores.assign_coords(provenance=("source", ["model"])), folder / "evaluation")
     folder = tmp_path / "runs" / "my-experiment"
-    save_results(scores.assign_coords(provenance=("source", ["model"])), folder / "evaluation")
     (folder / "log.jsonl").write_text('{"step": 1, "epoch": 0, "loss": 1.0}\n')
     monkeypatch.chdir(tmp_path)
 

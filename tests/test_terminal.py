@@ -141,9 +141,9 @@ def test_no_heading_and_no_number_of_the_demonstration_is_cut(width, longest):
     assert set(heading.replace("/ ", "").split()) <= {"pers.", "clim."}
     rmse = results[longest].sel(metric="rmse", lead_time=np.timedelta64(6, "h"), level=50000.0, region="global")
     ratio = float(rmse.sel(source="model") / rmse.sel(source="persistence"))
-    row = next(line for line in text.splitlines() if f"{longest}@50000" in line)
-    assert row.split()[1] == f"{ratio:.{2 if ratio >= 0.095 else 3}f}"
-    assert len(row.split()) == 1 + kept
+    row = next(line for line in text.splitlines() if f"{longest} 500 hPa" in line)
+    assert row.split()[3] == f"{ratio:.{2 if ratio >= 0.095 else 3}f}"
+    assert len(row.split()) == 3 + kept
 
 
 @pytest.mark.parametrize(

@@ -193,14 +193,14 @@ def import_credit(checkpoint: Path, config: Path | None, output: Path) -> int:
 
 
 def _print(found: Sequence[Entry], verified: bool) -> None:
-    table = Table("step", "epoch", "score", "MiB", "saved", "layout", "state", box=None, pad_edge=False)
+    table = Table("step", "epoch", "valid. loss", "MiB", "saved", "layout", "state", box=None, pad_edge=False)
     for entry in found:
         if entry.damage:
             table.add_row(str(entry.step), "", "", "", "", "", Text(f"damaged: {entry.damage}"))
             continue
         score = "" if entry.score is None else f"{entry.score:.6g}{' best' if entry.best else ''}"
         size = f"{(entry.bytes or 0) / 2**20:.1f}"
-        state = "intact" if verified else "not read"
+        state = "intact" if verified else "not verified"
         table.add_row(str(entry.step), str(entry.epoch), score, size, entry.saved, entry.layout, state)
     console = Console(soft_wrap=True)
     fitted(console, table, ("MiB", "saved", "layout"))

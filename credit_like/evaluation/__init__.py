@@ -1,4 +1,4 @@
-"""Scores of forecasts; `load_scores` and `load_log` return scores and training logs as pandas frames."""
+"""Scores of forecasts as pandas frames, with the significance of differences, and training logs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,40 @@ def load_scores(folder: str | Path) -> pandas.DataFrame:
     from credit_like.evaluation.frames import scores_frame
     from credit_like.evaluation.results import load_results
 
+    return scores_frame(load_results(_scores_folder(folder)))
+
+
+def load_scores_by_init(
+    folder: str | Path, metric: str = "rmse", source: str = "model", region: str = "global"
+) -> pandas.DataFrame:
+    """Load what every initial time contributes to a metric of one source of forecasts, as a tidy frame.
+
+    Columns: those of `load_scores`, `init_time`, and `statistic`, the name of what is averaged over the initial times
+    before the score is computed from it: for `rmse` that is `mse`, in squared units. Raises UserError if the scores are
+    of a version without, or of other metrics, sources or regions.
+    """
+    from credit_like.evaluation.frames import by_init_frame
+    from credit_like.evaluation.results import load_results
+
+    return by_init_frame(load_results(_scores_folder(folder)), source, metric, region)
+
+
+def compare_scores(first: pandas.DataFrame, second: pandas.DataFrame) -> pandas.DataFrame:
+    """Compare two frames of `load_scores_by_init`, with the significance of the differences.
+
+    The differences are paired by initial time, and the correlation of successive forecasts is taken into account. One row
+    per variable, level, metric, region and lead. Columns: these, units, `times` (the number of initial times that both
+    have), `first` and `second` (the scores), `difference` (the second minus the first), `low` and `high` (its 95 %
+    interval) and `significant` (whether the interval leaves out zero). Raises UserError for frames of several sources.
+    """
+    from credit_like.evaluation.significance import score_differences
+
+    return score_differences(first, second)
+
+
+def _scores_folder(folder: str | Path) -> Path:
     path = Path(folder)
-    return scores_frame(load_results(path / "evaluation" if (path / "evaluation").is_dir() else path))
+    return path / "evaluation" if (path / "evaluation").is_dir() else path
 
 
 def load_log(folder: str | Path) -> pandas.DataFrame:

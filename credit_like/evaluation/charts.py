@@ -110,7 +110,11 @@ def chart(
               va="center")  # fmt: skip
     for i, row in enumerate(rows):
         error = forecast[i] - truth[i]
-        titles = (f"truth, {row.valid}", f"forecast, {row.lead}", f"error, RMSE {_rmse(error, grid):.3g}")
+        titles = (
+            f"truth, {row.valid}",
+            f"forecast, {row.lead}",
+            f"error, RMSE {_rmse(error, grid):.3g} {unit}".rstrip(),
+        )
         page.map((i, 0), truth[i], fields, titles[0])
         page.map((i, 1), forecast[i], fields, titles[1])
         page.map((i, 2), error, errors[i], titles[2])
@@ -209,7 +213,7 @@ class _Page:
         orientation = "horizontal" if wide > high else "vertical"
         bar = self.figure.colorbar(
             ScalarMappable(shades.norm, shades.map), cax=ax, orientation=orientation, ticks=shades.levels,
-            extendfrac=0.04, format="%g",
+            extendfrac=0.04, format=lambda value, _: f"{value:g}".replace("-", "−"),
         )  # fmt: skip
         bar.outline.set_linewidth(0.5)
         bar.set_label(unit, fontsize=7.5, labelpad=3)

@@ -11,12 +11,15 @@ import xarray as xr
 from numpy.typing import NDArray
 
 from credit_like.data.aliases import find
+from credit_like.data.times import Times
 from credit_like.derive.fields import PL
 from credit_like.evaluation.bootstrap import bounds, finished
 from credit_like.evaluation.metrics import extra
 from credit_like.variables import Variable
 
 Array = NDArray[np.float64]
+BY_INIT = "_by_init"
+"""End of the name of a variable whose values are those of single initial times."""
 # Vectors whose squared error is the sum of those of their components.
 VECTORS = {
     "wind_vector": ("u_component_of_wind", "v_component_of_wind"),
@@ -27,14 +30,14 @@ VECTORS = {
 class Collected:
     """Statistics (I, L, K, R) by variable, source and metric. Statistics with extra dimensions are summed over time.
 
-    `events` has the labels of each variable's thresholds.
+    `inits` are the initial times; `events` has the labels of each variable's thresholds.
     """
 
     def __init__(
         self,
         sources: Sequence[str],
         metrics: Mapping[str, ModuleType],
-        inits: int,
+        inits: Times,
         leads: Sequence[int],
         regions: Sequence[str],
         events: Mapping[str, Sequence[str]] = MappingProxyType({}),
@@ -62,7 +65,7 @@ class Collected:
             shape = (len(self.leads), *values.shape[1:])
             where = slice(first_lead, first_lead + len(values))
             if not extra(self.metrics[metric]):
-                self._scalar.setdefault(key, np.full((self.inits, *shape), np.nan))[init, where] = values
+                self._scalar.setdefault(key, np.full((len(self.inits), *shape), np.nan))[init, where] = values
             else:
                 valid = np.isfinite(values)
                 self._sum.setdefault(key, np.zeros(shape))[where] += np.where(valid, values, 0)
@@ -79,11 +82,15 @@ class Collected:
             coords["level"] = everywhere
         result = xr.Dataset(coords=coords, attrs={"Conventions": "CF-1.11", "title": "forecast scores"})
         result.attrs["labels"] = json.dumps({n: m.LABEL for n, m in self.metrics.items() if hasattr(m, "LABEL")})
-        result["initial_times"] = ((), self.inits, {"long_name": "number of initial times"})
+        result["initial_times"] = ((), len(self.inits), {"long_name": "number of initial times"})
+        started = self.inits.astype("datetime64[ns]") if self.inits.dtype.kind == "M" else self.inits
+        result = result.assign_coords(init_time=("init_time", started, {"long_name": "initial time"}))
         every_event = list(dict.fromkeys(label for labels in self.events.values() for label in labels))
+        statistics = list(dict.fromkeys(key[2:] for key in self._scalar))
         for variable, levels in self.levels.items():
             scores = np.stack([self._scores(variable, source, names, samples, seed) for source in self.sources])
             result[variable] = self._labelled(scores, levels, ("source", "metric", "region", "lead_time"), everywhere)
+            result[variable + BY_INIT] = self._by_init(variable, levels, statistics, everywhere)
             for name, module in self.metrics.items():
                 last = extra(module)
                 if last and (found := self._extra(variable, name)) is not None:
@@ -107,6 +114,20 @@ class Collected:
             if samples:
                 result.extend(bounds(found, finish, samples, seed) if found else [np.full(shape, np.nan)] * 2)
         return np.moveaxis(np.stack(result), 3, 1)
+
+    def _by_init(
+        self, variable: str, levels: Sequence[float], labels: Sequence[tuple[str, str]], everywhere: Sequence[float]
+    ) -> xr.DataArray:
+        """Return the statistics that are averaged over the initial times, labelled `metric.statistic`, in float32."""
+        shape = (len(self.inits), len(self.leads), max(1, len(levels)), len(self.regions))
+        found = np.full((len(self.sources), len(labels), *shape), np.nan, np.float32)
+        for i, source in enumerate(self.sources):
+            for j, label in enumerate(labels):
+                if (values := self._scalar.get((variable, source, *label))) is not None:
+                    found[i, j] = values
+        dims = ("source", "statistic", "init_time", "region", "lead_time")
+        array = self._labelled(np.moveaxis(found, -1, 3), levels, dims, everywhere)
+        return array.assign_coords(statistic=[".".join(label) for label in labels])
 
     def _extra(self, variable: str, metric: str) -> Array | None:
         """Return (source, R, L, K, extra …), or None if no source has this metric; NaN for what a source lacks."""
@@ -136,7 +157,7 @@ class Collected:
 
     def _labelled(
         self,
-        values: Array,
+        values: NDArray[np.floating],
         levels: Sequence[float],
         dims: tuple[str, ...],
         everywhere: Sequence[float],

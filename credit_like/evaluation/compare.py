@@ -14,8 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from credit_like.errors import UserError
+from credit_like.evaluation.frames import by_init_frame
 from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import channels, some_leads
+from credit_like.evaluation.significance import score_differences
 from credit_like.naming import channel_text, hours_text, level_units_of
 from credit_like.runs import Run, differing_keys, find_runs, read_run
 from credit_like.terminal import fitted
@@ -94,46 +96,67 @@ def scores_of(folder: Path) -> xr.Dataset | None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """An RMSE over another; NaN where one is not known."""
+    """The RMSE of the second run over that of the first, and their difference; NaN where one is not known."""
 
     value: float
-    is_apart: bool
-    """Whether the bounds of the two do not overlap."""
+    difference: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    """Ends of the 95 % interval of the difference, in its units."""
+    half: float = np.nan
+    """Half the width of that interval, as a fraction of the RMSE of the first run."""
+
+    @property
+    def is_significant(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+    @property
+    def digits(self) -> int:
+        """Decimal places to show: two, or up to four so that the interval is not 0."""
+        return int(np.clip(-np.floor(np.log10(self.half)), 2, 4)) if self.half > 0 else 2
 
 
 def ratios(
     first: xr.Dataset, second: xr.Dataset, every: bool = False
-) -> tuple[list[np.timedelta64], list[tuple[str, list[Ratio]]], bool]:
-    """Return leads, the RMSE of the second over that of the first at them by channel, and whether both have bounds.
+) -> tuple[list[np.timedelta64], list[tuple[str, list[Ratio]]], int]:
+    """Return leads, the RMSE of the second over that of the first at them by channel, and how many times are paired.
 
-    The leads are some, or every one, of those that both have.
+    The leads are some, or every one, of those that both have. The number of initial times that both have is 0 where the
+    scores hold none: there are then no intervals.
     """
     common = np.intersect1d(first["lead_time"].values, second["lead_time"].values)
     leads = list(common) if every else some_leads(common)
     theirs = dict(channels(second))
-    bounded = all("rmse_low" in results["metric"].values for results in (first, second))
+    differences, times = _differences(first, second)
     rows = []
     for name, ours in channels(first):
-        if name in theirs:
-            pairs = [[one.sel(source="model", lead_time=lead) for one in (ours, theirs[name])] for lead in leads]
-            rows.append((name, [_ratio(a, b, bounded) for a, b in pairs]))
-    return leads, rows, bounded
+        if name not in theirs:
+            continue
+        rmse = [one.sel(source="model", metric="rmse", lead_time=leads).values for one in (ours, theirs[name])]
+        found = [differences.get((name, lead / np.timedelta64(1, "h")), ()) for lead in leads]
+        rows.append((name, [_ratio(a, b, *bounds) for a, b, bounds in zip(*rmse, found, strict=True)]))
+    return leads, rows, times
 
 
-def _ratio(first: xr.DataArray, second: xr.DataArray, bounded: bool) -> Ratio:
-    def of(scores: xr.DataArray, metric: str) -> float:
-        return float(scores.sel(metric=metric))
+def _differences(first: xr.Dataset, second: xr.Dataset) -> tuple[dict[tuple[str, float], tuple[float, ...]], int]:
+    """Return (low, high) by channel and lead in hours, and the number of initial times that both have."""
+    if not all("statistic" in one.coords for one in (first, second)):
+        return {}, 0
+    frame = score_differences(*(by_init_frame(one, "model", "rmse", "global") for one in (first, second)))
+    names = frame["variable"].where(frame["level"].isna(), frame["variable"] + frame["level"].map("@{:g}".format))
+    bounds = zip(frame["low"], frame["high"], strict=True)
+    return dict(zip(zip(names, frame["lead_hours"], strict=True), bounds, strict=True)), int(frame["times"].max())
 
-    a, b = of(first, "rmse"), of(second, "rmse")
-    apart = bounded and (
-        of(first, "rmse_high") < of(second, "rmse_low") or of(second, "rmse_high") < of(first, "rmse_low")
-    )
-    return Ratio(b / a if a > 0 else np.nan, bool(apart))
+
+def _ratio(first: float, second: float, low: float = np.nan, high: float = np.nan) -> Ratio:
+    if not first > 0:
+        return Ratio(np.nan)
+    return Ratio(float(second / first), float(second - first), low, high, float((high - low) / 2 / first))
 
 
 def _print_ratios(first: xr.Dataset, second: xr.Dataset, console: Console) -> None:
-    """Print RMSE ratios at the leads that both have; `*` where the bounds of the two do not overlap."""
-    leads, rows, bounded = ratios(first, second)
+    """Print RMSE ratios at the leads that both have, with half their intervals and a star where these leave out 1."""
+    leads, rows, times = ratios(first, second)
     if not leads:
         console.print("the scores have no lead in common")
         return
@@ -144,20 +167,30 @@ def _print_ratios(first: xr.Dataset, second: xr.Dataset, console: Console) -> No
     for lead in leads:
         table.add_column(hours_text(lead), justify="right")
     for name, found in rows:
-        cells = [
-            Text(
-                f"{one.value:.2f}{'*' if one.is_apart else ''}" if np.isfinite(one.value) else "–",
-                style="green" if one.value < 1 else "red",
-            )
-            for one in found
-        ]
-        table.add_row(channel_text(name, level_units_of(first)), *cells)
+        table.add_row(channel_text(name, level_units_of(first)), *map(_ratio_text, found))
     fitted(console, table, [hours_text(lead) for lead in leads[1:]])
     console.print(table)
-    if bounded:
-        console.print("* the 95 % intervals do not overlap", highlight=False)
-    else:
-        console.print("set evaluation.bootstrap in both for intervals", highlight=False)
+    console.print(significance_text(times), highlight=False)
+
+
+def significance_text(times: int) -> str:
+    """Return what the intervals are, or why there are none."""
+    if times:
+        return (
+            f"± half of the 95 % interval of the difference, paired over {times} common initial times with the "
+            "correlation of successive ones; * it leaves out 0"
+        )
+    return "no intervals: run `credit-like evaluate` of both again, with initial times that both have"
+
+
+def _ratio_text(ratio: Ratio) -> Text:
+    if not np.isfinite(ratio.value):
+        return Text("–")
+    digits = ratio.digits
+    half = f" ±{ratio.half:.{digits}f}" if np.isfinite(ratio.half) else ""
+    star = "*" if ratio.is_significant else " " if half else ""
+    colour = "green" if ratio.value < 1 else "red"
+    return Text(f"{ratio.value:.{digits}f}{half}{star}", style=colour if star != " " else "")
 
 
 def _short(key: str, keys: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import xarray as xr
 from numpy.typing import NDArray
 
 import credit_like
-from credit_like.evaluation.compare import Ratio, compared_runs, facts, names_of, ratios, scores_of
+from credit_like.evaluation.compare import compared_runs, facts, names_of, ratios, scores_of, significance_text
 from credit_like.evaluation.frames import log_frame
 from credit_like.evaluation.html_page import render, save_page
 from credit_like.evaluation.scorecard import channels
@@ -52,9 +52,9 @@ def _curve(run: Run, key: str) -> dict[str, list[float | None]]:
 
 
 def _scores(pair: Sequence[xr.Dataset | None]) -> dict[str, Any]:
-    """Return the RMSE of both at the leads that both have, their ratio, and whether their intervals are apart."""
+    """Return the RMSE of both at the leads that both have, their ratio, and their difference with its interval."""
     first, second = (one for one in pair if one is not None)
-    leads, rows, bounded = ratios(first, second, every=True)
+    leads, rows, times = ratios(first, second, every=True)
     ours, theirs = dict(channels(first)), dict(channels(second))
     entries = []
     for name, cells in rows:
@@ -63,15 +63,13 @@ def _scores(pair: Sequence[xr.Dataset | None]) -> dict[str, Any]:
         entry: dict[str, Any] = {"variable": variable, "title": channel_text(name, level_units_of(first)), "unit": unit}
         entry["level"] = float(level) if level else None
         entry["level_text"] = level_text(float(level), level_units_of(first)) if level else None
-        entry["ratios"] = [_cell(cell) for cell in cells]
+        entry["ratios"] = [[*numbers(np.array([c.value, c.half])), c.is_significant, c.digits] for c in cells]
+        ends = {"y": "difference", "low": "low", "high": "high"}
+        entry["difference"] = {key: numbers(np.array([getattr(c, of) for c in cells])) for key, of in ends.items()}
         entry["runs"] = [_bounds(scores, leads) for scores in (ours[name], theirs[name])]
         entries.append(entry)
     hours = [float(lead / np.timedelta64(1, "h")) for lead in leads]
-    return {"leads": hours, "bounded": bounded, "channels": entries}
-
-
-def _cell(ratio: Ratio) -> list[float | bool | None]:
-    return [ratio.value if np.isfinite(ratio.value) else None, ratio.is_apart]
+    return {"leads": hours, "times": times, "note": significance_text(times), "channels": entries}
 
 
 def _bounds(scores: xr.DataArray, leads: Sequence[np.timedelta64]) -> dict[str, list[float | None]]:

@@ -120,7 +120,8 @@ def evaluate(
 
     `training` is the store from which the climatology is computed (`truth` may be another source). Returns one dataset
     in the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
-    `provenance` (source), the number of initial times, and, if the section requests them, bounds of 95 % from
+    `provenance` (source), the number of initial times, the statistics of every initial time as `<variable>_by_init`
+    (source, statistic, init_time, region, lead_time[, level]), and, if the section requests them, bounds of 95 % from
     bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises UserError for forecasts, baselines
     or metrics that do not fit the truth.
     """
@@ -172,7 +173,8 @@ def evaluate(
         if labels.get(variable.name)
     }
     scorer = Scorer(truths, sources, climatology, regions, metrics, thresholds, dry, events)
-    collected = Collected(list(sources), metrics, len(inits), leads, regions.names, labels)
+    started = calendar.from_seconds(np.array(inits, np.int64), truth.calendar)
+    collected = Collected(list(sources), metrics, started, leads, regions.names, labels)
     blocks = list(_blocks(scored, model, inits, leads, truth))
     for done, block, part in _run(scorer, blocks, inits):
         collected.add(block.variable, block.levels, block.init, block.first_lead, part)

@@ -12,8 +12,10 @@ import pandas as pd
 import xarray as xr
 
 from credit_like.errors import UserError, replace
+from credit_like.evaluation.collect import BY_INIT
 
 COLUMNS = ("source", "variable", "level", "metric", "region", "lead_hours", "value", "units")
+BY_INIT_COLUMNS = (*COLUMNS[:6], "statistic", "init_time", *COLUMNS[6:])
 
 
 def scores_frame(results: xr.Dataset) -> pd.DataFrame:
@@ -34,6 +36,32 @@ def scores_frame(results: xr.Dataset) -> pd.DataFrame:
     frame = pd.concat(parts, ignore_index=True)
     frame["lead_hours"] = frame["lead_time"] / pd.Timedelta(hours=1)
     return frame[list(COLUMNS)]
+
+
+def by_init_frame(results: xr.Dataset, source: str, metric: str, region: str) -> pd.DataFrame:
+    """Return the statistics of single initial times as a tidy frame with `BY_INIT_COLUMNS`.
+
+    Raises UserError if there are none of this source, metric and region.
+    """
+    every = map(str, results["statistic"].values) if "statistic" in results.coords else ()
+    statistics = [text for text in every if text.partition(".")[0] == metric]
+    there = source in results["source"].values and region in results["region"].values
+    if not (statistics and there):
+        raise UserError(
+            f"expected {metric} of {source} in {region} by initial time, got scores without; run `credit-like evaluate` "
+            f"again, with {metric} in evaluation.metrics"
+        )
+    parts = []
+    for name in [str(name) for name in results.data_vars if str(name).endswith(BY_INIT)]:
+        array = results[name].sel(source=source, region=region, statistic=statistics)
+        part = array.drop_vars([c for c in array.coords if c not in array.dims]).to_series().rename("value")
+        variable = name.removesuffix(BY_INIT)
+        units = str(results[variable].attrs.get("units", ""))
+        parts.append(part.dropna().reset_index().assign(variable=variable, units=units))
+    frame = pd.concat(parts, ignore_index=True).assign(source=source, metric=metric, region=region)
+    frame["statistic"] = frame["statistic"].str.partition(".")[2]
+    frame["lead_hours"] = frame["lead_time"] / pd.Timedelta(hours=1)
+    return frame.reindex(columns=list(BY_INIT_COLUMNS))
 
 
 def save_scores(results: xr.Dataset, folder: Path) -> Path:

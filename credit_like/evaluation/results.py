@@ -13,7 +13,10 @@ from credit_like.errors import UserError, reading, replace
 
 
 def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
-    """Write `<source>.nc` for every source of forecasts: (metric, region, lead_time[, level]) per variable."""
+    """Write `<source>.nc` for every source of forecasts: (metric, region, lead_time[, level]) per variable.
+
+    Values of single initial times are compressed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for source in results["source"].values:
@@ -23,7 +26,8 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
         one.attrs["provenance"] = str(one["provenance"].values)
         one = one.drop_vars(["source", "provenance"])
         one["lead_time"].encoding = {"units": "hours", "dtype": "float64"}
-        netcdf_files.save(one, part)
+        by_init = {str(name): {"zlib": True} for name, array in one.data_vars.items() if "init_time" in array.dims}
+        netcdf_files.save(one, part, by_init)
         replace(part, path)
         paths.append(path)
     return paths

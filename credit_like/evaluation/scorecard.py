@@ -104,12 +104,6 @@ def labels(results: xr.Dataset) -> dict[str, str]:
     return found
 
 
-def lead_text(lead: np.timedelta64) -> str:
-    """Format a lead as `6 h` or `3 d`."""
-    hours = lead / np.timedelta64(1, "h")
-    return f"{hours / 24:g} d" if hours >= 48 and hours % 24 == 0 else f"{hours:g} h"
-
-
 def some_leads(leads: np.ndarray) -> list[np.timedelta64]:
     """Choose from many leads the first, the last, and those usually quoted."""
     if len(leads) <= 6:

@@ -27,9 +27,10 @@ from credit_like.data.store import FieldStore, InMemory, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
+from credit_like.naming import hours_text
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
-from credit_like.variables import Variables
+from credit_like.variables import ROLES, Variables
 
 
 def load_forecaster(path: str | Path | Package, device: str | torch.device = "cpu") -> Forecaster:
@@ -67,6 +68,15 @@ class Forecaster:
         self.model, self.experiment, self.normalisation, self.grid = model, experiment, normalisation, grid
         self.static, self.sha256 = static, sha256
         self.variables = Variables(experiment.data)
+
+    def __repr__(self) -> str:
+        data, grid = self.experiment.data, self.grid
+        names = {role: ", ".join(v.name for v in self.variables.role(role)) for role in ROLES}
+        shown = "; ".join(f"{role.replace('_', ' ')} {text}" for role, text in names.items() if text)
+        step = hours_text(np.timedelta64(data.timestep))
+        return (
+            f"<Forecaster of {self.experiment.name}: steps of {step} on {grid.height} x {grid.width} points; {shown}>"
+        )
 
     def __call__(
         self, dataset: xr.Dataset | Sequence[xr.Dataset], init: str | Sequence[str], leads: int

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from credit_like.checkpoint.errors import SaveFailed, reading_metadata
 from credit_like.parallel.tensor_copies import check_copies
 from credit_like.state import Sample
+from credit_like.training.garbage import automatic, collected_between_steps
 from credit_like.training.monitor import Monitor, memory_mib
 from credit_like.training.nonfinite import first_of_ranks
 from credit_like.training.patience import stalls
@@ -84,6 +85,7 @@ class Loop:
         """Loss of a validation that no checkpoint has recorded yet."""
         self.interrupted = False
         self.failures = 0
+        self.collect: Callable[[int], None] = lambda _: None
         self.longest = 0.0
         self.trained = 0.0
         """Seconds in steps, in this stretch."""
@@ -97,6 +99,11 @@ class Loop:
         Raises SaveFailed where checkpoints cannot be written.
         """
         self._begin()
+        with collected_between_steps() as self.collect:
+            return self._train()
+
+    def _train(self) -> Outcome:
+        """Take all steps, from those that are done."""
         progress = self.state.progress
         while progress.epoch < self.epochs or not progress.validated:
             reason = self._boundary()
@@ -208,6 +215,7 @@ class Loop:
             "memory_mib": memory_mib(self.context.runtime.device),
         }
         self.pending = (report, row, position)
+        self.collect(progress.step)
         return now
 
     def _phase(self) -> dict[str, int]:
@@ -334,7 +342,8 @@ class Loop:
         progress, began = self.state.progress, time.perf_counter()
         ended = None if progress.position else progress.epoch
         self.context.stepper.set_epoch(progress.epoch - (ended is not None))
-        row = self.validation(self._must_stop, ended, self.trained, self.steps)
+        with automatic():
+            row = self.validation(self._must_stop, ended, self.trained, self.steps)
         if row is None:
             return False
         progress.validated = True

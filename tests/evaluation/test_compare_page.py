@@ -54,7 +54,7 @@ def test_the_page_holds_differences_curves_and_scores(pair, tmp_path):
     assert data["scores"]["leads"] == [6, 24, 72]
     assert len(data["scores"]["channels"]) == 4
     for row in data["scores"]["channels"]:
-        assert row["ratios"] == [[0.5, True]] * 3
+        assert row["ratios"] == [[0.5, None, False, 2]] * 3
         assert row["runs"][0]["low"] == pytest.approx(0.9 * np.array(row["runs"][0]["y"]))
 
 
@@ -98,7 +98,9 @@ def test_a_browser_shows_the_page_and_asks_for_nothing(browser, pair, tmp_path):
     assert tab.locator("#losses svg path").count() == 4
     cells = tab.locator("#ratio-table tbody tr").first.locator("td").all_inner_texts()
     assert cells == ["0.50"] * 3
-    assert tab.locator("#ratio-table td.sure").count() == 12
+    assert tab.locator("#ratio-table td.sure").count() == 0
+    assert "run credit-like evaluate" in tab.inner_text("#ratio-note").replace("`", "")
+    assert tab.locator("#difference-plot").count() == 0
     tab.select_option("#score-variable", "q")
     tab.select_option("#score-level", "85000")
     assert tab.get_attribute("#score-plot", "aria-label") == "RMSE of q 850 hPa"

@@ -144,7 +144,7 @@ def test_a_map_says_when_and_where():
     shown = [*texts(figure), *(ax.get_title(loc="left") for ax in figure.axes)]
     for text in (
         "u 850 hPa (m s⁻¹)", "forecast from 2000-09-27 00 UTC", "truth, 2000-09-28 00 UTC", "forecast, 24 h",
-        "error, RMSE 0.5", "60°N", "30°S", "120°E", "120°W",
+        "error, RMSE 0.5 m s⁻¹", "60°N", "30°S", "120°E", "120°W",
     ):  # fmt: skip
         assert text in shown
 

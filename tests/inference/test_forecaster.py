@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -50,6 +52,7 @@ def run(tmp_path_factory):
 def test_three_lines_give_what_the_run_gives(run):
     experiment, dataset, path = run
     forecaster = load_forecaster(path)
+    assert re.match(r"<Forecaster of \S+: steps of 6 h on \d+ x \d+ points; prognostic u, v, height", repr(forecaster))
     found = list(forecaster(dataset, init=INIT, leads=3))
 
     context = build.build_context(experiment, build.start(experiment))

@@ -228,3 +228,4 @@ def _begin_work(parent: int, _worker: int) -> None:
     """Leave signals to the parent, and prevent this worker from finalising inherited objects such as files."""
     work_for(parent)
     gc.freeze()
+    gc.enable()  # the parent collects between its steps

@@ -148,7 +148,7 @@ def audit(store: FieldStore, variables: Variables, whole: Scan) -> Audit:
     fixed = (~whole.valid).mean((1, 2))
     findings = [*_gaps(store), *_units(store, variables, looks)]
     for c, channel in enumerate(channels):
-        findings += _of_channel(channel, looks[:, c], share[:, c], float(fixed[c]), times)
+        findings += _of_channel(channel, looks[:, c], share[:, c], float(fixed[c]), times, points)
     named = []
     for variable in varying(variables):
         declared = str(store.attrs(variable).get("units", ""))
@@ -165,7 +165,7 @@ def _gaps(store: FieldStore) -> Iterator[AuditFinding]:
 
 
 def _of_channel(
-    channel: str, looks: NDArray[np.float64], share: NDArray[np.float64], fixed: float, times: list[str]
+    channel: str, looks: NDArray[np.float64], share: NDArray[np.float64], fixed: float, times: list[str], points: int
 ) -> Iterator[AuditFinding]:
     mean, std, low, high = looks.T
 
@@ -181,7 +181,9 @@ def _of_channel(
         "missing points that are there at other times", more, f"; up to {share[more].max(initial=0):.2%}"
     )
     if 0 < fixed < 1:
-        yield AuditFinding("points that never have data", channel, round(fixed * 1e6), f"{fixed:.2%} of the grid")
+        yield AuditFinding(
+            "points that never have data", channel, round(fixed * points), f"{fixed:.2%} of the grid's points"
+        )
     there = share < 1
     yield from finding("constant fields", there & (std == 0))
     same = np.zeros(len(times), bool)
@@ -195,11 +197,15 @@ def _of_channel(
 
 
 def robust_score(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return |x − median| / (1.4826 · median |x − median|), a Gaussian's z-score; 0 where that is undefined."""
+    """Return |x − median| / (1.4826 · median |x − median|), a Gaussian's z-score; 0 where that is undefined.
+
+    The scale is at least a quarter of the range of the middle 90 %, because more than half of the values may be next to equal,
+    as those of a sea-surface temperature are whose maximum is the same for most of the year.
+    """
     if not np.isfinite(values).any():
         return np.zeros_like(values)
     apart = np.abs(values - np.nanmedian(values))
-    scale = 1.4826 * np.nanmedian(apart)
+    scale = max(1.4826 * np.nanmedian(apart), np.ptp(np.nanquantile(values, (0.05, 0.95))) / 4)
     return np.nan_to_num(apart / scale) if scale > 0 else np.zeros_like(values)
 
 

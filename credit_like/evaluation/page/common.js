@@ -21,8 +21,19 @@ function floats(row, key = "values") {
 function number(x) {
   if (!Number.isFinite(x)) return "–";
   const size = Math.abs(x);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return x.toExponential(1);
-  return size >= 1000 ? x.toFixed(0) : String(Number(x.toPrecision(3)));
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) {
+    const [digits, exponent] = x.toExponential(1).split("e");
+    return minus(`${digits} × ${power(exponent)}`);
+  }
+  return minus(size >= 1000 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
+}
+
+function minus(text) {
+  return text.replace("-", "−");
+}
+
+function power(exponent) {
+  return "10" + [...String(Number(exponent))].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[c])).join("");
 }
 
 function leadText(hours) {
@@ -78,15 +89,16 @@ function tableRow(name, cells) {
 
 // ---- curves --------------------------------------------------------------------------------------------------------
 
-function ticks(low, high, log) {
+function ticks(low, high, log, hours) {
   if (log) {
     const exponents = [];
     for (let e = Math.ceil(low); e <= Math.floor(high); e++) exponents.push(e);
     const every = Math.ceil(exponents.length / 7) || 1;
     return exponents.filter((_, i) => i % every === 0);
   }
-  const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((k) => k * power).find((size) => size >= rough);
+  const rough = (high - low) / 5, scale = 10 ** Math.floor(Math.log10(rough));
+  const days = hours && [6, 12, 24, 48, 72, 120, 240].find((size) => size >= (high - low) / 8);
+  const step = days || [1, 2, 5, 10].map((k) => k * scale).find((size) => size >= rough);
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step);
   return found;
@@ -103,9 +115,9 @@ function axes(svg, { west, east, south, north, x, y, log, whole }) {
   for (const tick of ticks(south, north, log)) {
     const at = Y(back(tick));
     element(svg, "line", { x1: BOX.left, x2: BOX.right, y1: at, y2: at, class: "axis" });
-    text(svg, BOX.left - 6, at + 4, log ? `1e${tick}` : number(tick), "end");
+    text(svg, BOX.left - 6, at + 4, log ? power(tick) : number(tick), "end");
   }
-  for (const tick of ticks(west, east, log)) {
+  for (const tick of ticks(west, east, log, x.endsWith("(h)"))) {
     if (whole && !Number.isInteger(tick)) continue;
     const at = X(back(tick));
     element(svg, "line", { x1: at, x2: at, y1: BOX.top, y2: BOX.bottom, class: "axis" });

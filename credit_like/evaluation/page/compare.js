@@ -22,19 +22,19 @@ function startLosses() {
 
 function startScores() {
   if (!DATA.scores) {
-    for (const id of ["ratio-table", "score-controls", "score-plot"]) $(id).remove();
+    for (const id of ["ratio-table", "score-controls", "score-plot", "difference-plot"]) $(id).remove();
     $("ratio-note").textContent = `No scores in ${DATA.lacking.join(", ")}; run credit-like evaluate.`;
     return;
   }
-  const { leads, bounded, channels } = DATA.scores;
+  const { leads, times, note, channels } = DATA.scores;
   const head = document.createElement("thead"), body = document.createElement("tbody");
   head.append(tableRow("variable", leads.map((lead) => [leadText(lead), "th"])));
-  for (const row of channels) body.append(tableRow(row.title, row.ratios.map(([ratio, apart]) => [ratioCell(ratio, apart), "td"])));
+  for (const row of channels) body.append(tableRow(row.title, row.ratios.map((ratio) => [ratioCell(...ratio), "td"])));
   $("ratio-table").replaceChildren(head, body);
   $("ratio-note").textContent =
-    `RMSE of ${NAMES[1]} over that of ${NAMES[0]}: below 1, in blue, ${NAMES[1]} is better. ` +
-    (bounded ? "Bold: the 95 % intervals do not overlap." : "Set evaluation.bootstrap in both for intervals.");
-  if (!channels.length) { $("score-controls").remove(); $("score-plot").remove(); return; }
+    `RMSE of ${NAMES[1]} over that of ${NAMES[0]}: below 1, in blue, ${NAMES[1]} is better. ` + note[0].toUpperCase() + note.slice(1).replace("* it", "bold: it") + ".";
+  if (!times) $("difference-plot").remove();
+  if (!channels.length) { for (const id of ["score-controls", "score-plot", "difference-plot"]) $(id)?.remove(); return; }
   const row = chooser(channels, $("score-variable"), $("score-level"), draw);
   function draw() {
     const one = row(), values = (list) => (list || []).map((y) => y ?? NaN);
@@ -43,19 +43,24 @@ function startScores() {
     }));
     const label = `RMSE${one.unit ? ` (${one.unit})` : ""}`;
     plot($("score-plot"), series, { x: "lead time (h)", y: label, label: `RMSE of ${one.title}`, zero: true });
+    $("score-note").textContent = one.runs.some((run) => run.low) ? "Shaded: 95 % from bootstrapping the initial times." : "";
+    if (!times) return;
+    const { y, low, high } = one.difference;
+    const difference = { name: `${NAMES[1]} − ${NAMES[0]}`, x: leads, y: values(y), low: values(low), high: values(high), colour: COLOURS[0] };
+    plot($("difference-plot"), [difference], { x: "lead time (h)", y: `difference of ${label}`, label: `Difference of the RMSE of ${one.title}`, level: 0 });
+    $("difference-note").textContent = "Shaded: the 95 % interval of the difference; where it leaves out 0, the difference is significant.";
   }
-  $("score-note").textContent = bounded ? "Shaded: 95 % from bootstrapping the initial times." : "";
   draw();
 }
 
-function ratioCell(ratio, apart) {
+function ratioCell(ratio, half, significant, digits) {
   const td = document.createElement("td");
-  td.textContent = ratio === null ? "–" : ratio.toFixed(2);
+  td.textContent = ratio === null ? "–" : ratio.toFixed(digits) + (half === null ? "" : ` ±${half.toFixed(digits)}`);
   if (ratio === null) return td;
   const strength = Math.min(0.75, 2 * Math.abs(Math.log(ratio)));
   td.style.background = ratio < 1 ? `rgba(33, 102, 172, ${strength})` : `rgba(178, 24, 43, ${strength})`;
   if (strength > 0.45) td.style.color = "#fff";
-  if (apart) td.className = "sure";
+  if (significant) td.className = "sure";
   return td;
 }
 

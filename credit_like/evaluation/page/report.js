@@ -73,7 +73,7 @@ function startMaps() {
       context.setTransform(1, 0, 0, 1, 0, 0);
       canvas.setAttribute("aria-label", `${kind} of ${one.variable} at ${leadText(MAPS.leads[lead])}`);
     }
-    const text = `${leadText(MAPS.leads[lead])} · ${MAPS.valid[lead].slice(0, 16).replace("T", " ")}`;
+    const text = `${leadText(MAPS.leads[lead])} · ${MAPS.valid[lead].slice(0, 16).replace("T", " ")} UTC`;
     $("map-lead-text").textContent = text;
     slider.setAttribute("aria-valuetext", text);
     if (many) members.draw(one, all, lead, probe);
@@ -144,7 +144,7 @@ function startMaps() {
     if (event.key === ",") step(-1);
   });
 
-  const notes = [`From ${MAPS.init.slice(0, 16).replace("T", " ")}.`];
+  const notes = [`From ${MAPS.init.slice(0, 16).replace("T", " ")} UTC.`];
   if (MAPS.members > 1) notes.push(`The forecast is the mean of ${MAPS.members} members.`);
   if (MAPS.stride > 1) notes.push(`Every ${MAPS.stride}th point is shown.`);
   if (MAPS.left_out.leads) notes.push(`${MAPS.left_out.leads} leads are omitted.`);

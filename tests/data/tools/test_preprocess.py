@@ -5,6 +5,7 @@ import pytest
 
 from credit_like.data.statistics import Statistics, fit_statistics
 from credit_like.data.tools import preprocess as module
+from credit_like.data.tools.audit import robust_score
 from credit_like.data.tools.preprocess import in_processes, load_scan, preprocess, save_scan, scan_piece
 
 
@@ -131,7 +132,8 @@ def test_the_audit_finds_what_was_put_in(stored, dataset, tmp_path):
     assert by_kind["constant fields", "rain"].count == 1
     assert by_kind["fields like the one before", "sp"].count == 1
     assert by_kind["outliers of the maximum", "sst"].detail.startswith("2001-01-02T18:00:00")
-    assert by_kind["points that never have data", "rain"].detail == "0.93% of the grid"
+    assert by_kind["points that never have data", "rain"].detail == "0.93% of the grid's points"
+    assert by_kind["points that never have data", "rain"].count == 1
     assert "median -2" in by_kind["suspicious units", "t"].detail
     quiet = {"u@850": {"missing fields"}, "sp": {"fields like the one before"}, "sun": set()}
     for channel, kinds in quiet.items():
@@ -139,6 +141,15 @@ def test_the_audit_finds_what_was_put_in(stored, dataset, tmp_path):
     with open(tmp_path / "out" / "audit.csv") as file:
         assert [tuple(row) for row in csv.reader(file)][1:] == found.rows()
     assert (tmp_path / "out" / "audit.png").stat().st_size > 10_000
+
+
+def test_a_season_is_no_outlier_where_most_values_are_the_same():
+    warm = np.where(np.arange(400) % 100 < 60, 301.0, 301.0 + np.sin(np.arange(400) / 100 * np.pi) ** 2)
+    warm += 1e-3 * np.random.default_rng(0).standard_normal(400)
+    assert robust_score(warm).max() < 10
+    warm[7] = 320.0
+    assert robust_score(warm)[7] > 10
+    assert (robust_score(warm) > 10).sum() == 1
 
 
 def test_clean_data_have_no_findings(stored, tmp_path):

@@ -15,9 +15,13 @@ experiment=/scratch/me/runs/era5-1deg/jobs/preprocess.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 
+export NCCL_CROSS_NIC=1
+export NCCL_NET_GDR_LEVEL=PHB
+export FI_CXI_DISABLE_HOST_REGISTER=1
+export FI_CXI_DEFAULT_CQ_SIZE=131072
+export FI_MR_CACHE_MONITOR=userfaultfd
 export NCCL_SOCKET_IFNAME=hsn
 export GLOO_SOCKET_IFNAME=hsn0
-export FI_CXI_DISABLE_HOST_REGISTER=1
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1

@@ -21,8 +21,16 @@ per_node=4
 shares=8
 
 module use /soft/modulefiles
+if [[ ${nodes:-1} -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
+    export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
+    export NCCL_NET='AWS Libfabric'
+fi
 export NCCL_NET_GDR_LEVEL=PHB
 export NCCL_CROSS_NIC=1
+export NCCL_COLLNET_ENABLE=1
+export FI_CXI_DISABLE_HOST_REGISTER=1
+export FI_MR_CACHE_MONITOR=userfaultfd
+export FI_CXI_DEFAULT_CQ_SIZE=131072
 export NCCL_SOCKET_IFNAME=hsn
 export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True

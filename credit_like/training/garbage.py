@@ -1,0 +1,45 @@
+"""Garbage collection between steps, at the same one on all ranks."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+EVERY = 50
+"""Steps between two collections."""
+
+
+@contextmanager
+def collected_between_steps() -> Iterator[Callable[[int], None]]:
+    """Stop automatic collection of cycles; yield a function that collects where a number of steps is due.
+
+    A collection takes tens of milliseconds, and by itself Python begins it at another moment in every process: each
+    collective then waits for the rank whose turn it is. Objects that exist at the start are not looked at again.
+    """
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield lambda step: None if step % EVERY else _collect()
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def automatic() -> Iterator[None]:
+    """Collect automatically within, where much else than steps is done."""
+    enabled = gc.isenabled()
+    gc.enable()
+    try:
+        yield
+    finally:
+        if not enabled:
+            gc.disable()
+
+
+def _collect() -> None:
+    gc.collect()

@@ -1,0 +1,105 @@
+"""Garbage is collected between steps alone, and a step leaves no tensors that wait for it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from credit_like import build
+from credit_like.schema.load import load_experiment
+from credit_like.training import garbage
+from credit_like.training.garbage import EVERY, automatic, collected_between_steps
+from tests.experiments import BANDED_MODEL, DEMO, SHORT
+
+SETTINGS = [
+    *SHORT,
+    BANDED_MODEL,
+    "trainer.epochs=1",
+    "trainer.batches_per_epoch=4",
+    "trainer.valid_batches=1",
+    "trainer.global_batch_size=2",
+    "trainer.micro_batch_size=1",
+    "trainer.scheduler.warmup_steps=1",
+]
+
+
+@pytest.fixture
+def collections():
+    """The generation of every collection that began."""
+    began = []
+
+    def note(phase, info):
+        if phase == "start":
+            began.append(info["generation"])
+
+    gc.callbacks.append(note)
+    yield began
+    gc.callbacks.remove(note)
+
+
+def _cycles(count):
+    for _ in range(count):
+        one = []
+        one.append(one)
+
+
+def test_nothing_is_collected_but_at_its_step(collections):
+    assert gc.isenabled()
+    with collected_between_steps() as collect:
+        collections.clear()
+        for step in range(1, 2 * EVERY + 1):
+            _cycles(200)
+            collect(step)
+            assert len(collections) == step // EVERY
+        with automatic():
+            _cycles(2000)
+        assert len(collections) > 2
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+def test_an_error_leaves_collection_as_it_was():
+    with pytest.raises(ZeroDivisionError), collected_between_steps():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collected_between_steps():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def _left(rank, folder, parallelism):
+    """The tensors that only a collection frees after three steps of a training, and its collections at steps."""
+    left, taken = [], []
+
+    def due(step):
+        taken.append(step)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        gc.set_debug(0)
+        if step > 1:  # the first step makes what is made once
+            left.extend(tuple(x.shape) for x in gc.garbage if isinstance(x, torch.Tensor))
+        gc.garbage.clear()
+
+    original, garbage._collect = garbage._collect, lambda: due(len(taken) + 1)
+    garbage.EVERY, every = 1, garbage.EVERY
+    try:
+        settings = [*SETTINGS, f"trainer.parallelism={parallelism}", f"save_loc={folder}", "trainer.device=cpu"]
+        assert build.train(load_experiment(DEMO, settings)) == 0
+    finally:
+        garbage._collect, garbage.EVERY = original, every
+    return taken, left
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "parallelism"), [(1, "{}"), (2, "{data: fsdp2}"), (2, "{domain: 2}")])
+def test_a_step_leaves_no_tensors_to_collect(run_ranks, tmp_path, ranks, parallelism):
+    for taken, left in run_ranks(ranks, _left, str(tmp_path), parallelism):
+        assert taken == [1, 2, 3, 4]
+        assert left == []
