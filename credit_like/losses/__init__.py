@@ -59,7 +59,11 @@ class LossPlugin(Protocol):
 
 
 class EnsembleLossPlugin(Protocol):
-    """Interface of the module of a loss that compares all members of an ensemble with the truth."""
+    """Interface of the module of a loss that compares all members of an ensemble with the truth.
+
+    A module whose `of_members` has at each point a function of the errors at this point alone may say so by `by_point = True`;
+    other losses get the columns of other ranks where `trainer.parallelism.domain` shares columns.
+    """
 
     Config: type[Any]
 
