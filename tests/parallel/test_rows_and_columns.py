@@ -30,7 +30,7 @@ WAYS = {
         "model.noise={channels: 2}",
     ],
 }
-WIDE = BANDED_MODEL.replace("pad_lat: [16, 16], pad_lon: [0, 0]", "pad_lat: [16, 48], pad_lon: [16, 16]")
+WIDE = BANDED_MODEL.replace("pad_lat: [16, 16], pad_lon: [0, 0]", "pad_lat: [32, 32], pad_lon: [16, 16]")
 """96 padded rows and columns are 6 at the coarsest level: three bands of one window each."""
 COARSE = {"outputs": 1e-12, "loss": 1e-12, "gradients": 1e-10, "weights": 1e-9}
 """Largest errors, relative to the largest value of the tensor. AdamW divides by the root of small second moments."""
