@@ -1,6 +1,8 @@
 """Losses, one module each with a `Config` and `pointwise` or `rowwise`, or `of_members` for an ensemble's score.
 
-A plug-in has the attributes of `LossPlugin` or of `EnsembleLossPlugin`.
+A plug-in has the attributes of `LossPlugin` or of `EnsembleLossPlugin`. A row may be judged as a whole: where
+`trainer.parallelism.domain` shares columns, a loss gets those of all ranks, and each rank counts its own. A module whose loss
+at a point is a function of that point alone says so by `by_point = True` and saves these messages.
 
 Errors are divided by the channel's scale before they reach the loss, so they are of order one. The means over area,
 variables and batch are the same for all losses (`credit_like.losses._mean`).
@@ -59,11 +61,7 @@ class LossPlugin(Protocol):
 
 
 class EnsembleLossPlugin(Protocol):
-    """Interface of the module of a loss that compares all members of an ensemble with the truth.
-
-    A module whose `of_members` has at each point a function of the errors at this point alone may say so by `by_point = True`;
-    other losses get the columns of other ranks where `trainer.parallelism.domain` shares columns.
-    """
+    """Interface of the module of a loss that compares all members of an ensemble with the truth."""
 
     Config: type[Any]
 

@@ -145,9 +145,8 @@ def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None)
 
 
 def is_by_point(config: LossConfig) -> bool:
-    """Return whether the values of a loss at a point depend on that point alone, so that it needs no other columns."""
-    module = loss_module(config)
-    return hasattr(module, "pointwise") or getattr(module, "by_point", False) is True
+    """Return whether a loss says that its value at a point depends on that point alone, so that it needs no other columns."""
+    return getattr(loss_module(config), "by_point", False) is True
 
 
 def loss_module(config: LossConfig) -> ModuleType:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 by_point = True
-"""See `credit_like.losses.EnsembleLossPlugin`."""
+"""See `credit_like.losses`."""
 
 
 class Config(LossConfig):

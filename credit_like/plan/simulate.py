@@ -94,9 +94,9 @@ class _NoData:
         self.grid, self.variables = grid, variables
         self.seconds = np.zeros(1, np.int64)
 
-    def static(self, rows: slice = slice(None)) -> Fields:
-        height = len(range(*rows.indices(self.grid.height)))
-        return np.zeros((self.variables.n("static"), height, self.grid.width), np.float32)
+    def static(self, rows: slice = slice(None), columns: slice = slice(None)) -> Fields:
+        size = len(self.grid.latitude[rows]), len(self.grid.longitude[columns])
+        return np.zeros((self.variables.n("static"), *size), np.float32)
 
     def attrs(self, _variable: Variable) -> dict[str, str]:
         return {}

@@ -184,7 +184,7 @@ WIDE = {"width": 56}
 """As many columns as two ranks can share."""
 
 
-@pytest.mark.parametrize("layout", [(1, 1, (1, 2)), (1, 1, (2, 2))], ids=str)
+@pytest.mark.parametrize("layout", [(1, 1, (1, 2)), pytest.param((1, 1, (2, 2)), marks=pytest.mark.slow)], ids=str)
 def test_rows_and_columns(run_ranks, tiny, layout):
     check(run_ranks, tiny, layout, changes=WIDE)
 

@@ -22,8 +22,8 @@ LAYOUTS = [
     (Candidate(1, data="none"), {}),
     (Candidate(1, ensemble=2), MEMBERS),
     (Candidate(1, domain=2, ensemble=2), MEMBERS | {"forecast_len": 2}),
-    (Candidate(2, tensor=2, data="ddp"), {}),
     (Candidate(1, domain=4, columns=2), {}),
+    (Candidate(2, tensor=2, data="ddp"), {}),
 ]
 
 
