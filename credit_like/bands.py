@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -54,14 +55,23 @@ def bands(height: int, unit: int, parts: int) -> list[Band]:
     return list(itertools.pairwise(starts))
 
 
-def degree_problem(levels: dict[int, Level], degree: int) -> str:
-    """Return a message that names a level with too few rows and the degrees that work; empty if `degree` works."""
+def of_axis(message: str, axis: int) -> str:
+    """Return a message about rows as one about columns, for axis 1."""
+    return re.sub(r"\brow(s?)\b", r"column\1", message) if axis == 1 else message
+
+
+def degree_problem(levels: dict[int, Level], degree: int, axis: int = 0) -> str:
+    """Return a message that names a level with too few rows and the degrees that work; empty if `degree` works.
+
+    With axis 1 the levels are those of columns.
+    """
     tightest = min(levels.values(), key=lambda level: level.most)
     if degree <= tightest.most:
         return ""
     works = ", ".join(str(d) for d in range(1, tightest.most + 1))
-    return (
+    message = (
         f"expected a degree that leaves every rank rows, got {degree}: at {tightest.height} rows"
         f"{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces to share; "
         f"degrees that work: {works}"
     )
+    return of_axis(message, axis)

@@ -34,7 +34,7 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.parallel import blame, hang
-from credit_like.parallel.apply import get_domain_rows, is_compiled, materialise, parallelise
+from credit_like.parallel.apply import is_compiled, materialise, own_part, parallelise
 from credit_like.parallel.device import pick_device
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_on_first
@@ -91,8 +91,8 @@ def attach_weights(
     A simulation gives a `materialise` of its own.
     """
     model = materialise(model, runtime, experiment.seed)
-    rows = get_domain_rows(model, store.grid.height)
-    context = Context.of(model, experiment, runtime, variables, store, statistics, rows)
+    part = own_part(model, store.grid.height)
+    context = Context.of(model, experiment, runtime, variables, store, statistics, *part)
     if is_compiled(experiment.trainer, runtime):
         context.stepper.compile_arithmetic()
     return context
@@ -158,6 +158,7 @@ def build_loader(
         forecast_len=data.forecast_len,
         missing_times=context.statistics.missing_times,
         rows=context.rows,
+        columns=context.columns,
         mask=context.statistics.mask(context.variables.outputs),
     )
     return Loader(
@@ -188,7 +189,16 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
     )
     runtime = context.runtime
     others = runtime.from_other_members if runtime.ensemble_size > 1 else None
-    loss = AreaLoss(experiment.loss, context.variables, context.statistics, context.store.grid, context.rows, others)
+    loss = AreaLoss(
+        experiment.loss,
+        context.variables,
+        context.statistics,
+        context.store.grid,
+        context.rows,
+        others,
+        context.columns,
+        context.whole_rows,
+    )
     return Stage.of(phase, loss.to(runtime.device), train_loader, valid_loader, runtime.dp_size)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.errors import UserError
-from credit_like.layout import Finding
+from credit_like.layout import Finding, domain_shape, domain_text
 from credit_like.schema import losses
 from credit_like.schema.base import HiddenKey, format_duration
 from credit_like.schema.checks import (
@@ -368,8 +368,10 @@ def _grid_findings(store: Store) -> Iterator[Finding]:
     for message in messages:
         yield _model_key(message, type(model).model_fields)
     if not messages and (check := getattr(model, "check_parallel", None)):
-        parallelism = store.experiment.trainer.parallelism
-        for degree, message in check(grid.height, grid.width, tensor=parallelism.tensor, domain=parallelism.domain):
+        degrees = store.experiment.trainer.parallelism.degrees
+        rows, columns = degrees.shape
+        shared = {"columns": columns} if columns > 1 else {}
+        for degree, message in check(grid.height, grid.width, tensor=degrees.tensor, domain=rows, **shared):
             yield ("trainer", "parallelism", degree), message
 
 
@@ -646,7 +648,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             "data": at.data,
             "ensemble": at.ensemble,
             "tensor": at.tensor,
-            "domain": at.domain,
+            "domain": at.domain if at.columns == 1 else list(at.shape),
             "global_batch_size": trainer.global_batch_size,
             "micro_batch_size": trainer.micro_batch_size,
             "accumulation": at.accumulation,
@@ -694,6 +696,8 @@ def print_table(description: dict[str, Any]) -> None:
     made = description["forecasts"]
     processes = "1 process" if at["world"] == 1 else f"{at['world']} processes"
     members = f" × ensemble {at['ensemble']}" if at["ensemble"] > 1 else ""
+    shape = domain_shape(at["domain"])
+    domain = f"({domain_text(shape)})" if shape[1] > 1 else domain_text(shape)
     north, west = grid["latitude"], grid["longitude"]
     rows = {
         "model": description["model"],
@@ -707,7 +711,7 @@ def print_table(description: dict[str, Any]) -> None:
         "forecasts": f"none: {made['refused']}"
         if "refused" in made
         else f"from {made['initial_times']} times, {made['steps']} steps each",
-        "layout": f"{processes} = data {at['data']}{members} × tensor {at['tensor']} × domain {at['domain']}",
+        "layout": f"{processes} = data {at['data']}{members} × tensor {at['tensor']} × domain {domain}",
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",
         "steps": f"{at['steps']} in all"

@@ -13,6 +13,8 @@ Finding = tuple[tuple[str | int, ...], str]
 
 _MODES = ("fsdp2", "ddp", "none")
 _DEGREES = ("tensor", "domain", "replicate", "ensemble")
+KEYS = ("data", *_DEGREES)
+"""The keys of the block `trainer.parallelism`."""
 _WHERE = ("trainer", "parallelism")
 
 
@@ -23,8 +25,11 @@ class Degrees:
     data: str = "none"
     tensor: int = 1
     domain: int = 1
+    """Ranks that share the grid of a sample, rows × columns."""
     replicate: int = 1
     ensemble: int = 1
+    columns: int = 1
+    """Ranks among which each band of rows is divided into bands of columns: a divisor of `domain`."""
 
     @classmethod
     def parse(cls, block: Mapping[str, Any]) -> Degrees:
@@ -32,17 +37,24 @@ class Degrees:
 
         Raises UserError for unknown keys, a mode that does not exist and degrees that are no positive integers.
         """
-        if unknown := set(block) - {"data", *_DEGREES}:
-            raise UserError(
-                f"trainer.parallelism: expected the keys {sorted(('data', *_DEGREES))}, got {sorted(unknown)} as well"
-            )
+        if unknown := set(block) - set(KEYS):
+            raise UserError(f"trainer.parallelism: expected the keys {sorted(KEYS)}, got {sorted(unknown)} as well")
         if (mode := block.get("data", "none")) not in _MODES:
             raise UserError(f"trainer.parallelism.data: expected fsdp2, ddp or none, got {mode!r}")
         for key in _DEGREES:
             degree = block.get(key, 1)
-            if isinstance(degree, bool) or not isinstance(degree, int) or degree < 1:
+            if key != "domain" and not _is_degree(degree):
                 raise UserError(f"trainer.parallelism.{key}: expected an integer of at least 1, got {degree!r}")
-        return cls(**block)
+        try:
+            rows, columns = domain_shape(block.get("domain", 1))
+        except UserError as error:
+            raise UserError(f"trainer.parallelism.domain: {error}") from error
+        return cls(**{**block, "domain": rows * columns, "columns": columns})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the ranks along the rows and along the columns of the grid."""
+        return self.domain // self.columns, self.columns
 
     @property
     def model_ranks(self) -> int:
@@ -55,6 +67,28 @@ class Degrees:
         return self.ensemble * self.model_ranks
 
 
+def _is_degree(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def domain_shape(domain: Any) -> tuple[int, int]:
+    """Return (rows, columns): the ranks along each axis of the grid, from `domain: 4` or `domain: [2, 2]` as written in a file.
+
+    A number alone shares rows. Raises UserError for anything else.
+    """
+    pair = domain if isinstance(domain, list | tuple) else (domain, 1)
+    if len(pair) != 2 or not all(map(_is_degree, pair)):
+        raise UserError(f"expected an integer of at least 1, or [rows, columns] of such, got {domain!r}")
+    rows, columns = pair
+    return rows, columns
+
+
+def domain_text(shape: tuple[int, int]) -> str:
+    """Return a shape of the domain ranks for people: `4` for bands of rows, `2 × 2` for rows and columns."""
+    rows, columns = shape
+    return f"{rows} × {columns}" if columns > 1 else str(rows)
+
+
 @dataclass(frozen=True)
 class Layout:
     """How `world` = data × ensemble × tensor × domain processes share the work: derived from a world size, never in a file."""
@@ -62,6 +96,7 @@ class Layout:
     world: int
     tensor: int
     domain: int
+    """Ranks that share the grid of a sample, rows × columns."""
     data: int
     """Data-parallel replicas: world // (ensemble × tensor × domain)."""
     replicate: int = 1
@@ -70,6 +105,13 @@ class Layout:
     """Micro-batches that one replica adds up before an optimiser step."""
     ensemble: int = 1
     """Ranks, or groups of tensor × domain ranks, that share the members of a sample."""
+    columns: int = 1
+    """Ranks along the columns of the grid, a divisor of `domain`; they are next to each other."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the ranks along the rows and along the columns of the grid."""
+        return self.domain // self.columns, self.columns
 
     def coordinates(self, rank: int) -> tuple[int, int, int, int]:
         """Return the (data, ensemble, tensor, domain) coordinates of a rank: data is outermost, domain innermost."""
@@ -80,7 +122,8 @@ class Layout:
 
     def __str__(self) -> str:
         members = f" × ensemble {self.ensemble}" if self.ensemble > 1 else ""
-        return f"data {self.data}{members} × tensor {self.tensor} × domain {self.domain}"
+        domain = f"({domain_text(self.shape)})" if self.columns > 1 else self.domain
+        return f"data {self.data}{members} × tensor {self.tensor} × domain {domain}"
 
 
 def divide(degrees: Degrees, world: int) -> Layout:
@@ -90,7 +133,15 @@ def divide(degrees: Degrees, world: int) -> Layout:
     """
     refuse(degree_findings(degrees, world))
     data = world // degrees.sample_ranks
-    return Layout(world, degrees.tensor, degrees.domain, data, degrees.replicate, ensemble=degrees.ensemble)
+    return Layout(
+        world,
+        degrees.tensor,
+        degrees.domain,
+        data,
+        degrees.replicate,
+        ensemble=degrees.ensemble,
+        columns=degrees.columns,
+    )
 
 
 def accumulation(global_batch_size: int, micro_batch_size: int, replicas: int) -> int:

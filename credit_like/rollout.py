@@ -33,6 +33,7 @@ def rollout(
     *,
     history_len: int = 1,
     rows: slice = slice(None),
+    columns: slice = slice(None),
     members: Sequence[int] | None = None,
     perturb: Perturb | None = None,
     amp: bool = False,
@@ -51,10 +52,12 @@ def rollout(
 
     def forcing(lead: int) -> Tensor:
         """Read (B, C, T, H, W) at the input frames of the step to `lead`."""
-        frames = [store.forcing([t + lead - 1 for t in times], now=times[-1], rows=rows) for times in history]
+        frames = [
+            store.forcing([t + lead - 1 for t in times], now=times[-1], rows=rows, columns=columns) for times in history
+        ]
         return torch.from_numpy(np.stack(frames)).transpose(1, 2)
 
-    analysed = np.stack([store.read(variables.role("prognostic"), times, rows) for times in history])
+    analysed = np.stack([store.read(variables.role("prognostic"), times, rows, columns=columns) for times in history])
     prognostic_BCTHW = torch.from_numpy(analysed).to(device).transpose(1, 2).contiguous()
     if perturb is not None:
         newest = perturb(prognostic_BCTHW[:, :, -1], init)

@@ -5,7 +5,7 @@ Shape suffixes: B batch, C channels, T frames, L leads, H rows (this rank's), W 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from credit_like.data.statistics import Statistics
+from credit_like.nn.area import identity
 from credit_like.nn.noise import NoiseKeys
 from credit_like.state import Sample, State
 from credit_like.transforms import Transforms
@@ -52,6 +53,8 @@ class Stepper(nn.Module):
         physics: Sequence[nn.Module] = (),
         rows: slice = slice(None),
         noise: NoiseKeys | None = None,
+        columns: slice = slice(None),
+        whole_rows: Callable[[Tensor], Tensor] = identity,
     ) -> None:
         super().__init__()
         self.model = model
@@ -82,7 +85,11 @@ class Stepper(nn.Module):
         self._buffer("forcing_mean", forcing_mean[:, None, None, None])
         self._buffer("forcing_std", forcing_std[:, None, None, None])
         self._buffer("static", np.nan_to_num(static))
-        self.register_buffer("valid", torch.from_numpy(statistics.mask(variables.outputs)[:, rows]), persistent=False)
+        self.columns, self.whole_rows = columns, whole_rows
+        mask = statistics.mask(variables.outputs)
+        self.width = mask.shape[-1]
+        """The columns of the grid, of which this rank may have a part."""
+        self.register_buffer("valid", torch.from_numpy(mask[:, rows, columns]), persistent=False)
 
     def _buffer(self, name: str, value: NDArray[np.floating]) -> None:
         self.register_buffer(name, torch.tensor(value, dtype=torch.float32), persistent=False)
@@ -104,13 +111,17 @@ class Stepper(nn.Module):
         """Advance the state by one time step; `forcing_BCTHW` holds the T times of the state's frames."""
         x_BCTHW = self.inputs(state, forcing_BCTHW)
         if self.shift:
-            x_BCTHW = x_BCTHW.roll(self.shift, -1)
+            x_BCTHW = self._shifted(x_BCTHW, self.shift)
         y_BCTHW = self.model(x_BCTHW) if state.key is None else self.model(x_BCTHW, key_B=state.key)
         if self.shift:
-            y_BCTHW = y_BCTHW.roll(-self.shift, -1)
+            y_BCTHW = self._shifted(y_BCTHW, -self.shift)
         frames, diagnostic = self._after(state, y_BCTHW, forcing_BCTHW[:, :, -1])
         key = None if state.key is None else NoiseKeys.after(state.key)
         return State(frames, diagnostic, state.index + 1, key)
+
+    def _shifted(self, x_BCTHW: Tensor, shift: int) -> Tensor:
+        """Return this rank's columns of the fields shifted by so many columns."""
+        return self.whole_rows(x_BCTHW).roll(shift, -1)[..., self.columns]
 
     def _after(self, state: State, y_BCTHW: Tensor, forcing_BCHW: Tensor) -> tuple[Tensor, Tensor]:
         """Return frames and diagnostic channels of the next state, from the model's output."""

@@ -68,7 +68,7 @@ class Case:
     world: int = 1
     data: str = "none"
     tensor: int = 1
-    domain: int = 1
+    domain: int | tuple[int, int] = 1
     compiled: bool = False
     steps: tuple[int, int] = (0, STEPS)
     """The first and the last step; a case that does not begin with 0 resumes from the checkpoint in `folder`."""
@@ -91,6 +91,8 @@ CASES = (
     Case("domain 2", 2, "fsdp2", domain=2),
     Case("domain 3", 3, "fsdp2", domain=3),
     Case("data 2 × domain 2", 4, "fsdp2", domain=2),
+    Case("domain 1 × 2", 2, "fsdp2", domain=(1, 2)),
+    Case("domain 2 × 2", 4, "fsdp2", domain=(2, 2)),
 )
 
 
@@ -377,12 +379,12 @@ def _hooks(stepper: nn.Module, outputs: list[tuple[str, Tensor]]) -> list[Any]:
 
 
 def _share(sample: Sample, trainer: Trainer) -> Sample:
-    """Return this rank's samples and rows, in fp64."""
-    runtime, rows = trainer.runtime, trainer.context.rows
+    """Return this rank's samples and its part of them, in fp64."""
+    runtime, rows, columns = trainer.runtime, trainer.context.rows, trainer.context.columns
     size = BATCH // runtime.dp_size
     mine = slice(runtime.dp_rank * size, (runtime.dp_rank + 1) * size)
     prognostic, forcing, target = (
-        x[mine][..., rows, :].double() for x in (sample.prognostic, sample.forcing, sample.target)
+        x[mine][..., rows, columns].double() for x in (sample.prognostic, sample.forcing, sample.target)
     )
     return Sample(prognostic, forcing, target, sample.index[mine])
 
@@ -462,9 +464,10 @@ def _differing(
 
 
 def _part(full: Tensor, mine: Tensor, runtime: Runtime, manager: DomainManager | None) -> Tensor | None:
-    """Return this rank's samples and rows of a whole output; None if the two cannot be compared."""
+    """Return this rank's samples and part of a whole output; None if the two cannot be compared."""
     if full.ndim != mine.ndim:
         return None
+    axes = [] if manager is None else [axis for axis in manager.axes if axis.size > 1]
     for dim, (whole, part) in enumerate(zip(full.shape, mine.shape, strict=True)):
         if whole == part:
             continue
@@ -473,7 +476,9 @@ def _part(full: Tensor, mine: Tensor, runtime: Runtime, manager: DomainManager |
             by_rank = (runtime.dp_size, BATCH // runtime.dp_size, runtime.ensemble_size, -1)
             full = full.unflatten(0, by_rank)[runtime.dp_rank, :, runtime.ensemble_rank].flatten(0, 1)
             continue
-        start, stop = manager.own(whole) if manager is not None and manager.size <= whole else (0, 0)
+        # Of two dimensions that are shared, rows are the first.
+        axis = axes.pop(0) if axes else None
+        start, stop = axis.own(whole) if axis is not None and axis.size <= whole else (0, 0)
         if dim == 0 or stop - start != part:
             return None
         full = full.narrow(dim, start, part)

@@ -140,6 +140,7 @@ EXAMPLES: dict[str, Any] = {
     "backprop_steps": 4,
     "threads": 1,
     "parallelism": {"data": "fsdp2", "domain": 2},
+    "Parallelism.domain": [4, 2],
     "fsdp2_mp_policy": {"param_dtype": "bfloat16"},
     "compile": True,
     "phases": [{"epochs": 30}, {"epochs": 4, "forecast_len": 4}],

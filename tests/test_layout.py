@@ -43,3 +43,14 @@ def test_a_global_batch_is_its_micro_batches(total, micro, replicas):
     else:
         with pytest.raises(UserError, match=f"{micro} × {replicas} = {micro * replicas}, got {total}"):
             accumulation(total, micro, replicas)
+
+
+@given(sizes, sizes, sizes)
+def test_a_block_of_rows_and_columns_is_a_number_of_ranks(data, rows, columns):
+    """A file, its section, and what a section is written as give the same grid; one band of columns is none."""
+    block = {"data": "ddp", "domain": [rows, columns]}
+    section = Parallelism.model_validate(block)
+    assert section.domain == ((rows, columns) if columns > 1 else rows)
+    assert Degrees.parse(block) == section.degrees == Degrees.parse(section.model_dump(mode="json"))
+    layout = divide(section.degrees, data * rows * columns)
+    assert (layout.data, layout.domain, layout.shape) == (data, rows * columns, (rows, columns))

@@ -119,10 +119,12 @@ def test_a_loss_with_a_denominator_of_its_own_is_found(tmp_path):
     assert row.first == f"loss.bad ({tmp_path / 'bad' / 'losses' / 'bad.py'})"
 
 
-def test_a_layout_that_the_model_refuses_is_no_failure(tmp_path):
-    experiment = with_model(tmp_path, "x.flip(1)")
-    row = rows(experiment, "domain 2")["domain 2"]
+@pytest.mark.parametrize(("along", "layout", "what"), [(1, "domain 2", "rows"), (2, "domain 1 × 2", "columns")])
+def test_a_layout_that_the_model_refuses_is_no_failure(tmp_path, along, layout, what):
+    experiment = with_model(tmp_path, f"x.flip({along})")
+    row = rows(experiment, layout)[layout]
     assert row.ok
+    assert f"mixes {what}" in row.refused
     assert "flip" in row.refused
     kit.print_rows(experiment, [row])
 

@@ -31,6 +31,7 @@ from credit_like.variables import ROLES, Variable, Variables
 
 Fields = NDArray[np.float32]
 Out = Sequence[Fields] | Fields
+Part = tuple[slice, slice]  # rows and columns
 """One array (C, H, W) for each time."""
 Problems = list[tuple[tuple[str | int, ...], str]]
 _ATTRS = ("units", "long_name", "standard_name", "cell_methods", "positive")
@@ -210,16 +211,18 @@ class FieldStore:
         times: Sequence[int] | NDArray[np.int64],
         rows: slice = slice(None),
         out: Out | None = None,
+        columns: slice = slice(None),
     ) -> Fields:
         """Read (T, C, H, W) float32 at positions on the time axis, NaN at missing points.
 
-        Only `rows` are read if the files allow it. `out` gives T arrays (C, H, W) to fill; the result is then empty.
+        Only `rows` and `columns` are read if the files allow it. `out` gives T arrays (C, H, W) to fill; the result is then empty.
         Computed and cyclic variables extend beyond the last time; others raise IndexError there. Raises ReadError
         naming variable, time and file if reading fails three times.
         """
         positions = np.asarray(times, np.int64)
-        result, into = self._target(variables, len(positions), rows, out)
-        jobs = [(variable, channels, positions, rows, into) for variable, channels in _stacked(variables)]
+        part = (rows, columns)
+        result, into = self._target(variables, len(positions), part, out)
+        jobs = [(variable, channels, positions, part, into) for variable, channels in _stacked(variables)]
         if len(jobs) > 1 and self._concurrent():
             for done in [self._threads().submit(self._fill, *job) for job in jobs]:
                 done.result()
@@ -228,12 +231,12 @@ class FieldStore:
                 self._fill(*job)
         return result
 
-    def static(self, rows: slice = slice(None)) -> Fields:
+    def static(self, rows: slice = slice(None), columns: slice = slice(None)) -> Fields:
         """Read (C, H, W) of the static variables."""
         statics = self.variables.role("static")
         if not statics:
-            return np.empty((0, len(range(*rows.indices(self.grid.height))), self.grid.width), np.float32)
-        return self.read(statics, [0], rows)[0]
+            return np.empty((0, *self._size((rows, columns))), np.float32)
+        return self.read(statics, [0], rows, columns=columns)[0]
 
     def forcing(
         self,
@@ -241,6 +244,7 @@ class FieldStore:
         now: int,
         rows: slice = slice(None),
         out: Out | None = None,
+        columns: slice = slice(None),
     ) -> Fields:
         """Read dynamic forcing as known at position `now`: (T, C, H, W), or into `out`, as `read` does.
 
@@ -248,35 +252,45 @@ class FieldStore:
         """
         variables = self.variables.role("dynamic_forcing")
         positions = np.asarray(times, np.int64)
-        result, into = self._target(variables, len(positions), rows, out)
+        part = (rows, columns)
+        result, into = self._target(variables, len(positions), part, out)
         for variable, channels in _stacked(variables):
             at = np.minimum(positions, now) if variable.spec.fill == "persist" else positions
-            self._fill(variable, channels, at, rows, into)
+            self._fill(variable, channels, at, part, into)
         return result
 
-    def _target(self, variables: Sequence[Variable], times: int, rows: slice, out: Out | None) -> tuple[Fields, Out]:
+    def _target(self, variables: Sequence[Variable], times: int, part: Part, out: Out | None) -> tuple[Fields, Out]:
         """Return the result of a read, and the arrays to fill: both are new fields, or nothing and `out`."""
         if out is not None:
             return np.empty((0, 0, 0, 0), np.float32), out
-        height = len(range(*rows.indices(self.grid.height)))
-        result = np.empty((times, sum(map(len, variables)), height, self.grid.width), np.float32)
+        result = np.empty((times, sum(map(len, variables)), *self._size(part)), np.float32)
         return result, result
+
+    def _ranges(self, part: Part) -> tuple[range, range]:
+        """Return the numbers of the rows and the columns of a part."""
+        rows, columns = part
+        return range(*rows.indices(self.grid.height)), range(*columns.indices(self.grid.width))
+
+    def _size(self, part: Part) -> tuple[int, int]:
+        rows, columns = self._ranges(part)
+        return len(rows), len(columns)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _fill(self, variable: Variable, channels: slice, positions: NDArray[np.int64], rows: slice, out: Out) -> None:
+    def _fill(self, variable: Variable, channels: slice, positions: NDArray[np.int64], part: Part, out: Out) -> None:
         if variable.spec.compute == "solar":
-            latitude, table = self.grid.latitude[rows], _irradiance(variable)
+            latitude, longitude = self.grid.latitude[part[0]], self.grid.longitude[part[1]]
+            table = _irradiance(variable)
             times = from_seconds(self.time_seconds(positions), self.calendar)
             for t, field in enumerate(
-                solar.insolation(times, self.calendar, self.step_seconds, latitude, self.grid.longitude, table)
+                solar.insolation(times, self.calendar, self.step_seconds, latitude, longitude, table)
             ):
                 out[t][channels.start] = field
             return
         place = self._places[variable.name]
         start = 0
         for run in _runs(self._source_positions(place, positions)):
-            self._load(variable, place, run, rows, [out[start + t][channels] for t in range(len(run))])
+            self._load(variable, place, run, part, [out[start + t][channels] for t in range(len(run))])
             start += len(run)
 
     def _source_positions(self, place: _Place, positions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -294,44 +308,44 @@ class FieldStore:
         return positions if mapping is None else mapping[positions]
 
     def _load(
-        self, variable: Variable, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields]
+        self, variable: Variable, place: _Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields]
     ) -> None:
         """Fill a target (C, H, W) for each of some consecutive times; retry a failed read."""
         for attempt in range(1, _TRIES + 1):
             try:
-                return self._load_once(place, run, rows, targets)
+                return self._load_once(place, run, part, targets)
             except _READ_ERRORS as error:
                 if attempt == _TRIES or isinstance(
                     error, RemoteError
                 ):  # reads from a server have been repeated already
-                    raise ReadError(self._story(variable, place, self._culprit(place, run, rows), error)) from error
+                    raise ReadError(self._story(variable, place, self._culprit(place, run, part), error)) from error
                 clock.sleep(_PAUSE * attempt)
                 if (failed := self._datasets.pop(place.source, None)) is not None:
                     failed.close()
         raise AssertionError("unreachable")
 
-    def _culprit(self, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[np.int64]:
+    def _culprit(self, place: _Place, run: NDArray[np.int64], part: Part) -> NDArray[np.int64]:
         """Return the first of several times that cannot be read on its own, or the first of all if each can be read."""
         for position in run:
             try:
-                self._load_once(place, np.array([position]), rows)
+                self._load_once(place, np.array([position]), part)
             except _READ_ERRORS:
                 return np.array([position])
         return run
 
     def _load_once(
-        self, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields] | None = None
+        self, place: _Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields] | None = None
     ) -> None:
         """Read the values, and fill the targets if there are any."""
         stored = self._dataset(place.source).variables[place.var]
-        if targets is not None and self._load_in_place(stored, place, run, rows, targets):
+        if targets is not None and self._load_in_place(stored, place, run, part, targets):
             return
-        block_TCHW = self._block(stored, place, run, rows)
+        block_TCHW = self._block(stored, place, run, part)
         for block_CHW, target in zip(block_TCHW, targets or (), strict=False):
             _store(target, block_CHW, place)
 
     def _load_in_place(
-        self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], rows: slice, targets: Sequence[Fields]
+        self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], part: Part, targets: Sequence[Fields]
     ) -> bool:
         """Decode straight into the targets if no conversion is needed and no chunk would be decoded twice."""
         levels = place.levels
@@ -349,9 +363,9 @@ class FieldStore:
         if found is None or ("time" in place.dims and len(run) > 1 and found[0].chunks[0] > 1):
             return False
         array, offsets = found
-        height = range(*rows.indices(self.grid.height))
-        box = [(height.start, height.stop), (0, self.grid.width)]
-        if height.step != 1:
+        ranges = self._ranges(part)
+        box = [(along.start, along.stop) for along in ranges]
+        if any(along.step != 1 for along in ranges):
             return False
         if "level" in place.dims:
             box.insert(0, (levels[0], levels[-1] + 1))
@@ -362,9 +376,13 @@ class FieldStore:
             array.box([(a + o, b + o) for (a, b), o in zip(spans, offsets, strict=True)], target.reshape(shape))
         return True
 
-    def _block(self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], rows: slice) -> NDArray[Any]:
+    def _block(self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], part: Part) -> NDArray[Any]:
         """Read (T, C, H, W) as stored."""
-        key: dict[str, Any] = {"latitude": slice(*rows.indices(self.grid.height))}
+        rows, columns = part
+        key: dict[str, Any] = {
+            "latitude": slice(*rows.indices(self.grid.height)),
+            "longitude": slice(*columns.indices(self.grid.width)),
+        }
         if "time" in place.dims:
             key["time"] = (
                 slice(int(run[0]), int(run[-1]) + 1) if place.still is None else slice(place.still, place.still + 1)

@@ -53,11 +53,12 @@ class DerivedStore(FieldStore):
         times: Sequence[int] | NDArray[np.int64],
         rows: slice = slice(None),
         out: Out | None = None,
+        columns: slice = slice(None),
     ) -> Fields:
         if all(variable.role != "derived" for variable in variables):
-            return super().read(variables, times, rows, out)
+            return super().read(variables, times, rows, out, columns)
         parts = [self._read_one(variable, np.asarray(times, np.int64), rows) for variable in variables]
-        result: Fields = np.concatenate(parts, 1)
+        result: Fields = np.concatenate(parts, 1)[..., columns]
         if out is None:
             return result
         for target, values in zip(out, result, strict=True):

@@ -38,7 +38,8 @@ def initial_states(context: Context, amp: bool) -> ForMembers:
     """
     ensemble = context.experiment.inference.ensemble
     if ensemble.kind == "gaussian":
-        return perturbations(ensemble, context.variables, context.statistics, context.store.grid, context.rows)
+        grid = context.store.grid
+        return perturbations(ensemble, context.variables, context.statistics, grid, context.rows, context.columns)
     run = partial(
         rollout,
         context.stepper,
@@ -46,6 +47,7 @@ def initial_states(context: Context, amp: bool) -> ForMembers:
         context.variables,
         history_len=context.experiment.data.history_len,
         rows=context.rows,
+        columns=context.columns,
         amp=amp,
     )
 
@@ -79,10 +81,11 @@ def _bred(context: Context, after: Callable[..., State], starts: Sequence[int]) 
     prognostic = context.variables.role("prognostic")
     transforms, device = Transforms(prognostic), context.stepper.mean.device
     grid, statistics = context.store.grid, context.statistics
-    fields = gaussian_fields(context.experiment.inference.ensemble, context.variables, statistics, grid, context.rows)
+    ensemble, rows, columns = context.experiment.inference.ensemble, context.rows, context.columns
+    fields = gaussian_fields(ensemble, context.variables, statistics, grid, rows, columns)
     mask = torch.from_numpy(statistics.mask(prognostic))
     weights = torch.from_numpy(grid.latitude_weights())[:, None] * mask
-    area = AreaMean(weights, context.rows, context.runtime.sum_over_domain).to(device)
+    area = AreaMean(weights, rows, context.runtime.sum_over_domain, columns).to(device)
     size = context.stepper.change_std  # (C, 1, 1), as the amplitudes
     cycle = starts[1]
 

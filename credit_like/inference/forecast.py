@@ -120,10 +120,10 @@ def write_forecasts(
     `part` = (index, number): batches of initial times and members are distributed over data-parallel ranks or jobs of an
     array, which do not wait for each other; the one that completes the last of them gives the files their final names.
     (A format that keeps all members in one file distributes whole initial times.) `checkpoint`
-    identifies the weights, and is recorded with the resolved experiment. Under domain sharding `context.rows` are this
-    rank's, and `gather` turns (B, C, rows, W) into the whole field on the rank that writes, None on the others.
-    `progress(done, of)` counts steps. Raises UserError before anything is written for an invalid request, and
-    RuntimeError if writing fails.
+    identifies the weights, and is recorded with the resolved experiment. Under domain sharding `context.rows` and
+    `context.columns` are this rank's, and `gather` turns its part (B, C, h, w) into the whole field on the rank that
+    writes, None on the others. `progress(done, of)` counts steps. Raises UserError before anything is written for an
+    invalid request, and RuntimeError if writing fails.
     """
     experiment, store, variables, stepper = context.experiment, context.store, context.variables, context.stepper
     forecast_plan = plan(experiment, store, variables, checkpoint, sorted(context.statistics.missing_times))
@@ -166,6 +166,7 @@ def write_forecasts(
                 forecast_plan.leads,
                 history_len=experiment.data.history_len,
                 rows=context.rows,
+                columns=context.columns,
                 members=[member for _, member in places] if noise else None,
                 perturb=perturb_batch,
                 amp=computes_in_bfloat16(experiment),

@@ -79,13 +79,18 @@ def normalised_legendre(mu: NDArray[np.float64], top: int) -> NDArray[np.float64
 
 
 def perturbations(
-    ensemble: Ensemble, variables: Variables, statistics: Statistics, grid: Grid, rows: slice = slice(None)
+    ensemble: Ensemble,
+    variables: Variables,
+    statistics: Statistics,
+    grid: Grid,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
 ) -> Callable[[Sequence[int]], Callable[[Tensor, Sequence[int]], Tensor]]:
     """Return a function from the members of a batch to the `perturb` argument of `rollout`.
 
     Adds the fields of `gaussian_fields`. Raises UserError as that function does.
     """
-    fields = gaussian_fields(ensemble, variables, statistics, grid, rows)
+    fields = gaussian_fields(ensemble, variables, statistics, grid, rows, columns)
     transforms = Transforms(variables.role("prognostic"))
 
     def for_members(members: Sequence[int]) -> Callable[[Tensor, Sequence[int]], Tensor]:
@@ -101,7 +106,12 @@ def perturbations(
 
 
 def gaussian_fields(
-    ensemble: Ensemble, variables: Variables, statistics: Statistics, grid: Grid, rows: slice = slice(None)
+    ensemble: Ensemble,
+    variables: Variables,
+    statistics: Statistics,
+    grid: Grid,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
 ) -> Callable[[Sequence[int], Sequence[int]], NDArray[np.float32]]:
     """Return a function from members and initial positions to perturbations (B, C, H, W) of the transformed values.
 
@@ -123,6 +133,6 @@ def gaussian_fields(
         for channel in np.flatnonzero(size_C) if member else ():
             rng = np.random.default_rng((ensemble.seed, member, init, int(channel)))
             result[channel] = size_C[channel] * field.draw(rng)
-        return result[:, rows]
+        return result[:, rows, columns]
 
     return lambda members, init: np.stack([noise(member, i) for member, i in zip(members, init, strict=True)])

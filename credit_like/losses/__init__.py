@@ -1,6 +1,8 @@
 """Losses, one module each with a `Config` and `pointwise` or `rowwise`, or `of_members` for an ensemble's score.
 
-A plug-in has the attributes of `LossPlugin` or of `EnsembleLossPlugin`.
+A plug-in has the attributes of `LossPlugin` or of `EnsembleLossPlugin`. A row may be judged as a whole: where
+`trainer.parallelism.domain` shares columns, a loss gets those of all ranks, and each rank counts its own. A module whose loss
+at a point is a function of that point alone says so by `by_point = True` and saves these messages.
 
 Errors are divided by the channel's scale before they reach the loss, so they are of order one. The means over area,
 variables and batch are the same for all losses (`credit_like.losses._mean`).

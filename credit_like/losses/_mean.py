@@ -15,8 +15,8 @@ from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.losses import LossConfig
-from credit_like.nn.area import AreaMean
-from credit_like.schema.losses import judges_members
+from credit_like.nn.area import AreaMean, identity
+from credit_like.schema.losses import judges_members, summands
 from credit_like.transforms import Transforms
 from credit_like.variables import Variables
 
@@ -29,6 +29,8 @@ class AreaLoss(nn.Module):
     transformed values. Points without data (`valid` False) are excluded from the mean. Each domain rank computes its part.
     `of_members` of a loss of ensembles takes the place of ℓ and gets the errors of all members of a sample. `others` yields
     what other ranks have in place of a tensor, where they have some of the members; each rank then computes its part.
+    `whole_rows` gives a loss that is no function of each point alone all columns of this rank's rows; of its values, this
+    rank counts those at its own `columns`.
     """
 
     scale: Tensor
@@ -43,9 +45,14 @@ class AreaLoss(nn.Module):
         grid: Grid,
         rows: slice = slice(None),
         others: Callable[[Tensor], Iterator[Tensor]] | None = None,
+        columns: slice = slice(None),
+        whole_rows: Callable[[Tensor], Tensor] = identity,
     ) -> None:
         super().__init__()
         self.config, self.others = config, others
+        # A loss that is no function of each point alone gets whole rows.
+        by_point = all(map(is_by_point, summands(config)))
+        self.columns, self.whole_rows = (slice(None), identity) if by_point else (columns, whole_rows)
         self.module = loss_module(config)
         self.rowwise = hasattr(self.module, "rowwise")
         self.of_members = self.module.of_members if judges_members(config) else None
@@ -72,17 +79,17 @@ class AreaLoss(nn.Module):
         ]
         mask = torch.from_numpy(statistics.mask(variables.outputs))
         row_weights = grid.latitude_weights() if config.latitude_weights else np.ones(grid.height)
-        self.area = AreaMean(torch.from_numpy(row_weights)[:, None] * mask, rows)
+        self.area = AreaMean(torch.from_numpy(row_weights)[:, None] * mask, rows, columns=columns)
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32)[:, None, None], persistent=False)
         self.register_buffer("channel_weights", torch.tensor(weights, dtype=torch.float32), persistent=False)
         self.total_weight = float(np.sum(weights))
-        self.register_buffer("valid", mask[:, rows], persistent=False)
+        self.register_buffer("valid", mask[:, rows, columns], persistent=False)
 
     def forward(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return this rank's part of the loss of fields in physical units, as a scalar in fp32 or wider.
 
         The prediction may hold K members of each sample of the target, one after the other along the batch. The parts of
-        ranks that have other rows or other members add up to the loss.
+        ranks that have other rows, columns or members add up to the loss.
         """
         weighted = self.per_channel(prediction_BCHW, target_BCHW) * self.channel_weights
         return weighted.sum(-1).mean() / self.total_weight
@@ -104,14 +111,22 @@ class AreaLoss(nn.Module):
                 raise UserError(
                     f"loss.type: expected a loss of ensembles for several members, got {name}; change it to crps"
                 )
-            error = torch.where(self.valid, prediction_BCHW - target_BCHW, 0) / self.scale
-            target = torch.where(self.valid, target_BCHW, 0) / self.scale if self.rowwise else None
-            return self.area.part(loss_values(self.config, error, target))
+            error = self._scaled(prediction_BCHW - target_BCHW)
+            target = self._scaled(target_BCHW) if self.rowwise else None
+            return self._mean(loss_values(self.config, error, target))
         members_BKCHW = prediction_BCHW.unflatten(0, (len(target_BCHW), -1))
-        error = torch.where(self.valid, members_BKCHW - target_BCHW[:, None], 0) / self.scale
+        error = self._scaled(members_BKCHW - target_BCHW[:, None])
         if self.others is None:
-            return self.area.part(of_members(self.config, error))
-        return self.area.part(of_members(self.config, error, self.others(error)))
+            return self._mean(of_members(self.config, error))
+        return self._mean(of_members(self.config, error, self.others(error)))
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Return x as a loss gets it: divided by the channel's scale and 0 at points without data."""
+        return self.whole_rows(torch.where(self.valid, x, 0) / self.scale)
+
+    def _mean(self, values_BCHW: Tensor) -> Tensor:
+        """Return this rank's part of the area mean of what the loss returned."""
+        return self.area.part(values_BCHW[..., self.columns])
 
     def at_lead(self, loss: Tensor, lead: int, leads: int) -> Tensor:
         """Return the loss of autoregressive step `lead` = 0, 1, … of `leads`, weighted such that a mean over leads remains."""
@@ -127,6 +142,11 @@ def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None)
     rowwise = getattr(module, "rowwise", None)
     values: Tensor = module.pointwise(config, error) if rowwise is None else rowwise(config, error, target)
     return values
+
+
+def is_by_point(config: LossConfig) -> bool:
+    """Return whether a loss says that its value at a point depends on that point alone, so that it needs no other columns."""
+    return getattr(loss_module(config), "by_point", False) is True
 
 
 def loss_module(config: LossConfig) -> ModuleType:

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+by_point = True
+"""See `credit_like.losses`."""
+
+
 class Config(LossConfig):
     type: Literal["crps"] = "crps"
     alpha: float = Field(default=0.95, ge=0, le=1)

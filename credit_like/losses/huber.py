@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+by_point = True
+"""See `credit_like.losses`."""
+
+
 class Config(LossConfig):
     type: Literal["huber"] = "huber"
     delta: float = Field(default=1.0, gt=0)

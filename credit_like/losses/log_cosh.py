@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+by_point = True
+"""See `credit_like.losses`."""
+
+
 class Config(LossConfig):
     type: Literal["log-cosh"] = "log-cosh"
 

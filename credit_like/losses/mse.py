@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+by_point = True
+"""See `credit_like.losses`."""
+
+
 class Config(LossConfig):
     type: Literal["mse"] = "mse"
 

@@ -30,8 +30,8 @@ def _without_copies(weights: Tensor) -> Tensor:
 class AreaMean(nn.Module):
     """Weighted mean over latitude and longitude of the points that have data.
 
-    `weights` (H, W) or (C, H, W): area weight × validity, for the whole grid; `rows` selects this rank's rows. Each
-    rank computes its part of the mean (local sum over the global denominator); `reduce` adds the parts where the global
+    `weights` (H, W) or (C, H, W): area weight × validity, for the whole grid; `rows` and `columns` select this rank's part.
+    Each rank computes its part of the mean (local sum over the global denominator); `reduce` adds the parts where the global
     mean is needed.
 
     Missing values follow WeatherBench2: a point without data has weight zero and never counts as a zero error.
@@ -42,14 +42,18 @@ class AreaMean(nn.Module):
     """The weights in float64, on the device of the fields, for sums in float64."""
 
     def __init__(
-        self, weights: Tensor, rows: slice = slice(None), reduce: Callable[[Tensor], Tensor] = identity
+        self,
+        weights: Tensor,
+        rows: slice = slice(None),
+        reduce: Callable[[Tensor], Tensor] = identity,
+        columns: slice = slice(None),
     ) -> None:
         super().__init__()
         weights = weights.double()
         total = weights.sum((-2, -1), keepdim=True)
         if not bool((total > 0).all()):
             raise UserError("expected every channel to have data somewhere, got a channel without any; check the mask")
-        weights = _without_copies((weights / total)[..., rows, :])
+        weights = _without_copies((weights / total)[..., rows, columns])
         self.register_buffer("weights", weights.to(torch.float32), persistent=False)
         self.register_buffer("precise", weights, persistent=False)
         self.reduce = reduce

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from credit_like.nn.layer import Layer
+from credit_like.nn.place import WHOLE, Place
 
 
 def _signed(value: int) -> int:
@@ -48,18 +49,19 @@ def absorb(key: Tensor, value: Tensor | int) -> Tensor:
 
 
 def standard_normal(
-    key_B: Tensor, first_row: int, rows: int, columns: int, channels: int, dtype: torch.dtype
+    key_B: Tensor, shape: tuple[int, int], channels: int, dtype: torch.dtype, places: tuple[Place, Place] = WHOLE
 ) -> Tensor:
-    """Return independent normal numbers (B, rows, columns, channels) for the rows of an image from `first_row` on.
+    """Return independent normal numbers (B, H, W, channels).
 
-    Each hash gives two numbers (Box and Muller, Ann. Math. Statist. 29, 610, 1958), from 32 bits each. The columns are
-    those of the whole image, so that a row is the same in any band of rows.
+    shape: (H, W). places: of these rows and columns in the whole image; a point has the same numbers in any part of it.
+    Each hash gives two numbers (Box and Muller, Ann. Math. Statist. 29, 610, 1958), from 32 bits each.
     """
-    pairs = (channels + 1) // 2
-    per_row = columns * pairs
-    counter = torch.arange(first_row * per_row, (first_row + rows) * per_row, device=key_B.device)
+    pairs, device = (channels + 1) // 2, key_B.device
+    rows_H, columns_W = (place.indices(size, device) for place, size in zip(places, shape, strict=True))
+    points_HW = rows_H[:, None] * (places[1].whole or shape[1]) + columns_W
+    counter = (points_HW[..., None] * pairs + torch.arange(pairs, device=device)).flatten()
     # The key comes first: torch's compiler computes with bare positions in unbounded integers.
-    bits = mix((key_B[:, None] ^ counter) * GAMMA).unflatten(1, (rows, columns, pairs))
+    bits = mix((key_B[:, None] ^ counter) * GAMMA).unflatten(1, (*shape, pairs))
     radius = (((bits & 0xFFFFFFFF).to(dtype) + 0.5) * 2.0**-32).log().mul(-2).sqrt()
     angle = _shifted(bits, 32).to(dtype) * (2 * math.pi * 2.0**-32)
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :channels]
@@ -121,8 +123,8 @@ class Noise(Layer):
         super().__init__()
         self.channels, self.scale, self.level = channels, scale, level
         self.weights = innovation_weights(correlation)
-        self.first_row = 0
-        """The first of the rows that the input has, in the whole image."""
+        self.places = WHOLE
+        """The rows and columns that the input has, in the whole image."""
         self.weight = nn.Parameter(torch.empty(2 * features, channels))
 
     def initial(self, _leaf: str, shape: tuple[int, ...], _generator: torch.Generator) -> Tensor:
@@ -141,10 +143,10 @@ class Noise(Layer):
     def _numbers(self, x_BHWC: Tensor, key_BJ: Tensor) -> Tensor:
         """Return normal numbers (B, H, W, channels) at the points of x."""
         wide = torch.promote_types(x_BHWC.dtype, torch.float32)
-        rows, columns = x_BHWC.shape[1:3]
+        _, height, width, _ = x_BHWC.shape
         total: Tensor | None = None
         for weight, key_B in zip(self.weights, key_BJ.unbind(1), strict=True):
-            new = standard_normal(absorb(key_B, self.level), self.first_row, rows, columns, self.channels, wide)
+            new = standard_normal(absorb(key_B, self.level), (height, width), self.channels, wide, self.places)
             total = weight * new if total is None else total + weight * new
         assert total is not None
         return total

@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from credit_like.errors import UserError
 from credit_like.nn import init, spectral_norm
+from credit_like.nn.area import identity
 from credit_like.nn.spectral_norm import SpectralNorm
 from credit_like.parallel.ddp import apply_ddp
 from credit_like.parallel.domain.apply import apply_domain_parallel
@@ -42,7 +43,7 @@ def parallelise(
     if "tp" in runtime.submeshes:
         apply_tensor_parallel(model, runtime.submeshes["tp"])
     if "domain" in runtime.submeshes:
-        apply_domain_parallel(model, runtime.submeshes["domain"])
+        apply_domain_parallel(model, runtime.submeshes["domain"], runtime.domain_shape)
     freeze_parameters(model, freeze)
     if section.activation_checkpoint:
         _apply_activation_checkpointing(model)
@@ -153,6 +154,14 @@ def _start_power_iteration(spectral: SpectralNorm, full: Tensor, name: str, seed
     start = torch.randn(spectral.u.shape, generator=init.generator_for(seed, name))
     spectral.u.copy_(start / start.norm())
     SpectralNorm.iterate_all([(spectral, full)], spectral_norm.WARM_UP)
+
+
+def own_part(model: nn.Module, height: int) -> tuple[slice, slice, Callable[[Tensor], Tensor]]:
+    """Return this rank's rows and columns of the image, and what turns its part of a field into its rows with all columns."""
+    manager = get_domain_manager(model)
+    if manager is None:
+        return slice(0, height), slice(None), identity
+    return manager.rows, manager.columns, manager.whole_rows
 
 
 def get_domain_rows(model: nn.Module, height: int) -> slice:

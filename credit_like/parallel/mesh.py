@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from credit_like.layout import Degrees, divide
+from credit_like.layout import KEYS, Degrees, divide
 from credit_like.parallel.environment import read_environment
 
 DIMS = ("dp", "ensemble", "tp", "domain")
 _PARTS = ("ensemble", "domain")
 """Dimensions whose ranks have parts of the loss of one sample."""
-_KEYS = {field.name for field in fields(Degrees)}
 
 
 def degrees(parallelism_conf: dict[str, Any], world: int) -> tuple[int, int, int]:
@@ -42,12 +40,12 @@ def build_device_mesh(
         return None, {}
     sizes, copies = (at.data, at.ensemble, at.tensor, at.domain), at.replicate
     if copies == 1:
-        mesh = _limited(init_device_mesh(device, sizes, mesh_dim_names=DIMS))
+        mesh = limited(init_device_mesh(device, sizes, mesh_dim_names=DIMS))
         return mesh, {name: mesh[name] for name, size in zip(DIMS, sizes, strict=True) if size > 1}
     split = (copies, sizes[0] // copies, *sizes[1:])
-    mesh = _limited(init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", *DIMS[1:])))
+    mesh = limited(init_device_mesh(device, split, mesh_dim_names=("dp_replicate", "dp_shard", *DIMS[1:])))
     inner = {name: mesh[name] for name, size in zip(DIMS[1:], sizes[1:], strict=True) if size > 1}
-    return mesh, {"dp": _limited(mesh["dp_replicate", "dp_shard"]._flatten("dp")), **inner}
+    return mesh, {"dp": limited(mesh["dp_replicate", "dp_shard"]._flatten("dp")), **inner}
 
 
 def gradient_mesh(mesh: DeviceMesh | None) -> DeviceMesh | None:
@@ -89,10 +87,10 @@ def _flat(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh | None:
     if len(names) < 2:
         return mesh[names[0]] if names else None
     known, name = mesh._get_root_mesh()._flatten_mapping, "_".join(names)
-    return known[name] if name in known else _limited(mesh[names]._flatten(name))
+    return known[name] if name in known else limited(mesh[names]._flatten(name))
 
 
-def _limited(mesh: DeviceMesh) -> DeviceMesh:
+def limited(mesh: DeviceMesh) -> DeviceMesh:
     """Return the mesh, whose groups wait as long as the default group; torch gives a new group its own default."""
     if dist.get_backend() != "fake":
         world = dist.distributed_c10d._get_default_group()
@@ -114,7 +112,7 @@ def data_parallel_coords(conf: dict[str, Any]) -> tuple[int, int]:
     else:
         place = read_environment()
         rank, world = place.rank, place.world
-    at = divide(Degrees.parse({key: value for key, value in block.items() if key in _KEYS}), world)
+    at = divide(Degrees.parse({key: value for key, value in block.items() if key in KEYS}), world)
     return at.coordinates(rank)[0], at.data
 
 

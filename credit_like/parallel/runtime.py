@@ -37,7 +37,7 @@ class Runtime:
     """Ranks and mesh of this process; the defaults describe a run of one process.
 
     Samples are split over `dp`; `tensor` ranks have the same loss; `ensemble` ranks hold some of the members and `domain`
-    ranks bands of rows, and both hold parts of the loss.
+    ranks bands of rows or boxes of rows and columns, and both hold parts of the loss.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -53,6 +53,8 @@ class Runtime:
     tensor_size: int = 1
     domain_rank: int = 0
     domain_size: int = 1
+    domain_shape: tuple[int, int] = (1, 1)
+    """The domain ranks along the rows and along the columns of the grid."""
 
     def __post_init__(self) -> None:
         ops.cpu.policy.configure()
@@ -97,6 +99,7 @@ class Runtime:
             tensor_size=layout.tensor,
             domain_rank=domain_rank,
             domain_size=layout.domain,
+            domain_shape=layout.shape,
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,8 @@ class Fix(nn.Module):
         changes: Mapping[str, slice],
         rows: slice = slice(None),
         reduce: Callable[[Tensor], Tensor] = identity,
+        columns: slice = slice(None),
+        **_: Any,
     ) -> None:
         super().__init__()
         self.correct, self.changes = correct, dict(changes)
@@ -45,7 +48,7 @@ class Fix(nn.Module):
         self._added: list[Tensor] | None = None
         valid = torch.from_numpy(statistics.mask(variables.outputs).all(0))
         weights = torch.from_numpy(store.grid.latitude_weights())[:, None] * valid
-        self.area = AreaMean(weights, rows, reduce)
+        self.area = AreaMean(weights, rows, reduce, columns)
 
     def forward(self, after_BCHW: Tensor, before_BCHW: Tensor) -> Tensor:
         return self._record(self.correct(after_BCHW, before_BCHW, self._mean), after_BCHW)

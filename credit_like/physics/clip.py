@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from credit_like.variables import Variables
 
 
+shares_columns = True
+"""See `credit_like.physics`."""
+
+
 class Config(Correction):
     """The predicted variables to clip, and their bounds in their own units."""
 

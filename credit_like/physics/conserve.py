@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from credit_like.variables import Variables
 
 
+shares_columns = True
+"""See `credit_like.physics`."""
+
+
 class Config(Correction):
     """The prognostic variables whose global means are conserved."""
 

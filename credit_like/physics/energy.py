@@ -53,6 +53,10 @@ class Fluxes(Section):
     """Variables that are positive upward."""
 
 
+shares_columns = True
+"""See `credit_like.physics`."""
+
+
 class Config(ColumnConfig):
     """Names of variables, the positions of the layers, and the fluxes at top and surface."""
 
@@ -158,8 +162,8 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
     p = find(config, variables)
     scale = 1.0 if config.flux_units == "J m-2" else float(store.step_seconds)
-    rows = layout.get("rows", slice(None))
-    surface_HW = torch.from_numpy(store.static(rows)[p.geopotential])
+    rows, columns = (layout.get(key, slice(None)) for key in ("rows", "columns"))
+    surface_HW = torch.from_numpy(store.static(rows, columns)[p.geopotential])
 
     def per_mass(x_BCHW: Tensor, surface_HW: Tensor) -> tuple[Tensor, Tensor]:
         """Return energy per mass and heat capacity on each level, (B, L, H, W), float64."""

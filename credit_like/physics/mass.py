@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from credit_like.data.store import FieldStore
     from credit_like.variables import Variables
 
+shares_columns = True
+"""See `credit_like.physics`."""
+
 
 class Config(ColumnConfig):
     """Names of variables, and the positions of the layers."""

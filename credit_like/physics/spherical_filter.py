@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 Real = NDArray[np.float64]
 
+shares_columns = True
+"""See `credit_like.physics`."""
+
 
 class Config(Correction):
     """The predicted variables to filter, the highest total wavenumber that remains, and the damping of those below."""
@@ -109,6 +112,10 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     _check(config, variables, store, statistics, names, where)
     rows = layout.get("rows", slice(None))
     reduce: Callable[[Tensor], Tensor] = layout.get("reduce", identity)
+    columns: slice = layout.get("columns", slice(None))
+    whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)
+    # The ranks that share rows compute the sums over these rows alike, and `reduce` adds up those of all ranks.
+    copies: int = layout.get("column_ranks", 1)
     cosine = np.cos(np.deg2rad(grid.latitude))
     kinds = [
         (where[: len(config.variables)], np.ones_like(cosine), config.highest),
@@ -124,11 +131,12 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         maps.register_buffer(f"fit_{kind}", torch.tensor((fit * factor)[:, :, rows]), persistent=False)
         maps.register_buffer(f"back_{kind}", torch.tensor((back / factor[:, None])[:, rows]), persistent=False)
 
-    def filtered(x_BCHW: Tensor, fit_MNH: Tensor, back_MHN: Tensor) -> Tensor:
+    def filtered(part_BCHW: Tensor, fit_MNH: Tensor, back_MHN: Tensor) -> Tensor:
+        x_BCHW = whole_rows(part_BCHW)
         real_BCHMR = torch.view_as_real(torch.fft.rfft(x_BCHW)[..., : len(fit_MNH)])
-        coefficients = reduce(torch.einsum("mnh,bchmr->bcmnr", fit_MNH, real_BCHMR))
+        coefficients = reduce(torch.einsum("mnh,bchmr->bcmnr", fit_MNH, real_BCHMR)) / copies
         kept = torch.einsum("mhn,bcmnr->bchmr", back_MHN, coefficients).contiguous()
-        return torch.fft.irfft(torch.view_as_complex(kept), n=x_BCHW.shape[-1])
+        return torch.fft.irfft(torch.view_as_complex(kept), n=x_BCHW.shape[-1])[..., columns]
 
     def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from credit_like.data.store import FieldStore
     from credit_like.variables import Variables
 
+shares_columns = True
+"""See `credit_like.physics`."""
+
 
 class Config(Correction):
     """The predicted variables to filter, and the highest zonal wavenumber that remains."""
@@ -45,6 +48,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     """
     import torch
 
+    from credit_like.nn.area import identity
     from credit_like.physics._fix import Fix
 
     where = find(config, variables)
@@ -60,16 +64,19 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
                 f"physics.variables: expected variables with data at all points for zonal-filter, got {name}; remove it"
             )
 
+    columns: slice = layout.get("columns", slice(None))
+    whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)
+
     def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
         for channels in where:
-            x = after_BCHW[:, channels]
+            x = whole_rows(after_BCHW[:, channels])
             # The mean of a row is orders of magnitude larger than its short waves and would cost their accuracy.
             waves = torch.fft.rfft(x - x.mean(-1, keepdim=True))
             short = torch.cat(
                 [torch.zeros_like(waves[..., : config.highest + 1]), waves[..., config.highest + 1 :]], -1
             )
-            result[:, channels] = x - torch.fft.irfft(short, n=x.shape[-1])
+            result[:, channels] = (x - torch.fft.irfft(short, n=x.shape[-1]))[..., columns]
         return result
 
     changes = dict(zip(config.variables, where, strict=True))

@@ -65,8 +65,9 @@ def checked_line(file: Path, overrides: Sequence[str], world: int, gpu: str, for
     from credit_like.plan.show import line
 
     chosen = experiment.trainer.parallelism
-    dp = world // chosen.degrees.sample_ranks
-    layout = Candidate(dp, chosen.tensor, chosen.domain, chosen.replicate, chosen.data, chosen.ensemble)
+    at = chosen.degrees
+    dp = world // at.sample_ranks
+    layout = Candidate(dp, at.tensor, at.domain, at.replicate, at.data, at.ensemble, at.columns)
     row = plan_one(experiment, layout, machine, grid)
     if not (row.fits or force):
         raise UserError(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from credit_like.layout import domain_text
 from credit_like.schema.checks import layout_findings, shares_members
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import phases
@@ -23,6 +24,8 @@ class Candidate:
     replicate: int = 1
     data: str = "fsdp2"
     ensemble: int = 1
+    columns: int = 1
+    """Ranks along the columns of the grid, a divisor of `domain`."""
 
     @property
     def world(self) -> int:
@@ -36,12 +39,18 @@ class Candidate:
     @property
     def parallelism(self) -> Parallelism:
         """Section `trainer.parallelism` of this layout."""
-        degrees = {name: getattr(self, name) for name in ("tensor", "domain", "replicate", "ensemble")}
-        return Parallelism.model_validate({"data": self.data, **degrees})
+        degrees = {name: getattr(self, name) for name in ("tensor", "replicate", "ensemble")}
+        return Parallelism.model_validate({"data": self.data, "domain": self.shape, **degrees})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the ranks along the rows and along the columns of the grid."""
+        return self.domain // self.columns, self.columns
 
     def __str__(self) -> str:
         members = f" × ensemble {self.ensemble}" if self.ensemble > 1 else ""
-        return f"dp {self.dp}{members} × tensor {self.tensor} × domain {self.domain}" + (
+        domain = f"({domain_text(self.shape)})" if self.columns > 1 else self.domain
+        return f"dp {self.dp}{members} × tensor {self.tensor} × domain {domain}" + (
             f", {self.replicate} copies" if self.replicate > 1 else ""
         )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from credit_like.layout import domain_text
 from credit_like.plan.estimate import PlanReport, PlanRow
 from credit_like.plan.machine import Machine
 from credit_like.terminal import fitted
@@ -61,7 +62,7 @@ def _cells(row: PlanRow) -> list[str]:
     return [
         str(layout.dp),
         str(layout.tensor),
-        str(layout.domain),
+        domain_text(layout.shape),
         str(layout.replicate),
         f"{rank.peak / 1e9:.2f}",
         "yes" if row.fits else f"+{row.excess / 1e9:.1f} GB",

@@ -94,9 +94,9 @@ class _NoData:
         self.grid, self.variables = grid, variables
         self.seconds = np.zeros(1, np.int64)
 
-    def static(self, rows: slice = slice(None)) -> Fields:
-        height = len(range(*rows.indices(self.grid.height)))
-        return np.zeros((self.variables.n("static"), height, self.grid.width), np.float32)
+    def static(self, rows: slice = slice(None), columns: slice = slice(None)) -> Fields:
+        size = len(self.grid.latitude[rows]), len(self.grid.longitude[columns])
+        return np.zeros((self.variables.n("static"), *size), np.float32)
 
     def attrs(self, _variable: Variable) -> dict[str, str]:
         return {}
@@ -132,13 +132,16 @@ class _NoBatches:
         raise AssertionError("a plan reads no samples")
 
 
-def sample_of(experiment: Experiment, variables: Variables, grid: Grid, rows: slice) -> Sample:
+def sample_of(
+    experiment: Experiment, variables: Variables, grid: Grid, rows: slice, columns: slice = slice(None)
+) -> Sample:
     """Return an empty micro-batch of this rank, in the shapes of the loader's."""
     data, batch = experiment.data, experiment.trainer.micro_batch_size
-    height, frames, leads = len(range(*rows.indices(grid.height))), data.history_len, data.forecast_len
+    height, width = len(range(*rows.indices(grid.height))), len(range(*columns.indices(grid.width)))
+    frames, leads = data.history_len, data.forecast_len
 
     def fields(channels: int, times: int) -> Tensor:
-        return torch.empty(batch, channels, times, height, grid.width)
+        return torch.empty(batch, channels, times, height, width)
 
     return Sample(
         fields(variables.n("prognostic"), frames),
@@ -148,7 +151,7 @@ def sample_of(experiment: Experiment, variables: Variables, grid: Grid, rows: sl
     )
 
 
-def bytes_read(experiment: Experiment, variables: Variables, grid: Grid, rows: slice) -> int:
+def bytes_read(experiment: Experiment, variables: Variables, grid: Grid, rows: slice, columns: slice) -> int:
     """Return the bytes of one sample that are read from files, as float32.
 
     Computed forcing and static fields, which are read once, are not included.
@@ -157,7 +160,7 @@ def bytes_read(experiment: Experiment, variables: Variables, grid: Grid, rows: s
     stored = sum(len(v) for v in variables.role("dynamic_forcing") if not v.spec.compute)
     fields = variables.n("prognostic") * data.history_len + stored * (data.history_len + data.forecast_len - 1)
     fields += variables.out_channels * data.forecast_len
-    return 4 * fields * len(range(*rows.indices(grid.height))) * grid.width
+    return 4 * fields * len(range(*rows.indices(grid.height))) * len(range(*columns.indices(grid.width)))
 
 
 def measured_step(trainer: Trainer, samples: Iterator[Sample], count: int, meter: Meter) -> dict[str, int]:
@@ -250,7 +253,8 @@ def _run(
 ) -> Rank:
     runtime, meter = trainer.runtime, Meter(replay)
     count = min(trainer.schedule.accumulation, _SIMULATED)
-    samples = [sample_of(experiment, variables, grid, trainer.context.rows) for _ in range(count)]
+    part = (trainer.context.rows, trainer.context.columns)
+    samples = [sample_of(experiment, variables, grid, *part) for _ in range(count)]
     marks: list[tuple[Counter[Message], int]] = []
 
     def batches() -> Iterator[Sample]:
@@ -268,7 +272,7 @@ def _run(
     inner = runtime.tensor_size * runtime.domain_size
     return Rank(
         rank=runtime.rank,
-        place=_place(runtime.rank % inner % layout.domain, layout.domain),
+        place=_place(runtime.rank % inner % layout.domain, layout.shape),
         peak=sum(before.values()) + meter.peak,
         parts=before | meter.parts,
         flops=work.flops,
@@ -276,7 +280,7 @@ def _run(
         messages=dict(messages),
         segments=[segment for segment in work.segments if segment],
         checkpoint=sum(_whole_bytes(piece) for piece in trainer.state.pieces().values()),
-        read=bytes_read(experiment, variables, grid, trainer.context.rows),
+        read=bytes_read(experiment, variables, grid, *part),
         parameters=sum(p.numel() for p in trainer.state.model.parameters()),
         accumulation=trainer.schedule.accumulation,
         precision=trainer.precision,
@@ -294,13 +298,19 @@ def _whole_bytes(piece: Any) -> int:
     return int(np.prod(piece.shape, dtype=np.int64)) * piece.local.element_size()
 
 
-def _place(band: int, bands: int) -> str:
+def _place(rank: int, shape: tuple[int, int]) -> str:
+    """Return which of the bands a domain rank has: of rows, and after a comma of columns where these are shared."""
+    row, column = divmod(rank, shape[1])
+    return _band(row, shape[0]) + (f", {_band(column, shape[1])}" if shape[1] > 1 else "")
+
+
+def _band(band: int, bands: int) -> str:
     if bands == 1:
         return "only"
     return "first" if band == 0 else "last" if band == bands - 1 else "interior"
 
 
 def places(layout: Candidate) -> list[int]:
-    """Return the ranks that differ: the first, an interior and the last band of the first sample."""
-    last = layout.domain - 1
-    return sorted({0, last // 2 if last > 1 else 0, last})
+    """Return the ranks that differ: those with the first, an interior and the last band of either axis of the first sample."""
+    rows, columns = (sorted({0, (size - 1) // 2 if size > 2 else 0, size - 1}) for size in layout.shape)
+    return [row * layout.columns + column for row in rows for column in columns]

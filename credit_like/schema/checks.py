@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path as FilePath
+from types import ModuleType
 
 from credit_like import registry
 from credit_like.errors import UserError
@@ -135,7 +136,14 @@ def section_findings(experiment: Experiment, world: int | None) -> Iterator[Find
     yield from visible(_phase_findings, experiment, world)
     for data_check in (_period_findings, _variable_findings):
         yield from visible(data_check, experiment.data)
-    for check in (_ensemble_findings, _metric_findings, _time_findings, _folder_findings, place_findings):
+    for check in (
+        _ensemble_findings,
+        _metric_findings,
+        _time_findings,
+        _folder_findings,
+        column_findings,
+        place_findings,
+    ):
         yield from visible(check, experiment)
 
 
@@ -286,6 +294,27 @@ def shares_members(experiment: Experiment) -> bool:
     """Return whether the loss is one that several ranks can compute, each of some of the members."""
     with registry.searching(experiment.plugins):
         return losses.shares_members(experiment.loss)
+
+
+def shares_columns(plugin: ModuleType) -> bool:
+    """Return whether a correction says that it has a form for a part of the columns (see `credit_like.physics`)."""
+    return getattr(plugin, "shares_columns", False) is True
+
+
+def column_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Check that all corrections can share columns where `trainer.parallelism.domain` is [rows, columns]."""
+    degrees = experiment.trainer.parallelism.degrees
+    if degrees.columns == 1:
+        return
+    with registry.searching(experiment.plugins):
+        for i, config in enumerate(experiment.physics):
+            if not shares_columns(registry.of("physics", config)):
+                yield (
+                    ("physics", i, "type"),
+                    f"expected a correction that can share columns with trainer.parallelism.domain: "
+                    f"{list(degrees.shape)}, got {config.type}, change the domain to bands of rows, such as "
+                    f"{degrees.domain}, or remove the correction",
+                )
 
 
 def _metric_findings(experiment: Experiment) -> list[Finding]:

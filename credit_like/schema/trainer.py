@@ -14,10 +14,18 @@ from pydantic import (
 )
 
 from credit_like.errors import UserError
-from credit_like.layout import Degrees
+from credit_like.layout import Degrees, domain_shape
 from credit_like.schema.base import Duration, DurationText, Section, format_duration, parse_duration
 from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
+
+_Degree = Annotated[int, Field(ge=1)]
+
+
+def _domain(value: Any) -> int | tuple[int, int]:
+    """Return a number where rows alone are shared, so that the same layout is written in one way."""
+    rows, columns = domain_shape(value)
+    return (rows, columns) if columns > 1 else rows
 
 
 class Parallelism(Section):
@@ -27,8 +35,9 @@ class Parallelism(Section):
     """Data parallelism: sharded (`fsdp2`), replicated (`ddp`), or `none` for a single replica."""
     tensor: int = Field(default=1, ge=1)
     """Number of ranks that split the attention heads and channels of the model; divides the heads of every stage."""
-    domain: int = Field(default=1, ge=1)
-    """Number of ranks that split the grid of a sample into bands of latitude."""
+    domain: Annotated[_Degree | tuple[_Degree, _Degree], BeforeValidator(_domain)] = 1
+    """Number of ranks that split the grid of a sample into bands of latitude. [rows, columns]: the ranks along either axis of the
+    grid, each with a band of latitude and, of this, a band of longitude."""
     replicate: int = Field(default=1, ge=1)
     """Number of copies of the sharded model under fsdp2 (hybrid sharding); must divide the data-parallel degree."""
     ensemble: int = Field(default=1, ge=1)
@@ -37,7 +46,8 @@ class Parallelism(Section):
     @property
     def degrees(self) -> Degrees:
         """Return this block as the arithmetic of layouts takes it."""
-        return Degrees(self.data, self.tensor, self.domain, self.replicate, self.ensemble)
+        rows, columns = domain_shape(self.domain)
+        return Degrees(self.data, self.tensor, rows * columns, self.replicate, self.ensemble, columns)
 
     @property
     def model_ranks(self) -> int:

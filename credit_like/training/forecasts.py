@@ -30,7 +30,7 @@ class ShortForecasts:
     """RMSE, bias, ACC and activity of forecasts from evenly spread validation times, per channel and lead.
 
     The channels are those of the model and of `evaluation.derive`. Scores are those of `credit_like evaluate` over the
-    globe, with `climatology` (C, H, W; this rank's rows) in place of one by day and hour. The initial times are dealt out
+    globe, with `climatology` (C, H, W; this rank's part) in place of one by day and hour. The initial times are dealt out
     to the data-parallel ranks, each of which takes as many steps as the others. Fields are read while the step before is
     computed, and nothing waits for the device until the last step is done. Raises UserError for a lead that is no whole
     number of steps, or longer than the period, and for derived fields that are not possible.
@@ -39,7 +39,8 @@ class ShortForecasts:
     def __init__(self, context: Context, amp: bool) -> None:
         experiment, statistics = context.experiment, context.statistics
         self.section, self.batch = experiment.trainer.monitor, experiment.trainer.micro_batch_size
-        self.stepper, self.runtime, self.rows = context.stepper, context.runtime, context.rows
+        self.stepper, self.runtime = context.stepper, context.runtime
+        self.rows, self.columns = context.rows, context.columns
         self.variables, self.store = context.variables, context.store
         self.history_len, self.amp = experiment.data.history_len, amp
         self.leads = _steps(self.section.lead, experiment.data.timestep)
@@ -47,8 +48,8 @@ class ShortForecasts:
         self.derived = DerivedFields(context)
         mask = self.derived.valid(torch.from_numpy(statistics.mask(self.variables.outputs)), self.init[0])
         weights = torch.from_numpy(self.store.grid.latitude_weights())[:, None] * mask
-        self.area = AreaMean(weights, self.rows).to(self.runtime.device)
-        self.valid = mask[:, self.rows].to(self.runtime.device)
+        self.area = AreaMean(weights, self.rows, columns=self.columns).to(self.runtime.device)
+        self.valid = mask[:, self.rows, self.columns].to(self.runtime.device)
 
     def _initial_times(self, experiment: Experiment, missing: Collection[int]) -> list[int]:
         try:
@@ -60,6 +61,7 @@ class ShortForecasts:
                 forecast_len=self.leads,
                 missing_times=missing,
                 rows=self.rows,
+                columns=self.columns,
             )
         except ValueError as error:
             raise UserError(f"trainer.monitor.lead: {error}, or to a shorter lead") from error
@@ -107,11 +109,13 @@ class ShortForecasts:
 
     def _forecast(self, init: list[int], counted_B: Tensor, climatology: Tensor, sums: Tensor) -> None:
         """Add the scores of one batch of forecasts to `sums` (L, scores, C)."""
-        device, rows, store, derived = self.runtime.device, self.rows, self.store, self.derived
+        device, store, derived = self.runtime.device, self.store, self.derived
+        rows, columns = derived.read_part
 
         def truth(lead: int) -> Tensor:
             """Read (B, C, h, W) at this lead."""
-            return torch.from_numpy(store.read(self.variables.outputs, [i + lead for i in init], derived.read_rows))
+            at = [i + lead for i in init]
+            return torch.from_numpy(store.read(self.variables.outputs, at, rows, columns=columns))
 
         states = rollout(
             self.stepper,
@@ -120,7 +124,8 @@ class ShortForecasts:
             init,
             self.leads,
             history_len=self.history_len,
-            rows=rows,
+            rows=self.rows,
+            columns=self.columns,
             amp=self.amp,
             without_gradients=torch.no_grad,
         )

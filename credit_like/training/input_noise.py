@@ -14,45 +14,57 @@ import torch
 from torch import Tensor
 
 from credit_like.nn.noise import NoiseKeys, absorb, standard_normal
+from credit_like.nn.place import WHOLE, Place
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
 
+Places = tuple[Place, Place]
+"""Of rows and of columns."""
 
-def perturbed(sample: Sample, stepper: Stepper, key_B: Tensor, amplitude: float, first_row: int) -> Sample:
+
+def perturbed(sample: Sample, stepper: Stepper, key_B: Tensor, amplitude: float, places: Places) -> Sample:
     """Return a sample whose prognostic fields have normal noise of all scales, independent in every channel and frame.
 
     Its standard deviation is `amplitude` times that of the channel's change over one step, in the units in which the model
     predicts it. The noise depends on the key of the sample and on the position in the whole grid, of which the sample has
-    the rows from `first_row` on. Targets and forcing are those of the data.
+    the rows and columns at `places`. Targets and forcing are those of the data.
     """
     x_BCTHW = sample.prognostic
     channels, frames, rows, columns = x_BCTHW.shape[1:]
     wide = torch.promote_types(x_BCTHW.dtype, torch.float32)
-    normal_BHWN = of_all_scales(key_B, first_row, rows, columns, channels * frames, wide)
+    normal_BHWN = of_all_scales(key_B, (rows, columns), channels * frames, wide, places)
     normal_BCTHW = normal_BHWN.permute(0, 3, 1, 2).unflatten(1, (channels, frames))
     transforms = stepper.prognostic_transforms
     noisy = transforms.forward(x_BCTHW, torch) + amplitude * stepper.change_std[:, None] * normal_BCTHW
     return replace(sample, prognostic=transforms.inverse(noisy.to(x_BCTHW.dtype), torch))
 
 
-def of_all_scales(key_B: Tensor, first_row: int, rows: int, columns: int, channels: int, dtype: torch.dtype) -> Tensor:
-    """Return normal numbers (B, rows, columns, channels) of variance 1, for the rows of an image from `first_row` on.
+def of_all_scales(
+    key_B: Tensor, shape: tuple[int, int], channels: int, dtype: torch.dtype, places: Places = WHOLE
+) -> Tensor:
+    """Return normal numbers (B, H, W, channels) of variance 1 at the `places` of the whole image, shape = (H, W).
 
     They are the sum of noise that is constant in squares of 1, 2, 4, … points, up to those with all columns. Each has the same
     variance. Noise of single points alone has next to no part in the largest scales, of which a model would then not learn
     to take out departures.
     """
-    octaves = (columns - 1).bit_length() + 1
+    octaves = ((places[1].whole or shape[1]) - 1).bit_length() + 1
     total = key_B.new_zeros((), dtype=dtype)
     for octave in range(octaves):
         size = 1 << octave
-        first, last = first_row // size, (first_row + rows - 1) // size
-        key = absorb(key_B, octave)
-        coarse = standard_normal(key, first, last - first + 1, -(-columns // size), channels, dtype)
+        rows, columns = (_squares(place, length, size) for place, length in zip(places, shape, strict=True))
+        squares = (rows[0], columns[0])
+        coarse = standard_normal(absorb(key_B, octave), squares, channels, dtype, (rows[1], columns[1]))
         fine = coarse.repeat_interleave(size, 1).repeat_interleave(size, 2)
-        begin = first_row - first * size
-        total = total + fine[:, begin : begin + rows, :columns]
+        total = total + fine[:, rows[2], columns[2]]
     return total / math.sqrt(octaves)
+
+
+def _squares(place: Place, length: int, size: int) -> tuple[int, Place, slice]:
+    """Return along one axis how many squares of `size` points have a part of `length` points, their place, and the part in them."""
+    first, last = place.first // size, (place.first + length - 1) // size
+    begin = place.first - first * size
+    return last - first + 1, Place(first, -(-(place.whole or length) // size)), slice(begin, begin + length)
 
 
 def key_of(keys: NoiseKeys, sample: Sample, step: int) -> Tensor:

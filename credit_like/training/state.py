@@ -22,6 +22,7 @@ from credit_like.checkpoint.rng import random_state, seed_everything, set_random
 from credit_like.checkpoint.shards import beside, named_pieces
 from credit_like.context import Context
 from credit_like.data.statistics import Statistics
+from credit_like.layout import domain_text
 from credit_like.nn import spectral_norm
 from credit_like.parallel.tensor_copies import copied_over_tensor
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
@@ -225,7 +226,7 @@ class TrainingState:
             "dp": runtime.dp_size,
             **({"ensemble": runtime.ensemble_size} if runtime.ensemble_size > 1 else {}),
             "tensor": runtime.tensor_size,
-            "domain": runtime.domain_size,
+            "domain": runtime.domain_size if runtime.domain_shape[1] == 1 else domain_text(runtime.domain_shape),
         }
 
 

@@ -16,6 +16,7 @@ from credit_like.host import HostCopy, to_host
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.nn.noise import NoiseKeys
+from credit_like.nn.place import WHOLE, Place
 from credit_like.parallel.collectives import clip_grad_norm_
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.tensor_copies import average_gradients
@@ -82,7 +83,7 @@ class TrainStep:
         lead_seed: int | None = None,
         input_noise: float = 0.0,
         input_keys: NoiseKeys | None = None,
-        first_row: int = 0,
+        places: tuple[Place, Place] = WHOLE,
         compiled: bool = False,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
@@ -95,7 +96,7 @@ class TrainStep:
         self.members = members
         self.shift_seed = shift_seed
         self.backprop_steps, self.lead_seed = backprop_steps, lead_seed
-        self.input_noise, self.input_keys, self.first_row = input_noise, input_keys, first_row
+        self.input_noise, self.input_keys, self.places = input_noise, input_keys, places
         self.compare = torch.compile(compare, dynamic=False) if compiled else compare
         self.accumulate = accumulate
 
@@ -134,7 +135,7 @@ class TrainStep:
         """
         if self.shift_seed is not None:
             # A function of the seed and the step alone: the same on all ranks, in all layouts and after a restart.
-            self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.valid.shape[-1])
+            self.stepper.shift = random.Random(f"{self.shift_seed} {step}").randrange(self.stepper.width)
         noise = self.stepper.noise
         if noise is not None:
             noise.reseed("step", step)  # other noise whenever a sample comes again, and the same after a restart
@@ -151,7 +152,7 @@ class TrainStep:
             if self.input_keys is not None:
                 # The same for all members, and in all layouts and after a restart.
                 key = key_of(self.input_keys, sample, step)
-                sample = perturbed(sample, self.stepper, key, self.input_noise, self.first_row)
+                sample = perturbed(sample, self.stepper, key, self.input_noise, self.places)
             states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
             at_once = self.backprop_steps or sample.leads
             for first in range(0, sample.leads, at_once):

@@ -78,7 +78,7 @@ class Trainer:
             self.runtime,
             amp=amp,
             members=section.members,
-            first_row=context.rows.start or 0,
+            places=context.places,
             compiled=is_compiled(section, self.runtime),
             accumulate=self._communicate,
         )

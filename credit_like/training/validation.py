@@ -128,7 +128,7 @@ class Validator:
 
     RMSE = √mean over samples of the area mean of e²; ACC = mean over samples of
     mean_area(f'·t') / √(mean_area(f'²)·mean_area(t'²)), with ' the difference from `climatology` (C, H, W; this rank's
-    rows). Both per output channel, and of the mean of the ensemble where there are `members`. Points without data are
+    part). Both per output channel, and of the mean of the ensemble where there are `members`. Points without data are
     left out.
     """
 
@@ -203,18 +203,20 @@ def time_mean(context: Context, times: np.ndarray, derived: DerivedFields | None
 
     The times are evenly spaced, and the ranks share the reading.
     """
-    store, runtime, rows = context.store, context.runtime, context.rows
+    store, runtime = context.store, context.runtime
+    part = (context.rows, context.columns)
+    rows, columns = part if derived is None else derived.read_part
     chosen = times[np.unique(np.linspace(0, len(times) - 1, min(_CLIMATOLOGY_TIMES, len(times))).round().astype(int))]
     channels = context.variables.out_channels if derived is None else len(derived)
     shape = (2, channels, store.grid.height, store.grid.width)
     sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)
     first, step = runtime.models
     for position in chosen[first::step]:
-        fields = store.read(context.variables.outputs, [int(position)], rows if derived is None else derived.read_rows)
+        fields = store.read(context.variables.outputs, [int(position)], rows, columns=columns)
         there = torch.as_tensor(fields).to(runtime.device)
         values = (there if derived is None else derived.append(there))[0].to(sums)
         there = torch.isfinite(values)
-        sums[0][:, rows] += torch.where(there, values, 0)
-        sums[1][:, rows] += there
+        sums[0][:, *part] += torch.where(there, values, 0)
+        sums[1][:, *part] += there
     total, count = runtime.sum_over_data(sums)
-    return (total / count.clamp_min(1.0 / runtime.dp_size))[:, rows].float()
+    return (total / count.clamp_min(1.0 / runtime.dp_size))[:, *part].float()

@@ -14,11 +14,11 @@ from credit_like.data.store import ReadError, StoreError, open_store
 from credit_like.variables import Variables
 
 
-def naive(ds, variables, times, rows=slice(None)):
+def naive(ds, variables, times, rows=slice(None), columns=slice(None)):
     """(T, C, H, W) by xarray."""
     fields = []
     for variable in variables:
-        field = ds[variable.name].isel(latitude=rows)
+        field = ds[variable.name].isel(latitude=rows, longitude=columns)
         if "time" in field.dims:
             field = field.isel(time=list(times))
         else:
@@ -66,17 +66,44 @@ def test_reads_are_those_of_xarray(layouts, data):
     times = data.draw(st.lists(st.integers(0, 39), min_size=1, max_size=6))
     first, last = sorted((data.draw(st.integers(0, 8)), data.draw(st.integers(1, 9))))
     rows = slice(first, max(last, first + 1))
-    got = store.read(some, times, rows)
+    columns = data.draw(st.sampled_from([slice(None), slice(0, 9), slice(9, 16), slice(3, 4)]))
+    got = store.read(some, times, rows, columns=columns)
     assert got.dtype == np.float32
-    np.testing.assert_array_equal(got, naive(ds, some, times, rows))
+    np.testing.assert_array_equal(got, naive(ds, some, times, rows, columns))
     into = np.empty_like(got)
-    store.read(some, times, rows, out=list(into))
+    store.read(some, times, rows, out=list(into), columns=columns)
     np.testing.assert_array_equal(into, got)
+
+
+def test_a_box_needs_no_chunk_beside_it(tmp_path, dataset, data_section):
+    ds, path = dataset(), tmp_path / "a.zarr"
+    sizes = {"time": 1, "level": 2, "latitude": 3, "longitude": 4}
+    ds.to_zarr(
+        path,
+        encoding={n: {"chunks": [min(sizes[d], v.sizes[d]) for d in v.dims]} for n, v in ds.items()},
+        consolidated=False,
+        zarr_format=3,
+    )
+    data = data_section(path, source={"type": "zarr", "path": str(path)}, levels=[850, 100, 1000])
+    variables = Variables(data)
+    store = open_store(data, variables)
+    stored = [v for v in variables if not v.spec.compute]
+    for (
+        variable
+    ) in stored:  # rows 3 to 5 and columns 4 to 11 are the second row, and the second and third column of chunks
+        for chunk in (path / variable.name / "c").rglob("*"):
+            if chunk.is_file() and (chunk.parent.name != "1" or chunk.name not in ("1", "2")):
+                chunk.write_bytes(b"broken")
+    box = (slice(3, 6), slice(4, 12))
+    got = store.read(stored, [5, 6, 9], box[0], columns=box[1])
+    np.testing.assert_array_equal(got, naive(ds, stored, [5, 6, 9], *box))
 
 
 def test_statics_grid_times_and_index(stored):
     ds, data, variables, store = stored()
     np.testing.assert_array_equal(store.static(slice(2, 5)), naive(ds, variables.role("static"), [0], slice(2, 5))[0])
+    box = (slice(2, 5), slice(7, 12))
+    np.testing.assert_array_equal(store.static(*box), naive(ds, variables.role("static"), [0], *box)[0])
     np.testing.assert_array_equal(store.grid.latitude, ds.latitude)
     assert store.index("2001-01-02T06:00:00") == 5
     with pytest.raises(ValueError, match=r"2001-01-02T06:00:00 and 2001-01-02T12:00:00"):

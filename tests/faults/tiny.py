@@ -82,8 +82,8 @@ class Store:
         for time_ in poison:
             self.fields[time_, 1, 2, 3] = np.nan
 
-    def read(self, variables, times, rows=slice(None)):
-        return self.fields[list(times)][:, :, rows]
+    def read(self, variables, times, rows=slice(None), columns=slice(None)):
+        return self.fields[list(times)][:, :, rows, columns]
 
     def period(self, periods):
         return np.arange(TIMES - 8)

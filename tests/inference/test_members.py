@@ -29,7 +29,7 @@ class Noisy(nn.Module):
 
     def forward(self, x_BCTHW, key_B=None):
         y_BCTHW = self.inner(x_BCTHW)
-        z_BHWC = standard_normal(key_B, 0, *y_BCTHW.shape[-2:], y_BCTHW.shape[1], y_BCTHW.dtype)
+        z_BHWC = standard_normal(key_B, y_BCTHW.shape[-2:], y_BCTHW.shape[1], y_BCTHW.dtype)
         return y_BCTHW + 0.1 * z_BHWC.permute(0, 3, 1, 2)[:, :, None]
 
 

@@ -54,6 +54,7 @@ LAYOUTS = {
     "ddp": (2, ["trainer.parallelism={data: ddp}", "trainer.micro_batch_size=4"]),
     "fsdp2": (2, ["trainer.parallelism={data: fsdp2}", "trainer.micro_batch_size=4"]),
     "domain": (2, ["trainer.parallelism={domain: 2}"]),
+    "columns": (2, ["trainer.parallelism={domain: [1, 2]}"]),
     "tensor": (2, ["trainer.parallelism={tensor: 2}"]),
 }
 
@@ -62,11 +63,12 @@ LAYOUTS = {
     ("layout", "output", "ensemble"),
     [
         *(
-            pytest.param(layout, "zarr", ENSEMBLE, marks=[pytest.mark.slow] * (layout in ("ddp", "tensor")))
+            pytest.param(layout, "zarr", ENSEMBLE, marks=[pytest.mark.slow] * (layout in ("ddp", "tensor", "columns")))
             for layout in LAYOUTS
         ),
         pytest.param("domain", "netcdf", ENSEMBLE, marks=pytest.mark.slow),
         pytest.param("domain", "zarr", BRED, marks=pytest.mark.slow, id="domain-bred"),
+        pytest.param("columns", "zarr", BRED, marks=pytest.mark.long, id="columns-bred"),
         pytest.param("domain", "zarr", LAGGED, marks=pytest.mark.slow, id="domain-lagged"),
     ],
 )

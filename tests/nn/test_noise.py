@@ -11,6 +11,7 @@ import torch
 from credit_like.models import wxformer
 from credit_like.nn import init, noise
 from credit_like.nn.noise import GAMMA, Noise, NoiseKeys, absorb, innovation_weights, innovations, mix, standard_normal
+from credit_like.nn.place import Place
 
 HEIGHT, WIDTH = 32, 64
 KEYS = torch.tensor([5, -7])
@@ -47,7 +48,7 @@ def test_hashes_are_those_of_splitmix64():
 
 def test_numbers_are_independent_and_normal():
     """4 · 10^5 numbers: the tolerances are 5 standard errors of each moment, and of correlations between neighbours."""
-    z = standard_normal(KEYS, 0, 50, 40, 100, torch.float64)
+    z = standard_normal(KEYS, (50, 40), 100, torch.float64)
     count = z.numel()
     for power, (mean, variance) in {1: (0, 1), 2: (1, 2), 3: (0, 15), 4: (3, 96)}.items():
         assert float((z**power).mean()) == pytest.approx(mean, abs=5 * math.sqrt(variance / count))
@@ -59,8 +60,8 @@ def test_numbers_are_independent_and_normal():
         (z[..., :50], z[..., 50:]),  # cosine and sine of one angle
         (z[..., :50] ** 2 - 1, z[..., 50:] ** 2 - 1),
     ]
-    pairs += [(z[:1], standard_normal(absorb(KEYS[:1], level), 0, 50, 40, 100, torch.float64)) for level in range(3)]
-    pairs += [(z[:1], standard_normal(NoiseKeys.after(KEYS[:1]), 0, 50, 40, 100, torch.float64))]
+    pairs += [(z[:1], standard_normal(absorb(KEYS[:1], level), (50, 40), 100, torch.float64)) for level in range(3)]
+    pairs += [(z[:1], standard_normal(NoiseKeys.after(KEYS[:1]), (50, 40), 100, torch.float64))]
     for one, other in pairs:
         size = float(one.pow(2).mean() * other.pow(2).mean()) ** 0.5
         assert abs(float((one * other).mean())) < 5 * size / math.sqrt(one.numel())
@@ -69,12 +70,15 @@ def test_numbers_are_independent_and_normal():
 def test_extreme_bits_give_finite_numbers(monkeypatch):
     for bits in (0, -1, 0xFFFFFFFF, -(1 << 32)):
         monkeypatch.setattr(noise, "mix", lambda x, bits=bits: torch.full_like(x, bits))
-        assert bool(standard_normal(KEYS, 0, 2, 2, 3, torch.float32).isfinite().all())
+        assert bool(standard_normal(KEYS, (2, 2), 3, torch.float32).isfinite().all())
 
 
 def test_rows_samples_and_channels_do_not_depend_on_what_else_is_computed():
-    whole = standard_normal(KEYS, 0, 9, 6, 4, torch.float32)
-    assert torch.equal(standard_normal(KEYS[1:], 3, 4, 6, 4, torch.float32), whole[1:, 3:7])
+    whole = standard_normal(KEYS, (9, 6), 4, torch.float32)
+    band = standard_normal(KEYS[1:], (4, 6), 4, torch.float32, (Place(3, 9), Place()))
+    assert torch.equal(band, whole[1:, 3:7])
+    box = standard_normal(KEYS[1:], (4, 3), 4, torch.float32, (Place(3, 9), Place(2, 6)))
+    assert torch.equal(box, whole[1:, 3:7, 2:5])
 
 
 def test_keys_are_a_function_of_seed_member_time_and_lead():
@@ -129,7 +133,7 @@ def test_a_layer_equals_its_formula_and_its_gradient_is_exact():
     layer = Noise(3, 4, 0.5, level=2).double()
     layer.weight.data.normal_(generator=torch.Generator().manual_seed(0))
     x = torch.randn(2, 4, 5, 3, dtype=torch.float64, requires_grad=True)
-    z = 0.5 * standard_normal(absorb(KEYS, 2), 0, 4, 5, 4, torch.float64)
+    z = 0.5 * standard_normal(absorb(KEYS, 2), (4, 5), 4, torch.float64)
     a, b = layer.weight[:3], layer.weight[3:]
     expected = x * (1 + torch.einsum("bhwn,cn->bhwc", z, a)) + torch.einsum("bhwn,cn->bhwc", z, b)
     torch.testing.assert_close(layer(x, KEYS[:, None]), expected, rtol=1e-13, atol=1e-13)
@@ -145,7 +149,7 @@ def test_a_block_modulates_its_norm():
     x = torch.randn(2, 4, 6, 8, dtype=torch.float64)
     weights = innovation_weights(0.5)
     keys = innovations(KEYS, len(weights))
-    z = 0.5 * sum(w * standard_normal(absorb(keys[:, j], 9), 0, 4, 6, 5, x.dtype) for j, w in enumerate(weights))
+    z = 0.5 * sum(w * standard_normal(absorb(keys[:, j], 9), (4, 6), 5, x.dtype) for j, w in enumerate(weights))
     a, b = block.noise.weight.chunk(2)
     normed = block.norm(x) * (1 + z @ a.T) + z @ b.T
     expected = x + block.contract(torch.nn.functional.gelu(block.expand(normed)))
@@ -184,6 +188,6 @@ def test_correlated_noise_needs_nothing_but_the_key_of_its_lead():
     keys = NoiseKeys.after(NoiseKeys.after(KEYS))
     whole = layer(x, innovations(keys, len(layer.weights)))
     stored = torch.tensor(keys.tolist()[1:])
-    layer.first_row = 2
+    layer.places = (Place(2, 6), Place())
     band = layer(x[1:, 2:5], innovations(stored, len(layer.weights)))
     assert torch.equal(band, whole[1:, 2:5])

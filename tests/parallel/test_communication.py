@@ -58,6 +58,12 @@ class Case:
     optimizer: str = "adamw"
     ensemble: int = 1
     members: int = 1
+    columns: int = 1
+    """Ranks along the columns; `domain` is the number of all that share a grid."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.domain // self.columns, self.columns
 
     @property
     def world(self) -> int:
@@ -69,7 +75,7 @@ class Case:
         return self.batch * self.members // self.ensemble
 
     def settings(self) -> list[str]:
-        layout = f"data: {self.data}, tensor: {self.tensor}, domain: {self.domain}, replicate: {self.replicate}"
+        layout = f"data: {self.data}, tensor: {self.tensor}, domain: {list(self.shape)}, replicate: {self.replicate}"
         members = [f"model.noise={{channels: {NOISE}}}", "loss={type: crps}"] if self.members > 1 else []
         return [
             *members,
@@ -163,13 +169,17 @@ def units(noise: bool = False) -> list[list[Weight]]:
     return found + [[Weight((2 * channels, NOISE))] for channels, _ in (*DECODER, HEAD) if noise]
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
+# ---- rows and columns --------------------------------------------------------------------------------------------------
 
-PADDED = HEIGHT + NORTH + SOUTH
+PADDED, PADDED_WIDTH = HEIGHT + NORTH + SOUTH, WIDTH + WEST + EAST
 STAGES = [PADDED // 2 ** (stage + 1) for stage in range(4)]  # 32, 16, 8, 4
-COLUMNS = [(WIDTH + WEST + EAST) // 2 ** (stage + 1) for stage in range(4)]
+COLUMNS = [PADDED_WIDTH // 2 ** (stage + 1) for stage in range(4)]  # 48, 24, 12, 6
 # Bands are whole windows where there is attention, and whole pairs of rows after a pixel shuffle.
-UNITS = {height: math.lcm(WINDOW, 2) for height in STAGES} | {2 * STAGES[0]: 2}
+UNITS = {size: math.lcm(WINDOW, 2) for size in (*STAGES, *COLUMNS)} | {2 * STAGES[0]: 2, 2 * COLUMNS[0]: 2}
+"""64 is the size of a doubled stage and the number of the image's columns; two bands of these are whole pairs in any case."""
+
+Lists = list[list[int | None]]
+"""Rows (or columns) of each rank; None is one of zeros."""
 
 
 def bands(height: int, parts: int) -> list[range]:
@@ -180,12 +190,17 @@ def bands(height: int, parts: int) -> list[range]:
     return [range(a, b) for a, b in itertools.pairwise(starts)]
 
 
+def lists(height: int, parts: int) -> Lists:
+    return [list(band) for band in bands(height, parts)]
+
+
 @dataclass(frozen=True)
 class Exchange:
-    """have, want: rows of each rank; `row`: elements of one row of one sample; `constant`: of data, without gradient."""
+    """have, want: rows of each rank along `axis`; `row`: elements of one row of a sample; `constant`: of data, without gradient."""
 
-    have: list[range]
-    want: list[list[int]]
+    axis: int
+    have: Lists
+    want: Lists
     row: int
     constant: bool = False
 
@@ -204,11 +219,11 @@ class Exchange:
         return any(self.sent(rank) for rank in range(len(self.have)))
 
 
-def window(rows: range, height: int, kernel: int, stride: int) -> list[int]:
-    """Rows under a kernel that is centred as far as its size allows, inside the image."""
+def window(rows: range, height: int, kernel: int, stride: int) -> list[int | None]:
+    """Rows under a kernel that is centred as far as its size allows; those outside the image are zeros."""
     before = (kernel - stride) // 2
     first, last = rows[0] * stride - before, rows[-1] * stride - before + kernel
-    return [row for row in range(first, last) if 0 <= row < height]
+    return [row if 0 <= row < height else None for row in range(first, last)]
 
 
 def mirrored(row: int) -> int:
@@ -217,59 +232,110 @@ def mirrored(row: int) -> int:
     return -1 - row if row < 0 else 2 * HEIGHT - 1 - row if row >= HEIGHT else row
 
 
-def halo(height: int, columns: int, channels: int, n: int) -> Exchange:
-    return Exchange(bands(height, n), [window(b, height, 3, 1) for b in bands(height, n)], columns * channels)
+Along = tuple[Lists, Lists]
+"""What each rank along an axis has and wants."""
 
 
-def exchanges(n: int) -> list[Exchange]:
-    """All of one forward, in order."""
-    found = [Exchange(bands(HEIGHT, n), [[mirrored(r) for r in b] for b in bands(PADDED, n)], IN * WIDTH, True)]
-    height, columns, channels = PADDED, WIDTH + WEST + EAST, IN
-    for stage, dim in enumerate(DIM):
-        want = [window(b, height, max(KERNELS[stage]), STRIDE) for b in bands(STAGES[stage], n)]
-        found.append(Exchange(bands(height, n), want, columns * channels, constant=stage == 0))
-        height, columns, channels = STAGES[stage], COLUMNS[stage], dim
-        for _ in range(DEPTH[stage] if STRIDES_OF_LONG[stage] > 1 else 0):
-            apart = height // STRIDES_OF_LONG[stage]
-            shares = [len(range(i, apart, n)) for i in range(n)]  # the first ones have one more
-            groups = [
-                [a * apart + sum(shares[:i]) + y for a in range(STRIDES_OF_LONG[stage]) for y in range(shares[i])]
-                for i in range(n)
-            ]
-            there = Exchange(bands(height, n), groups, columns * dim)
-            back = Exchange(groups, [list(b) for b in bands(height, n)], columns * dim)
-            found += [there, back]
-    for stage, (channels, outputs) in zip((3, 2, 1), DECODER, strict=True):
-        found.append(enlarging(STAGES[stage], COLUMNS[stage], channels, n))
-        found += [halo(2 * STAGES[stage], 2 * COLUMNS[stage], outputs, n)] * 3
-    found.append(enlarging(STAGES[0], COLUMNS[0], HEAD[0], n))
-    decoded, columns = 2 * STAGES[0], 2 * COLUMNS[0]
-    found.append(halo(decoded, columns, OUT, n))
-    left = decoded - NORTH - SOUTH
-    found.append(Exchange(bands(decoded, n), [[r + NORTH for r in b] for b in bands(left, n)], OUT * columns))
-    found.append(Exchange(bands(left, n), [between(b, left) for b in bands(HEIGHT, n)], OUT * (columns - WEST - EAST)))
-    return [exchange for exchange in found if exchange.needed]
+def windows(size: int, size_out: int, kernel: int, stride: int, n: int) -> Along:
+    return lists(size, n), [window(b, size, kernel, stride) for b in bands(size_out, n)]
 
 
-def enlarging(height: int, columns: int, channels: int, n: int) -> Exchange:
+def halo(size: int, n: int) -> Along:
+    return windows(size, size, 3, 1, n)
+
+
+def enlarging(size: int, n: int) -> Along:
     """The convolution before a pixel shuffle: to half the bands of the larger image."""
-    halves = [range(b.start // 2, b.stop // 2) for b in bands(2 * height, n)]
-    return Exchange(bands(height, n), [window(b, height, 3, 1) for b in halves], columns * channels)
+    halves = [range(b.start // 2, b.stop // 2) for b in bands(2 * size, n)]
+    return lists(size, n), [window(b, size, 3, 1) for b in halves]
 
 
-def between(rows: range, height: int) -> list[int]:
-    """The rows that bilinear interpolation to HEIGHT rows reads, pixel centres aligned."""
-    places = [max((row + 0.5) * height / HEIGHT - 0.5, 0.0) for row in rows]
-    return list(range(math.floor(places[0]), min(math.floor(places[-1]) + 2, height)))
+def cut(size: int, size_out: int, before: int, n: int) -> Along:
+    return lists(size, n), [[at + before for at in band] for band in bands(size_out, n)]
+
+
+def between(size: int, size_out: int, n: int) -> Along:
+    """What bilinear interpolation reads, pixel centres aligned."""
+    found = []
+    for band in bands(size_out, n):
+        places = [max((at + 0.5) * size / size_out - 0.5, 0.0) for at in band]
+        found.append(list(range(math.floor(places[0]), min(math.floor(places[-1]) + 2, size))))
+    return lists(size, n), found
+
+
+def groups(size: int, strides: int, n: int) -> Lists:
+    """What the ranks have while long attention computes: whole groups of equally spaced rows."""
+    apart = size // strides
+    shares = [len(range(i, apart, n)) for i in range(n)]  # the first ones have one more
+    return [[a * apart + sum(shares[:i]) + y for a in range(strides) for y in range(shares[i])] for i in range(n)]
+
+
+def exchanges(shape: tuple[int, int], place: tuple[int, int]) -> list[Exchange]:
+    """All of one forward, in order: of rows, and then of columns of the rows that were fetched."""
+    found: list[Exchange] = []
+
+    def layer(rows: Along, columns: Along, channels: int, constant: bool = False) -> None:
+        across = len(columns[0][place[1]]) * channels
+        # Along an axis that is not shared, a layer itself adds what an exchange would.
+        down = len(rows[shape[0] > 1][place[0]]) * channels
+        found.extend([Exchange(0, *rows, across, constant), Exchange(1, *columns, down, constant)])
+
+    def both(kind, sizes, *more, channels, constant=False):
+        layer(*(kind(size, *more, n) for size, n in zip(sizes, shape, strict=True)), channels, constant)
+
+    rows = [[mirrored(r) for r in b] for b in bands(PADDED, shape[0])]
+    found.append(Exchange(0, lists(HEIGHT, shape[0]), rows, IN * len(bands(WIDTH, shape[1])[place[1]]), True))
+    padded = bands(PADDED, shape[0])[place[0]]
+    parts = [sum(r < NORTH for r in padded), sum(NORTH <= r < NORTH + HEIGHT for r in padded)]
+    parts.append(len(padded) - sum(parts))
+    for count, turn in zip(parts, (WIDTH // 2, 0, WIDTH // 2), strict=True):
+        want = [[(c - WEST - turn) % WIDTH for c in b] for b in bands(PADDED_WIDTH, shape[1])]
+        found += [Exchange(1, lists(WIDTH, shape[1]), want, IN * count, True)] * (count > 0)
+    sizes, channels = (PADDED, PADDED_WIDTH), IN
+    for stage, dim in enumerate(DIM):
+        after = (STAGES[stage], COLUMNS[stage])
+        layer(
+            *(windows(a, b, max(KERNELS[stage]), STRIDE, n) for a, b, n in zip(sizes, after, shape, strict=True)),
+            channels,
+            constant=stage == 0,
+        )
+        sizes, channels, strides = after, dim, STRIDES_OF_LONG[stage]
+        for _ in range(DEPTH[stage] if strides > 1 else 0):
+            here = [lists(size, n) for size, n in zip(sizes, shape, strict=True)]
+            there = [groups(size, strides, n) for size, n in zip(sizes, shape, strict=True)]
+            layer((here[0], there[0]), (here[1], there[1]), dim)
+            layer((there[0], here[0]), (there[1], here[1]), dim)
+    for stage, (channels, outputs) in zip((3, 2, 1), DECODER, strict=True):
+        sizes = (STAGES[stage], COLUMNS[stage])
+        both(enlarging, sizes, channels=channels)
+        for _ in range(3):
+            both(halo, [2 * size for size in sizes], channels=outputs)
+    both(enlarging, (STAGES[0], COLUMNS[0]), channels=HEAD[0])
+    decoded = (2 * STAGES[0], 2 * COLUMNS[0])
+    both(halo, decoded, channels=OUT)
+    left = (decoded[0] - NORTH - SOUTH, decoded[1] - WEST - EAST)
+    layer(cut(decoded[0], left[0], NORTH, shape[0]), cut(decoded[1], left[1], WEST, shape[1]), OUT)
+    layer(between(left[0], HEIGHT, shape[0]), between(left[1], WIDTH, shape[1]), OUT)
+    return [exchange for exchange in found if exchange.needed]
 
 
 # ---- the step --------------------------------------------------------------------------------------------------------
 
 
+def with_places(peers: tuple[int, ...], case: Case) -> list[tuple[int, tuple[int, int]]]:
+    """The ranks that share a grid with their places in rows and columns."""
+    return [(peer, divmod(case.place(peer)[-1], case.columns)) for peer in peers]
+
+
 def derived(case: Case, rank: int) -> Counter:
     """(kind, ranks, bytes) → number of times in one optimiser step."""
-    *_, band = case.place(rank)
+    *_, part = case.place(rank)
+    place = divmod(part, case.columns)
     world, tensor_peers, domain_peers = case.group(rank), case.group(rank, 0, 1, 3), case.group(rank, 0, 1, 2)
+    along = [
+        tuple(peer for peer, other in with_places(domain_peers, case) if other[1 - axis] == place[1 - axis])
+        for axis in (0, 1)
+    ]
     ensemble_peers, gradient_peers = case.group(rank, 0, 2, 3), case.group(rank, 2)
     every_unit = units(noise=case.members > 1)
     sums: Counter = Counter()
@@ -307,15 +373,17 @@ def derived(case: Case, rank: int) -> Counter:
 
     # Tensor parallel: a sum after each row layer, forward; one where its input was copied, backward; the position biases.
     for stage, dim in enumerate(DIM):
-        rows = len(bands(STAGES[stage], case.domain)[band])
-        share = len(range(band, STAGES[stage] // STRIDES_OF_LONG[stage], case.domain)) * STRIDES_OF_LONG[stage]
-        long_rows = share if STRIDES_OF_LONG[stage] > 1 else rows
+        strides = STRIDES_OF_LONG[stage]
+        points, long_points = 1, 1
+        for size, n, at in zip((STAGES[stage], COLUMNS[stage]), case.shape, place, strict=True):
+            points *= len(bands(size, n)[at])
+            long_points *= len(groups(size, strides, n)[at]) if strides > 1 else len(bands(size, n)[at])
         layers = DEPTH[stage] * forwards
-        for height, size in ((rows, WINDOW), (long_rows, STRIDES_OF_LONG[stage])):
-            image = case.forecasts * height * COLUMNS[stage] * dim * FLOAT
+        for count, size in ((points, WINDOW), (long_points, strides)):
+            image = case.forecasts * count * dim * FLOAT
             add("all-reduce", tensor_peers, image, 2 * layers)
             add("all-reduce", tensor_peers, size**4 * FLOAT, layers if size > 1 else 0)
-        add("all-reduce", tensor_peers, case.forecasts * rows * COLUMNS[stage] * dim * FLOAT, 4 * layers)
+        add("all-reduce", tensor_peers, case.forecasts * points * dim * FLOAT, 4 * layers)
 
     # The gradients of what tensor ranks hold alike, averaged over them in one message.
     if case.tensor > 1:
@@ -327,17 +395,19 @@ def derived(case: Case, rank: int) -> Counter:
 
     # Domain: the exchanges and their reverses, and the statistics of two group norms in each block of the decoder.
     if case.domain > 1:
-        for exchange in exchanges(case.domain):
-            size = case.forecasts * exchange.row * FLOAT
-            add("all-to-all", domain_peers, exchange.sent(band) * size, forwards)
+        for exchange in exchanges(case.shape, place):
+            size, at, peers = case.forecasts * exchange.row * FLOAT, place[exchange.axis], along[exchange.axis]
+            add("all-to-all", peers, exchange.sent(at) * size, forwards)
             # what the data alone determine has no gradient: pads and the first embedding of the first lead
             backwards = forwards - case.micro if exchange.constant else forwards
-            add("all-to-all", domain_peers, exchange.returned(band) * size, backwards)
+            add("all-to-all", peers, exchange.returned(at) * size, backwards)
         add("all-gather", domain_peers, case.domain * 3 * case.forecasts * GROUPS * FLOAT, 6 * forwards)
         add("all-reduce", domain_peers, 2 * case.forecasts * GROUPS * FLOAT, 6 * forwards)
 
     # Ensemble: the predictions of this rank's members to every other rank, once for each, and nothing in backward.
-    fields = case.forecasts * OUT * len(bands(HEIGHT, case.domain)[band]) * WIDTH
+    fields = case.forecasts * OUT
+    for size, n, at in zip((HEIGHT, WIDTH), case.shape, place, strict=True):
+        fields *= len(bands(size, n)[at])
     add("all-to-all", ensemble_peers, fields * FLOAT, (case.ensemble - 1) * forwards)
 
     # Spectral norm: all layers of which no rank holds the whole matrix together.
@@ -433,6 +503,10 @@ MORE = {
     "ensemble": Case(1, 1, 1, data="ddp", ensemble=4, members=4, leads=2, spectral=False),
     "ensemble-domain": Case(1, 1, 2, ensemble=2, members=4, micro=2),
     "ensemble-tensor": Case(1, 2, 1, ensemble=2, members=2, leads=2),
+    "columns": Case(1, 1, 2, columns=2, leads=2),
+    "boxes": Case(1, 1, 4, columns=2, batch=2, micro=2),
+    "dp-boxes-tensor": Case(2, 2, 2, columns=2),
+    "boxes-ensemble": Case(1, 1, 4, columns=2, ensemble=2, members=2),
     "ensemble-hybrid": Case(2, 1, 1, replicate=2, ensemble=2, members=2),
 }
 
@@ -450,6 +524,8 @@ def test_a_step_sends_what_is_derived_and_nothing_else(run_ranks, save_loc, case
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", representatives(list(MORE), "muon", "mix", "all", "ensemble", "ensemble-domain"))
+@pytest.mark.parametrize(
+    "name", representatives(list(MORE), "muon", "mix", "all", "ensemble", "ensemble-domain", "boxes")
+)
 def test_so_does_every_other_way_to_train(run_ranks, save_loc, name):
     check(run_ranks, save_loc, MORE[name])

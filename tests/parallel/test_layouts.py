@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from credit_like.layout import domain_shape
 from credit_like.nn import spectral_norm
 from credit_like.parallel.apply import materialise, parallelise
 from credit_like.parallel.collectives import clip_grad_norm_
@@ -43,8 +44,8 @@ def _leads(model, x, leads):
         yield y
 
 
-def _step(model, tiny, x, target, rows, leads, scale):
-    losses = [tiny.loss(y, target, rows) for y in _leads(model, x, leads)]
+def _step(model, tiny, x, target, part, leads, scale):
+    losses = [tiny.loss(y, target, *part) for y in _leads(model, x, leads)]
     loss = sum(losses) / leads
     (loss * scale).backward()
     return loss.detach()
@@ -55,13 +56,14 @@ def _reference(tiny, changes, steps, leads, accumulate, kind, batch, dtype):
     with torch.device("meta"):
         model = tiny.blank(**changes)
     model = materialise(model.to(dtype), Runtime(), SEED)
+    width = changes.get("width", tiny.width)
     parameters = dict(model.named_parameters())
     optimizer = _optimizer(kind, parameters)
-    x, target = tiny.batch(batch * accumulate, dtype)
+    x, target = tiny.batch(batch * accumulate, dtype, width=width)
     losses, norms, first = [], [], None
     for _ in range(steps):
         spectral_norm.before_step(model)
-        losses.append(_step(model, tiny, x, target, slice(None), leads, 1.0))
+        losses.append(_step(model, tiny, x, target, (), leads, 1.0))
         spectral_norm.after_backward(model)
         norms.append(torch.nn.utils.get_total_norm([p.grad for p in parameters.values()]))
         first = first or {n: p.grad.clone() for n, p in parameters.items()}
@@ -92,29 +94,29 @@ def _layout(rank, tiny, section, changes, steps, leads, accumulate, kind, batch,
         model = tiny.blank(**changes).to(dtype)
     model = materialise(parallelise(model, section, runtime), runtime, SEED)
     manager = get_domain_manager(model)
-    rows = slice(None) if manager is None else manager.rows
+    part = (slice(None), slice(None)) if manager is None else (manager.rows, manager.columns)
     parameters = {canonical_name(n): p for n, p in get_raw_model(model).named_parameters()}
     assert list(parameters) == list(weights)
     optimizer = _optimizer(kind, parameters)
-    x, target = tiny.batch(batch * accumulate, dtype)
+    x, target = tiny.batch(batch * accumulate, dtype, width=changes.get("width", tiny.width))
     share = batch // runtime.dp_size
     result = {"loss": 0.0, "norm": 0.0}
     for step in range(steps):
         spectral_norm.before_step(model)
         total = torch.zeros((), dtype=x.dtype)
-        for part in range(accumulate):
-            start = part * batch + runtime.dp_rank * share
+        for count in range(accumulate):
+            start = count * batch + runtime.dp_rank * share
             mine = slice(start, start + share)
-            sync = part == accumulate - 1
+            sync = count == accumulate - 1
             for module in model.modules():
                 if hasattr(module, "set_requires_gradient_sync"):
                     module.set_requires_gradient_sync(sync, recurse=False)
             scale = runtime.gradient_scale / accumulate
             if not sync and hasattr(model, "no_sync"):
                 with model.no_sync():
-                    loss = _step(model, tiny, x[mine][..., rows, :], target[mine], rows, leads, scale)
+                    loss = _step(model, tiny, x[mine][..., *part], target[mine], part, leads, scale)
             else:
-                loss = _step(model, tiny, x[mine][..., rows, :], target[mine], rows, leads, scale)
+                loss = _step(model, tiny, x[mine][..., *part], target[mine], part, leads, scale)
             total += loss / accumulate
         spectral_norm.after_backward(model)
         if step == 0:
@@ -157,7 +159,8 @@ def check(
     common = (changes, steps, leads, accumulate, kind, batch, dtype)
     reference = _reference(tiny, *common)
     bounds = EXACT if dtype == torch.float64 else SINGLE
-    for result in run_ranks(dp * tensor * domain, body, tiny, section, *common, reference, timeout=500):
+    rows, columns = domain_shape(domain)
+    for result in run_ranks(dp * tensor * rows * columns, body, tiny, section, *common, reference, timeout=500):
         result["worst"], at = result["worst"]
         assert all(result[key] < bound for key, bound in bounds.items()), (result, at)
 
@@ -175,6 +178,33 @@ def test_layouts(run_ranks, tiny, layout):
 @pytest.mark.parametrize("layout", [(2, 1, 1), (1, 1, 3)], ids=str)
 def test_ddp(run_ranks, tiny, layout):
     check(run_ranks, tiny, layout, data="ddp", changes=TRANSPOSE)
+
+
+WIDE = {"width": 56}
+"""As many columns as two ranks can share."""
+
+
+@pytest.mark.parametrize("layout", [(1, 1, (1, 2)), pytest.param((1, 1, (2, 2)), marks=pytest.mark.slow)], ids=str)
+def test_rows_and_columns(run_ranks, tiny, layout):
+    check(run_ranks, tiny, layout, changes=WIDE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layout", "changes", "options"),
+    [
+        ((1, 1, (1, 4)), TRANSPOSE | {"width": 120}, {"data": "ddp"}),
+        ((1, 1, (3, 2)), WIDE, {"data": "none", "steps": 3}),
+        ((1, 1, (2, 3)), {"width": 88}, {"leads": 3, "activation_checkpoint": True}),
+        ((2, 1, (1, 2)), WIDE, {"accumulate": 2}),
+        ((1, 2, (2, 2)), WIDE | {"upsample": "transpose"}, {"steps": 3}),
+        ((2, 2, (1, 2)), WIDE, {"leads": 2, "kind": "muon"}),
+        ((2, 1, (2, 2)), WIDE, {"replicate": 2, "steps": 1}),
+    ],
+    ids=str,
+)
+def test_rows_and_columns_with_all_else(run_ranks, tiny, layout, changes, options):
+    check(run_ranks, tiny, layout, changes=changes, **options)
 
 
 def test_domain_alone(run_ranks, tiny):
@@ -252,3 +282,8 @@ def _compiled(rank, *arguments):
 @pytest.mark.parametrize("layout", representatives([(2, 1, 1), (1, 2, 1), (1, 1, 2)], "(1, 1, 2)"), ids=str)
 def test_compiled_units(run_ranks, tiny, layout):
     check(run_ranks, tiny, layout, steps=1, dtype=torch.float32, body=_compiled, compile=True)
+
+
+@pytest.mark.slow
+def test_compiled_units_on_rows_and_columns(run_ranks, tiny):
+    check(run_ranks, tiny, (1, 1, (1, 2)), changes=WIDE, steps=1, dtype=torch.float32, body=_compiled, compile=True)

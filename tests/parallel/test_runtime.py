@@ -91,7 +91,11 @@ def test_first_host(nodes, host):
     ("conf", "world", "message"),
     [
         ({"data": "fsdp2", "tensor": 2, "domain": 3}, 8, "tensor × domain = 2 × 3 = 6 divides, got 8"),
-        ({"data": "fsdp2", "domain": 0}, 8, "domain: expected an integer of at least 1, got 0"),
+        (
+            {"data": "fsdp2", "domain": 0},
+            8,
+            r"domain: expected an integer of at least 1, or \[rows, columns\] of such, got 0",
+        ),
         ({"data": "fsdp2", "tensor": True}, 8, "tensor: expected an integer"),
         ({"data": "fsdp2", "tensor": "2"}, 8, "tensor: expected an integer"),
         ({"data": "fsdp"}, 8, "expected fsdp2, ddp or none, got 'fsdp'"),

@@ -28,9 +28,11 @@ class Store:
     grid: Grid
     step_seconds: int = 21600
 
-    def static(self, rows=slice(None)):
+    def static(self, rows=slice(None), columns=slice(None)):
         """Surface geopotential in m² s⁻²."""
-        return (3000.0 * np.sin(np.arange(HEIGHT * WIDTH)).reshape(1, HEIGHT, WIDTH)).astype(np.float32)[:, rows]
+        return (3000.0 * np.sin(np.arange(HEIGHT * WIDTH)).reshape(1, HEIGHT, WIDTH)).astype(np.float32)[
+            :, rows, columns
+        ]
 
 
 class Statistics:

@@ -22,6 +22,7 @@ LAYOUTS = [
     (Candidate(1, data="none"), {}),
     (Candidate(1, ensemble=2), MEMBERS),
     (Candidate(1, domain=2, ensemble=2), MEMBERS | {"forecast_len": 2}),
+    (Candidate(1, domain=4, columns=2), {}),
     (Candidate(2, tensor=2, data="ddp"), {}),
 ]
 
@@ -115,6 +116,11 @@ def test_nothing_is_allocated_for_real(run_ranks, small):
     assert large.resident - one.resident < large.parts["activations"] / 100
     # The spectral norms of the weights cost the same for every size of batch.
     assert large.flops - one.flops == 255 * (two.flops - one.flops)
+
+
+def test_boxes_at_the_ends_and_within_are_simulated():
+    assert places(Candidate(1, domain=6, columns=2)) == [0, 1, 2, 3, 4, 5]
+    assert places(Candidate(2, domain=16, columns=4)) == [0, 1, 3, 4, 5, 7, 12, 13, 15]
 
 
 def test_first_interior_and_last_band_are_simulated():

@@ -68,7 +68,7 @@ def test_a_validation_that_was_missing_is_that_of_its_epoch(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["{data: ddp}", "{domain: 2}"])
+@pytest.mark.parametrize("layout", ["{data: ddp}", "{domain: 2}", "{domain: [1, 2]}"])
 def test_every_layout_logs_the_same(tmp_path, run_ranks, layout):
     alone = rows_of(tmp_path / "alone", CLIPS % 0)
     logs = run_ranks(2, _train, tmp_path / "two", f"trainer.parallelism={layout}", CLIPS % 0)

@@ -24,6 +24,7 @@ from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.needs import open_truth
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
+from credit_like.layout import domain_shape
 from credit_like.models import persistence
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
@@ -139,29 +140,37 @@ def _scores_of_a_rank(rank, experiment, parallelism):
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     statistics = fit_statistics(store, variables, experiment.data)
-    first, last = ((runtime.domain_rank + i) * store.grid.height // runtime.domain_size for i in (0, 1))
-    rows, height = slice(first, last), last - first
+    places = divmod(runtime.domain_rank, runtime.domain_shape[1])
+    rows, columns = (
+        slice(at * length // size, (at + 1) * length // size)
+        for at, length, size in zip(places, (store.grid.height, store.grid.width), runtime.domain_shape, strict=True)
+    )
+    height, width = rows.stop - rows.start, columns.stop - columns.start
     model = persistence.build(
         persistence.Config(),
         in_channels=variables.in_channels,
         out_channels=variables.out_channels,
         frames=1,
         height=height,
-        width=store.grid.width,
+        width=width,
     )
-    stepper = Stepper(model, variables, statistics, store.static(rows), "increment", (), rows)
-    short = ShortForecasts(Context(experiment, runtime, variables, store, statistics, stepper, rows), False)
-    climatology = torch.zeros(len(short.derived), height, store.grid.width)
+    static = store.static(rows, columns)
+    stepper = Stepper(model, variables, statistics, static, "increment", (), rows, columns=columns)
+    short = ShortForecasts(Context(experiment, runtime, variables, store, statistics, stepper, rows, columns), False)
+    climatology = torch.zeros(len(short.derived), height, width)
     result = short(climatology, lambda: False)
     runtime.close()
     return result
 
 
-@pytest.mark.parametrize("parallelism", [{"data": "ddp"}, {"domain": 2}, {"data": "ddp", "domain": 2}], ids=str)
+@pytest.mark.parametrize(
+    "parallelism", [{"data": "ddp"}, {"domain": 2}, {"data": "ddp", "domain": 2}, {"domain": (2, 2)}], ids=str
+)
 def test_all_layouts_score_alike(made, run_ranks, parallelism):
     experiment = made[0].experiment
     (serial,) = run_ranks(1, _scores_of_a_rank, experiment, {})
-    world = 2 * parallelism.get("domain", 1) if parallelism.get("data") else 2
+    rows, columns = domain_shape(parallelism.get("domain", 1))
+    world = rows * columns * (2 if parallelism.get("data") else 1)
     for scores in run_ranks(world, _scores_of_a_rank, experiment, parallelism):
         assert scores.keys() == serial.keys()
         for metric in ("rmse", "bias", "acc", "activity"):
@@ -209,7 +218,7 @@ def test_derived_fields_are_scored_as_by_evaluate(derived):
     assert 0 < scores["activity"]["wind_speed@500"][0] < 50
 
 
-@pytest.mark.parametrize("parallelism", [{"domain": 2}, {"data": "ddp", "domain": 2}], ids=str)
+@pytest.mark.parametrize("parallelism", [{"domain": 2}, {"data": "ddp", "domain": 2}, {"domain": (1, 2)}], ids=str)
 def test_all_layouts_score_derived_fields_alike(derived, run_ranks, parallelism):
     (serial,) = run_ranks(1, _scores_of_a_rank, derived, {})
     assert min(serial["rmse"]["vorticity@850"]) > 0

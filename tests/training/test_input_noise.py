@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from credit_like import build
+from credit_like.nn.place import WHOLE, Place
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
 from credit_like.training.input_noise import key_of, of_all_scales, perturbed
@@ -48,7 +49,7 @@ def test_noise_is_scaled_by_the_change_as_the_model_predicts_it(trainer, sample)
         **{name: getattr(sample, name)[:1].expand(400, *[-1] * (getattr(sample, name).ndim - 1)) for name in PARTS},
     )
     keys = torch.arange(400)
-    noisy = perturbed(many, stepper, keys, 0.5, 0)
+    noisy = perturbed(many, stepper, keys, 0.5, WHOLE)
     forward = stepper.prognostic_transforms.forward
     z = forward(noisy.prognostic, torch) - forward(many.prognostic, torch)
     z = (z / (0.5 * stepper.change_std[:, None])).double()[:, :, 0]
@@ -61,7 +62,7 @@ def test_noise_is_scaled_by_the_change_as_the_model_predicts_it(trainer, sample)
 
 def test_each_scale_has_its_part():
     """Means over squares of s points: the variance of all scales from s on, and of finer ones divided by their squares."""
-    z = of_all_scales(torch.arange(2000), 0, 8, 8, 1, torch.float64)[..., 0]
+    z = of_all_scales(torch.arange(2000), (8, 8), 1, torch.float64)[..., 0]
     octaves = 4
     for octave in range(octaves):
         size = 1 << octave
@@ -70,17 +71,22 @@ def test_each_scale_has_its_part():
         assert float(means.var()) == pytest.approx(expected, rel=0.1)
 
 
-def test_rows_of_a_rank_have_the_noise_of_the_whole(trainer, sample):
+@pytest.mark.parametrize(("row", "column"), [(20, 0), (0, 7), (9, 13)])
+def test_the_part_of_a_rank_has_the_noise_of_the_whole(trainer, sample, row, column):
     stepper = trainer.context.stepper
-    whole = perturbed(sample, stepper, key(trainer, sample), 0.5, 0).prognostic
-    part = replace(sample, **{name: getattr(sample, name)[..., 20:, :] for name in PARTS[:3]})
-    assert torch.equal(perturbed(part, stepper, key(trainer, sample), 0.5, 20).prognostic, whole[..., 20:, :])
+    height, width = sample.prognostic.shape[-2:]
+    whole = perturbed(sample, stepper, key(trainer, sample), 0.5, WHOLE).prognostic
+    part = replace(sample, **{name: getattr(sample, name)[..., row:, column:] for name in PARTS[:3]})
+    places = (Place(row, height), Place(column, width))
+    assert torch.equal(
+        perturbed(part, stepper, key(trainer, sample), 0.5, places).prognostic, whole[..., row:, column:]
+    )
 
 
 def test_a_point_without_data_stays_one(trainer, sample):
     prognostic = sample.prognostic.clone()
     prognostic[:, 0, :, 3, 4] = torch.nan
-    noisy = perturbed(replace(sample, prognostic=prognostic), trainer.context.stepper, key(trainer, sample), 0.5, 0)
+    noisy = perturbed(replace(sample, prognostic=prognostic), trainer.context.stepper, key(trainer, sample), 0.5, WHOLE)
     assert torch.equal(noisy.prognostic.isnan(), prognostic.isnan())
 
 

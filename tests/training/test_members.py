@@ -199,7 +199,9 @@ CASES = {case.name: case for case in kit.CASES}
     "names",
     [
         ["DDP 2", "domain 2"],
-        pytest.param(["FSDP2 2", "tensor 2", "data 2 × domain 2"], marks=pytest.mark.long),
+        pytest.param(
+            ["FSDP2 2", "tensor 2", "data 2 × domain 2", "domain 1 × 2", "domain 2 × 2"], marks=pytest.mark.long
+        ),
     ],
 )
 def test_every_layout_is_exact(tmp_path, names):

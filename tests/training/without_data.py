@@ -44,4 +44,4 @@ def trainer_without_data(experiment, grid, runtime):
     store = _NoData(grid, variables)
     model = build.parallel_model(experiment, variables, store, runtime)
     trainer = _trainer(model, experiment, runtime, variables, store, grid)
-    return trainer, sample_of(experiment, variables, grid, trainer.context.rows)
+    return trainer, sample_of(experiment, variables, grid, trainer.context.rows, trainer.context.columns)

@@ -25,9 +25,9 @@ class Windows(Dataset[Sample]):
     """Windows of `history_len` frames up to t and `forecast_len` targets after it, inside one period and without gaps.
 
     `starts` (N,) are the positions t. No window contains a time in `missing_times`; the number of windows excluded for
-    these times and for gaps is logged once. `rows` are this rank's rows of latitude. Points without data according to
-    `mask` (C, H, W of the outputs, all rows) may be NaN; any other NaN raises ValueError. Raises UserError if no window
-    is left.
+    these times and for gaps is logged once. `rows` and `columns` are this rank's part of the grid. Points without data
+    according to `mask` (C, H, W of the outputs, the whole grid) may be NaN; any other NaN raises ValueError. Raises
+    UserError if no window is left.
     """
 
     def __init__(
@@ -40,14 +40,16 @@ class Windows(Dataset[Sample]):
         forecast_len: int,
         missing_times: Collection[int] = (),
         rows: slice = slice(None),
+        columns: slice = slice(None),
         mask: NDArray[np.bool_] | None = None,
     ) -> None:
         self.store = store
         self.variables = variables
         self.history_len, self.forecast_len = history_len, forecast_len
         self.rows = slice(*rows.indices(store.grid.height))
+        self.columns = slice(*columns.indices(store.grid.width))
         self.starts = _starts(store, periods, history_len, forecast_len, missing_times)
-        self.has_data = None if mask is None else mask[:, self.rows]
+        self.has_data = None if mask is None else mask[:, self.rows, self.columns]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -59,7 +61,7 @@ class Windows(Dataset[Sample]):
     def shapes(self, batch: int) -> list[tuple[int, ...]]:
         """Return the shapes of prognostic, forcing and target for a number of windows."""
         frames, leads = self.history_len, self.forecast_len
-        grid = (self.rows.stop - self.rows.start, self.store.grid.width)
+        grid = (self.rows.stop - self.rows.start, self.columns.stop - self.columns.start)
         return [
             (batch, self.variables.n("prognostic"), frames, *grid),
             (batch, self.variables.n("dynamic_forcing"), frames + leads - 1, *grid),
@@ -77,12 +79,13 @@ class Windows(Dataset[Sample]):
             times = np.arange(now - frames + 1, now + leads + 1)
             to: list[Fields] = [past[:, t] for t in range(frames)]
             to += [future[:n_prognostic, lead] for lead in range(leads)]
-            self.store.read(self.variables.role("prognostic"), times, self.rows, to)
+            self.store.read(self.variables.role("prognostic"), times, self.rows, to, self.columns)
             if n_outputs > n_prognostic:
                 to = [future[n_prognostic:, lead] for lead in range(leads)]
-                self.store.read(self.variables.role("diagnostic"), times[frames:], self.rows, to)
+                self.store.read(self.variables.role("diagnostic"), times[frames:], self.rows, to, self.columns)
             if forcing.numel():
-                self.store.forcing(times[:-1], now, self.rows, forcing[b].numpy().transpose(1, 0, 2, 3))
+                known = forcing[b].numpy().transpose(1, 0, 2, 3)
+                self.store.forcing(times[:-1], now, self.rows, known, self.columns)
             self._check(past, self.variables.role("prognostic"), times[:frames])
             self._check(future, self.variables.outputs, times[frames:])
         return Sample(prognostic, forcing, target, torch.from_numpy(positions.copy()))

@@ -23,10 +23,15 @@ class Config(Section):
         """Return no problems, because persistence works on every grid."""
         return []
 
-    def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
-        """Return (degree, problem) pairs; each of the `domain` ranks needs at least one row."""
-        problem = bands.degree_problem(bands.merge([Level(height, why="the image")]), domain)
-        return [("domain", problem)] if problem else []
+    def check_parallel(
+        self, height: int, width: int, *, tensor: int, domain: int, columns: int = 1
+    ) -> list[tuple[str, str]]:
+        """Return (degree, problem) pairs; each of the `domain` × `columns` ranks needs at least one row and one column."""
+        problems = []
+        for axis, (size, degree) in enumerate(((height, domain), (width, columns))):
+            if problem := bands.degree_problem(bands.merge([Level(size, why="the image")]), degree, axis):
+                problems.append(("domain", problem))
+        return problems
 
 
 def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:

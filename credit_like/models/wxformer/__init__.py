@@ -164,13 +164,16 @@ class Config(Section):
             *self._check_output(height, width),
         ]
 
-    def levels(self, height: int, width: int) -> list[Level]:
-        """Return every height in the model for an image of height × width, with what its layers require of bands there."""
-        stages = [rows for rows, _ in self.stage_sizes(height, width)]
-        padded, _ = self.padded(height, width)
-        decoded = 2 * stages[0] - sum(self.pads[0])
+    def levels(self, height: int, width: int, axis: int = 0) -> list[Level]:
+        """Return every height in the model for an image of height × width, with what its layers require of bands there.
+
+        With axis 1 they are the widths.
+        """
+        stages = [size[axis] for size in self.stage_sizes(height, width)]
+        padded = self.padded(height, width)[axis]
+        decoded = 2 * stages[0] - sum(self.pads[axis])
         window = self.local_window_size
-        found = [Level(height, why="the image"), Level(padded), Level(2 * stages[0]), Level(decoded)]
+        found = [Level((height, width)[axis], why="the image"), Level(padded), Level(2 * stages[0]), Level(decoded)]
         for rows, apart in zip(stages, self.global_window_size, strict=True):
             found.append(Level(rows, window, why=f"windows of {window} rows"))
             if apart > 1:
@@ -180,8 +183,13 @@ class Config(Section):
             found += [Level(2 * rows, 2, why="pixel shuffle") for rows in stages]
         return found
 
-    def check_parallel(self, height: int, width: int, *, tensor: int, domain: int) -> list[tuple[str, str]]:
-        """Yield (degree, problem): heads that do not divide by `tensor`, or levels without rows for each `domain` rank."""
+    def check_parallel(
+        self, height: int, width: int, *, tensor: int, domain: int, columns: int = 1
+    ) -> list[tuple[str, str]]:
+        """Yield (degree, problem): heads that do not divide by `tensor`, or levels without rows or columns for each rank.
+
+        `domain` ranks share the rows, and `columns` ranks the columns of each of their bands.
+        """
         problems = []
         heads = [dim // self.dim_head for dim in self.dim]
         if any(count % tensor for count in heads):
@@ -193,8 +201,9 @@ class Config(Section):
                     f"got {tensor}, change it to one of {', '.join(map(str, works))}",
                 )
             )
-        if problem := bands.degree_problem(bands.merge(self.levels(height, width)), domain):
-            problems.append(("domain", problem))
+        for axis, degree in enumerate((domain, columns)):
+            if problem := bands.degree_problem(bands.merge(self.levels(height, width, axis)), degree, axis):
+                problems.append(("domain", problem))
         return problems
 
     def _check_channels(self) -> list[str]:

@@ -19,6 +19,7 @@ from credit_like.bands import Band, Level
 from credit_like.errors import UserError
 from credit_like.nn.place import Place
 from credit_like.parallel.domain.rows import RowPlan, fetch_rows, make_plan
+from credit_like.parallel.mesh import limited
 
 ROWS, COLUMNS = 0, 1
 """The axes of an image, in the order of its dimensions."""
@@ -57,6 +58,11 @@ class Axis:
         """Return the plan by which the first rank gets the whole length of the model's output, and the others nothing."""
         return self.plan(self.lists(self.length), [range(self.length), *[[]] * (self.size - 1)])
 
+    @cached_property
+    def plan_to_all(self) -> RowPlan:
+        """Return the plan by which every rank gets the whole length of the model's output."""
+        return self.plan(self.lists(self.length), [range(self.length)] * self.size)
+
     def fetch(self, x: Tensor, plan: RowPlan, dim: int) -> Tensor:
         """Fetch the wanted rows (or columns) of x along dimension `dim`."""
         return fetch_rows(x, plan, self.group, dim)
@@ -87,6 +93,14 @@ class DomainManager:
     def columns(self) -> slice:
         """Return this rank's columns of the model's input and output."""
         return slice(*self.axes[COLUMNS].own(self.width))
+
+    def whole_rows(self, x: Tensor) -> Tensor:
+        """Return this rank's rows with all columns, given its part (…, h, w) of the model's output. Differentiable.
+
+        Collective among the ranks that share these rows, and x itself where columns are not shared.
+        """
+        columns = self.axes[COLUMNS]
+        return x if columns.size == 1 else columns.fetch(x, columns.plan_to_all, x.ndim - 1)
 
     def places(self, sizes: Sequence[tuple[int, int] | None]) -> tuple[Place, Place]:
         """Return where this rank's rows and columns of an image of these sizes lie; along an axis without size, all are here."""
@@ -119,7 +133,7 @@ def make_axes(
     places = divmod(mesh.get_local_rank(), shape[COLUMNS])
     groups: list[ProcessGroup | None] = [mesh.get_group() if size == mesh.size() > 1 else None for size in shape]
     if min(shape) > 1:
-        grid = mesh._unflatten(0, shape, ("domain_rows", "domain_columns"))
+        grid = limited(mesh._unflatten(0, shape, ("domain_rows", "domain_columns")))
         groups = [grid.get_group("domain_rows"), grid.get_group("domain_columns")]
     rows, columns = (Axis(*each) for each in zip(groups, places, shape, lengths, levels, strict=True))
     return rows, columns

@@ -6,18 +6,16 @@ from collections.abc import Sequence
 
 from credit_like.nn import noise
 from credit_like.parallel.domain.layer import DomainLayer, Sizes, domain_layer
-from credit_like.parallel.domain.manager import ROWS, DomainManager
+from credit_like.parallel.domain.manager import DomainManager
 
 
 @domain_layer(noise.Noise)
 class DomainNoise(DomainLayer, noise.Noise):
-    """Noise of a band: that of its rows in the whole image. Nothing is exchanged."""
-
-    columns = False
+    """Noise of a band: that of its points in the whole image. Nothing is exchanged."""
 
     def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
         super().bind(manager, sizes)
-        self.first_row = manager.places(sizes)[ROWS].first
+        self.places = manager.places(sizes)
 
 
 @domain_layer(noise.NormNoise)

@@ -12,7 +12,6 @@ each row.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,8 +50,8 @@ def verify(model: nn.Module, degree: int, axis: int = 0) -> Proof:
     whole = _Trace(model, axis)
     whole.run()
     levels = _levels(model, whole.heights, axis)
-    if problem := bands.degree_problem(levels, degree):
-        raise UserError(f"trainer.parallelism.domain: {_of_axis(problem, axis)}")
+    if problem := bands.degree_problem(levels, degree, axis):
+        raise UserError(f"trainer.parallelism.domain: {problem}")
     for heights in _distinct_bands(levels, degree):
         _Trace(model, axis, heights, whole).run()
     return Proof(whole.heights, levels)
@@ -411,16 +410,11 @@ class _Trace(TorchDispatchMode):
         module = module or self._module
         name = self.names.get(module) or "the model itself"
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
-        what = _of_axis(f"{what}. A band of rows would not give the numbers of the whole image", self.axis)
+        what = bands.of_axis(f"{what}. A band of rows would not give the numbers of the whole image", self.axis)
         return UserError(
             f"trainer.parallelism.domain: {name} ({kind}) {what}: use the layers of credit_like.nn there, write a domain "
             "layer, or set domain to 1"
         )
-
-
-def _of_axis(message: str, axis: int) -> str:
-    """Return a message about rows as one about the axis that is traced."""
-    return re.sub(r"\brow(s?)\b", r"column\1", message) if axis == 1 else message
 
 
 def _storage(t: Tensor) -> int:

@@ -35,10 +35,10 @@ def test_in_place_as_by_xarray(yearly, data_section, region, monkeypatch):
     monkeypatch.setattr(FieldStore, "_block", lambda *a: blocks.append(a) or plain(*a))
     times = [17, 18, 19, 20, 21, 3, 39]
     moving = [variable for variable in variables.outputs if not variable.spec.compute]
-    for rows in (slice(None), slice(1, 4)):
-        got = store.read(moving, times, rows)
+    for rows, columns in ((slice(None), slice(None)), (slice(1, 4), slice(None)), (slice(1, 4), slice(2, 5))):
+        got = store.read(moving, times, rows, columns=columns)
         for variable, channels in Variables.slices(moving).items():
-            field = ds[variable].isel(time=times, latitude=rows)
+            field = ds[variable].isel(time=times, latitude=rows, longitude=columns)
             field = field.sel(level=[500, 850, 1000]) if "level" in field.dims else field.expand_dims("level", 1)
             np.testing.assert_array_equal(got[:, channels], field.values)
     assert not blocks, "some field went the long way"

@@ -11,11 +11,11 @@ from credit_like.data.store import open_store
 from credit_like.variables import Variables
 
 
-def frames(ds, variables, times, rows):
+def frames(ds, variables, times, rows, columns):
     """(C, T, H, W) by xarray."""
     fields = []
     for variable in variables:
-        field = ds[variable.name].isel(time=times, latitude=rows)
+        field = ds[variable.name].isel(time=times, latitude=rows, longitude=columns)
         if variable.levels:
             fields += [field.sel(level=level).values for level in variable.levels]
         else:
@@ -49,6 +49,7 @@ def test_windows_are_those_of_xarray(stores, data_section, data):
     periods = [[f"2001-01-{a:02d}", f"2001-01-{b:02d}T12"] for a, b in zip(days[::2], days[1::2], strict=False)]
     periods = data_section("", train=periods).train
     rows = data.draw(st.sampled_from([slice(None), slice(0, 4), slice(4, 9)]))
+    columns = data.draw(st.sampled_from([slice(None), slice(0, 7), slice(7, 16)]))
     step = 6 * 3600
     expected = []
     for t in range(len(store)):
@@ -62,7 +63,14 @@ def test_windows_are_those_of_xarray(stores, data_section, data):
 
     def make():
         return Windows(
-            store, variables, periods, history_len=history, forecast_len=leads, missing_times=missing, rows=rows
+            store,
+            variables,
+            periods,
+            history_len=history,
+            forecast_len=leads,
+            missing_times=missing,
+            rows=rows,
+            columns=columns,
         )
 
     if not expected:
@@ -76,10 +84,10 @@ def test_windows_are_those_of_xarray(stores, data_section, data):
     for b, i in enumerate(chosen):
         now = expected[i]
         past, future = range(now - history + 1, now + 1), range(now + 1, now + leads + 1)
-        prognostic = frames(ds, variables.role("prognostic"), past, rows)
+        prognostic = frames(ds, variables.role("prognostic"), past, rows, columns)
         np.testing.assert_array_equal(sample.prognostic[b].numpy(), prognostic)
-        np.testing.assert_array_equal(sample.target[b].numpy(), frames(ds, variables.outputs, future, rows))
-        forcing = frames(ds, variables.role("dynamic_forcing"), [*past, *future][:-1], rows)
+        np.testing.assert_array_equal(sample.target[b].numpy(), frames(ds, variables.outputs, future, rows, columns))
+        forcing = frames(ds, variables.role("dynamic_forcing"), [*past, *future][:-1], rows, columns)
         np.testing.assert_array_equal(sample.forcing[b].numpy(), forcing)
         assert sample.index[b] == now
     for x in (sample.prognostic, sample.forcing, sample.target):

@@ -6,7 +6,9 @@ from torch import nn
 
 from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.gradients import sync_domain_gradients
+from credit_like.parallel.domain.layer import DOMAIN_LAYERS
 from credit_like.parallel.domain.manager import get_domain_manager
+from credit_like.parallel.domain.padding import DomainUnpad
 from credit_like.parallel.domain.spatial import gather_on_first, gather_spatial, shard_spatial, unpad_shard_interp
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan.meter import Meter
@@ -170,14 +172,16 @@ def test_a_degree_without_rows_for_all_is_an_error_everywhere(launch_ranks, tiny
         assert "degrees that work: 1, 2, 3, 4" in answer[1]
 
 
-def _noisy(rank, tiny):
+def _for_rows_only(rank, tiny):
     runtime = Runtime.start(Parallelism(data="none", domain=2), torch.device("cpu"))
-    model = tiny.model(width=56, noise={"channels": 2})
+    model = tiny.model(width=56)
+    for kind in DOMAIN_LAYERS.values():
+        kind.columns = kind is not DomainUnpad
     apply_domain_parallel(model, runtime.submeshes["domain"], (1, 2))
 
 
 def test_a_layer_that_cannot_share_columns_is_an_error_everywhere(launch_ranks, tiny):
-    for answer in launch_ranks(2, _noisy, tiny):
+    for answer in launch_ranks(2, _for_rows_only, tiny):
         assert answer[0] == "error"
-        assert "noise" in answer[1]
+        assert "(Unpad)" in answer[1]
         assert "cannot share columns" in answer[1]

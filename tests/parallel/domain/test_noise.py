@@ -20,46 +20,56 @@ DECODER = {"channels": 3}
 NORMS = {"channels": 3, "type": "conditional-norm", "correlation": 0.3}
 
 
-def _model(tiny, noise):
-    model = tiny.model(noise=noise)
+def _model(tiny, noise, width=24):
+    model = tiny.model(width=width, noise=noise)
     for module in model.modules():
         if isinstance(module, Noise):
             module.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(module.level))
     return model
 
 
-def _run(tiny, model, x, target, rows=slice(None)):
+def _run(tiny, model, x, target, rows=slice(None), columns=slice(None)):
     y = model(x, key_B=KEYS)
-    loss = tiny.loss(y, target, rows)
+    loss = tiny.loss(y, target, rows, columns)
     loss.backward()
     return y.detach(), {canonical_name(n): p.grad for n, p in model.named_parameters()}
 
 
-def _errors(tiny, model, y, grads, reference, rows=slice(None)):
+def _errors(tiny, model, y, grads, reference, rows=slice(None), columns=slice(None)):
     y_ref, grads_ref = reference
     assert set(grads) == set(grads_ref)
     whole = torch.cat([g.flatten() for g in grads_ref.values()]).norm()
     worst = max(float((grads[n] - g).norm() / max(g.norm(), 1e-4 * whole)) for n, g in grads_ref.items())
-    return float((y - y_ref[..., rows, :]).abs().max() / y_ref.abs().max()), worst
+    return float((y - y_ref[..., rows, columns]).abs().max() / y_ref.abs().max()), worst
 
 
-def _sharded(rank, ranks, tiny, noise, reference):
-    runtime = Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
-    model = apply_domain_parallel(_model(tiny, noise), runtime.submeshes["domain"])
+def _sharded(rank, shape, width, tiny, noise, reference):
+    runtime = Runtime.start(Parallelism(data="none", domain=shape), torch.device("cpu"))
+    model = apply_domain_parallel(_model(tiny, noise, width), runtime.submeshes["domain"], shape)
     manager = get_domain_manager(model)
-    x, target = tiny.batch(2)
-    y, _ = _run(tiny, model, shard_spatial(x, manager), target, manager.rows)
+    x, target = tiny.batch(2, width=width)
+    part = (manager.rows, manager.columns)
+    y, _ = _run(tiny, model, shard_spatial(x, manager), target, *part)
     for parameter in model.parameters():
         parameter.grad *= runtime.gradient_scale
     sync_domain_gradients(model, manager)
-    return _errors(tiny, model, y, {n: p.grad for n, p in model.named_parameters()}, reference, manager.rows)
+    return _errors(tiny, model, y, {n: p.grad for n, p in model.named_parameters()}, reference, *part)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("shape", "width"),
+    [
+        ((2, 1), 24),
+        pytest.param((3, 1), 24, marks=pytest.mark.slow),
+        ((1, 2), 56),
+        pytest.param((2, 2), 56, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("noise", [DECODER, NORMS], ids=["decoder", "norms"])
-def test_bands_have_the_noise_of_the_whole(run_ranks, tiny, ranks, noise):
-    reference = _run(tiny, _model(tiny, noise), *tiny.batch(2))
-    for output, gradient in run_ranks(ranks, _sharded, ranks, tiny, noise, reference):
+def test_parts_have_the_noise_of_the_whole(run_ranks, tiny, shape, width, noise):
+    reference = _run(tiny, _model(tiny, noise, width), *tiny.batch(2, width=width))
+    for output, gradient in run_ranks(shape[0] * shape[1], _sharded, shape, width, tiny, noise, reference):
         assert output < 1e-12
         assert gradient < 1e-10
 

@@ -350,6 +350,13 @@ def test_the_check_before_a_run_accepts_the_degrees_that_training_accepts(grid, 
     for degree in range(1, height + 2):
         refused = bands.degree_problem(levels, degree)
         assert bool(refused) == bool(config.check_parallel(height, width, tensor=1, domain=degree)), refused
+    of_columns = verify(model, 1, axis=1).levels
+    for degree in range(1, width + 2):
+        refused = bands.degree_problem(of_columns, degree, 1)
+        assert [m for _, m in config.check_parallel(height, width, tensor=1, domain=1, columns=degree)] == [
+            refused
+        ] * bool(refused)
+        assert "row" not in refused
     most = max(degree for degree in range(1, height) if not bands.degree_problem(levels, degree))
     assert refusal(model, most) == ""
     ((degree, problem),) = config.check_parallel(height, width, tensor=1, domain=most + 1)

@@ -1,0 +1,137 @@
+"""Training on boxes of rows and columns: all of a step that surrounds the model, in fp64, against one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from credit_like import verify as kit
+from credit_like.check import checked_experiment
+from credit_like.errors import UserError
+from credit_like.parallel.processes import run_ranks as answers_of
+from credit_like.schema.load import load_experiment
+from tests.experiments import BANDED_MODEL, DEMO, SHORT
+
+WAYS = {
+    "rollout": [
+        "data.forecast_len=3",
+        "trainer.input_noise=0.3",
+        "physics=[{type: clip, variables: [column_water], minimum: 20}, {type: conserve, variables: [u]}]",
+    ],
+    "whole rows": [
+        "loss={type: sum, terms: [{loss: {type: mse}}, {weight: 0.5, loss: {type: spectral}}]}",
+        "physics=[{type: zonal-filter, variables: [u], highest: 8}, "
+        "{type: spherical-filter, variables: [column_water], winds: [u, v], highest: 10, damping: 0.1}]",
+    ],
+    "members": [
+        "loss={type: sum, terms: [{loss: {type: crps}}, {weight: 0.5, loss: {type: spectral-crps}}, {loss: {type: energy}}]}",
+        "trainer.members=2",
+        "model.noise={channels: 2}",
+    ],
+}
+WIDE = BANDED_MODEL.replace("pad_lat: [16, 16], pad_lon: [0, 0]", "pad_lat: [32, 32], pad_lon: [16, 16]")
+"""96 padded rows and columns are 6 at the coarsest level: three bands of one window each."""
+COARSE = {"outputs": 1e-12, "loss": 1e-12, "gradients": 1e-10, "weights": 1e-9}
+"""Largest errors, relative to the largest value of the tensor. AdamW divides by the root of small second moments."""
+
+
+def experiment_in(folder, *changes):
+    settings = [
+        *SHORT,
+        "trainer.device=cpu",
+        "trainer.scheduler.warmup_steps=1",
+        "inference.lead=12h",
+        "inference.init=null",
+    ]
+    return load_experiment(DEMO, [*settings, *changes, f"save_loc={folder}"])
+
+
+def compared(folder, experiment, cases, **trainer):
+    """The errors of cases against one process; `trainer` are keys that the kit itself would not choose."""
+    problem = kit.prepare(experiment, str(folder))
+    section = problem.experiment.trainer.model_copy(update=trainer)
+    problem.experiment = problem.experiment.model_copy(update={"trainer": section})
+    reference = folder / "reference.pt"
+    (answer,) = answers_of(1, partial(kit._reference, problem, reference), 300)
+    assert answer.state == "done", answer.value
+    for case in cases:
+        row = kit._compared(case, answers_of(case.world, partial(kit._layout, problem, case, reference), 300))
+        assert not row.failed, row.failed
+        assert not row.refused, row.refused
+        assert row.ok, row
+        assert all(row.errors[what] < bound for what, bound in COARSE.items()), row.errors
+
+
+BOXES = [
+    ("rollout", BANDED_MODEL, kit.Case("1 × 2", 2, domain=(1, 2)), False),
+    ("whole rows", BANDED_MODEL, kit.Case("1 × 2", 2, "fsdp2", domain=(1, 2)), False),
+    ("rollout", BANDED_MODEL, kit.Case("2 × 2", 4, "fsdp2", domain=(2, 2)), True),
+    ("whole rows", BANDED_MODEL, kit.Case("2 × 2", 4, "fsdp2", domain=(2, 2)), False),
+    ("members", BANDED_MODEL, kit.Case("1 × 2, ensemble 2", 4, "fsdp2", domain=(1, 2), ensemble=2), False),
+    ("whole rows", WIDE, kit.Case("2 × 3", 6, "fsdp2", domain=(2, 3)), True),
+    ("rollout", WIDE, kit.Case("3 × 2", 6, "none", domain=(3, 2)), False),
+    ("members", BANDED_MODEL, kit.Case("data 2 × 1 × 2", 4, "ddp", domain=(1, 2)), False),
+    ("rollout", BANDED_MODEL, kit.Case("tensor 2 × 1 × 2", 4, "fsdp2", tensor=2, domain=(1, 2)), False),
+]
+
+
+@pytest.mark.parametrize(
+    ("way", "model", "case", "shifted"),
+    [pytest.param(*box, marks=pytest.mark.slow if i < 5 else pytest.mark.long) for i, box in enumerate(BOXES)],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_a_box_has_the_numbers_of_the_whole(tmp_path, way, model, case, shifted):
+    compared(tmp_path, experiment_in(tmp_path, model, *WAYS[way]), [case], shift_longitude=shifted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("domain 1 × 2", "domain 2"), ("domain 2 × 2", "one process"), ("FSDP2 2", "domain 2 × 2")],
+)
+def test_a_run_continues_in_any_other_layout(tmp_path, monkeypatch, first, second):
+    cases = {case.name: case for case in kit.CASES} | {"one process": kit.Case("one process")}
+    monkeypatch.setattr(kit, "_continuations", lambda accepted: [(cases[first], cases[second])])
+    rows = {row.name: row for row in kit.verify(experiment_in(tmp_path, BANDED_MODEL), [])}
+    row = rows[f"{first}, continued in {second}"]
+    assert row.ok, row
+    assert row.errors["weights"] < COARSE["weights"]
+
+
+def test_what_has_no_form_for_columns_is_refused_by_name(tmp_path, monkeypatch):
+    from credit_like.physics import clip
+
+    monkeypatch.delattr(clip, "shares_columns")
+    with pytest.raises(UserError) as raised:
+        checked_experiment(
+            DEMO,
+            [
+                *SHORT,
+                BANDED_MODEL,
+                "trainer.parallelism.domain=[2, 2]",
+                "physics=[{type: clip, variables: [column_water], minimum: 20}]",
+                f"save_loc={tmp_path}",
+            ],
+            4,
+        )
+    assert "expected a correction that can share columns with trainer.parallelism.domain: [2, 2], got clip" in str(
+        raised.value
+    )
+
+
+@pytest.mark.parametrize(
+    ("domain", "message"),
+    [
+        ("[2, 3]", "expected a degree that leaves every rank columns, got 3: at 4 columns (windows of "),
+        ("[3, 2]", "expected a degree that leaves every rank rows, got 3: at 4 rows (windows of "),
+        ("[2, 0]", "expected an integer of at least 1, or [rows, columns] of such, got [2, 0]"),
+        ("[2]", "expected an integer of at least 1, or [rows, columns] of such, got [2]"),
+    ],
+)
+def test_degrees_that_do_not_fit_are_refused_before_a_run(tmp_path, domain, message):
+    changes = [*SHORT, BANDED_MODEL, f"trainer.parallelism.domain={domain}", f"save_loc={tmp_path}"]
+    with pytest.raises(UserError) as raised:
+        checked_experiment(DEMO, changes, 6)
+    assert message in str(raised.value)
+    assert ("degrees that work: 1, 2" in str(raised.value)) == ("degree that" in message)
