@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 import tempfile
@@ -147,8 +148,15 @@ def work(step: Callable[[], None]) -> float:
         batch = a[0] if len(a) == 3 else 1
         return 2 * batch * a[-2] * a[-1] * b[-1]
 
-    in_place = {torch.ops.aten.addmm_: product, torch.ops.aten.baddbmm_: product}
-    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+    def linear(x: tuple[int, ...], weight: tuple[int, ...], *_: object, **__: object) -> int:
+        return 2 * math.prod(x) * weight[0]
+
+    more = {
+        torch.ops.aten.addmm_: product,
+        torch.ops.aten.baddbmm_: product,
+        torch.ops.mkldnn._linear_pointwise: linear,
+    }
+    with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False, custom_mapping=more) as counter:
         step()
     return float(counter.get_total_flops())
 

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from credit_like.parallel.observe import Message, kind_of, message, wraps_others
 from credit_like.parallel.shards import local
@@ -36,6 +36,14 @@ _COLLECT = ("fsdp::chunk_cat", "aten::_chunk_cat")
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DEVICE = torch.ops.prim.device.default
 _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
+
+# torch counts the products of MKL; those of oneDNN have no formula there.
+_BY_ONEDNN = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+if _BY_ONEDNN is not None and _BY_ONEDNN not in flop_registry:
+
+    @register_flop_formula(_BY_ONEDNN)
+    def _linear_flops(x: torch.Size, weight: torch.Size, *_: Any, **__: Any) -> int:
+        return 2 * x.numel() * weight[0]
 
 
 Piece = tuple[bool, int, int]

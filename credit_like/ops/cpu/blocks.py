@@ -15,8 +15,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from credit_like.ops import protocols
-from credit_like.ops.cpu import policy
-from credit_like.ops.cpu.function import apply_function, matrix_gradient, widen
+from credit_like.ops.cpu import matrix, policy
+from credit_like.ops.cpu.function import apply_function
 from credit_like.ops.windows import (
     Shape,
     channels_first,
@@ -142,7 +142,7 @@ class _AttentionBlock(torch.autograd.Function):
         for place in places:
             x_NHWC = _band(x, window, dilated, place)
             normed = torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0]
-            qkv = functional.linear(normed, w_qkv)
+            qkv = _channels(normed, w_qkv.t())
             del normed
             shape = window_shape(qkv.shape, window, dim_head, dilated)
             q, k, v = split_windows(qkv, shape, dilated)
@@ -169,15 +169,15 @@ class _AttentionBlock(torch.autograd.Function):
             x_NHWC, dy_NHWC = _band(x, window, dilated, place), _band(dy, window, dilated, place)
             d_out = _times(dy_NHWC, factor)
             normed, mean, rstd = torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)
-            qkv = saved[i] if saved else functional.linear(normed, w_qkv)
+            qkv = saved[i] if saved else _channels(normed, w_qkv.t())
             shape = window_shape(qkv.shape, window, dim_head, dilated)
             q, k, v = split_windows(qkv, shape, dilated)
             del normed, qkv  # the normalised values are recomputed below
             flat = (-1, *q.shape[2:])
             p = _probabilities(q, k, bias_LL)
             attended = join_windows(torch.bmm(p, v.reshape(flat)).view(v.shape), shape, dilated)
-            dw_out = matrix_gradient(d_out, attended)
-            d_attended = (d_out.view(-1, d_out.shape[-1]) @ w_out).view(attended.shape)
+            dw_out = matrix.gradient(d_out, attended)
+            d_attended = _channels(d_out, w_out).view(attended.shape)
             del attended, d_out
             d_attended = split_one(d_attended, shape, dilated).reshape(flat)
             dqkv = x.new_empty(*shape[:6], 3, dim_head)
@@ -193,8 +193,8 @@ class _AttentionBlock(torch.autograd.Function):
             _join_one(d_attended, shape, dilated, dqkv[..., 1, :])
             del dp, ds, d_attended, q, k, v
             dqkv_NC = dqkv.view(-1, w_qkv.shape[0])
-            dw_qkv = matrix_gradient(dqkv_NC, torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])
-            d_normed = (dqkv_NC @ w_qkv).view(x_NHWC.shape)
+            dw_qkv = matrix.gradient(dqkv_NC, torch.native_layer_norm(x_NHWC, g.shape, g, b, eps)[0])
+            d_normed = matrix.product(dqkv_NC, w_qkv).view(x_NHWC.shape)
             del dqkv, dqkv_NC
             dx_norm, dg, db = aten.native_layer_norm_backward(
                 d_normed, x_NHWC, g.shape, mean, rstd, g, b, (True, True, True)
@@ -241,10 +241,15 @@ def _put_band(image: Tensor | None, like: Tensor, window: int, dilated: bool, pl
     return image
 
 
+def _channels(x: Tensor, b_KM: Tensor) -> Tensor:
+    """Return the product over the last dimension."""
+    return matrix.product(x.view(-1, x.shape[-1]), b_KM).view(*x.shape[:-1], -1)
+
+
 def _linear(x: Tensor, weight: Tensor, factor: float, bias: Tensor, residual: Tensor) -> Tensor:
     """Return residual + factor x W^T + b."""
     y = residual + bias
-    y.view(-1, y.shape[-1]).addmm_(x.reshape(-1, x.shape[-1]), weight.t(), alpha=factor)
+    matrix.add_product(y.view(-1, y.shape[-1]), x.reshape(-1, x.shape[-1]), weight.t(), factor)
     return y
 
 
@@ -308,10 +313,12 @@ class _FeedForwardBlock(torch.autograd.Function):
         saved: tuple[Tensor, ...] = ()
         for part, x_NC in _portions(x, w_up.shape[0], whole=save):
             normed, mean, rstd = torch.native_layer_norm(x_NC, g.shape, g, b, eps)
-            expanded = widen(normed, w_up, b_up)
+            expanded = matrix.widen(normed, w_up, b_up)
             saved = (mean, rstd, expanded) if save else ()
             out = torch.add(x_NC, b_down, out=y.view(-1, x.shape[-1])[part])
-            out.addmm_(functional.gelu(expanded) if save else aten.gelu_(expanded), w_down.t(), alpha=factor)
+            active = functional.gelu(expanded) if save else aten.gelu_(expanded)
+            matrix.add_product(out, active, w_down.t(), factor)
+            del active
         ctx.save_for_backward(x, g, b, w_up, b_up, w_down, *saved)
         ctx.options = (eps, factor)
         return y
@@ -329,16 +336,16 @@ class _FeedForwardBlock(torch.autograd.Function):
                 mean, rstd, expanded = saved
             else:
                 normed, mean, rstd = torch.native_layer_norm(x_NC, g.shape, g, b, eps)
-                expanded = widen(normed, w_up, b_up)
+                expanded = matrix.widen(normed, w_up, b_up)
             d_out = _times(dy_NC[part], factor)
-            dw_down.addmm_(d_out.t(), functional.gelu(expanded), beta=min(i, 1))
-            d_expanded = aten.gelu_backward(widen(d_out, w_down.t()), expanded)
+            matrix.add_product(dw_down, d_out.t(), functional.gelu(expanded), keep=i > 0)
+            d_expanded = aten.gelu_backward(matrix.widen(d_out, w_down.t()), expanded)
             del d_out
             if saved:  # recomputed as late as possible, to limit peak memory
                 normed = torch.native_layer_norm(x_NC, g.shape, g, b, eps)[0]
-            dw_up.addmm_(d_expanded.t(), normed, beta=min(i, 1))
+            matrix.add_product(dw_up, d_expanded.t(), normed, keep=i > 0)
             db_up += d_expanded.sum(0)
-            d_normed = d_expanded @ w_up
+            d_normed = matrix.product(d_expanded, w_up)
             dx_norm, dg_part, db_part = aten.native_layer_norm_backward(
                 d_normed, x_NC, g.shape, mean, rstd, g, b, (True, True, True)
             )

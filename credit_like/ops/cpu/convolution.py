@@ -15,7 +15,9 @@ from credit_like.ops.windows import Pair
 def conv3x3(
     x_BHWC: Tensor, weight: Tensor, bias: Tensor | None, pad_rows: Pair, pad_cols: Pair, layer: nn.Module | None
 ) -> Tensor:
-    """Compute `ops.conv3x3`, directly or with Winograd's algorithm."""
+    """Compute `ops.conv3x3`, directly or with Winograd's algorithm, of which the products are MKL's."""
+    if policy.prefers_onednn(x_BHWC):
+        return direct.conv(x_BHWC, weight, bias, 1, pad_rows, pad_cols)
     points = math.prod(x_BHWC.shape[:3])
     cached = layer is not None and not torch.is_grad_enabled() and points <= policy.WINOGRAD_CACHED[1]
     forward, backward = policy.by_winograd(points, weight.shape[1], weight.shape[0], cached=cached)

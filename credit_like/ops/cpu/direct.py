@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from credit_like.ops.cpu import fourier
-from credit_like.ops.cpu.function import apply_function, matrix_gradient, widen
+from credit_like.ops.cpu import fourier, matrix, policy
+from credit_like.ops.cpu.function import apply_function
 from credit_like.ops.windows import Pair, channels_first, channels_last
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ class _Conv(torch.autograd.Function):
         rows, columns = _output_size(x_BHWC, weight, stride, pad_rows, pad_cols)
         ctx.by_columns = x_BHWC.shape[0] * rows * columns <= weight.shape[0]
         if ctx.by_columns:
-            y_NO = widen(_columns(x_BHWC, weight, stride, pad_rows, pad_cols).t(), weight.flatten(1), bias)
+            y_NO = matrix.widen(_columns(x_BHWC, weight, stride, pad_rows, pad_cols).t(), weight.flatten(1), bias)
             return y_NO.contiguous().view(-1, rows, columns, weight.shape[0])
         return convolve(x_BHWC, weight, bias, stride, pad_rows, pad_cols)
 
@@ -50,9 +50,10 @@ class _Conv(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             if ctx.by_columns:
                 columns = _columns(x_BHWC, weight, *ctx.geometry)
-                dw = matrix_gradient(g_BHWO, columns.t()).view(weight.shape)
+                dw = matrix.gradient(g_BHWO, columns.t()).view(weight.shape)
             else:
-                dw = _weight_gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
+                by_torch = policy.prefers_onednn(x_BHWC)
+                dw = (weight_gradient if by_torch else _weight_gradient_by_taps)(g_BHWO, x_BHWC, weight, *ctx.geometry)
         if ctx.needs_input_grad[2]:
             db = g_BHWO.sum((0, 1, 2))
         return dx, dw, db, None, None, None
@@ -74,7 +75,8 @@ def _input_gradient_by_columns(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
     batch, height, width, _ = x_BHWC.shape
-    columns = (weight.flatten(1).t() @ g_BHWO.view(-1, weight.shape[0]).t()).unflatten(1, (batch, -1)).transpose(0, 1)
+    columns = matrix.product(weight.flatten(1).t(), g_BHWO.view(-1, weight.shape[0]).t())
+    columns = columns.unflatten(1, (batch, -1)).transpose(0, 1)
     size = (height + sum(pad_rows), width + sum(pad_cols))
     padded = channels_last(functional.fold(columns, size, weight.shape[-1], stride=stride))
     return functional.pad(padded, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1])).contiguous()
@@ -95,31 +97,43 @@ def convolve(
     return channels_last(torch.convolution(padded, weight, bias, (stride, stride), padding, (1, 1), False, (0, 0), 1))
 
 
+def _gradients(
+    g_BHWO: Tensor,
+    x_BHWC: Tensor,
+    weight: Tensor,
+    stride: int,
+    pad_rows: Pair,
+    pad_cols: Pair,
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return torch's gradients of the padded input, the weights and the biases, as far as they are wanted."""
+    padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
+    g_BOHW, strides = channels_first(g_BHWO), (stride, stride)
+    found: tuple[Tensor, Tensor, Tensor] = aten.convolution_backward(
+        g_BOHW, padded, weight, None, strides, padding, (1, 1), False, (0, 0), 1, wanted
+    )
+    return found
+
+
+def weight_gradient(
+    g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
+) -> Tensor:
+    """Return torch's gradient of the weights, of which only the shape matters."""
+    return _gradients(g_BHWO, x_BHWC, weight, stride, pad_rows, pad_cols, (False, True, False))[1]
+
+
 def input_gradient(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
     """Return torch's gradient with respect to the input x, of which only the shape matters."""
-    padded, padding = _zero_pad(x_BHWC, pad_rows, pad_cols)
-    dx_BCHW = aten.convolution_backward(
-        channels_first(g_BHWO),
-        padded,
-        weight,
-        None,
-        (stride, stride),
-        padding,
-        (1, 1),
-        False,
-        (0, 0),
-        1,
-        (True, False, False),
-    )[0]
+    dx_BCHW = _gradients(g_BHWO, x_BHWC, weight, stride, pad_rows, pad_cols, (True, False, False))[0]
     dx = channels_last(dx_BCHW)
     if dx.shape != x_BHWC.shape:  # the zero rows and columns were explicit and are cropped again
         dx = functional.pad(dx, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1]))
     return dx.contiguous()
 
 
-def _weight_gradient(
+def _weight_gradient_by_taps(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
     """Return dw[a, b] = sum over i, j of x[s i + a, s j + b] g[i, j], by one matrix product per row of taps and phase.
@@ -142,9 +156,8 @@ def _weight_gradient(
     for a in range(taps):
         for p in range(stride):
             out, points = dw[a, p].flatten(0, 1), slice(a * wide, (a + rows) * wide)
-            torch.mm(g[0].t(), x[0, points, p * half : (p + 1) * half], out=out)
-            for item in range(1, batch):
-                out.addmm_(g[item].t(), x[item, points, p * half : (p + 1) * half])
+            for item in range(batch):
+                matrix.add_product(out, g[item].t(), x[item, points, p * half : (p + 1) * half], keep=item > 0)
     size = taps * stride
     dw = dw.permute(3, 0, 1, 2, 4).reshape(outputs, size, size, channels)
     return dw[:, :kernel, :kernel].permute(0, 3, 1, 2).contiguous()

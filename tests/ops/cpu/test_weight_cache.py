@@ -64,6 +64,7 @@ def test_a_layer_sees_every_change_of_its_weights(name, normalised, monkeypatch)
     from credit_like.nn import spectral_norm
 
     monkeypatch.setattr(policy, "by_fourier", lambda rows, columns, kernel, *_: kernel >= 16)
+    monkeypatch.setattr(policy, "prefers_onednn", lambda x: False)
     monkeypatch.setattr(policy, "by_winograd", lambda *_, cached: (cached, True))
     generator = torch.Generator().manual_seed(0)
     layer = initialise(LAYERS[name](normalised), 0).eval()
