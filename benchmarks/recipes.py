@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating]
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "benchmarks" / "results" / "recipes.md"
-DEMO, GCM = (ROOT / "config" / f"{name}.yml" for name in ("demo", "gcm-t21"))
+DEMO, DEMO_LONG, GCM = (ROOT / "config" / f"{name}.yml" for name in ("demo", "demo-long", "gcm-t21"))
 STEPS_PER_EPOCH = 129
 BUDGET = 5 * STEPS_PER_EPOCH
 """Autoregressive steps of the demonstration's training; a batch of forecasts of n steps counts n."""
@@ -461,6 +461,16 @@ INPUT_NOISE_DIFFUSION = Recipe(
     (*INPUT_NOISE.sets, *FINE_TUNING, STRONG_DIFFUSION),
     start=INPUT_NOISE,
 )
+DIFFUSION = (
+    "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.1, "
+    "order: 2}]"
+)
+ALWAYS_FILTERED = Recipe(
+    "always-filtered",
+    "noise of 0.3 on the input, and `spherical-filter` with a diffusion of order 2 in training and forecasts",
+    (*INPUT_NOISE.sets, DIFFUSION),
+)
+LONG = Recipe("demo-long", "config/demo-long.yml", file=DEMO_LONG)
 FILTER = "physics=[{type: zonal-filter, variables: [u, v, height, column_water], highest: 21}]"
 FILTERED = Recipe("filtered", "none, and forecasts with `zonal-filter`", (*PLAIN.sets, FILTER), forecasts_of=PLAIN)
 SPECTRAL_FILTERED = Recipe(
@@ -469,7 +479,7 @@ SPECTRAL_FILTERED = Recipe(
     (*PLAIN.sets, FILTER),
     forecasts_of=SPECTRAL,
 )
-SHARPNESS = [PLAIN, FILTERED, MORE_MSE, SPECTRAL, SPECTRAL_FILTERED]
+SHARPNESS = [PLAIN, FILTERED, MORE_MSE, SPECTRAL, SPECTRAL_FILTERED, ALWAYS_FILTERED, LONG]
 
 
 # --- ensembles --------------------------------------------------------------------------------------------------------------
@@ -909,6 +919,8 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
             INPUT_NOISE_FILTERED,
             INPUT_NOISE_LOW_ORDER,
             INPUT_NOISE_DIFFUSION,
+            ALWAYS_FILTERED,
+            LONG,
             PROGNOSTIC,
             PROGNOSTIC_CURRICULUM,
             SPECTRAL,

@@ -152,6 +152,7 @@ CORRECTIONS = [
     "{type: zonal-filter, variables: [precipitation], highest: 21}",
     "{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.1, order: 2}",
     "{type: conserve, variables: [height, v]}",
+    "{type: relax, variables: [u, height], rate: 0.1, climatology: [2000-01-01, 2000-01-09]}",
 ]
 
 
