@@ -6,7 +6,7 @@ Each case trains a few experiments that differ in one recipe and compares their 
 training is a number of autoregressive steps of the model, because the time of a shared machine says little; processor time
 is stated beside it. Every experiment is a file and overrides for `credit-like train`, `rollout` and `evaluate`; `--list`
 prints the commands. What is in the work folder is not computed again, so an interrupted benchmark continues, and the tables
-are of all seeds found there. `--small` rehearses everything in a few steps.
+are of all seeds found there. Sections of other cases stay as they are on the page. `--small` rehearses everything in a few steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.floating]
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "benchmarks" / "results" / "recipes.md"
-DEMO, GCM = (ROOT / "config" / f"{name}.yml" for name in ("demo", "gcm-t21"))
+DEMO, DEMO_LONG, GCM = (ROOT / "config" / f"{name}.yml" for name in ("demo", "demo-long", "gcm-t21"))
 STEPS_PER_EPOCH = 129
 BUDGET = 5 * STEPS_PER_EPOCH
 """Autoregressive steps of the demonstration's training; a batch of forecasts of n steps counts n."""
@@ -461,6 +461,16 @@ INPUT_NOISE_DIFFUSION = Recipe(
     (*INPUT_NOISE.sets, *FINE_TUNING, STRONG_DIFFUSION),
     start=INPUT_NOISE,
 )
+DIFFUSION = (
+    "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.1, "
+    "order: 2}]"
+)
+ALWAYS_FILTERED = Recipe(
+    "always-filtered",
+    "noise of 0.3 on the input, and `spherical-filter` with a diffusion of order 2 in training and forecasts",
+    (*INPUT_NOISE.sets, DIFFUSION),
+)
+LONG = Recipe("demo-long", "config/demo-long.yml", file=DEMO_LONG)
 FILTER = "physics=[{type: zonal-filter, variables: [u, v, height, column_water], highest: 21}]"
 FILTERED = Recipe("filtered", "none, and forecasts with `zonal-filter`", (*PLAIN.sets, FILTER), forecasts_of=PLAIN)
 SPECTRAL_FILTERED = Recipe(
@@ -469,7 +479,7 @@ SPECTRAL_FILTERED = Recipe(
     (*PLAIN.sets, FILTER),
     forecasts_of=SPECTRAL,
 )
-SHARPNESS = [PLAIN, FILTERED, MORE_MSE, SPECTRAL, SPECTRAL_FILTERED]
+SHARPNESS = [PLAIN, FILTERED, MORE_MSE, SPECTRAL, SPECTRAL_FILTERED, ALWAYS_FILTERED, LONG]
 
 
 # --- ensembles --------------------------------------------------------------------------------------------------------------
@@ -685,56 +695,116 @@ class Climate:
         return np.asarray(~inside.all(-1))
 
 
-def free_runs(bench: Bench) -> list[str]:
-    """Years without a blow-up, and the climate of the first and of the last simulated year beside the truth's."""
-    rows, speeds = [], []
-    for path in sorted(bench.work.glob("*-s*/free-*.npz")):
-        recipe, _, seed = path.parent.name.rpartition("-s")
-        found = np.load(path)
-        years, blown = found["steps"] / STEPS_PER_YEAR, found["blown"]
-        speeds.append(years * blown.shape[1] / (found["cpu"] / 86400))
-        ends = [int(np.flatnonzero(of)[0]) + 1 for of in blown.T if of.any()]
-        when = f"{len(ends)} of {blown.shape[1]}" + (f", day {min(ends)}–{max(ends)}" if ends else "")
-        kept = ~blown.any(0)
-        if not kept.any() or years < 1:
-            rows.append([recipe, seed, f"{years:.2f}", when, *[""] * 5])
-            continue
-        for c, name in enumerate(found["names"]):
-            means, eddies = (found[key][:, kept, c].mean(1) for key in ("means", "eddies"))
-            truth = found["truth_spectrum"][c]
+@dataclass(frozen=True)
+class Free:
+    """Free runs of one recipe with all its seeds; F counts their forecasts, of which `kept` have not blown up."""
+
+    recipe: str
+    seeds: tuple[str, ...]
+    years: float
+    speed: float
+    """Simulated years per day of processor time."""
+    ends: tuple[int, ...]
+    """Days on which forecasts have blown up."""
+    forecasts: int
+    names: tuple[str, ...]
+    truth: dict[str, Array]
+    means: Array
+    """Of the kept forecasts, (F, 2, C): global means of the first and of the last year."""
+    eddies: Array
+    waves: Array
+    """Zonal energy (F, 2, C, wavenumber)."""
+
+    @classmethod
+    def read(cls, recipe: str, paths: Sequence[Path]) -> Free:
+        found = [np.load(path) for path in paths]
+        ends: list[int] = []
+        parts: list[tuple[Array, Array, Array]] = []
+        for each in found:
+            blown = each["blown"]
+            ends += [int(np.flatnonzero(of)[0]) + 1 for of in blown.T if of.any()]
+            kept = ~blown.any(0)
+            of_years = [np.stack([each[key][part][:, kept].mean(0) for part in ENDS], 1) for key in ("means", "eddies")]
+            waves = np.stack([each[f"{year}_spectrum"][kept] for year in ("first", "last")], 1)
+            parts.append((of_years[0], of_years[1], waves))
+        means, eddies, waves = (np.concatenate(each) for each in zip(*parts, strict=True))
+        simulated = [each["steps"] / STEPS_PER_YEAR * each["blown"].shape[1] for each in found]
+        return cls(
+            recipe,
+            tuple(path.parent.name.rpartition("-s")[2] for path in paths),
+            max(float(each["steps"]) / STEPS_PER_YEAR for each in found),
+            float(sum(simulated) / sum(each["cpu"] / 86400 for each in found)),
+            tuple(ends),
+            sum(each["blown"].shape[1] for each in found),
+            tuple(map(str, found[0]["names"])),
+            {key: np.asarray(found[0][f"truth_{key}"]) for key in ("mean", "change", "eddies", "spectrum")},
+            means,
+            eddies,
+            waves,
+        )
+
+    def row(self) -> list[str]:
+        """Return recipe, seeds, years, forecasts that blew up, and simulated years per day."""
+        when = f"{len(self.ends)} of {self.forecasts}"
+        when += f", day {min(self.ends)}–{max(self.ends)}" if self.ends else ""
+        return [self.recipe, ", ".join(self.seeds), f"{self.years:.2f}", when, f"{self.speed:.0f}"]
+
+    def climate(self) -> list[list[str]]:
+        """Return one row for each variable: global mean, eddy variance and energy of the first and of the last year."""
+        rows = []
+        for c, name in enumerate(self.names):
+            truth = self.truth["spectrum"][c]
             carried = truth >= LITTLE * truth[1:].sum()
             carried[0] = False
-            ratios = [
-                found[f"{year}_spectrum"][kept, c].mean(0)[carried] / truth[carried] for year in ("first", "last")
-            ]
+            ratios = self.waves[:, :, c].mean(0)[:, carried] / truth[carried]
+            short = self.waves[:, :, c, RESOLVED + 1 :].mean(0).sum(-1) / truth[1:].sum()
+            means, eddies = self.means[:, :, c], self.eddies[:, :, c] / self.truth["eddies"][c]
             cells = [
-                f"{found['truth_mean'][c]:.5g} ± {found['truth_change'][c]:.2g}",
-                " → ".join(f"{means[part].mean():.5g}" for part in ENDS),
-                " → ".join(f"{eddies[part].mean() / found['truth_eddies'][c]:.2f}" for part in ENDS),
+                f"{self.truth['mean'][c]:.5g} ± {self.truth['change'][c]:.2g}",
+                " → ".join(f"{x.mean():.5g}" for x in means.T),
+                f"{np.ptp(means[:, 1]):.2g}",
+                " → ".join(f"{x.mean():.2f}" for x in eddies.T),
                 " → ".join(f"{r.min():.2f}–{r.max():.2f}" for r in ratios),
+                " → ".join(f"{x:.0e}" for x in short),
             ]
-            rows.append([recipe, seed, f"{years:.2f}", when, str(name), *cells])
+            rows.append([self.recipe, name, *cells])
+        return rows
+
+
+def free_runs(bench: Bench) -> list[str]:
+    """Years without a blow-up, and the climate of the first and of the last simulated year beside the truth's."""
+    paths: dict[str, list[Path]] = {}
+    for path in sorted(bench.work.glob("*-s*/free-*.npz")):
+        paths.setdefault(path.parent.name.rpartition("-s")[0], []).append(path)
+    found = [Free.read(recipe, each) for recipe, each in paths.items()]
+    known = {recipe.name: recipe.what for recipe in CASES["free"][1]}
+    lasting = [each for each in found if len(each.means) and each.years >= 1]
+    ends = ["run", "seeds", "years", "blown up", "simulated years per day of one core"]
     heads = [
         "run",
-        "seed",
-        "years",
-        "blown up",
         "variable",
         "truth's global mean",
         "first → last year's",
+        "range of last",
         "eddy variance / truth's",
         "zonal energy / truth's",
+        f"energy above {RESOLVED}",
     ]
-    speed = f"{np.mean(speeds):.0f} simulated years per day of one core. " if speeds else ""
     return [
-        f"Forecasts without end from {INITIAL_TIMES} times spread over the test period. {speed}A run blows up on the day when the "
-        "eddy variance of a variable, that of deviations from the zonal mean, exceeds ten times the truth's, or when a global mean "
-        "is further from the truth's than the truth's standard deviation in space and time. The other columns are of the first "
-        "and of the last simulated year of the forecasts that did not: global means (± is the truth's standard deviation in "
-        "time), eddy variance, and the lowest and highest ratio of energy over the zonal wavenumbers that carry at least 0.1 % of "
-        "the truth's. Target: 10 years without a blow-up.",
+        f"Forecasts without end from {INITIAL_TIMES} times spread over the test period. A run blows up on the day when the eddy "
+        "variance of a variable, that of deviations from the zonal mean, exceeds ten times the truth's, or when a global mean is "
+        "further from the truth's than the truth's standard deviation in space and time. Target: 10 years without a blow-up.",
         "",
-        *(table(heads, rows) if rows else ["Not measured yet."]),
+        *(table(ends, [each.row() for each in found]) if found else ["Not measured yet."]),
+        "",
+        *(f"- `{each.recipe}`: {known[each.recipe]}." for each in found if each.recipe in known),
+        "",
+        "The climate of the forecasts that lasted, in the first and in the last simulated year: global means (± is the truth's "
+        "standard deviation in time) and the range of the last among forecasts, eddy variance, the lowest and highest ratio of "
+        "energy over the zonal wavenumbers that carry at least 0.1 % of the truth's, and the energy above the truncation as a "
+        "fraction of that of all waves of the truth.",
+        "",
+        *(table(heads, [row for each in lasting for row in each.climate()]) if lasting else ["None lasted a year."]),
         "",
         *short_scores(bench),
     ]
@@ -849,6 +919,8 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
             INPUT_NOISE_FILTERED,
             INPUT_NOISE_LOW_ORDER,
             INPUT_NOISE_DIFFUSION,
+            ALWAYS_FILTERED,
+            LONG,
             PROGNOSTIC,
             PROGNOSTIC_CURRICULUM,
             SPECTRAL,
@@ -872,24 +944,42 @@ def machine() -> str:
     return names[0] if names else platform.machine()
 
 
-def report(bench: Bench) -> str:
-    """Return the page of all cases for which there are runs."""
+def sections(page: str) -> dict[str, str]:
+    """Return the text of each section of a page by its title."""
+    parts = re.split(r"^## (.*)\n", page, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def report(bench: Bench, cases: Sequence[str], before: str = "") -> str:
+    """Return the page with new sections of `cases`; the others are those of the page `before`, unless it has none."""
     import torch
 
-    lines = [
-        "# Training recipes",
-        "",
-        f"{dt.date.today()}, {machine()}, one thread, PyTorch {torch.__version__}. Made by `python benchmarks/recipes.py`, whose "
-        "option `--list` prints the commands. Budgets are steps of the model, because the machine was shared; processor minutes "
-        "are those of training alone. A range in brackets after a mean is that of the seeds. The data are those of "
-        "`credit-like demo`, the forecasts those of its test period.",
+    kept = sections(before)
+    today = f"{dt.date.today()}, {machine()}, one thread, PyTorch {torch.__version__}."
+    pages = [
+        "# Training recipes\n\n"
+        + wrapped(
+            [
+                "Made by `python benchmarks/recipes.py`, whose option `--list` prints the commands. Budgets are steps of the "
+                "model, because the machine was shared; processor minutes are those of training alone. A range in brackets "
+                "after a mean is that of the seeds. The data are those of `credit-like demo`, the forecasts those of its test "
+                "period."
+            ]
+        )
     ]
-    for title, _, tabulate in CASES.values():
-        lines += ["", f"## {title}", "", *tabulate(bench)]
-    wrapped = [
-        part for line in lines for part in ([line] if line.startswith("|") else textwrap.wrap(line, 132) or [""])
-    ]
-    return "\n".join(wrapped) + "\n"
+    for case, (title, _, tabulate) in CASES.items():
+        made = case in cases or title not in kept
+        text = (
+            wrapped([f"{today} Made with `--cases {case}`.", "", *tabulate(bench)]) if made else kept[title].strip("\n")
+        )
+        pages.append(f"## {title}\n\n" + text)
+    return "\n\n".join(page.strip("\n") for page in pages) + "\n"
+
+
+def wrapped(lines: Sequence[str]) -> str:
+    """Return lines of text wrapped at the width of the project's pages, and tables as they are."""
+    parts = [part for line in lines for part in ([line] if line.startswith("|") else textwrap.wrap(line, 132) or [""])]
+    return "\n".join(parts)
 
 
 def main() -> None:
@@ -921,7 +1011,8 @@ def main() -> None:
                     if case == "growth":
                         grow(bench, recipe, seed)
     if not arguments.list:
-        text = report(bench)
+        before = arguments.output.read_text() if arguments.output.exists() else ""
+        text = report(bench, arguments.cases, before)
         arguments.output.write_text(text)
         print(text)
 

@@ -81,7 +81,7 @@ _UNITS = {
     "1 (a share)": "share quantiles",
     "1 (a probability)": "attn_dropout ff_dropout drop_path",
     "1": "alpha b betas compression correlation cross_embed_strides damping delta ema_decay eps factor grad_max_norm "
-    "lead_weights learning_rate level_weights min_change min_lr momentum order phase_weight point_weight rank scale scales "
+    "lead_weights learning_rate level_weights min_change min_lr momentum order phase_weight point_weight rank rate scale scales "
     "seed variable_weights weight weight_decay",
 }
 UNITS = {key: unit for unit, keys in _UNITS.items() for key in keys.split()} | {
@@ -168,6 +168,7 @@ EXAMPLES: dict[str, Any] = {
     "thresholds": {"quantiles": [0.1, 0.9]},
     "regions": {"tropics": {"south": -20, "north": 20}},
     "baselines": {"ifs": "/data/ifs.zarr"},
+    "climatology": ["1979-01-01", "2015-12-31T18"],
     "climatology_period": ["1990-01-01", "2015-12-31"],
     "values": {"precipitation": [1.0, 10.0]},
     "quantiles": [0.1, 0.9],

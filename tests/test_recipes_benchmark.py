@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from credit_like.schema.load import load_experiment
@@ -68,3 +69,45 @@ def test_a_rehearsal_writes_the_tables(tmp_path):
     ]
     assert len(rows) == 1
     assert all(float(cell) > 0 for cell in rows[0].split("|")[3:7])
+
+
+def test_sections_of_other_cases_stay_on_the_page(recipes, tmp_path):
+    bench = recipes.Bench(tmp_path, (1,), False)
+    before = (
+        "# Title\n\n## Growth of nothing\n\nold\n\n## Ensembles\n\nkept, as | it | was\n\n## What grows\n\nreplaced\n"
+    )
+    page = recipes.report(bench, ["growth"], before)
+    parts = recipes.sections(page)
+    assert list(parts) == [title for title, _, _ in recipes.CASES.values()]
+    assert parts["Ensembles"].strip() == "kept, as | it | was"
+    assert "Not measured yet." in parts["What grows"]
+    assert "replaced" not in page
+    assert recipes.report(bench, [], page) == page
+
+
+def test_free_runs_of_all_seeds_are_one_row(recipes, tmp_path):
+    """Two seeds of two forecasts; one blows up on its second day and is left out of the climate of the others."""
+    for seed, means in ((1, 1.0), (2, 3.0)):
+        (tmp_path / f"run-s{seed}").mkdir()
+        blown = np.zeros((730, 2), bool)
+        blown[1:, 0] = seed == 2
+        daily = np.full((730, 2, 1), means)
+        np.savez(
+            tmp_path / f"run-s{seed}" / "free-2.npz",
+            names=["u"],
+            means=daily,
+            eddies=2 * daily,
+            blown=blown,
+            first_spectrum=np.ones((2, 1, 33)),
+            last_spectrum=np.ones((2, 1, 33)) * means,
+            cpu=86400.0,
+            steps=2920,
+            truth_mean=[1.0],
+            truth_change=[0.1],
+            truth_eddies=[2.0],
+            truth_spectrum=np.ones((1, 33)),
+        )
+    text = recipes.free_runs(recipes.Bench(tmp_path, (1, 2), False))
+    assert "| run | 1, 2 | 2.00 | 1 of 4, day 2–2 | 4 |" in text
+    # The kept forecasts have the means 1, 1 and 3, and as many times the truth's eddies; the last year's energy too.
+    assert "| run | u | 1 ± 0.1 | 1.6667 → 1.6667 | 2 | 1.67 → 1.67 | 1.00–1.00 → 1.67–1.67 | 3e-01 → 6e-01 |" in text

@@ -150,10 +150,18 @@ def test_the_command_says_what_differs(tmp_path, capsys, monkeypatch):
     assert "domain 2: refused: rows are mixed" in capsys.readouterr().out
 
 
+CORRECTIONS = [
+    "{type: zonal-filter, variables: [precipitation], highest: 21}",
+    "{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.1, order: 2}",
+    "{type: conserve, variables: [height, v]}",
+    "{type: relax, variables: [u, height], rate: 0.1, climatology: [2000-01-01, 2000-01-09]}",
+]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["parts", "wxformer"])
 def test_every_comparison(tmp_path, what):
-    """Parts from outside, and a small WXFormer whose heads and windows suffice for every layout."""
+    """Parts from outside, and a small WXFormer whose heads and windows suffice for every layout, with corrections."""
     short = ["data.source.steps=60", "data.train=[2000-01-01, 2000-01-09]", "data.valid=[2000-01-09T06, 2000-01-11]"]
     short += [
         "trainer.scheduler.warmup_steps=1",
@@ -161,6 +169,7 @@ def test_every_comparison(tmp_path, what):
         "inference={init: 2000-01-11T06, lead: 12h}",
     ]
     short += ["model={dim: [16, 32, 64, 128], depth: [1, 1, 1, 1], dim_head: 8, padding_conf: {pad_lat: [32, 32]}}"]
+    short += [f"physics=[{', '.join(CORRECTIONS)}]"]
     file, changes = (FILE, []) if what == "parts" else (ROOT / "config" / "demo.yml", short)
     experiment = checked_experiment(file, [*changes, f"save_loc={tmp_path / 'run'}"])[0]
     found = {row.name: row for row in kit.verify(experiment)}

@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, cast
@@ -97,6 +97,13 @@ class _NoData:
     def static(self, rows: slice = slice(None), columns: slice = slice(None)) -> Fields:
         size = len(self.grid.latitude[rows]), len(self.grid.longitude[columns])
         return np.zeros((self.variables.n("static"), *size), np.float32)
+
+    def period(self, _periods: object) -> NDArray[np.int64]:
+        return np.zeros(1, np.int64)
+
+    def read(self, variables: Sequence[Variable], times: Sequence[int], rows: slice = slice(None)) -> Fields:
+        height = len(range(*rows.indices(self.grid.height)))
+        return np.zeros((len(times), sum(map(len, variables)), height, self.grid.width), np.float32)
 
     def attrs(self, _variable: Variable) -> dict[str, str]:
         return {}

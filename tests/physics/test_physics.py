@@ -34,6 +34,16 @@ class Store:
             :, rows, columns
         ]
 
+    def period(self, periods):
+        """120 times in the year 2000."""
+        return np.arange(120) if periods[0].start.startswith("2000") else np.arange(0)
+
+    def read(self, variables, times, rows=slice(None)):
+        """The number of the channel and of the row, and the time as a departure that has a mean."""
+        channels = np.arange(sum(map(len, variables)))[:, None, None]
+        field = channels + 10.0 * np.arange(HEIGHT)[:, None] + np.zeros(WIDTH)
+        return (field + np.asarray(times)[:, None, None, None]).astype(np.float32)[:, :, rows]
+
 
 class Statistics:
     def mask(self, variables):
@@ -125,6 +135,26 @@ def test_zonal_filter_removes_short_waves_on_a_large_mean(variables, states):
     after[:, 6] = 1e5 + torch.cos(2 * torch.pi * 5 * torch.arange(WIDTH) / WIDTH)
     fix, _ = build({"type": "zonal-filter", "variables": ["SP"], "highest": 3}, variables)
     assert (fix(after, before)[:, 6] - 1e5).abs().max() < 0.01  # one unit in the last place of 1e5 in float32
+
+
+def test_relaxation_pulls_zonal_means_and_leaves_waves(variables, states):
+    after, before = (x.double() for x in states)
+    period = ["2000-01-01", "2000-02-01"]
+    fix, _ = build({"type": "relax", "variables": ["Q", "SP"], "rate": 0.25, "climatology": period}, variables)
+    fixed = fix(after, before)
+    relaxed, others = [0, 1, 2, 6], [3, 4, 5, 7, 8, 9]
+    # Every second time is read, 0 to 118: the mean is 59.
+    climate = torch.tensor(relaxed)[:, None] + 10.0 * torch.arange(HEIGHT) + 59.0
+    mean, new = (x[:, relaxed].mean(-1) for x in (after, fixed))
+    torch.testing.assert_close(new, 0.75 * mean + 0.25 * climate)
+    waves, kept = (x[:, relaxed] - x[:, relaxed].mean(-1, keepdim=True) for x in (after, fixed))
+    torch.testing.assert_close(kept, waves, rtol=0, atol=1e-9)
+    assert torch.equal(fixed[:, others], after[:, others])
+
+
+def test_relaxation_needs_the_data_of_its_period(variables):
+    with pytest.raises(ValueError, match=r"physics.climatology: expected data of the period 1999.*got none"):
+        build({"type": "relax", "variables": ["Q"], "climatology": ["1999-01-01", "1999-02-01"]}, variables)
 
 
 def test_zonal_filter_needs_whole_rows_with_data(variables):
@@ -414,6 +444,7 @@ def test_what_was_added_is_recorded(variables, states):
         {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
         {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "damping": 0.1},
         {"type": "conserve", "variables": ["Q", "SP"]},
+        {"type": "relax", "variables": ["Q", "SP"], "climatology": ["2000-01-01", "2000-02-01"]},
     ],
 )
 def test_gradients_pass(variables, states, config):
@@ -434,6 +465,7 @@ def test_gradients_pass(variables, states, config):
         {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
         {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "damping": 0.1},
         {"type": "conserve", "variables": ["Q", "SP"]},
+        {"type": "relax", "variables": ["Q", "SP"], "climatology": ["2000-01-01", "2000-02-01"]},
     ],
 )
 def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config):

@@ -96,6 +96,7 @@ PHYSICS = {
     "none": [],
     "clip": [{"type": "clip", "variables": ["column_water"]}],
     "zonal-filter": [{"type": "zonal-filter", "variables": ["column_water"], "highest": 5}],
+    "relax": [{"type": "relax", "variables": ["column_water"], "climatology": ["2000-01-01", "2000-01-05"]}],
     "spherical-filter": [{"type": "spherical-filter", "variables": ["column_water"], "highest": 5}],
     "mass": [{"type": "mass", "surface_pressure": "surface_pressure"}],
     "energy": [

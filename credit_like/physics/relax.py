@@ -1,0 +1,116 @@
+"""Relaxation of zonal means to those of the data: a slow pull towards the climate, as heating and friction exert it.
+
+With [x] the mean of x along a row and c the mean of [x] over the times of `climatology`,
+
+    x ← x + rate · (c − [x])
+
+Deviations from the zonal mean, which are the weather, stay as they are. A deviation of the zonal mean decays by a factor e in
+1 / rate steps. The correction does not make a model better: it holds the climate that a long forecast has near that of the data,
+and with it what the data would not confirm, such as a trend. The climatology has no seasonal cycle. Source of the form: Held and
+Suarez (1994), Bull. Amer. Meteor. Soc. 75, 1825-1830, who force a dynamical core by relaxation alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from credit_like.errors import UserError
+from credit_like.physics._column import channels_of
+from credit_like.physics._correction import Correction
+from credit_like.schema.data import Periods
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from credit_like.data.statistics import Statistics
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variables
+
+TIMES = 50
+"""About as many times, evenly spread, make the climatology."""
+
+
+class Config(Correction):
+    """The predicted variables to relax, how fast, and the period whose mean they are relaxed to."""
+
+    type: Literal["relax"] = "relax"
+    variables: tuple[str, ...] = ()
+    """Predicted variables whose zonal means are relaxed."""
+    rate: float = Field(default=0.01, gt=0, le=1)
+    """Part of the deviation of a zonal mean that a step removes."""
+    climatology: Periods | None = None
+    """Period of the data whose zonal means are those to relax to, such as that of training. It has no default."""
+
+    @model_validator(mode="after")
+    def _period(self) -> Config:
+        if self.variables and self.climatology is None:
+            raise ValueError("expected a period as climatology of relax, got none; give that of training")
+        return self
+
+
+def find(config: Config, variables: Variables) -> list[slice]:
+    """See `credit_like.physics`."""
+    return [channels_of(name, variables.outputs, "physics.variables") for name in config.variables]
+
+
+def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
+    """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
+
+    Raises UserError for a grid that does not cover the full circle of longitude, and where the data do not have the period or
+    rows of a variable.
+    """
+    import torch
+
+    from credit_like.physics._fix import Fix
+
+    where = find(config, variables)
+    if where and not store.grid.is_periodic:
+        raise UserError(
+            "physics.type: expected a grid that covers the full circle of longitude for relax, got a part of it; remove it"
+        )
+    climate = torch.nn.Module()
+    if where:
+        mean = _climatology(config, variables, store, layout.get("rows", slice(None)))
+        climate.register_buffer("mean", torch.tensor(mean), persistent=False)
+
+    def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
+        result = after_BCHW.clone()
+        for channels in where:
+            # In float64, because the change in a step is a small part of a field whose mean may be large.
+            x = after_BCHW[:, channels].double()
+            pull = config.rate * (climate.get_buffer("mean")[channels] - x.mean(-1, keepdim=True))
+            result[:, channels] = (x + pull).to(after_BCHW.dtype)
+        return result
+
+    changes = dict(zip(config.variables, where, strict=True))
+    fix = Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)
+    fix.climate = climate
+    return fix
+
+
+def _climatology(config: Config, variables: Variables, store: FieldStore, rows: slice) -> NDArray[np.float64]:
+    """Return the mean over longitude and times of this rank's rows, (C, H, 1), of all predicted channels."""
+    periods = config.climatology or ()
+    positions = store.period(periods)
+    if not len(positions):
+        start, end = periods[0].start, periods[-1].end
+        raise UserError(
+            f"physics.climatology: expected data of the period {start} to {end}, got none; change it, or remove relax where "
+            "forecasts are made without the data of the training"
+        )
+    fields = store.read(variables.outputs, positions[:: max(1, len(positions) // TIMES)], rows).astype(np.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # rows without data in variables that are not relaxed
+        mean: NDArray[np.float64] = np.nanmean(fields, (0, 3))[..., None]
+    for name, channels in zip(config.variables, find(config, variables), strict=True):
+        if not np.isfinite(mean[channels]).all():
+            raise UserError(
+                f"physics.variables: expected variables with data in all rows for relax, got {name}; remove it"
+            )
+    return mean
