@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from credit_like.data.store import FieldStore
     from credit_like.variables import Variables
 
+shares_columns = True
+"""See `credit_like.physics`."""
+
 TIMES = 50
 """About as many times, evenly spread, make the climatology."""
 
@@ -67,6 +70,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     """
     import torch
 
+    from credit_like.nn.area import identity
     from credit_like.physics._fix import Fix
 
     where = find(config, variables)
@@ -79,12 +83,14 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         mean = _climatology(config, variables, store, layout.get("rows", slice(None)))
         climate.register_buffer("mean", torch.tensor(mean), persistent=False)
 
+    whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)
+
     def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
         for channels in where:
             # In float64, because the change in a step is a small part of a field whose mean may be large.
             x = after_BCHW[:, channels].double()
-            pull = config.rate * (climate.get_buffer("mean")[channels] - x.mean(-1, keepdim=True))
+            pull = config.rate * (climate.get_buffer("mean")[channels] - whole_rows(x).mean(-1, keepdim=True))
             result[:, channels] = (x + pull).to(after_BCHW.dtype)
         return result
 

@@ -6,10 +6,12 @@ from functools import partial
 
 import pytest
 
+from credit_like import registry
 from credit_like import verify as kit
 from credit_like.check import checked_experiment
 from credit_like.errors import UserError
 from credit_like.parallel.processes import run_ranks as answers_of
+from credit_like.schema.checks import shares_columns
 from credit_like.schema.load import load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
 
@@ -97,6 +99,10 @@ def test_a_run_continues_in_any_other_layout(tmp_path, monkeypatch, first, secon
     row = rows[f"{first}, continued in {second}"]
     assert row.ok, row
     assert row.errors["weights"] < COARSE["weights"]
+
+
+def test_every_correction_that_ships_shares_columns():
+    assert [name for name in registry.names("physics") if not shares_columns(registry.module("physics", name))] == []
 
 
 def test_what_has_no_form_for_columns_is_refused_by_name(tmp_path, monkeypatch):
