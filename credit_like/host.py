@@ -1,4 +1,4 @@
-"""Copies from the device to the host that do not block the device."""
+"""Copies between host and device for which neither waits."""
 
 from __future__ import annotations
 
@@ -31,3 +31,8 @@ def to_host(x: Tensor) -> HostCopy:
     event = torch.cuda.Event()
     event.record()
     return HostCopy(host, event)
+
+
+def from_host(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor of the host in memory from which copies to `device` need not be waited for: pinned for a GPU."""
+    return x if device.type == "cpu" else x.pin_memory()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from credit_like.data.store import FieldStore
+from credit_like.host import from_host
 from credit_like.state import State
 from credit_like.stepper import Stepper
 from credit_like.variables import Variables
@@ -55,7 +56,7 @@ def rollout(
         frames = [
             store.forcing([t + lead - 1 for t in times], now=times[-1], rows=rows, columns=columns) for times in history
         ]
-        return torch.from_numpy(np.stack(frames)).transpose(1, 2)
+        return from_host(torch.from_numpy(np.stack(frames)).transpose(1, 2), device)
 
     analysed = np.stack([store.read(variables.role("prognostic"), times, rows, columns=columns) for times in history])
     prognostic_BCTHW = torch.from_numpy(analysed).to(device).transpose(1, 2).contiguous()

@@ -327,15 +327,16 @@ class _Column:
 
     def _sorted(self, name: str) -> tuple[Tensor, Tensor]:
         """Return a variable and its pressure, from the top of the atmosphere to the surface."""
-        import torch
+        from credit_like.nn.constants import on_device
 
         variable, x = self.of.variables[name], self.fields[name]
         positions = self.of.positions(variable)
         if self.of.hybrid is None:
-            pressure = 100 * torch.tensor(variable.levels, dtype=x.dtype, device=x.device)[positions.tolist()]
-            return x[:, positions.tolist()], pressure[:, None, None].expand(x.shape)
+            levels = tuple(100.0 * variable.levels[i] for i in positions)
+            pressure = on_device(levels, x.dtype, x.device)
+            return _chosen(x, positions), pressure[:, None, None].expand(x.shape)
         order = np.argsort(positions)
-        return x[:, order.tolist()], self._pressure[:, positions[order].tolist()]
+        return _chosen(x, order), _chosen(self._pressure, positions[order])
 
     def _full(self, name: str) -> Tensor:
         """Return a variable on all hybrid levels, those between its own interpolated; pressure levels as they are."""
@@ -378,17 +379,17 @@ class _Column:
 
     def _own(self, name: str, full_BKHW: Tensor) -> Tensor:
         """Return, of a field on all hybrid levels, the levels of a variable in its own order."""
-        return full_BKHW[:, self.of.positions(self.of.variables[self._name(name)]).tolist()]
+        return _chosen(full_BKHW, self.of.positions(self.of.variables[self._name(name)]))
 
     @property
     def _pressure_of_result(self) -> Tensor:
-        import torch
+        from credit_like.nn.constants import on_device
 
         like = self.fields[self._name(_T)]
         if self.of.hybrid is not None and not self.config.pressure_levels:
             return self._own(_T, self._pressure)
         levels = self.config.pressure_levels or self.of.variables[self._name(_T)].levels
-        return 100 * torch.tensor(levels, dtype=like.dtype, device=like.device)[:, None, None]
+        return on_device(tuple(100.0 * level for level in levels), like.dtype, like.device)[:, None, None]
 
     @property
     def _thickness(self) -> Tensor:
@@ -398,6 +399,15 @@ class _Column:
         _, pressure = self._sorted(self._name(_Q))
         middle = (pressure[:, 1:] + pressure[:, :-1]) / 2
         return _stack(pressure[:, :1], middle, pressure[:, -1:]).diff(dim=-3)
+
+
+def _chosen(x_BKHW: Tensor, levels: np.ndarray) -> Tensor:
+    """Return these levels. An index that is a list would be copied to the device each time, for which the host waits."""
+    import torch
+
+    from credit_like.nn.constants import on_device
+
+    return x_BKHW.index_select(1, on_device(tuple(levels.tolist()), torch.int64, x_BKHW.device))
 
 
 def _stack(*parts: Tensor) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from credit_like.grid import Grid
+from credit_like.nn.constants import on_device
 
 EARTH_RADIUS = 6.371229e6
 """m, as in the IFS."""
@@ -33,8 +35,11 @@ def divergence(u: Tensor, v: Tensor, grid: Grid) -> Tensor:
 
 
 def _cosine(grid: Grid, like: Tensor) -> Tensor:
-    cosine = np.cos(np.deg2rad(grid.latitude))
-    return torch.tensor(cosine, dtype=like.dtype, device=like.device)[:, None]
+    return on_device(_numbers(np.cos(np.deg2rad(grid.latitude))), like.dtype, like.device)[:, None]
+
+
+def _numbers(values: NDArray[np.floating]) -> tuple[float, ...]:
+    return tuple(values.tolist())
 
 
 def _divisor(cosine: Tensor) -> Tensor:
@@ -43,7 +48,7 @@ def _divisor(cosine: Tensor) -> Tensor:
 
 
 def _along_latitude(x: Tensor, grid: Grid) -> Tensor:
-    rows = torch.tensor(np.deg2rad(grid.latitude), dtype=x.dtype, device=x.device)
+    rows = on_device(_numbers(np.deg2rad(grid.latitude)), x.dtype, x.device)
     (result,) = torch.gradient(x, spacing=(rows,), dim=(-2,))
     return result
 
@@ -53,7 +58,7 @@ def _along_longitude(x: Tensor, grid: Grid) -> Tensor:
     if grid.is_periodic:
         step = np.deg2rad(longitude[1] - longitude[0])
         return (x.roll(-1, -1) - x.roll(1, -1)) / (2 * step)
-    columns = torch.tensor(np.deg2rad(longitude), dtype=x.dtype, device=x.device)
+    columns = on_device(_numbers(np.deg2rad(longitude)), x.dtype, x.device)
     (result,) = torch.gradient(x, spacing=(columns,), dim=(-1,))
     return result
 

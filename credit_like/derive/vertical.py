@@ -17,6 +17,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from credit_like.nn.constants import on_device
+
 GRAVITY = 9.80665
 """m s⁻², the standard acceleration."""
 DRY_AIR = 287.06
@@ -38,7 +40,10 @@ layers."""
 
 def interface_pressure(surface_HW: Tensor, a: Sequence[float] | Tensor, b: Sequence[float] | Tensor) -> Tensor:
     """Return the pressure of the K + 1 interfaces, p = a + b · p_s."""
-    a_K, b_K = (torch.as_tensor(x, dtype=surface_HW.dtype, device=surface_HW.device) for x in (a, b))
+    a_K, b_K = (
+        x.to(surface_HW) if isinstance(x, Tensor) else on_device(tuple(x), surface_HW.dtype, surface_HW.device)
+        for x in (a, b)
+    )
     return a_K[:, None, None] + b_K[:, None, None] * surface_HW[..., None, :, :]
 
 
@@ -77,7 +82,7 @@ def geopotential(
 
 def interpolate(field_KHW: Tensor, pressure_KHW: Tensor, levels_L: Sequence[float]) -> Tensor:
     """Interpolate linearly in ln p to the pressure levels `levels_L`; beyond the column, take its outermost value."""
-    wanted = torch.tensor(levels_L, dtype=pressure_KHW.dtype, device=pressure_KHW.device)
+    wanted = on_device(tuple(levels_L), pressure_KHW.dtype, pressure_KHW.device)
     shape = (*pressure_KHW.shape[:-3], len(levels_L), *pressure_KHW.shape[-2:])
     return interpolate_columns(field_KHW, pressure_KHW, wanted[:, None, None].expand(shape))
 
@@ -142,7 +147,7 @@ def extrapolate_below_ground(
     steep = GRAVITY / torch.where(height >= 2000, phi, 1.0)
     gamma = torch.where(height > 2500, steep * (capped - t).clamp(min=0), steep * (blended - t))
     gamma = torch.where(height >= 2000, gamma, LAPSE_RATE)[..., None, :, :]
-    level = torch.tensor(levels_L, dtype=phi.dtype, device=phi.device)[:, None, None]
+    level = on_device(tuple(levels_L), phi.dtype, phi.device)[:, None, None]
     surface = surface_pressure_HW[..., None, :, :]
     log_p = torch.log(level / surface)
     y = gamma * _TRENBERTH_GAS / GRAVITY * log_p

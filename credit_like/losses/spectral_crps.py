@@ -52,7 +52,8 @@ def coefficients(x: Tensor) -> Tensor:
     width = x.shape[-1]
     found = torch.fft.rfft(x.to(torch.promote_types(x.dtype, torch.float32)), norm="ortho") * 2**0.5
     cosines, sines = found.real, found.imag[..., 1 : (width + 1) // 2]
-    whole = [0, width // 2] if width % 2 == 0 else [0]
     scale = torch.ones(cosines.shape[-1], dtype=cosines.dtype, device=x.device)
-    scale[whole] = 0.5**0.5
+    scale[0] = 0.5**0.5
+    if width % 2 == 0:
+        scale[-1] = 0.5**0.5
     return torch.cat([cosines * scale, sines], -1)

@@ -49,9 +49,9 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
         for channels in where:
-            for channel in range(channels.start, channels.stop):
-                lost = mean(before_BCHW[:, channel].double() - after_BCHW[:, channel].double())
-                result[:, channel] = (after_BCHW[:, channel] + lost).to(after_BCHW.dtype)
+            change_BCHW = before_BCHW[:, channels].double() - after_BCHW[:, channels].double()
+            lost = mean(change_BCHW.flatten(0, 1)).unflatten(0, change_BCHW.shape[:2])
+            result[:, channels] = (after_BCHW[:, channels] + lost).to(after_BCHW.dtype)
         return result
 
     changes = dict(zip(config.variables, where, strict=True))

@@ -17,6 +17,7 @@ from torch import Tensor
 from credit_like.context import Context
 from credit_like.data.loading.windows import Windows
 from credit_like.errors import UserError
+from credit_like.host import from_host
 from credit_like.nn.area import AreaMean
 from credit_like.rollout import read_ahead, rollout
 from credit_like.schema.base import format_duration
@@ -115,7 +116,7 @@ class ShortForecasts:
         def truth(lead: int) -> Tensor:
             """Read (B, C, h, W) at this lead."""
             at = [i + lead for i in init]
-            return torch.from_numpy(store.read(self.variables.outputs, at, rows, columns=columns))
+            return from_host(torch.from_numpy(store.read(self.variables.outputs, at, rows, columns=columns)), device)
 
         states = rollout(
             self.stepper,
