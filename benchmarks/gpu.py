@@ -191,6 +191,7 @@ def arithmetic(small: bool) -> list[Row]:
     from credit_like.models import wxformer
     from credit_like.nn import spectral_norm
     from credit_like.nn.init import initialise
+    from credit_like.parallel.device import set_precision
 
     height, width = SMALL_GRID if small else (64, 128)
     section = yaml.safe_load((ROOT / "models" / "wxformer-tiny" / "model.yml").read_text())["model"]
@@ -202,7 +203,7 @@ def arithmetic(small: bool) -> list[Row]:
     def run(
         device: str, dtype: torch.dtype, matmul: str = "highest", bf16: bool = False, compiled: bool = False
     ) -> Any:
-        torch.set_float32_matmul_precision(matmul)
+        set_precision(matmul)
         model = initialise(
             wxformer.build(config, in_channels=6, out_channels=5, frames=1, height=height, width=width), 0
         )

@@ -35,7 +35,7 @@ from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import is_compiled, materialise, own_part, parallelise
-from credit_like.parallel.device import pick_device
+from credit_like.parallel.device import pick_device, set_precision
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
@@ -347,7 +347,7 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
                 "trainer.fsdp2_cpu_offload: expected false on CUDA, where it has not been tested yet, got true; set it to "
                 "false and shard over more ranks, or set trainer.activation_checkpoint: true"
             )
-        torch.set_float32_matmul_precision(trainer.matmul_precision)
+        set_precision(trainer.matmul_precision)
     # Ranks of the ensemble share the members of a training step; forecasts are shared by initial time.
     layout = trainer.parallelism if training else trainer.parallelism.model_copy(update={"ensemble": 1})
     runtime = Runtime.start(Parallelism() if alone else layout, device, trainer.timeout)

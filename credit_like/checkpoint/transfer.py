@@ -417,7 +417,7 @@ def load(source: Source, plan: Plan, model: nn.Module, seed: int) -> list[str]:
         for name, value in mapped.items():
             if pieces[name].local.numel():
                 pieces[name].local.copy_(value[_slices(pieces[name])])
-    spectral_norm.refresh(model)
+    spectral_norm.refresh(model, together=1)  # one weight at a time, without a copy
     return changes
 
 

@@ -17,3 +17,12 @@ def pick_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("trainer.device: expected a CUDA device, got none; change to auto or cpu")
     return torch.device(name)
+
+
+def set_precision(precision: str) -> None:
+    """Set how CUDA multiplies matrices and convolves in float32: `highest` is float32, `high` and `medium` are narrower.
+
+    torch has a switch of its own for convolutions, which is TensorFloat-32 unless it is set.
+    """
+    torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision != "highest"

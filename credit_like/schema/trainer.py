@@ -216,8 +216,7 @@ class TrainerSection(PhaseKeys):
     """Compute in bfloat16: by FSDP2's policy where the model is sharded, by autocast elsewhere. Weights, their updates, the
     input's embedding, the head and all sums over ranks stay in float32."""
     fsdp2_mp_policy: MixedPrecision | None = None
-    """Data types under fsdp2 with `amp: true`. Default: those of the section, or float32 for models with spectral
-    norm."""
+    """Data types under fsdp2 with `amp: true`. Default: those of the section."""
     fsdp2_reshard_after_forward: bool = True
     """Free gathered parameters after forward; false keeps them until backward, which costs memory and saves
     messages."""
@@ -228,8 +227,8 @@ class TrainerSection(PhaseKeys):
     compile: bool | None = None
     """Compile the model's blocks; by default on CUDA."""
     matmul_precision: Literal["highest", "high", "medium"] = "high"
-    """How CUDA multiplies matrices of float32: `high` is TensorFloat-32, whose products have 10 bits of mantissa. No effect on
-    a CPU."""
+    """How CUDA multiplies matrices and convolves in float32: `highest` is float32, `high` is TensorFloat-32, which rounds
+    the factors of products to 10 bits of mantissa. No effect on a CPU."""
     phases: Annotated[tuple[PhaseSection, ...] | None, BeforeValidator(_absent_if_empty)] = None
     """Phases of the training, one after the other. Each begins at the end of an epoch with a new optimiser state and the
     start of its learning rate schedule. Default: one phase."""

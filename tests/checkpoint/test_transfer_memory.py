@@ -50,8 +50,6 @@ def load(rank, path, folder, roles):
         names = {name.removeprefix("model/"): name for name in checkpoint.names("model/")}
         source = dataclasses.replace(source, checkpoint=checkpoint, names=names)
     plan = transfer.plan(source, model, CONFIG, transfer.Channels.of_roles(roles, 1, "increment"), "error")
-    # Weights that are processed together for σ: few beside this small model, as the default is beside a large one.
-    transfer.spectral_norm._TOGETHER = 2**10
     held = sum(piece.local.nbytes for piece in named_pieces(model).values())
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         transfer.load(source, plan, model, 0)

@@ -1,13 +1,22 @@
-"""Position biases that are computed together, against their definition: one layer after the other for each bias alone."""
+"""Position biases that are computed together, against their definition: one layer after the other for each bias alone.
+
+And what attention is given on a GPU.
+"""
+
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
+from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
-from credit_like.nn.attention import POSITION_INDICES, PositionBias, position_tables
+from credit_like.nn.attention import POSITION_INDICES, LongAttention, PositionBias, ShortAttention, position_tables
 from credit_like.nn.init import initialise
 from credit_like.nn.lora import add_lora
+
+ZOO = sorted((Path(__file__).parents[2] / "models").glob("*/model.yml"))
 
 
 def definition(bias):
@@ -89,3 +98,33 @@ def test_compiled_tables_are_those_of_the_definition():
     ]
     for found, expected in zip((*values, *gradients[0]), (*defined, *gradients[1]), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-14 * max(1, expected.abs().max().item()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("path", ZOO, ids=lambda path: path.parent.name)
+def test_a_gpu_has_a_fused_kernel_for_the_attention_of_every_model(monkeypatch, path, dtype):
+    """The conditions of torch's memory-efficient kernel, the only fused one for a bias that has a gradient."""
+    section = yaml.safe_load(path.read_text())["model"]
+    config = wxformer.Config.model_validate({key: value for key, value in section.items() if key != "predict"})
+    given = []
+
+    def record(q, k, v, *, attn_mask):
+        given.append((q, k, v, attn_mask))
+        return torch.empty_like(q)
+
+    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", record)
+    windows = [(config.local_window_size, ShortAttention), *((g, LongAttention) for g in config.global_window_size)]
+    for window, kind in windows:
+        with torch.device("meta"):
+            layer = kind(config.dim[0], window, dim_head=config.dim_head, spectral_norm=True).to(dtype)
+        layer(torch.empty(1, 2 * window, 2 * window, config.dim[0], device="meta", dtype=dtype))
+    assert len(given) == sum(window > 1 for window, _ in windows)
+    for *tensors, bias in given:
+        assert bias.ndim == 2
+        assert bias.is_contiguous()
+        assert bias.dtype == dtype
+        for x in tensors:
+            assert x.dtype == dtype
+            assert x.stride(-1) == 1
+            assert x.shape[-1] * x.element_size() % 16 == 0
+            assert x.storage_offset() * x.element_size() % 16 == 0

@@ -63,7 +63,7 @@ def test_whole_at_one_rank_and_parts_back_at_all(run_ranks):
 def _iterations(rank):
     counted = []
     orthogonal = _muon.orthogonal
-    _muon.orthogonal = lambda matrix: counted.append(tuple(matrix.shape)) or orthogonal(matrix)
+    _muon.orthogonal = lambda x_Nrc: counted.extend(tuple(x.shape) for x in x_Nrc) or orthogonal(x_Nrc)
     runtime = Runtime.start(Parallelism(data="fsdp2"), torch.device("cpu"))
     mesh = init_device_mesh("cpu", (2,))
     parameters = {
@@ -95,3 +95,24 @@ def test_one_process_owns_everything(count):
     back = from_owners(owned, tensors, dealt)
     assert all(torch.equal(back[name], tensor) for name, tensor in tensors.items())
     assert deal_module._world() == 1
+
+
+def test_matrices_of_one_shape_are_iterated_together_and_each_as_if_alone():
+    """On a GPU the number of operations is what they cost."""
+    generator = torch.Generator().manual_seed(0)
+    matrices = {f"{i}": torch.randn(5, 3, 1, generator=generator, dtype=torch.float64) for i in range(3)}
+    matrices["wide"] = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    calls = []
+    whole = _muon.orthogonal
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_muon, "orthogonal", lambda x: calls.append(len(x)) or whole(x))
+        together = _muon._orthogonal(matrices)
+    assert calls == [3, 1]
+    for name, matrix in matrices.items():
+        u, _, vh = torch.linalg.svd(matrix.flatten(1), full_matrices=False)
+        found = together[name]
+        torch.testing.assert_close(found, whole(matrix.flatten(1)).view(matrix.shape), rtol=1e-12, atol=1e-12)
+        values = torch.linalg.svdvals(found.flatten(1))
+        assert 0.6 < values.min() <= values.max() < 1.3
+        aligned = u.mT @ found.flatten(1) @ vh.mT
+        torch.testing.assert_close(aligned, aligned.diagonal().diag(), rtol=0, atol=1e-9)

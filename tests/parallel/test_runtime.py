@@ -9,6 +9,7 @@ import torch
 
 from credit_like.errors import UserError
 from credit_like.parallel import collectives
+from credit_like.parallel.device import set_precision
 from credit_like.parallel.environment import Environment, device_index, first_host, read_environment
 from credit_like.parallel.mesh import data_parallel_coords, degrees
 from credit_like.parallel.runtime import Runtime
@@ -70,6 +71,16 @@ def test_nodefile_of_pbs_is_for_one_node(tmp_path):
 @pytest.mark.parametrize(("rank", "devices", "index"), [(0, 1, 0), (3, 1, 0), (3, 4, 3), (0, 4, 0)])
 def test_a_rank_takes_its_own_gpu_or_the_only_one_it_sees(rank, devices, index):
     assert device_index(rank, devices) == index
+
+
+@pytest.mark.parametrize(("precision", "convolutions"), [("highest", "ieee"), ("high", "tf32"), ("medium", "tf32")])
+def test_matrix_products_and_convolutions_have_one_precision(precision, convolutions):
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    set_precision(precision)
+    assert torch.get_float32_matmul_precision() == precision
+    assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == (convolutions == "tf32")
+    torch.set_float32_matmul_precision(before[0])
+    torch.backends.cudnn.allow_tf32 = before[1]
 
 
 def test_more_ranks_than_gpus_are_refused():

@@ -199,7 +199,9 @@ class _Fields:
         return np.zeros((len(times), sum(map(len, variables)), self.grid.height, self.grid.width), np.float32)
 
     def forcing(self, times, **_):
-        return np.zeros((len(times), self.variables.n("dynamic_forcing"), self.grid.height, self.grid.width), np.float32)
+        return np.zeros(
+            (len(times), self.variables.n("dynamic_forcing"), self.grid.height, self.grid.width), np.float32
+        )
 
 
 def test_no_step_waits_whatever_the_physics():
@@ -222,7 +224,9 @@ def test_no_step_waits_whatever_the_physics():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "noise", [{"channels": 3}, {"type": "conditional-norm", "channels": 3, "correlation": 0.5}], ids=["decoder", "norms"]
+    "noise",
+    [{"channels": 3}, {"type": "conditional-norm", "channels": 3, "correlation": 0.5}],
+    ids=["decoder", "norms"],
 )
 def test_no_step_waits_for_members_with_noise(noise):
     options = {"members": 2, "optimizer": {"type": "muon"}, "activation_checkpoint": True, "backprop_steps": 1}

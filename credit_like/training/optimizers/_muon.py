@@ -10,7 +10,7 @@ from torch import Tensor
 
 from credit_like.parallel.deal import Dealt, deal, from_owners, to_owners
 from credit_like.parallel.shards import local
-from credit_like.training.optimizers._adamw import AdamW
+from credit_like.training.optimizers._adamw import AdamW, _gradient
 
 if TYPE_CHECKING:
     from credit_like.training.optimizers.muon import Config
@@ -42,25 +42,30 @@ class Muon:
     @torch.no_grad()
     def step(self, learning_rate: float, skip: Tensor) -> None:
         """Update the parameters, or nothing at all where `skip` (an fp32 scalar on the device) is 1."""
-        mu, skipped = self.config.momentum, skip.bool()
-        after, updates = {}, {}
-        for name, parameter in self.matrices.items():
-            if parameter.grad is None:
-                continue
-            gradient = local(parameter.grad)
-            after[name] = self.momentum[name].lerp(gradient, 1 - mu)
-            updates[name] = gradient.lerp(after[name], mu) if self.config.nesterov else after[name]
-        dealt = {name: self._deal()[name] for name in updates}
-        owned = to_owners(updates, dealt)
-        whole = {name: orthogonal(full.flatten(1)).reshape(full.shape) for name, full in owned.items()}
-        for name, direction in from_owners(whole, updates, dealt).items():
-            weight, momentum, shape = local(self.matrices[name]), self.momentum[name], dealt[name].shape
-            scale = 0.2 * max(shape[0], shape[1]) ** 0.5
-            moved = weight * (1 - learning_rate * self.config.weight_decay) - learning_rate * scale * direction
-            # Not arithmetic with the flag: 0 × NaN is NaN.
-            momentum.copy_(torch.where(skipped, momentum, after[name]))
-            weight.copy_(torch.where(skipped, weight, moved))
+        names = [name for name, parameter in self.matrices.items() if parameter.grad is not None]
+        if names:
+            self._step(names, learning_rate, skip)
         self.rest.step(learning_rate, skip)
+
+    def _step(self, names: list[str], learning_rate: float, skip: Tensor) -> None:
+        """Update the matrices `names`, with few operations for all of them, so that a GPU does not wait for the host."""
+        mu, decay = self.config.momentum, self.config.weight_decay
+        weights = [local(self.matrices[name]) for name in names]
+        gradients = [_gradient(self.matrices[name]) for name in names]
+        momenta = [self.momentum[name] for name in names]
+        after = torch._foreach_lerp(momenta, gradients, 1 - mu)
+        updates = torch._foreach_lerp(gradients, after, mu) if self.config.nesterov else after
+        parts = dict(zip(names, updates, strict=True))
+        dealt = {name: self._deal()[name] for name in names}
+        found = from_owners(_orthogonal(to_owners(parts, dealt)), parts, dealt)
+        directions = [found[name] for name in names]
+        shapes = [dealt[name].shape for name in names]
+        moves = torch._foreach_mul(directions, [-learning_rate * 0.2 * max(shape[:2]) ** 0.5 for shape in shapes])
+        torch._foreach_add_(moves, weights, alpha=1 - learning_rate * decay)
+        # Not arithmetic with the flag: 0 × NaN is NaN.
+        skipped = skip.bool()
+        for kept, new in ((momenta, after), (weights, moves)):
+            torch._foreach_copy_(kept, [torch.where(skipped, x, y) for x, y in zip(kept, new, strict=True)])
 
     def _deal(self) -> dict[str, Dealt]:
         """Return the owners of the matrices; the cost of one is that of its products."""
@@ -80,15 +85,28 @@ def is_matrix(parameter: Tensor) -> bool:
     return len(shape) >= 2 and min(shape[:2]) > 1 and parameter.numel() == shape[0] * shape[1]
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """Return about UVᵀ of the singular value decomposition USVᵀ of a matrix, by a quintic Newton-Schulz iteration.
+def _orthogonal(owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return `orthogonal` of every matrix; those of one shape are computed together."""
+    groups: dict[object, list[str]] = {}
+    for name, full in owned.items():
+        groups.setdefault((full.shape, full.dtype), []).append(name)
+    result: dict[str, Tensor] = {}
+    for names in groups.values():
+        shape = owned[names[0]].shape
+        together = orthogonal(torch.stack([owned[name].flatten(1) for name in names]))
+        result |= {name: x.reshape(shape) for name, x in zip(names, together.unbind(), strict=True)}
+    return result
 
-    X ← aX + (bA + cA²)X with A = XXᵀ; singular values end between about 0.7 and 1.2.
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Return about UVᵀ of the singular value decomposition USVᵀ of matrices (…, rows, columns).
+
+    It is a quintic Newton-Schulz iteration, X ← aX + (bA + cA²)X with A = XXᵀ; singular values end between about 0.7 and 1.2.
     """
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.T if tall else matrix
-    x = x / x.norm().clamp_min(1e-7)
+    tall = matrices.shape[-2] > matrices.shape[-1]
+    x = matrices.mT if tall else matrices
+    x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
     for _ in range(_ITERATIONS):
-        a = x @ x.T
+        a = x @ x.mT
         x = _A * x + (_B * a + _C * a @ a) @ x
-    return x.T if tall else x
+    return x.mT if tall else x
