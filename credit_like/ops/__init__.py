@@ -205,6 +205,8 @@ def cross_embed(
     if policy.applies(x_BHWC):
         size, before = (rows, columns), (pad_rows[0], pad_cols[0])
         return convolution.cross_embed(x_BHWC, weights, biases, stride, pads, shifts, size, before, layer)
+    # cuDNN convolves with channels last and would rearrange the model's input, which has them first, for every branch.
+    x_BHWC = x_BHWC.contiguous()
     branches = [
         _strided_conv(x_BHWC, weight, bias, stride, *pad)
         for weight, bias, pad in zip(weights, biases, pads, strict=True)

@@ -53,6 +53,9 @@ def parallelise(
         # compilation.
         torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
         torch._dynamo.config.accumulated_recompile_limit = 4 * _RECOMPILE_LIMIT
+        # Within DDP torch would split the graph of a unit where a bucket of gradients is full, so that it is sent before the
+        # unit's backward has ended. A unit is small, and its parts are fused worse than the whole.
+        torch._dynamo.config.optimize_ddp = False
         for unit in _units(model):
             unit.compile(dynamic=False)
     if section.parallelism.data == "fsdp2" and train:

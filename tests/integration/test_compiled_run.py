@@ -69,17 +69,31 @@ CASES = {
     "fsdp2": {"data": "fsdp2"},
     "tensor": {"data": "fsdp2", "tensor": 2},
     "domain": {"data": "fsdp2", "domain": 2},
+    "columns": {"data": "ddp", "domain": [1, 2]},
+    "ensemble": {"data": "ddp", "ensemble": 2},
+}
+MORE = {
+    "ensemble": ["trainer.members=2", "loss={type: crps}", "model.noise={channels: 2}", "inference.ensemble.members=2"],
 }
 
 
 @pytest.mark.parametrize(
     ("layout", "checkpointing"),
-    [("one", False), ("fsdp2", True), ("fsdp2", False), ("tensor", True), ("domain", True)],
+    [
+        ("one", False),
+        ("fsdp2", True),
+        ("fsdp2", False),
+        ("tensor", True),
+        ("domain", True),
+        ("columns", False),
+        ("ensemble", True),
+    ],
 )
 def test_train_and_rollout_are_compiled_throughout(run_ranks, tmp_path, layout, checkpointing):
     settings = [
         f"trainer.parallelism={json.dumps(CASES[layout])}",
         f"trainer.activation_checkpoint={str(checkpointing).lower()}",
+        *MORE.get(layout, []),
     ]
     graphs = run_ranks(2 if CASES[layout] else 1, _run, str(tmp_path), settings, timeout=1500)
     assert min(graphs) >= 10

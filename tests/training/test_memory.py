@@ -35,6 +35,17 @@ def test_exhausted_memory_is_explained_by_the_plan(tmp_path, monkeypatch, error)
             raise error
 
 
+def test_allocations_on_a_gpu_are_recorded_without_tracebacks_unless_asked_for(tmp_path, monkeypatch) -> None:
+    recorded = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **options: recorded.append(options))
+    for wanted in ("", "1"):
+        monkeypatch.setenv("CREDIT_LIKE_MEMORY_STACKS", wanted)
+        with memory_explained(experiment(tmp_path), Runtime(device=torch.device("cuda")), 32, 64, tmp_path):
+            pass
+    assert [options.get("context") for options in recorded[::2]] == [None, "state"]
+    assert recorded[1::2] == [{"enabled": None}] * 2  # and it ends with the training
+
+
 def test_other_errors_stay_what_they_are(tmp_path) -> None:
     for error in (RuntimeError("shape"), KeyError("memory")):
         with pytest.raises(type(error)), memory_explained(experiment(tmp_path), Runtime(), 32, 64, tmp_path):
