@@ -35,7 +35,7 @@ from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import is_compiled, materialise, own_part, parallelise
-from credit_like.parallel.device import pick_device, set_precision
+from credit_like.parallel.device import pick_device, set_precision, unused_gpu
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
@@ -354,6 +354,8 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
     logging.basicConfig(
         level=logging.INFO if runtime.is_main else logging.WARNING, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
+    if trainer.device == "auto" and runtime.is_main and (reason := unused_gpu(device)) is not None:
+        log.warning("trainer.device: auto computes on the CPU though this machine has a GPU: %s", reason)
     set_threads(trainer.threads, runtime)
     return runtime
 

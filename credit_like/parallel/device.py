@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from credit_like.errors import UserError
+
+_NVIDIA = Path("/dev/nvidiactl")
+"""Exists where the driver of NVIDIA GPUs is loaded."""
 
 
 def pick_device(name: str) -> torch.device:
@@ -26,3 +31,17 @@ def set_precision(precision: str) -> None:
     """
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.allow_tf32 = precision != "highest"
+
+
+def unused_gpu(device: torch.device) -> str | None:
+    """Return why a GPU of this machine is not used, where torch cannot; None where there is none, or `device` is one."""
+    if device.type == "cuda" or not _NVIDIA.exists() or torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA; install the wheel for the driver from pytorch.org"
+    return f"torch {torch.__version__} finds no device for CUDA {torch.version.cuda}; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+
+
+def shown(device: torch.device) -> str:
+    """Return the end of the line that says where a run computes: the name of the GPU; nothing on a CPU."""
+    return f" on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""

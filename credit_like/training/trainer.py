@@ -24,6 +24,7 @@ from credit_like.losses._mean import AreaLoss
 from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import is_compiled
 from credit_like.parallel.blame import Cause
+from credit_like.parallel.device import shown
 from credit_like.parallel.fsdp2 import fsdp2_dtype
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import dump_experiment
@@ -200,7 +201,7 @@ class Trainer:
 
     def _go(self, stop: StopRequest, monitor: Monitor | None) -> Outcome:
         """Train; return how it ended, also where checkpoints cannot be written."""
-        log.info("computing in %s", self.precision)
+        log.info("computing in %s%s", self.precision, shown(self.runtime.device))
         loop = Loop(
             self.state, self.stages, self._enter, self.train_step, self.validation, stop, monitor,
             partial(first_module, self._step),

@@ -14,7 +14,7 @@ from credit_like import build
 from credit_like.schema.load import load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(3600)]
 
 SETTINGS = [
     *SHORT,
@@ -95,7 +95,7 @@ def test_train_and_rollout_are_compiled_throughout(run_ranks, tmp_path, layout, 
         f"trainer.activation_checkpoint={str(checkpointing).lower()}",
         *MORE.get(layout, []),
     ]
-    graphs = run_ranks(2 if CASES[layout] else 1, _run, str(tmp_path), settings, timeout=1500)
+    graphs = run_ranks(2 if CASES[layout] else 1, _run, str(tmp_path), settings, timeout=3500)
     assert min(graphs) >= 10
     eager, compiled = (_rows(tmp_path / how) for how in ("eager", "compiled"))
     assert len(eager) == len(compiled) >= 6

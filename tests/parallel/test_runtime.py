@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from credit_like.errors import UserError
-from credit_like.parallel import collectives
-from credit_like.parallel.device import set_precision
+from credit_like.parallel import collectives, device
 from credit_like.parallel.environment import Environment, device_index, first_host, read_environment
 from credit_like.parallel.mesh import data_parallel_coords, degrees
 from credit_like.parallel.runtime import Runtime
@@ -73,10 +72,26 @@ def test_a_rank_takes_its_own_gpu_or_the_only_one_it_sees(rank, devices, index):
     assert device_index(rank, devices) == index
 
 
+def test_a_gpu_that_torch_cannot_use_is_told(monkeypatch, tmp_path):
+    driver = tmp_path / "nvidiactl"
+    monkeypatch.setattr(device, "_NVIDIA", driver)
+    cpu = torch.device("cpu")
+    assert device.unused_gpu(cpu) is None
+    driver.touch()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "built without CUDA" in device.unused_gpu(cpu)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    assert "no device for CUDA 13.0" in device.unused_gpu(cpu)
+    assert device.unused_gpu(torch.device("cuda")) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # the user chose the CPU
+    assert device.unused_gpu(cpu) is None
+
+
 @pytest.mark.parametrize(("precision", "convolutions"), [("highest", "ieee"), ("high", "tf32"), ("medium", "tf32")])
 def test_matrix_products_and_convolutions_have_one_precision(precision, convolutions):
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    set_precision(precision)
+    device.set_precision(precision)
     assert torch.get_float32_matmul_precision() == precision
     assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == (convolutions == "tf32")
     torch.set_float32_matmul_precision(before[0])
