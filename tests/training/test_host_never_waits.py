@@ -14,14 +14,18 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from credit_like import registry
+from credit_like import build, registry
 from credit_like.derive.fields import scored_derivation
 from credit_like.losses._mean import AreaLoss
+from credit_like.nn import init
 from credit_like.nn.linear import Linear
 from credit_like.nn.lora import Lora
 from credit_like.nn.padding import Pad, source_columns, source_rows
+from credit_like.parallel.apply import materialise
+from credit_like.parallel.environment import Environment
+from credit_like.parallel.observe import fake_group
 from credit_like.parallel.runtime import Runtime
-from credit_like.plan.simulate import _NoStatistics
+from credit_like.plan import simulate
 from credit_like.rollout import rollout
 from credit_like.variables import Variables
 from tests.training.without_data import global_grid, small_experiment, trainer_without_data
@@ -234,11 +238,54 @@ def test_no_step_waits_for_members_with_noise(noise):
     assert not _step(trainer, sample)
 
 
+def _of_rows_and_columns(rank):
+    """The waits of a rank of four that share a sample, in a group without the other ranks."""
+    grid = global_grid(64, 128)
+    parallelism = {"data": "none", "domain": [2, 2]}
+    experiment = small_experiment(
+        grid,
+        VARIABLES,
+        model={
+            "type": "wxformer",
+            "dim": [8, 16, 32, 64],
+            "depth": [1, 1, 1, 1],
+            "dim_head": 4,
+            "use_spectral_norm": True,
+            "padding_conf": {"activate": True, "mode": "earth", "pad_lat": [32, 32], "pad_lon": [0, 0]},
+        },
+        physics=PHYSICS,
+        loss={"type": "spectral"},
+        trainer={"shift_longitude": True, "input_noise": 0.1, "parallelism": parallelism},
+    )
+    with fake_group(0, 4):
+        runtime = Runtime.start(experiment.trainer.parallelism, torch.device("cpu"), environment=Environment(world=4))
+        assert runtime.gradient_mesh is not None
+        assert runtime.flat_gradient_mesh is not None
+        runtime.device = META
+        variables = Variables(experiment.data)
+        store = simulate._NoData(grid, variables)
+        model = build.parallel_model(experiment, variables, store, runtime)
+
+        def without_ddp(model, runtime, seed):
+            return materialise(model, runtime, seed, lambda model, _: init.reset_buffers(model), lambda model, _: model)
+
+        trainer = simulate._trainer(model, experiment, runtime, variables, store, grid, without_ddp)
+        context = trainer.context
+        sample = simulate.sample_of(experiment, variables, grid, context.rows, context.columns)
+        assert sample.prognostic.shape[-2:] == (32, 64)
+        return _step(trainer, sample.to(META))
+
+
+@pytest.mark.slow
+def test_no_step_waits_on_rows_and_columns(run_ranks):
+    assert run_ranks(1, _of_rows_and_columns) == [[]]
+
+
 @pytest.mark.parametrize("name", registry.names("loss"))
 def test_no_loss_waits(name):
     experiment = small_experiment(GRID, VARIABLES, model={"type": "persistence"}, loss={"type": name})
     variables = Variables(experiment.data)
-    loss = AreaLoss(experiment.loss, variables, _NoStatistics(GRID), GRID).to(META)
+    loss = AreaLoss(experiment.loss, variables, simulate._NoStatistics(GRID), GRID).to(META)
     members = 2 if loss.of_members and not loss.rowwise else 1
     shape = (variables.out_channels, GRID.height, GRID.width)
     prediction = torch.empty(members, *shape, device=META, requires_grad=True)
