@@ -73,6 +73,8 @@ class Part:
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
     times: int
+    strides: tuple[tuple[int, ...], ...] | None = None
+    """Of the inputs; by default they are contiguous."""
 
 
 def lowered(gm: torch.fx.GraphModule, inputs: list[Tensor], backward: bool, mode: FakeTensorMode) -> Count:
@@ -148,7 +150,9 @@ def counts_of(part: Part) -> dict[str, tuple[Count, Count]]:
                 )
                 for n in names
             ]
-            return [*own, *(torch.empty(s, dtype=part.dtype, requires_grad=True) for s in part.shapes)]
+            strides = part.strides or [torch.empty(shape, device="meta").stride() for shape in part.shapes]
+            inputs = zip(part.shapes, strides, strict=True)
+            return [*own, *(torch.empty_strided(*x, dtype=part.dtype, requires_grad=True) for x in inputs)]
 
         def call(*arguments: Tensor) -> Any:
             own = dict(zip(names, arguments[: len(names)], strict=True))
@@ -167,8 +171,9 @@ def parts_of(model: nn.Module, inputs: Tensor) -> list[Part]:
 
         def note(module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
             shapes = tuple(tuple(x.shape) for x in arguments)
+            strides = tuple(x.stride() for x in arguments)
             weights = tuple(tuple(p.shape) for p in module.parameters())
-            calls[type(module).__name__, shapes, weights].append(module)
+            calls[type(module).__name__, shapes, strides, weights].append(module)
 
         hooks.append(unit.register_forward_pre_hook(note))
     model(inputs)
@@ -181,8 +186,9 @@ def parts_of(model: nn.Module, inputs: Tensor) -> list[Part]:
             shapes,
             torch.float32 if keeps_full_precision(modules[0]) else torch.bfloat16,
             len(modules),
+            strides,
         )
-        for (name, shapes, _), modules in calls.items()
+        for (name, shapes, strides, _), modules in calls.items()
     ]
 
 

@@ -99,7 +99,7 @@ def _orthogonal(owned: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Return about UVᵀ of the singular value decomposition USVᵀ of matrices (…, rows, columns).
+    """Return about UVᵀ of the singular value decomposition USVᵀ of matrices (n, rows, columns).
 
     It is a quintic Newton-Schulz iteration, X ← aX + (bA + cA²)X with A = XXᵀ; singular values end between about 0.7 and 1.2.
     """
@@ -107,6 +107,6 @@ def orthogonal(matrices: Tensor) -> Tensor:
     x = matrices.mT if tall else matrices
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp_min(1e-7)
     for _ in range(_ITERATIONS):
-        a = x @ x.mT
-        x = _A * x + (_B * a + _C * a @ a) @ x
+        a = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(a, a, a, beta=_B, alpha=_C), x, beta=_A)
     return x.mT if tall else x
