@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 from credit_like.data.store import open_store
@@ -16,23 +15,19 @@ from credit_like.inference.paths import forecast_path
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
-log = logging.getLogger(__name__)
-
 
 def plot(experiment: Experiment, choice: Choice = Choice(), style: Style = Style()) -> int:  # noqa: B008, frozen
     """Draw score curves, and maps of truth, forecast and error; only the chosen map if there is a choice."""
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     folder = evaluation_folder(experiment)
-    figures = []
     if choice.is_default:
         results = load_results(folder)
-        figures = plot_scores(results, folder) + plot_ensemble(results, folder)
+        plot_scores(results, folder)
+        plot_ensemble(results, folder)
     truth = open_truth(experiment, store)
     variables = scored_variables(variables, truth)
-    figures += plot_maps(forecast_path(experiment), truth, variables, folder, choice, style)
-    for figure in figures:
-        log.info("%s", figure)
+    plot_maps(forecast_path(experiment), truth, variables, folder, choice, style)
     return 0
 
 
