@@ -49,7 +49,9 @@ def test_files_with_one_variable_under_two_names(tmp_path, dataset):
     ds = dataset(start="2001-12-28")
     for year, part in ds.groupby("time.year"):
         (part.rename(sp="ps") if year == 2002 else part).to_netcdf(tmp_path / f"a_{year}.nc")
-    with pytest.raises(ValueError, match=r"a_2001.nc in .*a_2002.nc too, or none .* without sp and with ps in addition"):
+    with pytest.raises(
+        ValueError, match=r"a_2001.nc in .*a_2002.nc too, or none .* without sp and with ps in addition"
+    ):
         source.open_dataset(config(tmp_path / "a_%Y.nc"))
 
 
