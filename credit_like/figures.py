@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from credit_like.data.store import open_store
 from credit_like.evaluation.charts import Style
 from credit_like.evaluation.derived import scored_variables
 from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_ensemble, plot_scores
-from credit_like.evaluation.results import load_results
+from credit_like.evaluation.results import evaluation_folder, load_results
 from credit_like.inference.paths import forecast_path
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
@@ -29,8 +27,3 @@ def plot(experiment: Experiment, choice: Choice = Choice(), style: Style = Style
     variables = scored_variables(variables, truth)
     plot_maps(forecast_path(experiment), truth, variables, folder, choice, style)
     return 0
-
-
-def evaluation_folder(experiment: Experiment) -> Path:
-    """Return the folder of scores and figures."""
-    return Path(experiment.save_loc) / "evaluation"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_like import demo
+from credit_like import demo, figures
 from credit_like.evaluation.results import save_results
 from credit_like.schema.checks import section_findings
 from credit_like.schema.load import load_experiment
@@ -58,10 +58,10 @@ def stages(monkeypatch):
         monkeypatch.setattr(demo.build, command, stage(command))
 
     def plot(experiment):
-        save_results(results(["wind"]), demo.figures.evaluation_folder(experiment))
+        save_results(results(["wind"]), demo.evaluation_folder(experiment))
         return stage("plot")(experiment)
 
-    monkeypatch.setattr(demo.figures, "plot", plot)
+    monkeypatch.setattr(figures, "plot", plot)
     monkeypatch.setattr(demo, "checked_experiment", lambda file: (load_experiment(file),))
     return SimpleNamespace(ran=ran, control=control)
 
