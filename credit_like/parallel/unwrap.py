@@ -16,7 +16,9 @@ def get_raw_model(model: nn.Module) -> nn.Module:
         if isinstance(model, DistributedDataParallel):
             model = model.module
         elif _is_compiled(model):
-            model = model._orig_mod
+            inner = model._orig_mod
+            assert isinstance(inner, nn.Module)
+            model = inner
         else:
             return model
 
