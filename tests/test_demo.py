@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,3 +104,17 @@ def test_a_training_that_was_stopped_ends_it(stages, tmp_path):
     stages.control.state = "continue"
     assert demo.run(tmp_path) == 143
     assert [command for command, _ in stages.ran] == ["preprocess", "train"]
+
+
+@pytest.mark.slow
+def test_a_training_imports_neither_figures_nor_the_compiler_before_its_first_step():
+    program = """
+import sys, torch
+from credit_like import build, demo
+from credit_like.models.wxformer import Config, build as model
+with torch.device("meta"):
+    model(Config(), in_channels=3, out_channels=2, frames=1, height=32, width=64)
+print([name for name in ("matplotlib", "torch._dynamo", "aiohttp") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]", done.stdout
