@@ -24,10 +24,8 @@ from credit_like.evaluation.derived import scored_variables, training_store
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.frames import save_scores
 from credit_like.evaluation.needs import open_truth
-from credit_like.evaluation.report import write_report
-from credit_like.evaluation.results import save_results
+from credit_like.evaluation.results import evaluation_folder, save_results
 from credit_like.evaluation.scorecard import print_scorecard
-from credit_like.figures import evaluation_folder
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
 from credit_like.losses._mean import AreaLoss
@@ -327,6 +325,8 @@ def evaluate(experiment: Experiment) -> int:
     folder = evaluation_folder(experiment)
     save_results(results, folder)
     save_scores(results, folder)
+    from credit_like.evaluation.report import write_report  # matplotlib, for which training does not wait
+
     report = write_report(folder / "report.html", results, forecasts, truth, variables)
     print_scorecard(results)
     log.info("%s", report)

@@ -728,5 +728,5 @@ def print_table(description: dict[str, Any]) -> None:
     for key, value in rows.items():
         table.add_row(key, value)
     console = Console()
-    console.print(f"[bold]{description['name']}[/bold]: nothing wrong found", highlight=False)
+    console.print(f"[bold]{description['name']}[/bold]: no problems found", highlight=False)
     console.print(table)

@@ -143,7 +143,10 @@ def demo(
     ] = None,
     ensemble: Annotated[bool, typer.Option("--ensemble", help="Train and score an ensemble with noise.")] = False,
 ) -> None:
-    """Make data, train, forecast and score: nothing to download."""
+    """Train, forecast and score on built-in data.
+
+    It needs no download.
+    """
     from credit_like import demo as demonstration
 
     sys.exit(demonstration.run(save_loc or Path("runs/demo-ensemble" if ensemble else "runs/demo"), ensemble))
@@ -156,7 +159,10 @@ def new(
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The experiment to write.")] = Path("my.yml"),
 ) -> None:
-    """Write an experiment for data at hand: roles, periods, and a model that fits."""
+    """Write an experiment file for given data.
+
+    Propose roles of variables, levels, periods, and a model whose windows fit the grid.
+    """
     from credit_like.new import run
 
     for line in run(data, output):
@@ -170,7 +176,10 @@ def check(
     world_size: Annotated[int | None, typer.Option(min=1, help="Check the layout for this many processes.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Check an experiment and its data, and show what would be run."""
+    """Check an experiment and its data.
+
+    Without problems, show what would be run.
+    """
     from credit_like.check import checked_experiment, describe, print_table
 
     experiment, store, world = checked_experiment(file, set_ or (), world_size, scoring=True)
@@ -188,7 +197,10 @@ def schema(
         typer.Option(metavar="FOLDER|PACKAGE", help="Include the plug-ins of this folder; may be repeated."),
     ] = None,
 ) -> None:
-    """Print the JSON Schema of experiment files, for editors."""
+    """Print the JSON Schema of experiment files.
+
+    Editors use it to complete and explain keys.
+    """
     from credit_like.schema.json_schema import experiment_schema
 
     _print_json(experiment_schema([os.path.abspath(p) if Path(p).is_dir() else p for p in plugins or ()]))
@@ -196,7 +208,10 @@ def schema(
 
 @app.command()
 def verify(file: File, set_: Set = None) -> None:
-    """Compare one process with every layout: the same numbers, or where they differ."""
+    """Compare every parallel layout with a single process.
+
+    The module or parameter where results begin to differ is named.
+    """
     experiment = _experiment(file, [*(set_ or ()), "trainer.parallelism={}"], world_size=1)
     from credit_like import verify as kit
 
@@ -217,7 +232,10 @@ def preprocess(
     ] = None,
     band: Annotated[int | None, typer.Option(min=1, help="With --rechunk: rows of latitude per chunk.")] = None,
 ) -> None:
-    """Prepare the data: statistics, audit, climatology; continues if interrupted."""
+    """Compute statistics, audit, climatology or a training store.
+
+    An interrupted command is continued by running it again.
+    """
     from credit_like.parallel.environment import read_environment
 
     if read_environment().rank:
@@ -246,7 +264,10 @@ def bench_data(
     repeats: Annotated[int, typer.Option(min=1, help="Repeats of loader and bare loop; medians are shown.")] = 3,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Measure the speed of data loading, compared with the fastest the files allow."""
+    """Measure the speed of data loading.
+
+    It is compared with a loop that only reads and decodes the same chunks.
+    """
     experiment = _experiment(file, set_)
     from credit_like.data.tools.bench import bench_experiment, print_report
 
@@ -271,7 +292,7 @@ def train(
     fresh: Annotated[bool, typer.Option("--fresh", help="Start from scratch; the run's folder must be empty.")] = False,
     force: Annotated[bool, typer.Option("--force", help="With --fresh: remove the existing run first.")] = False,
 ) -> None:
-    """Train, or continue where the run in `save_loc` stopped."""
+    """Train a model, or continue the run in `save_loc`."""
     if force and not fresh:
         raise UserError("expected --force together with --fresh, got it alone, add --fresh or leave it out")
     from credit_like.parallel.environment import read_environment
@@ -290,7 +311,10 @@ def rollout(
         str, typer.Option(metavar="I/N", help="Compute the I-th of N parts of the initial times.")
     ] = "1/1",
 ) -> None:
-    """Forecast from the times of `inference.init` with the newest checkpoint."""
+    """Compute forecasts with the newest checkpoint.
+
+    They begin at the times of `inference.init`.
+    """
     part, of = _share(share)
     experiment = _experiment(file, set_, forecasting=True)
     from credit_like import build
@@ -313,7 +337,10 @@ def forecast(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     set_: Set = None,
 ) -> None:
-    """Forecast from files of an analysis with an exported model; no experiment file and no run are needed."""
+    """Forecast from analysis files with an exported model.
+
+    It needs neither an experiment file nor the folder of the run.
+    """
     from credit_like.inference.from_files import forecast_from_files
 
     made = forecast_from_files(export, source, output, lead=lead, init=init, overrides=set_ or [], device=device)
@@ -409,7 +436,10 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     plot: Annotated[Path | None, typer.Option(metavar="PNG", help="Plot memory against ranks.")] = None,
 ) -> None:
-    """Simulate every layout of N GPUs: memory, messages, time; recommend one."""
+    """Estimate memory and time of every layout of N GPUs.
+
+    A training step is simulated without a GPU, and a layout is recommended.
+    """
     from credit_like.plan.command import run
 
     figures = {
@@ -446,7 +476,10 @@ def plan(
 def bench(
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="YML", help="File to write.")] = None,
 ) -> None:
-    """Measure this machine for `plan --gpu YML`, with its network under torchrun."""
+    """Measure this machine for `plan --gpu FILE`.
+
+    Under torchrun the network between the processes is measured too.
+    """
     if output is not None and not output.absolute().parent.is_dir():
         raise UserError(f"expected --output in a folder that is there, got {output}")
     from credit_like.plan.calibrate import bench as measured
@@ -477,7 +510,7 @@ def submit(
         str | None, typer.Option(help="Estimate memory on this GPU first; refuse if it does not fit.")
     ] = None,
 ) -> None:
-    """Submit work to the batch system of `site`."""
+    """Submit jobs to the batch system of `site`."""
     from credit_like.check import checked_experiment
     from credit_like.launch.resources import options
     from credit_like.launch.show import print_plan
@@ -524,7 +557,10 @@ def runs(
         Path | None, typer.Option(metavar="FILE", help="With --compare: write a page that needs no network.")
     ] = None,
 ) -> None:
-    """Show all runs below a folder: state, step, loss, best validation loss, and in what their experiments differ."""
+    """List the runs below a folder, or compare two of them.
+
+    The table shows state, step, losses, speed, and the keys in which the experiments differ.
+    """
     from credit_like.evaluation.compare import print_comparison, print_runs
 
     if html is not None and compare is None:
@@ -544,7 +580,10 @@ def cancel(
     save_loc: SaveLoc,
     job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only this job of the run.")] = None,
 ) -> None:
-    """End the jobs of a run: those that wait, then the one that runs; or one job."""
+    """Cancel the jobs of a run.
+
+    Waiting jobs are cancelled before the running one. With an id, only that job is cancelled.
+    """
     from credit_like.launch.show import print_cancelled
 
     sys.exit(print_cancelled(save_loc, job))
@@ -560,7 +599,7 @@ def checkpoints(
         tuple[int, int] | None, typer.Option(metavar="A B", help="Print the differences between steps A and B.")
     ] = None,
 ) -> None:
-    """List and verify the checkpoints of a run, or compare two of them."""
+    """List, verify, prune or compare the checkpoints of a run."""
     from credit_like.checkpoint import commands
 
     if diff is not None:
@@ -582,7 +621,7 @@ def export(
     licence: Annotated[str | None, typer.Option(help="Licence on the card of a package, such as apache-2.0.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Export the trained weights, not their moving average.")] = False,
 ) -> None:
-    """Write the weights of a run to one file or to a model package, whatever its layout."""
+    """Export the weights of a run as a file or a model package."""
     from credit_like.checkpoint import commands
 
     if (output is None) == (package is None):
@@ -606,7 +645,7 @@ def import_credit(
     weights: Annotated[Path | None, typer.Option(help="The checkpoint of the experiment, converted beside it.")] = None,
     config: Annotated[Path | None, typer.Option(help="CREDIT's YAML file, if a checkpoint lacks it.")] = None,
 ) -> None:
-    """Translate an experiment of NCAR CREDIT, or convert the weights and model section of its checkpoint."""
+    """Translate an experiment or weights of NCAR CREDIT."""
     if file.suffix in (".yml", ".yaml"):
         from credit_like.migrate import report, run
 

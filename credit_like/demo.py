@@ -15,9 +15,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from credit_like import build, figures
+from credit_like import build
 from credit_like.check import checked_experiment
-from credit_like.evaluation.results import load_results
+from credit_like.evaluation.results import evaluation_folder, load_results
 from credit_like.evaluation.scorecard import channels
 from credit_like.naming import channel_text, hours_text, level_units_of
 from credit_like.schema.experiment import Experiment
@@ -65,7 +65,7 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
     ]
     end = [
         ("Scores beside persistence and climatology", "evaluate", build.evaluate),
-        ("Curves and maps", "plot", figures.plot),
+        ("Curves and maps", "plot", _plot),
     ]
     if status := perform(beginning if others else beginning + end, experiment, file):
         return status
@@ -81,7 +81,7 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
             return status
     report = write_report(experiment, time.monotonic() - began)
     console.rule("[bold]Report")
-    print_tables(load_results(figures.evaluation_folder(experiment)), console)
+    print_tables(load_results(evaluation_folder(experiment)), console)
     console.print(
         f"Everything is in {save_loc}; the scores and maps to browse: {report}", highlight=False, soft_wrap=True
     )
@@ -112,10 +112,16 @@ def experiment_files(save_loc: Path, ensemble: bool = False) -> list[Path]:
     return [save_loc / name for name in texts if not ensemble or name != "demo.yml"]
 
 
+def _plot(experiment: Experiment) -> int:
+    from credit_like import figures  # matplotlib, for which the training does not wait
+
+    return figures.plot(experiment)
+
+
 def write_report(experiment: Experiment, seconds: float) -> Path:
     """Write a Markdown page with what was run, how it scored and where the figures are; return its path."""
     save_loc = Path(experiment.save_loc)
-    results = load_results(figures.evaluation_folder(experiment))
+    results = load_results(evaluation_folder(experiment))
     lines = [
         f"# {experiment.name}",
         "",

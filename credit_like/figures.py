@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
-
 from credit_like.data.store import open_store
 from credit_like.evaluation.charts import Style
 from credit_like.evaluation.derived import scored_variables
 from credit_like.evaluation.maps import Choice, plot_maps
 from credit_like.evaluation.needs import open_truth
 from credit_like.evaluation.plots import plot_ensemble, plot_scores
-from credit_like.evaluation.results import load_results
+from credit_like.evaluation.results import evaluation_folder, load_results
 from credit_like.inference.paths import forecast_path
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
-
-log = logging.getLogger(__name__)
 
 
 def plot(experiment: Experiment, choice: Choice = Choice(), style: Style = Style()) -> int:  # noqa: B008, frozen
@@ -24,18 +19,11 @@ def plot(experiment: Experiment, choice: Choice = Choice(), style: Style = Style
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     folder = evaluation_folder(experiment)
-    figures = []
     if choice.is_default:
         results = load_results(folder)
-        figures = plot_scores(results, folder) + plot_ensemble(results, folder)
+        plot_scores(results, folder)
+        plot_ensemble(results, folder)
     truth = open_truth(experiment, store)
     variables = scored_variables(variables, truth)
-    figures += plot_maps(forecast_path(experiment), truth, variables, folder, choice, style)
-    for figure in figures:
-        log.info("%s", figure)
+    plot_maps(forecast_path(experiment), truth, variables, folder, choice, style)
     return 0
-
-
-def evaluation_folder(experiment: Experiment) -> Path:
-    """Return the folder of scores and figures."""
-    return Path(experiment.save_loc) / "evaluation"

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,7 +48,7 @@ _DIAGNOSTIC = {
     "tp", "cp", "lsp", "pr", "prc", "prsn", "prect", "precc", "precl", "rainc", "rainnc", "precipitation", "e", "evspsbl",
     "evaporation", "qflx", "hfls", "hfss", "lhflx", "shflx", "slhf", "sshf", "lh", "hfx", "ssr", "ssrd", "str", "strd", "tsr",
     "ttr", "rlut", "rlutcs", "rsut", "rsutcs", "rlds", "rsds", "rlus", "rsus", "flut", "flnt", "fsnt", "flns", "fsns", "olr",
-    "swdown", "glw", "ro", "sf",
+    "swdown", "glw", "ro", "sf", "rain", "rainfall", "precip", "prate", "apcp", "snowfall",
 }  # fmt: skip
 _SINCE_START = {"rainc", "rainnc", "acswdnb", "aclwdnb"}
 _CORE = {
@@ -124,7 +125,7 @@ def run(data: Sequence[str], output: Path) -> list[str]:
 def scan(paths: Sequence[str]) -> Data:
     """Open data and classify their variables. Raises UserError for data without fields on a grid at several times."""
     files = list(itertools.chain.from_iterable(_expand(path) for path in paths))
-    opened = [_open(path) for path in files]
+    opened = _without_single_times([_open(path) for path in files])
     left_out: dict[str, str] = {}
     usable = [_usable(dataset, left_out) for _, dataset in opened]
     groups: dict[tuple[str, ...], list[int]] = {}
@@ -151,7 +152,7 @@ def scan(paths: Sequence[str]) -> Data:
     else:
         as_given = len(groups) == 1 and len(paths) == 1 and not _is_folder_of_files(paths[0])
         for together, group in groups.items():
-            where = list(paths) if as_given else [files[i] for i in group]
+            where = list(paths) if as_given else _as_given(paths, [files[i] for i in group])
             sources.append({**opened[group[0]][0], "path": where[0] if len(where) == 1 else where})
             variables += [_classify(opened[group[0]][1], var, var, None) for var in together]
         times = _common_times([[opened[i][1] for i in group] for group in groups.values()])
@@ -174,6 +175,14 @@ def _expand(path: str) -> list[str]:
     if not is_url(path) and _is_folder_of_files(path):
         return [str(file) for file in sorted(Path(path).iterdir()) if file.suffix in _SUFFIXES]
     return find_files(path, {})
+
+
+def _as_given(paths: Sequence[str], files: list[str]) -> list[str]:
+    """Return the path, template or glob that stands for exactly these files, or the files."""
+    for path in paths:
+        if not (_is_folder_of_files(path) and not is_url(path)) and sorted(_expand(path)) == sorted(files):
+            return [path]
+    return files
 
 
 _SUFFIXES = (".nc", ".nc4", ".cdf", ".netcdf", ".grib", ".grib2", ".grb", ".grb2")
@@ -210,6 +219,27 @@ def _open(path: str) -> tuple[dict[str, Any], xr.Dataset]:
             raise
         keys["time_units"] = f"hours since {reference}"
         return keys, open_dataset(config(path=path, time_units=keys["time_units"]))
+
+
+def _without_single_times(opened: list[tuple[dict[str, Any], xr.Dataset]]) -> list[tuple[dict[str, Any], xr.Dataset]]:
+    """Drop the time axis of variables that are in one file at one time, where other variables have more times.
+
+    Constant fields often have such an axis, with a time that means nothing.
+    """
+    count = Counter(
+        name for _, dataset in opened for name, v in dataset.data_vars.items() for _ in range(v.sizes.get("time", 0))
+    )
+    if not count or max(count.values()) == 1:
+        return opened
+    return [
+        (
+            keys,
+            dataset.isel(time=0, drop=True)
+            if dataset.sizes.get("time") == 1 and all(count[name] <= 1 for name in dataset.data_vars)
+            else dataset,
+        )
+        for keys, dataset in opened
+    ]
 
 
 def _usable(dataset: xr.Dataset, left_out: dict[str, str]) -> list[str]:
@@ -403,17 +433,17 @@ def propose(data: Data, name: str) -> str:
         "trainer:",
         f"  global_batch_size: {batch}",
         f"  micro_batch_size: {micro}"
-        + ("" if micro == batch else "                # a large grid: one sample at a time"),
+        + ("" if micro == batch else "                # large grid: one sample at a time"),
         f"  epochs: {epochs}                          # of {steps} steps each",
         "  optimizer: {type: adamw, learning_rate: 1.0e-3, weight_decay: 0.01}",
         f"  scheduler: {{type: linear-warmup-cosine, warmup_steps: {max(1, min(500, steps * epochs // 10))}, min_lr: 1.0e-5}}",
     ]
     if data.grid.is_periodic and samples < 5_000:
-        lines.append("  shift_longitude: true               # few samples: shifted globes are new ones")
+        lines.append("  shift_longitude: true               # random shifts in longitude; augments a small data set")
     if gpu:
         lines.append("  amp: true                           # bfloat16 on the GPU")
     lines += [
-        "  use_ema: true                       # forecasts use averaged weights, which are better",
+        "  use_ema: true                       # forecasts use the moving average of the weights",
         f"  ema_decay: {0.99 if steps * epochs < 5_000 else 0.999}",
         f"inference: {{lead: {lead} steps}}            # initial times: every fourth step of the test period",
         "",
@@ -467,8 +497,8 @@ def _periods(times: NDArray[Any], step: dt.timedelta) -> dict[str, list[NDArray[
 def _period_lines(periods: dict[str, list[NDArray[Any]]]) -> Iterator[str]:
     why = {
         "train": "",
-        "valid": "after training, so that no weather is in both",
-        "test": "last: forecasts and scores",
+        "valid": "later than the training period, so that the two do not share weather",
+        "test": "the last part; used for forecasts and scores",
     }
     for name, runs in periods.items():
         shown = [f"[{to_text(run[0])}, {to_text(run[-1])}]" for run in runs]
@@ -482,9 +512,7 @@ def _source_lines(data: Data) -> Iterator[str]:
         return "{" + ", ".join(f"{key}: {_text(value)}" for key, value in source.items()) + "}"
 
     if len(data.sources) == 1:
-        hint = (
-            "  # the files do not say their unit of time: hours are assumed" if "time_units" in data.sources[0] else ""
-        )
+        hint = "  # the files have no unit of time; hours are assumed" if "time_units" in data.sources[0] else ""
         yield f"  source: {flow(data.sources[0])}{hint}"
     else:
         yield "  source:"
@@ -521,7 +549,11 @@ def _variable_lines(data: Data) -> Iterator[str]:
         if sun:
             yield from () if surface else ("    surface:",)
             told = [v.name for v in data.variables if v.role == "sun"]
-            why = f"computed exactly instead of read from {', '.join(told)}" if told else "the hour and the season"
+            why = (
+                f"computed instead of read from {', '.join(told)}"
+                if told
+                else "tells the model the hour and the season"
+            )
             yield f"      - {{name: toa_incident_solar_radiation, compute: solar}}  # {why}"
     for name, why in data.left_out.items():
         yield f"  # left out: {name}, {why}"
@@ -561,9 +593,9 @@ def _model_lines(grid: Grid, samples: int, gpu: float) -> Iterator[str]:
     pad, (height, width) = model.padding_conf, model.padded(grid.height, grid.width)
     where = f"a GPU of {gpu:.0f} GiB" if gpu else "CPUs"
     modes = {
-        "earth": "the globe continues",
-        "mirror": "longitude is circular, rows are mirrored",
-        "replicate": "a region: edges repeat",
+        "earth": "rows and columns continue across the poles and the date line",
+        "mirror": "circular in longitude, mirrored in latitude",
+        "replicate": "a region: its edges are repeated",
     }
     yield "model:"
     yield "  type: wxformer"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from credit_like import demo
+from credit_like import demo, figures
 from credit_like.evaluation.results import save_results
 from credit_like.schema.checks import section_findings
 from credit_like.schema.load import load_experiment
@@ -58,10 +60,10 @@ def stages(monkeypatch):
         monkeypatch.setattr(demo.build, command, stage(command))
 
     def plot(experiment):
-        save_results(results(["wind"]), demo.figures.evaluation_folder(experiment))
+        save_results(results(["wind"]), demo.evaluation_folder(experiment))
         return stage("plot")(experiment)
 
-    monkeypatch.setattr(demo.figures, "plot", plot)
+    monkeypatch.setattr(figures, "plot", plot)
     monkeypatch.setattr(demo, "checked_experiment", lambda file: (load_experiment(file),))
     return SimpleNamespace(ran=ran, control=control)
 
@@ -102,3 +104,17 @@ def test_a_training_that_was_stopped_ends_it(stages, tmp_path):
     stages.control.state = "continue"
     assert demo.run(tmp_path) == 143
     assert [command for command, _ in stages.ran] == ["preprocess", "train"]
+
+
+@pytest.mark.slow
+def test_a_training_imports_neither_figures_nor_the_compiler_before_its_first_step():
+    program = """
+import sys, torch
+from credit_like import build, demo
+from credit_like.models.wxformer import Config, build as model
+with torch.device("meta"):
+    model(Config(), in_channels=3, out_channels=2, frames=1, height=32, width=64)
+print([name for name in ("matplotlib", "torch._dynamo", "aiohttp") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]", done.stdout

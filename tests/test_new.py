@@ -213,7 +213,35 @@ def anemoi(folder):
     return [folder / "states.zarr"], {"t": "prognostic", "sst": "dynamic_forcing", "z_surface": "static"}
 
 
-STORES = [weatherbench, climate_data_store, cmip, cam, wrf, days_of_360, gaps, odd_globe, belt, analyses, anemoi]
+def odd_names(folder):
+    """Names of nobody else: axes are known by their units; two files along time, the orography at one old time."""
+    names = {"time": "TIMESTAMP", "level": "p_levels", "latitude": "row", "longitude": "column"}
+    made = Maker(names, (17, 32), hours(60)).dataset(["air", "uwnd"], ["slp", "rain"])
+    made["p_levels"].attrs["units"] = "hPa"
+    made["row"].attrs["units"], made["column"].attrs["units"] = "degrees_north", "degrees_east"
+    (folder / "obs").mkdir()
+    for half, part in enumerate((slice(0, 30), slice(30, 60))):
+        made.isel(TIMESTAMP=part).to_netcdf(folder / "obs" / f"my_{half}.nc")
+    fixed = made[["slp"]].rename(slp="HGT").isel(TIMESTAMP=[0]).rename(TIMESTAMP="time")
+    fixed.assign_coords(time=hours(1, start="1979-01-01")).to_netcdf(folder / "obs" / "topo.nc")
+    paths = [f"{folder}/obs/my_*.nc", f"{folder}/obs/topo.nc"]
+    return paths, {"air": "prognostic", "slp": "prognostic", "rain": "diagnostic", "HGT": "static"}
+
+
+STORES = [
+    odd_names,
+    weatherbench,
+    climate_data_store,
+    cmip,
+    cam,
+    wrf,
+    days_of_360,
+    gaps,
+    odd_globe,
+    belt,
+    analyses,
+    anemoi,
+]
 
 
 def proposed(make, folder):
@@ -254,6 +282,12 @@ def test_real_stores_train(name, tmp_path):
         pytest.skip(f"{name} is not at {DATA}")
     run([str((DATA / name).absolute())], tmp_path / "my.yml")
     trained(tmp_path / "my.yml", tmp_path)
+
+
+def test_a_glob_stays_one_in_the_experiment(tmp_path):
+    file, _ = proposed(odd_names, tmp_path)
+    sources = yaml.safe_load(file.read_text())["data"]["source"]
+    assert [source["path"] for source in sources] == [f"{tmp_path}/obs/my_*.nc", f"{tmp_path}/obs/topo.nc"]
 
 
 def test_whole_years_are_kept_together(tmp_path):

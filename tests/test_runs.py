@@ -10,7 +10,7 @@ import yaml
 from rich.console import Console
 
 from credit_like.errors import UserError
-from credit_like.evaluation import load_log, load_scores
+from credit_like.evaluation import compare, load_log, load_scores
 from credit_like.evaluation.compare import print_comparison, print_runs
 from credit_like.evaluation.frames import COLUMNS, save_scores
 from credit_like.evaluation.results import save_results
@@ -162,3 +162,12 @@ def test_the_log_as_a_frame(tmp_path):
     (run / "log.jsonl").write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
     with pytest.raises(UserError, match="expected JSON in line 2"):
         load_log(run)
+
+
+def test_cells_are_short_text():
+    period = {"start": "2000-01-01T00:00:00", "end": "2000-02-01T06:00:00"}
+    assert compare._cell([period, period]) == ", ".join(["2000-01-01 to 2000-02-01T06:00:00"] * 2)
+    assert compare._cell([{"type": "mass"}, {"type": "clip", "minimum": 0.0}]) == "type: mass, type: clip, minimum: 0"
+    assert [compare._cell(value) for value in (None, [], 0.12345678, True, "6h")] == ["", "", "0.1235", "true", "6h"]
+    keys = ["data.valid", "inference.init.start", "trainer.epochs"]
+    assert [compare._short(key, keys) for key in keys] == ["data.valid", "init.start", "epochs"]

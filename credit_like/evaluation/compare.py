@@ -22,6 +22,9 @@ from credit_like.naming import channel_text, hours_text, level_units_of
 from credit_like.runs import Run, differing_keys, find_runs, read_run
 from credit_like.terminal import fitted
 
+_VAGUE = ("start", "end", "interval", "times", "type", "path", "valid", "test", "train")
+"""Ends of keys that mean little by themselves."""
+
 
 def print_runs(folder: Path, console: Console | None = None) -> None:
     """Print a table of all runs below a folder. Raises UserError if there is none."""
@@ -155,7 +158,7 @@ def _ratio(first: float, second: float, low: float = np.nan, high: float = np.na
 
 
 def _print_ratios(first: xr.Dataset, second: xr.Dataset, console: Console) -> None:
-    """Print RMSE ratios at the leads that both have, with half their intervals and a star where these leave out 1."""
+    """Print RMSE ratios at the leads that both have, with half their intervals and a star where the difference is significant."""
     leads, rows, times = ratios(first, second)
     if not leads:
         console.print("the scores have no lead in common")
@@ -178,7 +181,7 @@ def significance_text(times: int) -> str:
     if times:
         return (
             f"± half of the 95 % interval of the difference, paired over {times} common initial times with the "
-            "correlation of successive ones; * it leaves out 0"
+            "correlation of successive ones; * the interval excludes 0"
         )
     return "no intervals: run `credit-like evaluate` of both again, with initial times that both have"
 
@@ -194,9 +197,9 @@ def _ratio_text(ratio: Ratio) -> Text:
 
 
 def _short(key: str, keys: Sequence[str]) -> str:
-    """Return the shortest end of a dotted key that no other key has."""
+    """Return the shortest end of a dotted key that no other key has and that says what it is."""
     parts = key.split(".")
-    for number in range(1, len(parts)):
+    for number in range(2 if parts[-1] in _VAGUE else 1, len(parts)):
         end = ".".join(parts[-number:])
         if sum(other == end or other.endswith("." + end) for other in keys) == 1:
             return end
@@ -204,6 +207,17 @@ def _short(key: str, keys: Sequence[str]) -> str:
 
 
 def _cell(value: object) -> str:
+    """Return a value of an experiment as short text: a period as two times, other mappings and lists without quotes."""
     if value is None:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, list):
+        return ", ".join(map(_cell, value))
+    if isinstance(value, dict):
+        if value.keys() == {"start", "end"}:
+            return f"{_cell(value['start'])} to {_cell(value['end'])}"
+        return ", ".join(f"{key}: {_cell(one)}" for key, one in value.items())
+    return str(value).removesuffix("T00:00:00")

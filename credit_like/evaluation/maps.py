@@ -15,6 +15,7 @@ from credit_like.errors import UserError
 from credit_like.evaluation.charts import Row, Style, chart
 from credit_like.evaluation.coasts import coastlines
 from credit_like.evaluation.derived import forecast_files
+from credit_like.evaluation.plots import save_figure
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
 from credit_like.naming import hours_text, level_text
 from credit_like.registry import did_you_mean
@@ -69,9 +70,7 @@ def plot_maps(
         suffix += f"_{style.projection}" if style.projection is not None else ""
         units = str(truth.attrs(variable).get("units", ""))
         figure = chart(name, units, _time_text(second, truth.calendar), rows, truth.grid, coast, style)
-        path = folder / f"map_{variable.name}{suffix}.png"
-        figure.savefig(path, dpi=110)
-        paths.append(path)
+        paths.append(save_figure(figure, folder / f"map_{variable.name}{suffix}.png"))
     return paths
 
 

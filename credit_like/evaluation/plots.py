@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from credit_like.evaluation.scorecard import IN_UNITS, channels, labels
 from credit_like.naming import channel_text, exponent_of, hours_text, level_units_of, with_units
+
+log = logging.getLogger(__name__)
 
 _STYLE = {"model": ("C0", "-"), "persistence": ("0.4", "--"), "climatology": ("0.4", ":")}
 _PANEL = (2.9, 2.1)  # width and height of a panel in inches, without labels
@@ -35,10 +38,15 @@ def plot_scores(results: xr.Dataset, folder: Path) -> list[Path]:
             (name, scores) for name, scores in channels(results) if bool(np.isfinite(scores.sel(metric=metric)).any())
         ]
         if panels:
-            path = folder / f"{metric}.png"
-            _scores_figure(results, panels, metric, label).savefig(path, dpi=110)
-            paths.append(path)
+            paths.append(save_figure(_scores_figure(results, panels, metric, label), folder / f"{metric}.png"))
     return paths
+
+
+def save_figure(figure: Figure, path: Path) -> Path:
+    """Write the figure, log its path at once, because a figure of many panels takes seconds, and return the path."""
+    figure.savefig(path, dpi=110)
+    log.info("%s", path)
+    return path
 
 
 def panel_figure(count: int, what: str) -> tuple[Figure, list[Axes]]:
@@ -135,9 +143,7 @@ def plot_ensemble(results: xr.Dataset, folder: Path, source: str = "model") -> l
     figures = {"spread": _spread_figure, "rank-histogram": _rank_figure, "reliability": _reliability_figure}
     drawn = {name: figure for name, draw in figures.items() if (figure := draw(results, source)) is not None}
     folder.mkdir(parents=True, exist_ok=True)
-    for name, figure in drawn.items():
-        figure.savefig(folder / f"{name}.png", dpi=110)
-    return [folder / f"{name}.png" for name in drawn]
+    return [save_figure(figure, folder / f"{name}.png") for name, figure in drawn.items()]
 
 
 def _spread_figure(results: xr.Dataset, source: str) -> Figure | None:

@@ -10,6 +10,12 @@ import xarray as xr
 from credit_like.data.aliases import find
 from credit_like.data.files import netcdf_files
 from credit_like.errors import UserError, reading, replace
+from credit_like.schema.experiment import Experiment
+
+
+def evaluation_folder(experiment: Experiment) -> Path:
+    """Return the folder of scores and figures."""
+    return Path(experiment.save_loc) / "evaluation"
 
 
 def save_results(results: xr.Dataset, folder: Path) -> list[Path]:

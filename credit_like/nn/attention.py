@@ -51,6 +51,8 @@ class PositionBias(Layer):
 
     def reset_buffers(self) -> None:
         """Compute the offsets that the table holds and the table entry of each (query, key) pair."""
+        if self.offsets.is_meta:
+            return  # there are no values, and torch would import its compiler to find shapes
         w = self.window
         reach = w - 1 if self.position_index == "exact" else w
         axis = torch.arange(-reach, reach + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
@@ -46,7 +47,7 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = T
     if dp_mesh is None or dp_mesh.size() == 1 or not any(p.requires_grad for p in model.parameters()):
         return model
     if any(isinstance(p, DTensor) for p in model.parameters()):
-        model.register_forward_hook(_no_view)
+        model.register_forward_hook(torch.compiler.disable(_no_view))
         replicate(model, mesh=dp_mesh)
         return model
     return _FixedBuckets(

@@ -155,7 +155,6 @@ class _OwnTensor(torch.autograd.Function):
         return grad
 
 
-@torch.compiler.disable  # it runs outside the compiled unit and is not worth a separate graph
 def _no_view(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> Any:
     """Replace an output that is a view; a forward hook.
 
@@ -198,7 +197,8 @@ def apply_fsdp2(
         outer = dataclasses.replace(policy, cast_forward_inputs=_has_own_parameters(model, units))
         _fix_spectral_norm_dtype(model)
     for unit in (*units, model):
-        unit.register_forward_hook(_no_view)
+        # It runs outside the compiled unit and is not worth a separate graph.
+        unit.register_forward_hook(torch.compiler.disable(_no_view))
     for unit in units:
         fully_shard(unit, mp_policy=full if _keeps_full_precision(unit) else inner, **options)
     fully_shard(model, mp_policy=outer, **options)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch.nn.parallel import DistributedDataParallel
 
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")
@@ -14,10 +15,18 @@ def get_raw_model(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, DistributedDataParallel):
             model = model.module
-        elif isinstance(model, OptimizedModule):
-            model = model._orig_mod
+        elif _is_compiled(model):
+            inner = model._orig_mod
+            assert isinstance(inner, nn.Module)
+            model = inner
         else:
             return model
+
+
+def _is_compiled(model: nn.Module) -> bool:
+    """Return whether torch.compile has wrapped the model, without importing the compiler, which takes a second."""
+    compiler = sys.modules.get("torch._dynamo")
+    return compiler is not None and isinstance(model, compiler.OptimizedModule)
 
 
 def canonical_name(name: str) -> str:

@@ -196,7 +196,7 @@ class Trainer:
             outcome.step,
             self.total_steps,
             f" ({outcome.reason})" if outcome.reason else "",
-            "; the same command continues" if stopped else "",
+            "; run the same command to continue" if stopped else "",
         )
 
     def _go(self, stop: StopRequest, monitor: Monitor | None) -> Outcome:

@@ -390,7 +390,7 @@ def test_curves_follow_the_choice(tab, made):
     tab.select_option("#curve-metric", "acc")
     assert drawn() == 2  # climatology has no anomaly
     assert tab.locator("#curve-plot polygon").count() == 2
-    assert tab.get_attribute("#curve-plot", "aria-label") == "acc of u 500 hPa"
+    assert tab.get_attribute("#curve-plot", "aria-label") == "ACC of u 500 hPa"
     tab.select_option("#curve-variable", "rain")
     assert tab.locator("#ensemble, #members, #spread-figure").count() == 0  # one member
     assert tab.is_disabled("#curve-level")

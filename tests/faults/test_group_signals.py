@@ -120,7 +120,7 @@ def test_the_whole_group_is_asked_to_stop(tmp_path, number, workers, start) -> N
     said = run.with_suffix(".0.out").read_text()
     assert code == (130 if number == signal.SIGINT else 0), said
     assert "Traceback" not in said
-    assert said.count(f"(signal {number.name}); the same command continues") == 1, said
+    assert said.count(f"(signal {number.name}); run the same command to continue") == 1, said
     status = json.loads((run / "status.json").read_text())
     assert status["state"] == "continue"
     # Nothing of what was trained is lost: the last step of the log is saved.

@@ -179,6 +179,12 @@ def test_what_does_not_fit_is_said_with_what_would(change, height, width, words)
             build(config, in_channels=3, out_channels=2, frames=1, height=height, width=width)
 
 
+def test_of_many_windows_that_do_not_fit_the_first_is_shown():
+    (problem,) = Config(local_window_size=3).check(48, 94)
+    assert "stage 0: 47 points of longitude" in problem
+    assert "more conditions on longitude do not hold; padding_conf.pad_lon that sums to" in problem
+
+
 def test_the_pads_that_the_message_proposes_work():
     config = Config(local_window_size=3)
     padding = {"activate": True, "pad_lat": (8, 8), "pad_lon": (16, 16)}

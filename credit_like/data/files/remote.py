@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
-import aiohttp
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.core.buffer.core import default_buffer_prototype
@@ -41,8 +40,13 @@ class RemoteError(OSError):
 
 def failures(*others: type[Exception]) -> tuple[type[Exception], ...]:
     """Return the classes of errors by which packages for URLs report that a server failed, and `others`."""
-    kinds: list[type[Exception]] = [*others, OSError, TimeoutError, aiohttp.ClientError]
-    for module, names in (("botocore.exceptions", ("BotoCoreError", "ClientError")), ("gcsfs.retry", ("HttpError",))):
+    kinds: list[type[Exception]] = [*others, OSError, TimeoutError]
+    classes = {
+        "aiohttp": ("ClientError",),
+        "botocore.exceptions": ("BotoCoreError", "ClientError"),
+        "gcsfs.retry": ("HttpError",),
+    }
+    for module, names in classes.items():  # a package that is not loaded raises none, and its import would take time
         if loaded := sys.modules.get(module):
             kinds += [getattr(loaded, name) for name in names]
     return tuple(kinds)

@@ -37,6 +37,7 @@ _DEGREES = {
     "latitude": ("degrees_north", "degree_north", "degrees_N"),
     "longitude": ("degrees_east", "degree_east", "degrees_E"),
 }
+_PRESSURES = ("Pa", "hPa", "mbar", "mb", "millibar", "millibars")
 _TEXT_TIME = re.compile(r"(\d{4})-(\d{2})-(\d{2})[ T_](\d{2}):(\d{2}):(\d{2})")
 
 
@@ -73,7 +74,12 @@ def role_of(raw: xr.Dataset, dim: str) -> str | None:
     for role, spellings in _DEGREES.items():
         if units in spellings:
             return role
-    return next((role for role in DIMS if dim in _NAMES[role] or dim.lower() in _NAMES[role]), None)
+    named = next((role for role in DIMS if dim in _NAMES[role] or dim.lower() in _NAMES[role]), None)
+    if named is None and " since " in units:
+        return "time"
+    if named is None and units in _PRESSURES:
+        return "level"
+    return named
 
 
 def reduced(raw: xr.Dataset, kept: Mapping[str, str], select: Mapping[str, int | float | str], path: str) -> xr.Dataset:

@@ -280,10 +280,7 @@ def open_files(
             merged = part
             continue
         if both := sorted(set(fields(merged)) & set(fields(part))):
-            raise UserError(
-                f"expected files of the same variables or of different ones, got {', '.join(both)} in several files "
-                f"beside others, e.g. {path}; give such a variable its own `path`, or list several sources"
-            )
+            raise UserError(_uneven(merged, parts[0][0], part, path, both))
         _same_coordinates(merged, part, path, DIMS)
         merged = merged.assign(
             {
@@ -537,6 +534,23 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
         dataset = dataset.assign_coords(time=("time", written))
     dataset = _increasing(dataset, config.duplicates, path)
     return _within(_regridded(dataset, config, path), config.region)
+
+
+def _uneven(one: xr.Dataset, path: str, other: xr.Dataset, other_path: str, both: list[str]) -> str:
+    """Return the message for files of which some variables, but not all, are in several of them."""
+    missing, added = (sorted(set(fields(a)) - set(fields(b))) for a, b in ((one, other), (other, one)))
+    difference = " and ".join(
+        text
+        for text in (
+            f"without {', '.join(missing)}" if missing else "",
+            f"with {', '.join(added)} in addition" if added else "",
+        )
+        if text
+    )
+    return (
+        f"expected the variables of {path} in {other_path} too, or none of them, got {', '.join(both)} {difference}; "
+        "rename or leave out variables so that the files agree, give a variable its own `path`, or list several sources"
+    )
 
 
 def _increasing(dataset: xr.Dataset, duplicates: str | None, path: str) -> xr.Dataset:

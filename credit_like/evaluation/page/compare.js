@@ -32,7 +32,7 @@ function startScores() {
   for (const row of channels) body.append(tableRow(row.title, row.ratios.map((ratio) => [ratioCell(...ratio), "td"])));
   $("ratio-table").replaceChildren(head, body);
   $("ratio-note").textContent =
-    `RMSE of ${NAMES[1]} over that of ${NAMES[0]}: below 1, in blue, ${NAMES[1]} is better. ` + note[0].toUpperCase() + note.slice(1).replace("* it", "bold: it") + ".";
+    `RMSE of ${NAMES[1]} over that of ${NAMES[0]}: below 1, in blue, ${NAMES[1]} is better. ` + note[0].toUpperCase() + note.slice(1).replace("* the", "bold: the") + ".";
   if (!times) $("difference-plot").remove();
   if (!channels.length) { for (const id of ["score-controls", "score-plot", "difference-plot"]) $(id)?.remove(); return; }
   const row = chooser(channels, $("score-variable"), $("score-level"), draw);
@@ -48,7 +48,7 @@ function startScores() {
     const { y, low, high } = one.difference;
     const difference = { name: `${NAMES[1]} − ${NAMES[0]}`, x: leads, y: values(y), low: values(low), high: values(high), colour: COLOURS[0] };
     plot($("difference-plot"), [difference], { x: "lead time (h)", y: `difference of ${label}`, label: `Difference of the RMSE of ${one.title}`, level: 0 });
-    $("difference-note").textContent = "Shaded: the 95 % interval of the difference; where it leaves out 0, the difference is significant.";
+    $("difference-note").textContent = "Shaded: the 95 % interval of the difference; where it excludes 0, the difference is significant.";
   }
   draw();
 }

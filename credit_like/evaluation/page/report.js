@@ -298,6 +298,15 @@ function score(row, source, metric, region, lead) {
   return floats(row)[((s * SCORES.metrics.length + m) * SCORES.regions.length + r) * SCORES.leads.length + lead];
 }
 
+/* Abbreviations are in capitals, as in figures and tables. */
+function metricName(name) {
+  return name.replace(/\b(rmse|mae|mse|acc|crps|seeps)\b/g, (word) => word.toUpperCase());
+}
+
+function fillMetrics(select, names) {
+  fill(select, names, names.map(metricName));
+}
+
 function plainMetrics() {
   return SCORES.metrics.filter((name) => !/_(low|high)$/.test(name));
 }
@@ -314,7 +323,7 @@ function someLeads(most) {
 
 function startCard() {
   const metric = $("card-metric"), source = $("card-source"), baseline = $("card-baseline"), region = $("card-region");
-  fill(metric, plainMetrics().filter((name) => name === "acc" || LOWER_IS_BETTER.includes(name)));
+  fillMetrics(metric, plainMetrics().filter((name) => name === "acc" || LOWER_IS_BETTER.includes(name)));
   fill(source, SCORES.sources);
   fill(baseline, SCORES.sources);
   fill(region, SCORES.regions);
@@ -330,7 +339,7 @@ function startCard() {
     const kind = metric.value === "acc" ? "difference of the correlation, × 100" : "difference in percent";
     const sure = SCORES.metrics.includes(`${metric.value}_low`) ? " Bold: the 95 % intervals do not overlap." : "";
     $("card-note").textContent =
-      `${metric.value.toUpperCase()} of ${source.value} against ${baseline.value}: ${kind}; blue is better, red is worse.${sure}`;
+      `${metricName(metric.value)} of ${source.value} against ${baseline.value}: ${kind}; blue is better, red is worse.${sure}`;
     const legend = [100, 50, 20, 0, -20, -50, -100].map((gain) => {
       const swatch = document.createElement("span"), at = 3 * Math.round(127 - 127 * Math.sign(gain) * strengthOf(gain));
       const shown = metric.value === "acc" ? gain : -gain;
@@ -365,7 +374,7 @@ function startCard() {
 
 function startCurves() {
   const metric = $("curve-metric"), region = $("curve-region");
-  fill(metric, plainMetrics());
+  fillMetrics(metric, plainMetrics());
   fill(region, SCORES.regions);
   const row = chooser(SCORES.channels, $("curve-variable"), $("curve-level"), draw);
   function draw() {
@@ -378,7 +387,7 @@ function startCurves() {
     }
     const same = ["rmse", "mae", "bias", "activity", "crps", "fair-crps", "spread"].includes(metric.value) && one.unit;
     plot($("curve-plot"), series, {
-      x: "lead time (h)", y: metric.value + (same ? ` (${one.unit})` : ""), label: `${metric.value} of ${one.title}`,
+      x: "lead time (h)", y: metricName(metric.value) + (same ? ` (${one.unit})` : ""), label: `${metricName(metric.value)} of ${one.title}`,
       zero: LOWER_IS_BETTER.includes(metric.value) || ["spread", "activity"].includes(metric.value),
     });
     const shaded = SCORES.metrics.includes(`${metric.value}_low`) ? " Shaded: 95 % from bootstrapping the initial times." : "";

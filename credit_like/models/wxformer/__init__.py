@@ -275,12 +275,14 @@ class Config(Section):
     def _check_grid(self, axis: str, which: int, size: int) -> list[str]:
         """Check along one axis that windows divide every stage and that the decoder matches the skip connections.
 
-        All problems of the axis are one message, because one change cures them.
+        All problems of the axis are one message, because one change cures them; of many, the first is shown.
         """
         pads = self.pads[which]
         key = ("pad_lat", "pad_lon")[which]
         padded = size + sum(pads)
         problems = self._grid_problems(padded, axis)
+        if len(problems) > 2:
+            problems = [problems[0], f"{len(problems) - 1} more conditions on {axis} do not hold"]
         return [f"{'; '.join(problems)}; {self._cure(key, size, sum(pads))}"] if problems else []
 
     def _grid_problems(self, padded: int, axis: str) -> list[str]:

@@ -45,6 +45,27 @@ def test_a_variable_that_holds_the_start_and_a_missing_value(tmp_path):
         source.open_dataset(config(tmp_path / "a.cdf"))
 
 
+def test_files_with_one_variable_under_two_names(tmp_path, dataset):
+    ds = dataset(start="2001-12-28")
+    for year, part in ds.groupby("time.year"):
+        (part.rename(sp="ps") if year == 2002 else part).to_netcdf(tmp_path / f"a_{year}.nc")
+    with pytest.raises(
+        ValueError, match=r"a_2001.nc in .*a_2002.nc too, or none .* without sp and with ps in addition"
+    ):
+        source.open_dataset(config(tmp_path / "a_%Y.nc"))
+
+
+def test_axes_known_by_their_units(tmp_path, dataset):
+    ds = dataset()
+    odd = ds.rename(time="when", level="p_levels", latitude="row", longitude="column")
+    for name, units in (("p_levels", "hPa"), ("row", "degrees_north"), ("column", "degrees_east")):
+        odd[name].attrs = {"units": units}
+    odd.to_netcdf(tmp_path / "odd.nc")
+    got = source.open_dataset(config(tmp_path / "odd.nc"))
+    assert got["t"].dims == ds["t"].dims
+    np.testing.assert_array_equal(got["t"].values, ds["t"].values)
+
+
 def test_not_netcdf(tmp_path):
     (tmp_path / "a.nc").write_text("text")
     with pytest.raises(ValueError, match=r"expected a netCDF file, got .*a.nc, which does not open"):
