@@ -158,7 +158,7 @@ def test_check_shows_what_each_rank_has(tmp_path, capsys):
     assert list(rows) == [32, 96, 48, 24, 12, 6]
     assert rows[12] == [6, 6]
     assert rows[6] == [4, 2]  # three windows
-    assert columns[64] == [22, 22, 20]  # the doubled image, whole pairs
+    assert columns[64] == [22, 21, 21]  # the image has no windows
     assert columns[12] == [4, 4, 4]
     print_table(description)
     assert "6 = 4 + 2" in capsys.readouterr().out
