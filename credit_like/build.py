@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
@@ -34,8 +34,6 @@ from credit_like.nn import spectral_norm
 from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import is_compiled, materialise, own_part, parallelise
 from credit_like.parallel.device import pick_device, set_precision, unused_gpu
-from credit_like.parallel.domain.manager import get_domain_manager
-from credit_like.parallel.domain.spatial import gather_on_first
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.threads import set_threads
@@ -287,19 +285,8 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
             found = newest_checkpoint(experiment, runtime)  # which says that there is none
         context = build_context(experiment, runtime, train=False)
         checkpoint = load_source(context) if found is None else load_weights(context, found)
-        manager = get_domain_manager(context.stepper.model)
-
-        def gather(fields_BCHW: Tensor) -> Tensor | None:
-            """Return the whole field on the one rank of a sample that writes it, None on the others."""
-            return gather_on_first(fields_BCHW, manager) if runtime.tensor_rank == 0 else None
-
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
-        outcome = write_forecasts(
-            context,
-            checkpoint,
-            part=part,
-            gather=gather if runtime.tensor_size * runtime.domain_size > 1 else None,
-        )
+        outcome = write_forecasts(context, checkpoint, part=part)
         log.info("%d forecasts computed; %s", outcome.computed, outcome.path)
         return 0
 

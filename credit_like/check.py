@@ -6,6 +6,7 @@ torch is imported only where the experiment requests a GPU of this machine.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from credit_like import registry
+from credit_like import bands, registry
 from credit_like.errors import UserError
 from credit_like.layout import Finding, domain_shape, domain_text
 from credit_like.schema import losses
@@ -656,7 +657,28 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             "steps": sum(steps * phase.experiment.trainer.epochs for phase, steps in parts),
         },
         **({"phases": [_describe_phase(*part) for part in parts]} if trainer.phases else {}),
+        **({"shards": shards} if (shards := _shards(experiment, grid.height, grid.width)) else {}),
     }
+
+
+def _shards(experiment: Experiment, height: int, width: int) -> dict[str, dict[int, list[int]]]:
+    """Return for rows and for columns, if ranks share them, size of an image in the model → what each rank has of it."""
+    levels = getattr(experiment.model, "levels", None)
+    shape = experiment.trainer.parallelism.degrees.shape
+    return {
+        name: {
+            size: [stop - start for start, stop in bands.bands(size, level.unit, ranks)]
+            for size, level in bands.merge(levels(height, width, axis)).items()
+        }
+        for axis, (name, ranks) in enumerate(zip(("rows", "columns"), shape, strict=True))
+        if ranks > 1 and levels is not None
+    }
+
+
+def _sum_of(parts: list[int]) -> str:
+    """Return parts as `181 + 3 × 180`."""
+    counts = [(size, len(list(group))) for size, group in itertools.groupby(parts)]
+    return " + ".join(f"{count} × {size}" if count > 1 else str(size) for size, count in counts)
 
 
 def _describe_phase(phase: Phase, steps_per_epoch: int) -> dict[str, Any]:
@@ -712,6 +734,10 @@ def print_table(description: dict[str, Any]) -> None:
         if "refused" in made
         else f"from {made['initial_times']} times, {made['steps']} steps each",
         "layout": f"{processes} = data {at['data']}{members} × tensor {at['tensor']} × domain {domain}",
+        **{
+            f"{name} of each rank": ", ".join(f"{size} = {_sum_of(parts)}" for size, parts in of_sizes.items())
+            for name, of_sizes in description.get("shards", {}).items()
+        },
         "batch": f"{at['global_batch_size']} = micro {at['micro_batch_size']} × data {at['data']} × accumulation "
         f"{at['accumulation']}",
         "steps": f"{at['steps']} in all"

@@ -28,6 +28,8 @@ from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.paths import forecast_folder, forecast_path
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
+from credit_like.parallel.domain.manager import get_domain_manager
+from credit_like.parallel.domain.spatial import ChunkShare
 from credit_like.rollout import rollout
 from credit_like.schema.checks import has_dropout, has_noise
 from credit_like.schema.experiment import Experiment
@@ -66,11 +68,17 @@ class ForecastPlan:
 
 
 def plan(
-    experiment: Experiment, store: FieldStore, variables: Variables, checkpoint: str, missing: Sequence[int] = ()
+    experiment: Experiment,
+    store: FieldStore,
+    variables: Variables,
+    checkpoint: str,
+    missing: Sequence[int] = (),
+    parts: tuple[int, int] = (1, 1),
 ) -> ForecastPlan:
     """Plan initial times, leads and file layout of the experiment's forecasts.
 
-    Raises UserError for times, leads, variables or levels that do not exist.
+    `parts` are the ranks along the rows and columns of a field that write it. Raises UserError for times, leads, variables
+    or levels that do not exist.
     """
     section, data = experiment.inference, experiment.data
     init = initial_times(section, store, data, missing)
@@ -101,6 +109,7 @@ def plan(
         variable_attrs=_attributes(store, variables) | derived_attrs,
         attrs=attrs,
         cf=section.output.flavour == "cf",
+        parts=parts,
     )
     together = max(1, section.batch_size // section.ensemble.members)
     groups = tuple(tuple(range(i, min(i + together, len(init)))) for i in range(0, len(init), together))
@@ -112,7 +121,6 @@ def write_forecasts(
     checkpoint: str,
     *,
     part: tuple[int, int] = (0, 1),
-    gather: Callable[[Tensor], Tensor | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RolloutOutcome:
     """Compute the experiment's forecasts that are not complete yet, and write them.
@@ -120,13 +128,16 @@ def write_forecasts(
     `part` = (index, number): batches of initial times and members are distributed over data-parallel ranks or jobs of an
     array, which do not wait for each other; the one that completes the last of them gives the files their final names.
     (A format that keeps all members in one file distributes whole initial times.) `checkpoint`
-    identifies the weights, and is recorded with the resolved experiment. Under domain sharding `context.rows` and
-    `context.columns` are this rank's, and `gather` turns its part (B, C, h, w) into the whole field on the rank that
-    writes, None on the others. `progress(done, of)` counts steps. Raises UserError before anything is written for an
-    invalid request, and RuntimeError if writing fails.
+    identifies the weights, and is recorded with the resolved experiment. Ranks that share a field write whole chunks of it
+    where the format has chunks, else the first one writes it, as it does where fields are derived: those need the rows of
+    other ranks. `progress(done, of)` counts steps. Raises UserError before anything is written for an invalid request, and
+    RuntimeError if writing fails.
     """
     experiment, store, variables, stepper = context.experiment, context.store, context.variables, context.stepper
-    forecast_plan = plan(experiment, store, variables, checkpoint, sorted(context.statistics.missing_times))
+    derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
+    parts = (1, 1) if manager is None or derive else (manager.axes[0].size, manager.axes[1].size)
+    missing = sorted(context.statistics.missing_times)
+    forecast_plan = plan(experiment, store, variables, checkpoint, missing, parts)
     layout, section = forecast_plan.layout, experiment.inference
     members = section.ensemble.members
     # Keys that a model has for dropout alone do not make its members differ.
@@ -146,11 +157,14 @@ def write_forecasts(
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
     writer.open()
+    collects, share = context.runtime.tensor_rank == 0, None
+    if manager is not None and collects:
+        share = ChunkShare(manager, (store.grid.height, store.grid.width) if derive else writer.box)
+        writer.part = share.part
     # Completeness is determined before anything is computed, so that ranks that share a sample decide alike.
     todo = [
         unit for unit in _units(forecast_plan, section, writer)[part[0] :: part[1]] if not _is_complete(unit, writer)
     ]
-    derive = _Derive.of(context)
     background = Background(_WAITING)
     steps, done = forecast_plan.leads * sum(map(len, todo)), 0
 
@@ -176,15 +190,18 @@ def write_forecasts(
     stepper.eval()
     try:
         for unit in todo:
-            writes = False
             for places, lead, state in states(unit):
-                if lead in layout.leads and (fields := _fields(stepper, state, gather, derive)) is not None:
-                    background.submit(partial(_write, writer, places, layout.leads.index(lead), fields))
-                    writes = True
+                if collects and lead in layout.leads:
+                    fields = _fields(stepper, state, share, derive)
+                    if fields is not None:
+                        background.submit(partial(_write, writer, places, layout.leads.index(lead), fields))
                 done += 1
                 if progress is not None:
                     progress(done, steps)
-            if writes:
+            if share is not None and not share.alone:
+                background.flush()
+                share.wait_for_all(context.runtime.device)
+            if collects and (share is None or share.first):
                 background.submit(partial(_complete, writer, unit))
         background.close()
     except BaseException:
@@ -306,16 +323,14 @@ class _Derive:
         return torch.cat([fields_BCHW, *self.derivation(by_name, self.ground_HW, self.grid).values()], 1)
 
 
-def _fields(
-    stepper: Stepper, state: State, gather: Callable[[Tensor], Tensor | None] | None, derive: _Derive | None
-) -> HostCopy | None:
-    """Return (B, C, H, W) float32 with NaN at missing points, or None on a rank that does not write.
+def _fields(stepper: Stepper, state: State, share: ChunkShare | None, derive: _Derive | None) -> HostCopy | None:
+    """Return what this rank writes, (B, C, H, W) float32 with NaN at missing points, or None if that is nothing.
 
-    Fields are derived after they are gathered, because some need the rows of other ranks.
+    Fields are derived after they are collected, because some need the rows of other ranks.
     """
     with torch.inference_mode():
         own = stepper.masked(stepper.outputs(state)).float()
-        fields = own if gather is None else gather(own)
+        fields = own if share is None else share.collect(own)
         if fields is None:
             return None
         return to_host(fields if derive is None else derive.append(fields))

@@ -55,6 +55,8 @@ class ForecastLayout:
     variable_attrs: Mapping[str, Mapping[str, Any]]
     attrs: Mapping[str, str]
     cf: bool = False
+    parts: tuple[int, int] = (1, 1)
+    """Bands of rows and of columns into which formats with chunks divide fields, so that several ranks can write one."""
 
     @property
     def dims(self) -> tuple[str, ...]:

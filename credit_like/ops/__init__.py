@@ -215,11 +215,17 @@ def cross_embed(
 
 
 def _strided_conv(x_BHWC: Tensor, weight: Tensor, bias: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair) -> Tensor:
-    """Return torch's convolution; backward saves x itself unless zeros must be padded explicitly first."""
-    x_BCHW = channels_first(x_BHWC)
-    padding = (pad_rows[0], pad_cols[0])
-    if min(padding) < 0 or padding != (pad_rows[1], pad_cols[1]):
-        x_BCHW, padding = functional.pad(x_BCHW, (*pad_cols, *pad_rows)), (0, 0)
+    """Return torch's convolution; backward saves x itself unless zeros must be padded explicitly first.
+
+    Halos that a narrower kernel does not read are left out as a view, so that all kernels save one image.
+    """
+    for dim, pads in ((1, pad_rows), (2, pad_cols)):
+        before, after = (max(-pad, 0) for pad in pads)
+        x_BHWC = x_BHWC.narrow(dim, before, x_BHWC.shape[dim] - before - after)
+    rows, columns = ((max(before, 0), max(after, 0)) for before, after in (pad_rows, pad_cols))
+    x_BCHW, padding = channels_first(x_BHWC), (rows[0], columns[0])
+    if padding != (rows[1], columns[1]):
+        x_BCHW, padding = functional.pad(x_BCHW, (*columns, *rows)), (0, 0)
     return channels_last(functional.conv2d(x_BCHW, weight, bias, stride=stride, padding=padding))
 
 

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from credit_like.nn.constants import on_device
 from credit_like.parallel.shards import copies, local
 
-# Functional operators can be compiled, counted and recomputed. Their results are waited for immediately.
+# Functional operators can be compiled, counted and recomputed.
 _ops = torch.ops._c10d_functional
 
 
@@ -35,7 +35,18 @@ def gather_over(x: Tensor, group: ProcessGroup) -> Tensor:
 
 def all_to_all(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
     """Send `sent[r]` elements of a flat tensor to each rank r and return the received pieces, concatenated."""
-    result: Tensor = _ops.wait_tensor(_ops.all_to_all_single(x, received, sent, group.group_name))
+    return arrived(begin_all_to_all(x, received, sent, group))
+
+
+def begin_all_to_all(x: Tensor, received: list[int], sent: list[int], group: ProcessGroup) -> Tensor:
+    """Begin `all_to_all`; the pieces must not be read before `arrived` has been called with them."""
+    result: Tensor = _ops.all_to_all_single(x, received, sent, group.group_name)
+    return result
+
+
+def arrived(pieces: Tensor) -> Tensor:
+    """Return the pieces of `begin_all_to_all` once they have been received."""
+    result: Tensor = _ops.wait_tensor(pieces)
     return result
 
 

@@ -11,6 +11,7 @@ import xarray as xr
 import yaml
 
 from credit_like import build, cli
+from credit_like.inference.writers._zarr import ZarrWriter
 from credit_like.schema.load import dump_experiment, load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
 
@@ -95,6 +96,49 @@ def test_every_layout_writes_the_store_of_one_process(run, tmp_path, run_ranks, 
         scale = float(np.abs(array).max())
         np.testing.assert_allclose(stores[1][variable].values, array.values, rtol=0, atol=1e-4 * scale)
         assert stores[1][variable].attrs == array.attrs
+
+
+def _share_of_rollout(rank, file, overrides, share):
+    """The rows and columns that this rank writes, of the shape of each piece that it stores."""
+    stored = []
+    original = ZarrWriter._store
+
+    def watched(writer, name, places, leads, values):
+        stored.append((values.shape[-2:], writer.part))
+        original(writer, name, places, leads, values)
+
+    ZarrWriter._store = watched
+    assert build.rollout(load_experiment(file, overrides), share) == 0
+    assert len({str(one) for one in stored}) <= 1
+    return stored[0] if stored else None
+
+
+@pytest.mark.parametrize(
+    ("layout", "world", "written"),
+    [
+        pytest.param("{domain: [2, 2], data: fsdp2}", 4, [(16, 32)] * 4, marks=pytest.mark.slow),
+        ("{domain: 2}", 2, [(16, 64)] * 2),
+        pytest.param("{domain: [1, 2], tensor: 2}", 4, [(32, 32), (32, 32), None, None], marks=pytest.mark.long),
+    ],
+)
+def test_ranks_that_share_a_field_write_their_chunks_of_it(run, tmp_path, run_ranks, layout, world, written):
+    paths = [tmp_path / "one", tmp_path / "many"]
+    levels_apart = 0.002  # a chunk for each level, and a shard for all of them
+    output = f"inference.output={{type: zarr, chunk_mib: {levels_apart if world == 4 else 0.05}, path: %s}}"
+    sets = [["inference.batch_size=2", output % path] for path in paths]
+    assert run_ranks(1, _rollout, run, sets[0]) == [0]
+    many = [*sets[1], f"trainer.parallelism={layout}"]
+    parts = run_ranks(world, _share_of_rollout, run, many, (0, 2))
+    assert [part and part[0] for part in parts] == written
+    assert not (paths[1] / "forecast.zarr").exists()
+    # One process computes the rest: it keeps the chunks of the store, and writes all of them.
+    assert [part[0] for part in run_ranks(1, _share_of_rollout, run, sets[1], (1, 2))] == [(32, 64)]
+    one, other = (xr.open_zarr(path / "forecast.zarr").load() for path in paths)
+    assert other["u"].encoding["chunks"][-2:] == next(filter(None, written))
+    for variable, array in one.data_vars.items():
+        assert np.isfinite(other[variable].values).all()
+        scale = float(np.abs(array).max())
+        np.testing.assert_allclose(other[variable].values, array.values, rtol=0, atol=1e-4 * scale)
 
 
 def refused(capsys, *arguments) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from credit_like import registry
 from credit_like import verify as kit
-from credit_like.check import checked_experiment
+from credit_like.check import checked_experiment, describe, print_table
 from credit_like.errors import UserError
 from credit_like.parallel.processes import run_ranks as answers_of
 from credit_like.schema.checks import shares_columns
@@ -141,3 +141,25 @@ def test_degrees_that_do_not_fit_are_refused_before_a_run(tmp_path, domain, mess
         checked_experiment(DEMO, changes, 6)
     assert message in str(raised.value)
     assert ("degrees that work: 1, 2" in str(raised.value)) == ("degree that" in message)
+
+
+def test_check_shows_what_each_rank_has(tmp_path, capsys):
+    plain = [
+        *SHORT,
+        WIDE,
+        "trainer.scheduler.warmup_steps=1",
+        "inference.lead=12h",
+        "inference.init=null",
+        f"save_loc={tmp_path}",
+    ]
+    boxes = [*plain, "trainer.parallelism={data: fsdp2, domain: [2, 3]}"]
+    description = describe(*checked_experiment(DEMO, boxes, 6))
+    rows, columns = (description["shards"][name] for name in ("rows", "columns"))
+    assert list(rows) == [32, 96, 48, 24, 12, 6]
+    assert rows[12] == [6, 6]
+    assert rows[6] == [4, 2]  # three windows
+    assert columns[64] == [22, 21, 21]  # the image has no windows
+    assert columns[12] == [4, 4, 4]
+    print_table(description)
+    assert "6 = 4 + 2" in capsys.readouterr().out
+    assert "shards" not in describe(*checked_experiment(DEMO, plain, 1))

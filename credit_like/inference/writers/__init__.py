@@ -28,7 +28,8 @@ class WriterConfig(Section):
     leads: tuple[Lead, ...] = ()
     """Leads to write, as steps or durations."""
     chunk_mib: float = Field(default=4.0, gt=0)
-    """Largest chunk size; one chunk holds whole fields, then levels, then leads as long as they fit."""
+    """Largest chunk size; one chunk holds whole fields (in zarr the part of a rank, if several share a field), then levels, then
+    leads as long as they fit."""
     flavour: Literal["weatherbench2", "cf"] = "weatherbench2"
     """`weatherbench2`: dimensions time and prediction_timedelta; `cf`: forecast_reference_time and forecast_period."""
 

@@ -37,11 +37,13 @@ class Writer:
 
     Positions count along the dimensions of `layout`. Leads that share a chunk are buffered and stored together; no
     chunk spans initial times or members. Safe to use from several processes at once as long as no two write the same
-    initial time, or the same member of it if `by_member`.
+    initial time, or the same member of it if `by_member`, or chunks of one field in common.
     """
 
     by_member = False
     """Whether several processes may write members of one initial time, and a killed one keeps those that are complete."""
+    part: tuple[slice, slice] = (slice(None), slice(None))
+    """The rows and columns that this process writes: whole chunks."""
 
     def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
         self.layout = layout
@@ -67,14 +69,19 @@ class Writer:
         """Write (B, leads, [levels], H, W) to the files."""
         raise NotImplementedError
 
+    @property
+    def box(self) -> tuple[int, int]:
+        """Return the rows and columns of a chunk: those of a whole field, unless the format divides it."""
+        return self.layout.grid.height, self.layout.grid.width
+
     def chunks(self, name: str) -> tuple[int, ...]:
-        """Return chunks of whole fields, with as many levels, then as many leads, as fit in `chunk_bytes`."""
-        shape = self.layout.field_shape(name)
-        n_levels, field = (shape[0] if len(shape) == 3 else 1), 4 * shape[-2] * shape[-1]
+        """Return chunks of one box, with as many levels, then as many leads, as fit in `chunk_bytes`."""
+        shape, box = self.layout.field_shape(name), self.box
+        n_levels, field = (shape[0] if len(shape) == 3 else 1), 4 * box[0] * box[1]
         levels = min(n_levels, max(1, self.chunk_bytes // field))
         leads = min(len(self.layout.leads), max(1, self.chunk_bytes // (field * n_levels)))
         front = (1,) * (len(self.layout.dims) - 1)
-        return (*front, leads, *([levels] if len(shape) == 3 else []), *shape[-2:])
+        return (*front, leads, *([levels] if len(shape) == 3 else []), *box)
 
     def complete(self, init: int) -> None:
         """Flush an initial time of which all members and leads were written, and record that it is complete."""
@@ -173,8 +180,13 @@ class Background:
         self._raise()
         self._queue.put(action)
 
-    def close(self) -> None:
+    def flush(self) -> None:
         """Wait for everything submitted; raise the first error."""
+        self._queue.join()
+        self._raise()
+
+    def close(self) -> None:
+        """Wait for everything submitted and end the thread; raise the first error."""
         self._queue.put(None)
         self._thread.join()
         self._raise()
@@ -191,6 +203,7 @@ class Background:
                     action()
                 except BaseException as error:  # noqa: BLE001 - re-raised in the thread that computes
                     self._error = error
+            self._queue.task_done()
 
     def _raise(self) -> None:
         if self._error is not None:

@@ -31,10 +31,24 @@ class ZarrWriter(Writer):
         self.path = folder / "forecast.zarr"
         self.partial = folder / "forecast.zarr.part"
         self._arrays: dict[str, Any] = {}
+        self._box: tuple[int, int] | None = None
+
+    @property
+    def box(self) -> tuple[int, int]:
+        """Return the rows and columns of a chunk: those of the store if it exists, else the equal parts of a field."""
+        if self._box is None:
+            height, width = super().box
+            rows, columns = self.layout.parts
+            return -(-height // rows), -(-width // columns)
+        return self._box
 
     def open(self) -> None:
-        if self.path.exists() or self.partial.exists():
-            return
+        if not (self.path.exists() or self.partial.exists()):
+            self._create()
+        # It may be that of a run that divides fields otherwise.
+        self._box = self._array(next(iter(self.layout.chosen))).chunks[-2:]
+
+    def _create(self) -> None:
         fresh = self.folder / f"forecast.zarr.{os.getpid()}.new.part"
         shutil.rmtree(fresh, ignore_errors=True)
         layout = self.layout
@@ -66,17 +80,22 @@ class ZarrWriter(Writer):
         if len(field) == 2 or chunks[-3] == field[0]:
             return None
         # A shard must be a whole number of chunks.
-        return (*chunks[:-3], -(-field[0] // chunks[-3]) * chunks[-3], *field[-2:])
+        return (*chunks[:-3], -(-field[0] // chunks[-3]) * chunks[-3], *chunks[-2:])
 
     def _store(self, name: str, places: Sequence[ForecastKey], leads: slice, values: Fields) -> None:
         for box, part in _boxes(places):
             where = box if self.layout.members > 1 else box[:1]
             shape = [s.stop - s.start for s in where]
-            self._array(name)[(*where, leads)] = values[part].reshape(*shape, *values.shape[1:])
+            levels = [slice(None)] * (values.ndim - 4)
+            region = (*where, leads, *levels, *self.part)
+            self._array(name)[region] = values[part].reshape(*shape, *values.shape[1:])
 
     def _array(self, name: str) -> Any:
         if name not in self._arrays:
-            self._arrays[name] = zarr.open_array(self.partial / name, mode="r+")
+            try:
+                self._arrays[name] = zarr.open_array(self.partial / name, mode="r+")
+            except FileNotFoundError:  # the store is complete
+                self._arrays[name] = zarr.open_array(self.path / name, mode="r+")
         return self._arrays[name]
 
     def finish(self) -> bool:

@@ -24,9 +24,12 @@ def apply_domain_parallel(model: nn.Module, domain_mesh: DeviceMesh, shape: tupl
     operation, see `verify`), and for a degree that leaves a rank with nothing (with the degrees that work).
     """
     shape = shape or (domain_mesh.size(), 1)
-    proofs = {axis: verify(model, size, axis) for axis, size in enumerate(shape) if size > 1 or axis == ROWS}
+    # An axis that is not shared is not traced: a single row or column of a small stage would be ambiguous.
+    shared = [axis for axis, size in enumerate(shape) if size > 1] or [ROWS]
+    proofs = {axis: verify(model, shape[axis], axis) for axis in shared}
+    called = proofs[shared[0]].sizes
     layers = {module: name for name, module in model.named_modules() if type(module) in DOMAIN_LAYERS}
-    if unused := [name for module, name in layers.items() if module not in proofs[ROWS].sizes]:
+    if unused := [name for module, name in layers.items() if module not in called]:
         raise UserError(f"trainer.parallelism.domain: the forward never calls {', '.join(unused)}; remove these layers")
     if shape[COLUMNS] > 1:
         for module, name in layers.items():
@@ -36,7 +39,7 @@ def apply_domain_parallel(model: nn.Module, domain_mesh: DeviceMesh, shape: tupl
                 )
     levels = [proofs[axis].levels if axis in proofs else None for axis in (ROWS, COLUMNS)]
     manager = DomainManager(domain_mesh, make_axes(domain_mesh, shape, image_size(model), levels))
-    for module in proofs[ROWS].sizes:
+    for module in called:
         module.__class__ = DOMAIN_LAYERS[type(module)]
         assert isinstance(module, DomainLayer)
         module.bind(manager, [proofs[axis].sizes[module] if size > 1 else None for axis, size in enumerate(shape)])

@@ -53,10 +53,17 @@ class Axis:
         """Return this rank's plan of an exchange."""
         return make_plan(have, want, self.rank)
 
-    @cached_property
-    def plan_to_first(self) -> RowPlan:
-        """Return the plan by which the first rank gets the whole length of the model's output, and the others nothing."""
-        return self.plan(self.lists(self.length), [range(self.length), *[[]] * (self.size - 1)])
+    def of_chunks(self, chunk: int) -> list[Band]:
+        """Return bands of the model's output for every rank that are whole chunks; some are empty where chunks are fewer."""
+        count = -(-self.length // chunk)
+        return [
+            (min(start * chunk, self.length), min(stop * chunk, self.length))
+            for start, stop in partition.bands(count, 1, self.size)
+        ]
+
+    def plan_to_chunks(self, chunk: int) -> RowPlan:
+        """Return the plan by which every rank gets its band of whole chunks of the model's output."""
+        return self.plan(self.lists(self.length), [range(*band) for band in self.of_chunks(chunk)])
 
     @cached_property
     def plan_to_all(self) -> RowPlan:

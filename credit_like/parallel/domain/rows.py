@@ -8,6 +8,7 @@ exchange.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from credit_like.parallel.collectives import all_to_all
+from credit_like.parallel.collectives import arrived, begin_all_to_all
 
 ZERO = -1  # a wanted row of zeros
 
@@ -49,6 +50,10 @@ class RowPlan:
     sends: tuple[tuple[tuple[int, int], ...], ...]
     receives: tuple[int, ...]
     runs: tuple[RowRun, ...]
+    here: tuple[tuple[RowRun, ...], ...]
+    """The runs of own rows and of zeros, which need no other rank; single rows that are neighbours in the output are together."""
+    there: tuple[tuple[RowRun, ...], ...]
+    """The other runs."""
     travels: bool
     """Whether any rank sends anything. All ranks have the same value, so either all communicate or none does."""
 
@@ -81,6 +86,11 @@ def make_plan(have: Sequence[Sequence[int]], want: Sequence[Sequence[int]], rank
             raise ValueError(f"expected only rows that some rank has, got {row}")
         source, index = owner[row]
         pieces.append((source, index if source == rank else places[source][index]))
+    runs = _runs(pieces)
+    together = [
+        tuple(group)
+        for _, group in itertools.groupby(runs, lambda run: (run.source, run.out if run.length > 1 else None))
+    ]
     travels = any(row != ZERO and owner[row][0] != d for d, rows in enumerate(want) for row in rows)
     return RowPlan(
         rank=rank,
@@ -88,7 +98,9 @@ def make_plan(have: Sequence[Sequence[int]], want: Sequence[Sequence[int]], rank
         rows_out=len(want[rank]),
         sends=tuple(_lengths(indices) for indices in travelling),
         receives=tuple(len(indices) for indices in arriving),
-        runs=tuple(_runs(pieces)),
+        runs=tuple(runs),
+        here=tuple(group for group in together if group[0].source in (rank, ZERO)),
+        there=tuple(group for group in together if group[0].source not in (rank, ZERO)),
         travels=travels,
     )
 
@@ -132,31 +144,41 @@ class _Fetch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, plan: RowPlan, group: ProcessGroup | None, dim: int) -> Tensor:
         ctx.plan, ctx.group, ctx.dim, ctx.shape = plan, group, dim, x.shape
-        parts = _exchange([_take(x, runs, dim) for runs in plan.sends], plan.receives, x, plan, group, dim)
-        pieces = []
-        for run in plan.runs:
-            if run.source == ZERO:
-                pieces.append(x.new_zeros(_shape(x.shape, dim, run.length)))
-            else:
-                pieces.append((x if run.source == plan.rank else parts[run.source]).narrow(dim, run.start, run.length))
-        if not pieces:
-            return x.new_empty(_shape(x.shape, dim, 0))
+        flying = _begin([_take(x, runs, dim) for runs in plan.sends], plan.receives, plan, group, dim)
         order, inverse = _memory_order(x)
-        return torch.cat([piece.permute(order) for piece in pieces], order.index(dim)).permute(inverse)
+        if torch.compiler.is_compiling() and plan.runs:
+            # One kernel joins all rows and what surrounds the exchange; writes in place would be further kernels.
+            parts = [*_end(flying, plan.receives, x, dim)]
+            parts[plan.rank] = x
+            pieces = [
+                x.new_zeros(_shape(x.shape, dim, run.length))
+                if run.source == ZERO
+                else _rows(parts[run.source], dim, run)
+                for run in plan.runs
+            ]
+            return torch.cat([piece.permute(order) for piece in pieces], order.index(dim)).permute(inverse)
+        y = x.new_empty([_shape(x.shape, dim, plan.rows_out)[d] for d in order]).permute(inverse)
+        for runs in plan.here:
+            _fill(y, x, runs, dim)
+        parts = _end(flying, plan.receives, x, dim)
+        for runs in plan.there:
+            _fill(y, parts[runs[0].source], runs, dim)
+        return y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         plan, dim = ctx.plan, ctx.dim
+        parts = [grad.new_zeros(_shape(ctx.shape, dim, rows)) for rows in plan.receives]
+        for run in itertools.chain(*plan.there):
+            _rows(parts[run.source], dim, run).add_(grad.narrow(dim, run.out, run.length))
+        counts = [sum(length for _, length in runs) for runs in plan.sends]
+        flying = _begin(parts, counts, plan, ctx.group, dim)
         order, inverse = _memory_order(grad)
         own = grad.new_zeros([ctx.shape[d] for d in order]).permute(inverse)
-        parts = [grad.new_zeros(_shape(ctx.shape, dim, rows)) for rows in plan.receives]
-        for run in plan.runs:
+        for run in itertools.chain(*plan.here):
             if run.source != ZERO:
-                target = own if run.source == plan.rank else parts[run.source]
-                target.narrow(dim, run.start, run.length).add_(grad.narrow(dim, run.out, run.length))
-        counts = [sum(length for _, length in runs) for runs in plan.sends]
-        returned = _exchange(parts, counts, own, plan, ctx.group, dim)
-        for runs, part in zip(plan.sends, returned, strict=True):
+                _rows(own, dim, run).add_(grad.narrow(dim, run.out, run.length))
+        for runs, part in zip(plan.sends, _end(flying, counts, own, dim), strict=True):
             at = 0
             for start, length in runs:
                 own.narrow(dim, start, length).add_(part.narrow(dim, at, length))
@@ -182,19 +204,43 @@ def _take(x: Tensor, runs: Sequence[tuple[int, int]], dim: int) -> Tensor:
     return torch.cat([x.narrow(dim, start, length) for start, length in runs], dim)
 
 
-def _exchange(
-    parts: Sequence[Tensor], rows: Sequence[int], like: Tensor, plan: RowPlan, group: ProcessGroup | None, dim: int
-) -> list[Tensor]:
-    """Send parts[d] to rank d and return the parts received from all ranks, of `rows[s]` rows each."""
-    shapes = [_shape(like.shape, dim, n) for n in rows]
+def _rows(x: Tensor, dim: int, run: RowRun) -> Tensor:
+    """Return the rows of a run in the piece that has them."""
+    return x.narrow(dim, run.start, run.length)
+
+
+def _fill(y: Tensor, x: Tensor, runs: Sequence[RowRun], dim: int) -> None:
+    """Write runs of one piece to neighbouring rows of the output."""
+    rows = y.narrow(dim, runs[0].out, sum(run.length for run in runs))
+    if runs[0].source == ZERO:
+        rows.zero_()
+    elif len(runs) == 1:
+        rows.copy_(_rows(x, dim, runs[0]))
+    else:
+        rows.copy_(torch.cat([_rows(x, dim, run) for run in runs], dim))
+
+
+def _begin(
+    parts: Sequence[Tensor], rows: Sequence[int], plan: RowPlan, group: ProcessGroup | None, dim: int
+) -> Tensor | None:
+    """Begin to send parts[d] to rank d and to receive `rows[s]` rows from rank s; None if nothing travels."""
     if not plan.travels:
-        return [like.new_empty(shape) for shape in shapes]
-    per_row = math.prod(_shape(like.shape, dim, 1))
-    flat = torch.cat([part.reshape(-1) for part in parts])
-    counts_out = [n * per_row for n in rows]
+        return None
     assert group is not None
-    got = all_to_all(flat, counts_out, [part.numel() for part in parts], group)
-    return [part.view(shape) for part, shape in zip(got.split(counts_out), shapes, strict=True)]
+    sent = [part.numel() for part in parts]
+    per_row = math.prod(_shape(parts[0].shape, dim, 1))
+    return begin_all_to_all(torch.cat([part.reshape(-1) for part in parts]), [n * per_row for n in rows], sent, group)
+
+
+def _end(flying: Tensor | None, rows: Sequence[int], like: Tensor, dim: int) -> list[Tensor]:
+    """Wait for what was begun and return the parts from all ranks, of `rows[s]` rows each."""
+    shapes = [_shape(like.shape, dim, n) for n in rows]
+    if flying is None:
+        return [like.new_empty(shape) for shape in shapes]
+    return [
+        part.view(shape)
+        for part, shape in zip(arrived(flying).split(list(map(math.prod, shapes))), shapes, strict=True)
+    ]
 
 
 def fetch_rows(x: Tensor, plan: RowPlan, group: ProcessGroup | None, dim: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from credit_like.bands import Band
 from credit_like.nn.resize import bilinear
+from credit_like.parallel.collectives import sum_over
 from credit_like.parallel.domain.manager import Axis, DomainManager
 from credit_like.parallel.domain.resize import needed, resample, source_band
 
@@ -50,20 +51,40 @@ def gather_spatial(tensor: Tensor, manager: DomainManager | None, differentiable
     return tensor
 
 
-def gather_on_first(fields: Tensor, manager: DomainManager | None) -> Tensor | None:
-    """Return the whole output of the model (…, H, W) on the group's first rank, None on the others. Collective.
+class ChunkShare:
+    """The share that a rank has of the output of the model (…, H, W), in whole chunks of `chunk` = (rows, columns).
 
-    Every rank sends what it has once along each axis. The bands are known to the manager, so nothing is asked of other ranks
-    or the device.
+    Bands of chunks are as equal as bands of points. Where there are as many chunks as ranks, only the few points between the
+    edges of bands and of chunks are sent; one chunk of a whole field is collected on the group's first rank.
     """
-    if manager is None:
-        return fields
-    fields = fields.detach()
-    rows, columns = manager.axes
-    if columns.size > 1:
-        fields = columns.fetch(fields, columns.plan_to_first, fields.ndim - 1)
-    whole = rows.fetch(fields, rows.plan_to_first, fields.ndim - 2)
-    return whole if manager.rank == 0 else None
+
+    def __init__(self, manager: DomainManager, chunk: tuple[int, int]) -> None:
+        axes = list(zip(manager.axes, chunk, strict=True))
+        bands = [axis.of_chunks(size) for axis, size in axes]
+        self.manager = manager
+        rows, columns = (of_all[axis.rank] for of_all, axis in zip(bands, manager.axes, strict=True))
+        self.part = slice(*rows), slice(*columns)
+        """The rows and columns of the share."""
+        self.empty = rows[0] == rows[1] or columns[0] == columns[1]
+        self.first = manager.rank == 0
+        self.alone = all(sum(stop > start for start, stop in of_all) == 1 for of_all in bands)
+        """Whether one rank has all chunks."""
+        self._plans = [axis.plan_to_chunks(size) for axis, size in axes]
+
+    def collect(self, fields: Tensor) -> Tensor | None:
+        """Return the share of the fields of which this rank has its points; None where it is empty. Collective.
+
+        Every rank sends each point at most once along each axis. The bands are known to the manager, so nothing is asked of
+        other ranks or the device.
+        """
+        fields = fields.detach()
+        for dim in (1, 0):
+            fields = self.manager.axes[dim].fetch(fields, self._plans[dim], fields.ndim - 2 + dim)
+        return None if self.empty else fields
+
+    def wait_for_all(self, device: torch.device) -> None:
+        """Wait until all ranks that share the fields arrive here."""
+        sum_over(torch.zeros((), device=device), self.manager.group).item()
 
 
 def unpad_shard_interp(

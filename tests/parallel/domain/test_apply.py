@@ -4,12 +4,14 @@ import pytest
 import torch
 from torch import nn
 
+from credit_like.models import wxformer
+from credit_like.nn import init
 from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.gradients import sync_domain_gradients
 from credit_like.parallel.domain.layer import DOMAIN_LAYERS
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.padding import DomainUnpad
-from credit_like.parallel.domain.spatial import gather_on_first, gather_spatial, shard_spatial, unpad_shard_interp
+from credit_like.parallel.domain.spatial import ChunkShare, gather_spatial, shard_spatial, unpad_shard_interp
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
@@ -38,8 +40,19 @@ def _sharded(rank, shape, tiny, changes, reference):
     sync_domain_gradients(model, manager)
     total = runtime.sum_over_data(loss)
     with Meter() as meter:
-        written = gather_on_first(y, manager)
+        whole = ChunkShare(manager, (tiny.height, width))
+        written = whole.collect(y)
     assert (written is None) == (rank > 0)
+    assert whole.alone
+    assert whole.first == (rank == 0)
+    chunks = ChunkShare(manager, (-(-tiny.height // shape[0]), -(-width // shape[1])))
+    assert not chunks.alone
+    with Meter() as between:
+        share = chunks.collect(y)
+    assert (share - y_ref[..., *chunks.part]).abs().max() <= 1e-12 * y_ref.abs().max()
+    # the first chunks have all of the remainder, the first bands one more point each
+    edge = max(y.nbytes // y.shape[-2] * (shape[0] - 1), y.nbytes // y.shape[-1] * (shape[1] - 1))
+    assert sum(m.bytes for m in between.messages) <= edge
     if shape[1] == 1:  # one message of the band, and only to the writer: its size is not asked for
         sent = y.nbytes if rank else 0
         assert [(m.kind, m.bytes, times) for m, times in meter.messages.items()] == [("all-to-all", sent, 1)]
@@ -185,3 +198,27 @@ def test_a_layer_that_cannot_share_columns_is_an_error_everywhere(launch_ranks, 
         assert answer[0] == "error"
         assert "(Unpad)" in answer[1]
         assert "cannot share columns" in answer[1]
+
+
+def _single_row(rank, build, x, expected):
+    runtime = Runtime.start(Parallelism(data="none", domain=2), torch.device("cpu"))
+    model = apply_domain_parallel(build(), runtime.submeshes["domain"], (1, 2))
+    manager = get_domain_manager(model)
+    error = model(shard_spatial(x, manager)).detach() - shard_spatial(expected, manager)
+    return float(error.abs().max())
+
+
+def test_columns_are_shared_where_the_coarsest_stage_has_one_row(run_ranks, tiny):
+    changes = {
+        "local_window_size": 1,
+        "global_window_size": (2, 1, 2, 1),
+        "padding_conf": {"activate": True, "mode": "replicate", "pad_lat": (2, 4), "pad_lon": (0, 4)},
+    }
+
+    def build():
+        model = wxformer.build(tiny.config(**changes), in_channels=3, out_channels=2, frames=1, height=10, width=44)
+        return init.initialise(model, 0).double()
+
+    x = torch.randn(1, 3, 1, 10, 44, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = build()(x).detach()
+    assert max(run_ranks(2, _single_row, build, x, expected)) < 1e-12

@@ -351,6 +351,9 @@ def test_the_check_before_a_run_accepts_the_degrees_that_training_accepts(grid, 
         refused = bands.degree_problem(levels, degree)
         assert bool(refused) == bool(config.check_parallel(height, width, tensor=1, domain=degree)), refused
     of_columns = verify(model, 1, axis=1).levels
+    for axis, proven in enumerate((levels, of_columns)):  # the bands that `check` shows are those of training
+        shown = bands.merge(config.levels(height, width, axis))
+        assert {size: shown[size].unit for size in proven} == {size: level.unit for size, level in proven.items()}
     for degree in range(1, width + 2):
         refused = bands.degree_problem(of_columns, degree, 1)
         assert [m for _, m in config.check_parallel(height, width, tensor=1, domain=1, columns=degree)] == [
