@@ -559,6 +559,44 @@ def test_the_order_of_channels_is_that_of_credit_itself():
     assert predicted == list(theirs.target_channel_map())
 
 
+@pytest.mark.skipif(not PARITY.is_dir(), reason="CREDIT_LIKE_PARITY unset: no recordings of CREDIT")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model.depth": [1, 1, 1, 1]}, r"(?s)do not fit the model.*and \d+ more, such as"),
+        ({"data.surface_variables": ["SP"]}, "expected data with the 11 channels of input of the weights, got 9"),
+        ({"data.mean_path": "junk.nc"}, "which cannot be read"),
+        ({"data.mean_path": "short.nc"}, "number of U on each of 3 levels"),
+        ({"data.std_path": "zero.nc"}, "standard deviations above 0"),
+        ({"data.std_path": "nan.nc"}, "expected finite numbers"),
+        ({"data.mean_path": "other.nc"}, "expected U, got u"),
+    ],
+)
+def test_what_does_not_belong_to_the_weights_is_one_message_and_nothing_is_written(tmp_path, changed, message):
+    values = yaml.safe_load(FIRST)
+    values["model"] = {"type": "crossformer", **json.loads((PARITY / "pixelshuffle.json").read_text())}
+    values["model"].pop("post_conf", None)
+    numbers = {name: ("level", [1.0, 2.0, 3.0]) for name in "UV"}
+    numbers = xr.Dataset(numbers | dict.fromkeys(("SP", "t2m", "q2m", "rain", "tsi"), ((), 1.0)))
+    made = {"good": numbers, "short": numbers.isel(level=[0]), "zero": numbers * 0.0, "nan": numbers * np.nan}
+    for name, dataset in (made | {"other": numbers.rename(U="u")}).items():
+        netcdf_files.save(dataset, tmp_path / f"{name}.nc")
+    (tmp_path / "junk.nc").write_bytes(b"junk" * 100)
+    values["data"] |= {
+        "variables": ["U", "V"], "level_ids": [10, 20, 30], "surface_variables": ["SP", "t2m", "q2m"], "history_len": 2,
+        "diagnostic_variables": ["rain"], "static_variables": ["z"], "mean_path": "good.nc", "std_path": "good.nc",
+    }  # fmt: skip
+    for key, value in changed.items():
+        section, name = key.split(".")
+        values[section][name] = value
+    for name in ("mean_path", "std_path"):
+        values["data"][name] = str(tmp_path / values["data"][name])
+    (tmp_path / "theirs.yml").write_text(yaml.safe_dump(values))
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "theirs.yml", PARITY / "pixelshuffle_checkpoint.pt", tmp_path / "out" / "my.yml")
+    assert not (tmp_path / "out").exists()
+
+
 SECOND_WEIGHTS = """
 data:
   source:

@@ -164,7 +164,7 @@ def _translated(source: Document, path: Path, upsample: str | None, weights: tup
                 "not read: `credit-like preprocess` fits the statistics, or name a file in `data.statistics`",
             )
     variables = Variables(DataSection.model_validate(data))
-    model, loss = _model(source, upsample, variables), _loss(source)
+    model, loss = _model(source, upsample, variables, weights is not None), _loss(source)
     experiment: dict[str, Any] = {
         "name": name,
         "seed": source.get("seed", default=0),
@@ -433,7 +433,7 @@ def _sources(paths: Sequence[str]) -> list[dict[str, Any]] | dict[str, Any]:
 # ---- model, loss, corrections ----------------------------------------------------------------------------------------
 
 
-def _model(source: Document, upsample: str | None, variables: Variables) -> dict[str, Any]:
+def _model(source: Document, upsample: str | None, variables: Variables, of_weights: bool) -> dict[str, Any]:
     """Return the `model` section. Raises UserError for another architecture or arguments that do not convert."""
     from credit_like.checkpoint.credit import convert_model_args, model_block
 
@@ -466,10 +466,14 @@ def _model(source: Document, upsample: str | None, variables: Variables) -> dict
     for ours, theirs, what in (
         (variables.in_channels, arguments.in_channels, "input"), (variables.out_channels, arguments.out_channels, "output"),
     ):  # fmt: skip
-        if ours != theirs and "channels" in source.section("model"):
-            source.remark(
-                ("model", "channels"), f"the data have {ours} channels of {what}, the model's keys say {theirs}"
+        if ours == theirs or "channels" not in source.section("model"):
+            continue
+        if of_weights:
+            raise UserError(
+                f"expected data with the {theirs} channels of {what} of the weights, got {ours}; "
+                "give their own experiment"
             )
+        source.remark(("model", "channels"), f"the data have {ours} channels of {what}, the model's keys say {theirs}")
     if "frames" in source.section("model") and arguments.frames != (
         history := int(source.get("data", "history_len", default=1))
     ):
@@ -941,9 +945,9 @@ def run(path: Path, weights: Path | None, output: Path) -> Translation:
     upsample = decoder_of(read_checkpoint(weights)) if weights else None
     converted = output.with_suffix(".safetensors")
     translation = translate(path, upsample, (weights, converted) if weights else None)
-    output.parent.mkdir(parents=True, exist_ok=True)
     if weights:
         import_credit(weights, path, converted, translation.metadata)
+    output.parent.mkdir(parents=True, exist_ok=True)
     replace_file(output, written(translation, path).encode())
     return translation
 

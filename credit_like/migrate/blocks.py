@@ -15,7 +15,7 @@ from credit_like.checkpoint.credit_scalers import Scaler, read_scalers
 from credit_like.checkpoint.transfer import named
 from credit_like.data.files import netcdf_files
 from credit_like.derive.fields import Derivation
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reading
 from credit_like.migrate.document import Document, Keys
 from credit_like.schema.data import DataSection
 from credit_like.schema.derive import Derive
@@ -273,7 +273,7 @@ def _of_the_files(
     files = [Path(os.path.expandvars(str(arguments.get(key, "")))) for key in ("mean_path", "std_path")]
     if not all(path.is_file() for path in files):
         return None
-    mean, std = (netcdf_files.load(path) for path in files)
+    mean, std = (_loaded(path) for path in files)
     unscaled = {*source.get("data", "forcing_variables", default=[]), *(v.name for v in variables.role("static"))}
     if block:
         known = set(mean.data_vars) & set(std.data_vars)
@@ -287,17 +287,27 @@ def _of_the_files(
         for variable in variables.role(role):
             n = len(variable)
             plain = variable.name in unscaled
-            scalers[variable.name] = Scaler(
+            scalers[variable.name] = scaler = Scaler(
                 "",
                 (0.0,) * n if plain else tuple(_values(mean, variable, files[0])),
                 (1.0,) * n if plain else tuple(_values(std, variable, files[1])),
             )
+            if not _usable(scaler):
+                raise UserError(
+                    f"{files[1]}: expected finite numbers of {variable.name} and standard deviations above 0, got mean "
+                    f"{scaler.mean} and std {scaler.std}; give the files that belong to these weights"
+                )
         result[role] = _moments(variables.role(role), scalers, logs)
     if block:
         source.remarks[:] = [remark for remark in source.remarks if remark.key != ".".join(map(str, at))]
     for place in places:
         source.remark(place, "its numbers go with the weights", covered=True)
     return result
+
+
+def _loaded(path: Path) -> xr.Dataset:
+    with reading("CREDIT's file of means or standard deviations", path, "give the file that belongs to these weights"):
+        return netcdf_files.load(path)
 
 
 def _at_numbers(dataset: xr.Dataset, levels: Sequence[int]) -> xr.Dataset:
@@ -367,6 +377,12 @@ def _moments(
     return about | ({"transform": functions} if any(functions) else {})
 
 
+def _usable(scaler: Scaler) -> bool:
+    """Return whether a field can be divided by the standard deviations."""
+    numbers = (*(scaler.mean or ()), *(scaler.std or ()))
+    return all(map(math.isfinite, numbers)) and min(scaler.std or (1.0,)) > 0
+
+
 def _unfit(source: Document, scaler: Scaler, key: str, count: int, logs: Mapping[str, float]) -> str:
     """Return why a scaler is not the mean and standard deviation of a variable with `count` channels, or nothing."""
     for part in ("log_transform", "sqrt_transform"):
@@ -375,6 +391,8 @@ def _unfit(source: Document, scaler: Scaler, key: str, count: int, logs: Mapping
                 return f"numbers after `{part}`"
     if scaler.mean is None:
         return f"a {scaler.type}, which is no mean and standard deviation"
+    if not _usable(scaler):
+        return "a standard deviation of 0, or no finite number"
     return "" if len(scaler.mean) == count else f"{len(scaler.mean)} levels in place of {count}"
 
 
