@@ -99,23 +99,24 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
 
     Where the experiment names no file and none has been written yet, the main process fits them first, or takes those that
     the source holds. A run that starts from another one has a file of its own in either case: the channels of both keep the
-    normalisation of the source.
+    normalisation of the source, also if `preprocess` has written the file.
     Raises UserError where the experiment names a file that does not exist, and where several ranks would wait for the main
     process to read more than `_FITTED_AT_START` bytes.
     """
     given, own = experiment.data.statistics, Path(experiment.save_loc) / "statistics.nc"
     path = own if experiment.start_from is not None else Path(given or own)
-    if runtime.is_main and not path.exists():
-        if given and not Path(given).exists():
+    prepared = Statistics.load(path, store) if runtime.is_main and path.exists() else None
+    if runtime.is_main and (prepared is None or _is_to_adopt(experiment, prepared)):
+        if prepared is None and given and not Path(given).exists():
             raise UserError(
                 f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
             )
-        stored = None if given else stored_statistics(store, variables, experiment.data)
-        if runtime.world > 1 and not given and stored is None:
+        stored = None if given or prepared else stored_statistics(store, variables, experiment.data)
+        if runtime.world > 1 and not given and prepared is None and stored is None:
             _refuse_long_fit(store, variables, experiment, path)
-        statistics = (
-            Statistics.load(given, store) if given else stored or fit_statistics(store, variables, experiment.data)
-        )
+        statistics = prepared or stored or None
+        if statistics is None:
+            statistics = Statistics.load(given, store) if given else fit_statistics(store, variables, experiment.data)
         if experiment.start_from is not None:
             statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
             for note in notes:
@@ -124,6 +125,12 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
         statistics.save(path)
     runtime.barrier()
     return Statistics.load(path, store)
+
+
+def _is_to_adopt(experiment: Experiment, statistics: Statistics) -> bool:
+    """Return whether a run that starts from another one has statistics of its own data alone, and no step yet."""
+    begun = any((Path(experiment.save_loc) / "checkpoints").glob("step-*"))
+    return experiment.start_from is not None and "adopted_from" not in statistics.dataset.attrs and not begun
 
 
 def _refuse_long_fit(store: FieldStore, variables: Variables, experiment: Experiment, path: Path) -> None:

@@ -339,7 +339,7 @@ def _classify(dataset: xr.Dataset, var: str, name: str, path: str | None) -> Fou
     elif names & _FORCING and not levels:
         role, why = (
             "dynamic_forcing",
-            "prescribed; `fill: persist` holds it in forecasts, which then need no later fields",
+            "prescribed; with `fill: persist` forecasts beyond the data keep the field of their start",
         )
     elif (
         names & _DIAGNOSTIC
@@ -348,7 +348,7 @@ def _classify(dataset: xr.Dataset, var: str, name: str, path: str | None) -> Fou
     ):
         role, why = "diagnostic", "accumulated or averaged over a step, so it is no initial state"
         if names & _SINCE_START:
-            why = "WRF accumulates it from the start of the simulation: take differences of the files first"
+            role, why = "none", "which WRF accumulates from the start of the simulation: take differences first"
     else:
         role, why = "prognostic", ""
     return Found(name, var, role, levels, path, why)
@@ -370,7 +370,9 @@ def _drop_empty(data: Data, datasets: Sequence[xr.Dataset], apart: bool, files: 
         with np.errstate(all="ignore"):
             values = np.asarray(array.values, np.float64)
         finite = values[np.isfinite(values)]
-        if not finite.size:
+        if variable.role == "none":
+            data.left_out[variable.name] = variable.why
+        elif not finite.size:
             data.left_out[variable.name] = "which has no values in the first, middle and last field"
         elif finite.min() == finite.max() and variable.role != "diagnostic":
             data.left_out[variable.name] = f"which is {finite.min():g} everywhere"
@@ -414,6 +416,10 @@ def propose(data: Data, name: str) -> str:
     steps = max(1, sum(len(p) for p in periods["train"]) // batch)
     epochs = int(min(50, max(2, round(5_000 / steps))))
     lead = min(20, max(1, min(len(p) for p in periods["test"]) // 2))
+    thinned = "  # thinned: a longer step makes forecasts cheaper and training easier"
+    if any(v.role == "diagnostic" for v in data.variables):
+        spacing = format_duration(dt.timedelta(seconds=int(np.diff(seconds(data.times)).min())))
+        thinned += f"; accumulations are still those of {spacing}"
     lines = [
         f"# {name}: proposed by `credit-like new` from the data's names and attributes. Read it before a long run.",
         f"name: {name}",
@@ -421,12 +427,7 @@ def propose(data: Data, name: str) -> str:
         f"save_loc: runs/{name}",
         "data:",
         *_source_lines(data),
-        f"  timestep: {format_duration(step)}"
-        + (
-            ""
-            if len(times) == len(data.times)
-            else "  # thinned: a longer step makes forecasts cheaper and training easier"
-        ),
+        f"  timestep: {format_duration(step)}" + ("" if len(times) == len(data.times) else thinned),
         *_variable_lines(data),
         *_period_lines(periods),
         *_model_lines(data.grid, samples, gpu),
@@ -503,7 +504,7 @@ def _period_lines(periods: dict[str, list[NDArray[Any]]]) -> Iterator[str]:
     for name, runs in periods.items():
         shown = [f"[{to_text(run[0])}, {to_text(run[-1])}]" for run in runs]
         text = shown[0] if len(shown) == 1 else f"[{', '.join(shown)}]"
-        more = why[name] + ("; gaps in the data are left out" if len(shown) > 1 else "")
+        more = "; ".join(filter(None, (why[name], "gaps in the data are left out" if len(shown) > 1 else "")))
         yield f"  {name}: {text}" + (f"  # {more}" if more else "")
 
 

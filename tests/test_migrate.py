@@ -14,14 +14,15 @@ import torch
 import xarray as xr
 import yaml
 
-from credit_like import cli
+from credit_like import cli, transforms
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.credit_scalers import read_scalers
 from credit_like.data.files import netcdf_files
 from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
-from credit_like.migrate import Document, read, report, run, translate, written
+from credit_like.migrate import Document, blocks, read, report, run, translate, written
 from credit_like.models import wxformer
+from credit_like.schema.data import DataSection
 from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
 
@@ -156,14 +157,166 @@ def test_the_first_generation(first, tmp_path):
     assert str(ours.inference.lead) == "10 days, 0:00:00"
     assert str(ours.inference.init.interval) == "12:00:00"
     assert (ours.site.name, ours.pbs.account, ours.pbs.nodes, ours.pbs.ngpus) == ("derecho", "NAML0001", 2, 4)
-    said = {remark.key: remark for remark in translation.remarks}
-    open_ = {key for key, remark in said.items() if not remark.covered}
+    assert trainer.early_stopping.patience == 4
+    open_ = {remark.key for remark in translation.remarks if not remark.covered}
     assert open_ == {
         "data.mean_path", "data.std_path", "data.one_shot", "model.post_conf.global_mass_fixer",
-        "model.post_conf.global_energy_fixer", "trainer.stopping_patience", "trainer.something_new", "pbs.ncpus",
+        "model.post_conf.global_energy_fixer", "trainer.something_new",
     }  # fmt: skip
     lines = FIRST.splitlines()
-    assert all(key.rsplit(".", 1)[-1] in lines[remark.line - 1] for key, remark in said.items())
+    assert all(remark.key.rsplit(".", 1)[-1] in lines[remark.line - 1] for remark in translation.remarks)
+
+
+SECOND = """
+save_loc: runs/second
+data:
+  source:
+    CAM:
+      levels: [1, 2, 3]
+      level_coord: lev
+      variables:
+        prognostic: {vars_3D: [T, U, V, Qtot], vars_2D: [PS, TREFHT], path: "/data/cam_%Y.zarr", filename_time_format: "%Y"}
+        diagnostic: {vars_2D: [PRECT, QFLX, UP, OLR, SD, SU, LD, LU, SH, LH]}
+        dynamic_forcing: {vars_2D: [SOLIN]}
+        static: {vars_2D: [PHIS]}
+    OCEAN:
+      levels: [1, 2]
+      variables:
+        prognostic: {vars_3D: [SALT], vars_2D: [SSH], path: /data/ocean.zarr}
+        diagnostic: {vars_2D: [HFLX]}
+        dynamic_forcing: null
+        static: {vars_2D: [DEPTH]}
+  start_datetime: "1980-01-01"
+  end_datetime: "1999-12-31T18:00:00"
+  timestep: 3h
+  forecast_len: 2
+validation_data: {start_datetime: "2000-01-01", end_datetime: "2001-12-31", forecast_len: 1}
+preblocks:
+  ic_only:
+    grid: {type: regrid}
+  per_step:
+    log: {type: log_transform, args: {variables: [CAM/diagnostic/2d/PRECT, CAM/dynamic_forcing], base: "10", eps: 1.0e-5}}
+    root: {type: sqrt_transform, args: {variables: [CAM/prognostic/3d/U]}}
+    concat: {type: concat}
+postblocks:
+  per_step:
+    exp: {type: exp_transform, args: {variables: [CAM/diagnostic/2d/PRECT], base: "10", eps: 1.0e-5}}
+    tracer: {type: tracer_fixer, args: {tracer_vars: [CAM/prognostic/3d/Qtot, CAM/diagnostic/2d/PRECT], tracer_thres: 1.0e-9,
+      tracer_thres_max: [0.1, null]}}
+    mass: {type: global_mass_fixer, args: {q_var: CAM/prognostic/3d/Qtot, sp_var: CAM/prognostic/2d/PS,
+      save_loc_physics: LEVELS, lon_lat_level_name: [lon, lat, hyai, hybi], midpoint: true}}
+    water: {type: global_water_fixer, args: {q_var: CAM/prognostic/3d/Qtot, sp_var: CAM/prognostic/2d/PS,
+      precip_var: CAM/diagnostic/2d/PRECT, evapor_var: CAM/diagnostic/2d/QFLX, lead_time_periods: 3, grid_type: pressure}}
+    energy: {type: global_energy_fixer_updown, args: {T_var: CAM/prognostic/3d/T, q_var: CAM/prognostic/3d/Qtot,
+      U_var: CAM/prognostic/3d/U, V_var: CAM/prognostic/3d/V, sp_var: CAM/prognostic/2d/PS, surface_geopotential_name: PHIS,
+        toa_down_solar_input_var: CAM/dynamic_forcing/2d/SOLIN, toa_up_solar_var: CAM/diagnostic/2d/UP,
+          toa_up_olr_var: CAM/diagnostic/2d/OLR, surf_down_solar_var: CAM/diagnostic/2d/SD,
+            surf_up_solar_var: CAM/diagnostic/2d/SU, surf_down_lw_var: CAM/diagnostic/2d/LD,
+              surf_up_lw_var: CAM/diagnostic/2d/LU, surf_sh_var: CAM/diagnostic/2d/SH, surf_lh_var: CAM/diagnostic/2d/LH,
+                grid_type: pressure}}
+    pressure: {type: pressure_interp_diagnostic, args: {pressure_levels: [500.0], level_info_file: LEVELS}}
+    twin: {type: mslp_diagnostic, args: {key: y_target_processed}}
+    filter: {type: wind_artifact_filter}
+model: {type: wxformer, image_height: 96, image_width: 176, levels: 3, dim: [32, 64, 128, 256], depth: [1, 1, 2, 1],
+  global_window_size: [4, 4, 2, 1], local_window_size: 4, cross_embed_strides: [2, 2, 2, 2], upsample_with_ps: True,
+    padding_conf: {activate: True, mode: earth, pad_lat: [16, 16], pad_lon: [8, 8]}}
+loss:
+  type: base
+  args: {training_loss: huber, base_loss_parameters: {delta: 2.0}, var_weighting: learnable,
+    variable_weights: {CAM/prognostic/3d/T: [1.0, 2.0, 3.0]}, use_latitude_weights: true}
+trainer:
+  type: gen2
+  parallelism: {data: fsdp2, tensor: 2, domain: 2}
+  train_batch_size: 2
+  epochs: 20
+  stopping_patience: 5
+  scheduler: {scheduler_type: cosine-annealing, T_max: 40, eta_min: 1.0e-6}
+  batches_per_epoch: 50
+inference:
+  run_mode: single
+  single_forecast: {forecast_length: 2m, start_datetime: "2002-01-01T00:00Z"}
+  output: {format: netcdf, output_interval: 24h, variables: [{name: T, levels: [1, 3]}, {name: PS}], encoding: {dtype: float32,
+    zlib: true, complevel: 3}}
+slurm: {account: m1, constraint: gpu, qos: regular, nodes: 2, ngpus: 4, modules: [nccl], conda: credit}
+"""
+
+
+def second_document(folder):
+    """Write SECOND, with coefficients of its levels."""
+    a, b = [0.0, 2e4, 3e4, 0.0], [0.0, 0.1, 0.4, 1.0]
+    netcdf_files.save(xr.Dataset({"hyai": ("i", a), "hybi": ("i", b), "P0": ((), 1.0)}), folder / "levels.nc")
+    path = folder / "second.yml"
+    path.write_text(SECOND.replace("LEVELS", str(folder / "levels.nc")))
+    return path
+
+
+def test_the_second_generation(tmp_path):
+    translation = run(second_document(tmp_path), None, tmp_path / "my.yml")
+    ours = loaded(tmp_path / "my.yml")
+    assert len((tmp_path / "my.yml").read_text().splitlines()) <= 60
+    assert [v.levels for v in ours.data.prognostic.level] == [None, None, None, None, (1, 2)]
+    transform = ours.data.diagnostic.surface[0].transform
+    assert (transform.type, transform.scale) == ("log1p", 1e-5)
+    assert [(part.type, getattr(part, "minimum", None), getattr(part, "maximum", None)) for part in ours.physics] == [
+        ("clip", 1e-9, 0.1), ("clip", 1e-9, None), ("mass", None, None), ("moisture", None, None), ("energy", None, None),
+    ]  # fmt: skip
+    assert (ours.physics[2].a, ours.physics[2].b) == ((0.0, 2e4, 3e4, 0.0), (0.0, 0.1, 0.4, 1.0))
+    assert (ours.physics[4].top.down, ours.physics[4].surface.up) == (("SOLIN",), ("SU", "LU"))
+    derive = ours.inference.derive
+    assert (derive.pressure_levels, derive.model_levels, derive.conventions) == (
+        (500,),
+        str(tmp_path / "levels.nc"),
+        "credit",
+    )
+    assert (ours.loss.type, ours.loss.delta, ours.loss.variable_weights) == ("huber", 2.0, {"T": (1.0, 2.0, 3.0)})
+    assert (ours.trainer.global_batch_size, ours.trainer.micro_batch_size) == (4, 2)
+    assert (ours.trainer.early_stopping.patience, ours.trainer.grad_max_norm) == (5, None)
+    assert (ours.trainer.scheduler.total_steps, ours.trainer.scheduler.min_lr) == (2000, 1e-6)
+    output = ours.inference.output
+    assert (output.variables, output.levels, output.compression) == (("T", "PS"), (1.0, 3.0), 3)
+    assert (ours.data.train[0].end, str(ours.inference.lead)) == ("1999-12-31T18:00:00", "60 days, 0:00:00")
+    assert (ours.site.name, ours.pbs.account, ours.pbs.queue) == ("perlmutter", "m1", "regular")
+    assert ours.pbs.setup == ("module load nccl", "conda activate credit")
+    open_ = {remark.key for remark in translation.remarks if not remark.covered}
+    assert open_ == {
+        "validation_data.forecast_len", "preblocks.ic_only.grid", "preblocks.per_step.log", "preblocks.per_step.root",
+        "postblocks.per_step.energy", "postblocks.per_step.filter", "loss.args.var_weighting", "inference.output.output_interval",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "rate"),
+    [
+        ({"scheduler_type": "linear-warmup-cosine"},
+         {"type": "linear-warmup-cosine", "warmup_steps": 1000, "min_lr": 1e-5, "total_steps": 500_000}, 1e-4),
+        ({"scheduler_type": "lambda"}, {"type": "linear-warmup-cosine", "warmup_steps": 1000, "total_steps": 10_000}, 1e-4),
+        ({"scheduler_type": "plateau", "patience": 4, "min_lr": 1e-7},
+         {"type": "plateau", "factor": 0.1, "patience": 5, "min_change": 1e-4, "min_lr": 1e-7}, 1e-4),
+        ({"scheduler_type": "cosine-annealing", "T_max": 30, "eta_min": 1e-6},
+         {"type": "linear-warmup-cosine", "min_lr": 1e-6, "total_steps": 3000}, 1e-4),
+        ({"scheduler_type": "cosine-annealing-restarts", "first_cycle_steps": 250, "warmup_steps": 50, "cycle_mult": 2.0,
+          "max_lr": 1e-3, "min_lr": 1e-6},
+         {"type": "cosine-restarts", "warmup_steps": 50, "period": 200, "factor": 2, "min_lr": 1e-6}, 1e-3),
+        ({"scheduler_type": "unheard-of"}, {"type": "constant"}, 1e-4),
+    ],
+)  # fmt: skip
+def test_schedules(first, theirs, ours, rate):
+    values = yaml.safe_load(FIRST)
+    values["trainer"]["scheduler"] = theirs
+    first.write_text(yaml.safe_dump(values))
+    trainer = translate(first).experiment["trainer"]
+    assert (trainer["scheduler"], trainer["optimizer"]["learning_rate"]) == (ours, rate)
+
+
+def test_members_of_credits_ensembles(first, tmp_path):
+    values = yaml.safe_load(FIRST)
+    values["trainer"] |= {"type": "era5-ensemble", "ensemble_size": 4}
+    values["loss"] |= {"training_loss": "KCRPS"}
+    first.write_text(yaml.safe_dump(values))
+    translation = run(first, None, tmp_path / "my.yml")
+    ours = loaded(tmp_path / "my.yml")
+    assert (ours.loss.type, ours.loss.alpha, ours.trainer.members, ours.model.noise.type) == ("crps", 1.0, 4, "decoder")
+    assert "trainer.ensemble_size" in {remark.key for remark in translation.remarks if not remark.covered}
 
 
 def leaves(values, keys=()):
@@ -172,6 +325,57 @@ def leaves(values, keys=()):
             yield from leaves(value, (*keys, key))
     else:
         yield keys
+
+
+def others(value):
+    """Return other values of the kind."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int | float):
+        return [value * 2, value + 1, value / 2]
+    if isinstance(value, list):
+        return [value[:-1], value[::-1], [*value, value[-1]]]
+    return [f"{value}x", str(value).replace("1", "2"), "mae", "12h", 5, ["abc"]]
+
+
+SAYS_NOTHING_ELSE = {
+    "model.image_height", "model.image_width", "model.levels",  # of the data
+    "data.one_shot", "data.history_len", "loss.type", "inference.run_mode", "slurm.constraint",
+    "trainer.use_scheduler", "trainer.scheduler.last_epoch",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("generation", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_key_is_translated_or_listed(generation, first, tmp_path):
+    """Each key is changed in turn: the translation differs, or the key or a part that it is in is listed."""
+    path = first if generation == 1 else second_document(tmp_path)
+    text = path.read_text()
+
+    def translated():
+        found = translate(path)
+        return written(found, path), {(r.key, r.value, r.meaning) for r in found.remarks}
+
+    same = translated()
+    listed = {key for key, _, _ in same[1]}
+    for keys in leaves(yaml.safe_load(text)):
+        name = ".".join(map(str, keys))
+        if name in SAYS_NOTHING_ELSE or any(name == key or name.startswith(f"{key}.") for key in listed):
+            continue
+        noticed = False
+        for i in range(6):
+            changed = yaml.safe_load(text)
+            inside = changed
+            for key in keys[:-1]:
+                inside = inside[key]
+            inside[keys[-1]] = (others(inside[keys[-1]]) * 6)[i]
+            path.write_text(yaml.safe_dump(changed))
+            try:
+                noticed = noticed or translated() != same
+            except UserError:
+                noticed = True
+            if noticed:
+                break
+        assert noticed, name
 
 
 def test_a_key_that_means_nothing_here_is_listed_wherever_it_is(first):
@@ -273,8 +477,8 @@ PARITY = Path(os.environ.get("CREDIT_LIKE_PARITY", "absent"))
 
 
 @pytest.mark.skipif(not PARITY.is_dir(), reason="CREDIT_LIKE_PARITY unset: no recordings of CREDIT")
-@pytest.mark.parametrize("static_first", [True, False])
-def test_a_run_that_starts_from_translated_weights_gives_credits_numbers(tmp_path, static_first):
+@pytest.mark.parametrize(("generation", "static_first"), [(1, True), (1, False), (2, True)])
+def test_a_run_that_starts_from_translated_weights_gives_credits_numbers(tmp_path, generation, static_first):
     """Channels go by name from CREDIT's order into ours, and the normalisation is that of CREDIT's files."""
     values = yaml.safe_load(FIRST) | {"save_loc": str(tmp_path / "run")}
     values["model"] = {"type": "crossformer", **json.loads((PARITY / "pixelshuffle.json").read_text())}
@@ -284,6 +488,20 @@ def test_a_run_that_starts_from_translated_weights_gives_credits_numbers(tmp_pat
         "mean_path": str(tmp_path / "mean.nc"), "std_path": str(tmp_path / "std.nc"),
     }  # fmt: skip
     values["model"].pop("post_conf", None)
+    if generation == 2:
+        old = values["data"]
+        roles = {
+            "dynamic_forcing": {"vars_2D": ["tsi"]}, "diagnostic": {"vars_2D": ["rain"]}, "static": {"vars_2D": ["z"]},
+            "prognostic": {"vars_3D": old["variables"], "vars_2D": old["surface_variables"], "path": "/data/x.zarr"},
+        }  # fmt: skip
+        files = {"mean_path": old["mean_path"], "std_path": old["std_path"]}
+        values |= {
+            "data": {
+                "source": {"A": {"levels": old["level_ids"], "variables": roles}}, "history_len": 2, "timestep": "6h",
+                "start_datetime": "1979-01-01", "end_datetime": "2000-12-31",
+            },
+            "preblocks": {"per_step": {"norm": {"type": "era5_normalizer", "args": files}}}, "loss": {},
+        }  # fmt: skip
     (tmp_path / "theirs.yml").write_text(yaml.safe_dump(values))
     surface = ("SP", "t2m", "q2m", "rain", "tsi")
     # The file has more levels than the model.
@@ -293,7 +511,7 @@ def test_a_run_that_starts_from_translated_weights_gives_credits_numbers(tmp_pat
     netcdf_files.save(mean, tmp_path / "mean.nc")
     netcdf_files.save(mean * 2 + 1, tmp_path / "std.nc")
     translation = run(tmp_path / "theirs.yml", PARITY / "pixelshuffle_checkpoint.pt", tmp_path / "my.yml")
-    assert not [remark for remark in translation.remarks if remark.key.endswith(("mean_path", "std_path"))]
+    assert not [r for r in translation.remarks if r.key.endswith(("mean_path", "std_path")) and not r.covered]
     ours = loaded(tmp_path / "my.yml")
     variables = Variables(ours.data)
     source = transfer.Source.open(ours.start_from)
@@ -328,6 +546,55 @@ def test_a_run_that_starts_from_translated_weights_gives_credits_numbers(tmp_pat
     assert found["rain"] == [103.0, 207.0, 7.0]
     assert found["tsi"] == [104.0, 209.0, 7.0]
     assert found["z"] == [0.0, 1.0, 7.0]
+
+
+def test_the_order_of_channels_is_that_of_credit_itself():
+    """Where the package miles-credit is installed; elsewhere the order is the one of the tests above."""
+    schema = pytest.importorskip("credit.datasets.gen_2.channel_utils", reason="pip install miles-credit")
+    values = yaml.safe_load(SECOND)
+    theirs = schema.ChannelSchema.from_config(values)
+    keys = blocks.variable_keys(Document(values, {}))
+    assert [key for key in keys.values() if "/diagnostic/" not in key] == list(theirs.input_channel_map())
+    predicted = [key for key in keys.values() if key.split("/")[1] in ("prognostic", "diagnostic")]
+    assert predicted == list(theirs.target_channel_map())
+
+
+@pytest.mark.skipif(not PARITY.is_dir(), reason="CREDIT_LIKE_PARITY unset: no recordings of CREDIT")
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"model.depth": [1, 1, 1, 1]}, r"(?s)do not fit the model.*and \d+ more, such as"),
+        ({"data.surface_variables": ["SP"]}, "expected data with the 11 channels of input of the weights, got 9"),
+        ({"data.mean_path": "junk.nc"}, "which cannot be read"),
+        ({"data.mean_path": "short.nc"}, "number of U on each of 3 levels"),
+        ({"data.std_path": "zero.nc"}, "standard deviations above 0"),
+        ({"data.std_path": "nan.nc"}, "expected finite numbers"),
+        ({"data.mean_path": "other.nc"}, "expected U, got u"),
+    ],
+)
+def test_what_does_not_belong_to_the_weights_is_one_message_and_nothing_is_written(tmp_path, changed, message):
+    values = yaml.safe_load(FIRST)
+    values["model"] = {"type": "crossformer", **json.loads((PARITY / "pixelshuffle.json").read_text())}
+    values["model"].pop("post_conf", None)
+    numbers = {name: ("level", [1.0, 2.0, 3.0]) for name in "UV"}
+    numbers = xr.Dataset(numbers | dict.fromkeys(("SP", "t2m", "q2m", "rain", "tsi"), ((), 1.0)))
+    made = {"good": numbers, "short": numbers.isel(level=[0]), "zero": numbers * 0.0, "nan": numbers * np.nan}
+    for name, dataset in (made | {"other": numbers.rename(U="u")}).items():
+        netcdf_files.save(dataset, tmp_path / f"{name}.nc")
+    (tmp_path / "junk.nc").write_bytes(b"junk" * 100)
+    values["data"] |= {
+        "variables": ["U", "V"], "level_ids": [10, 20, 30], "surface_variables": ["SP", "t2m", "q2m"], "history_len": 2,
+        "diagnostic_variables": ["rain"], "static_variables": ["z"], "mean_path": "good.nc", "std_path": "good.nc",
+    }  # fmt: skip
+    for key, value in changed.items():
+        section, name = key.split(".")
+        values[section][name] = value
+    for name in ("mean_path", "std_path"):
+        values["data"][name] = str(tmp_path / values["data"][name])
+    (tmp_path / "theirs.yml").write_text(yaml.safe_dump(values))
+    with pytest.raises(UserError, match=message):
+        run(tmp_path / "theirs.yml", PARITY / "pixelshuffle_checkpoint.pt", tmp_path / "out" / "my.yml")
+    assert not (tmp_path / "out").exists()
 
 
 SECOND_WEIGHTS = """
@@ -387,7 +654,46 @@ def second_generation(folder, log=(), **changed):
             "  per_step:\n", f"  per_step:\n    log: {{type: log_transform, args: {{variables: {list(log)}}}}}\n"
         )
     (folder / "theirs.yml").write_text(text)
-    return translate(folder / "theirs.yml", "transpose", str(folder / "weights.safetensors"))
+    return translate(folder / "theirs.yml", "transpose", (folder / "theirs.pt", folder / "weights.safetensors"))
+
+
+def test_credits_record_of_the_channels_goes_before_our_knowledge(tmp_path):
+    order = [
+        "static/2d/lsm",
+        "prognostic/3d/temperature",
+        "prognostic/3d/u",
+        "prognostic/2d/sp",
+        "dynamic_forcing/2d/sst",
+    ]
+    record = {
+        "input": [{"var_key": f"ERA5/{key}"} for key in order] + [{"var_key": "SUN/dynamic_forcing/2d/tisr"}],
+        "target": [{"var_key": f"ERA5/{key}"} for key in (*order[1:4], "diagnostic/2d/rain")],
+    }
+    (tmp_path / "channel_schema.yaml").write_text(yaml.safe_dump(record))
+    translation = second_generation(tmp_path)
+    assert translation.metadata["channels"]["inputs"][:2] == ["lsm", "temperature@500"]
+    assert not [remark for remark in translation.remarks if remark.key == "channel_schema.yaml"]
+    record["input"].pop()
+    (tmp_path / "channel_schema.yaml").write_text(yaml.safe_dump(record))
+    with pytest.raises(UserError, match="differs in tisr; give the experiment of these weights"):
+        second_generation(tmp_path)
+    (tmp_path / "channel_schema.yaml").write_text("[]")
+    with pytest.raises(UserError, match="expected CREDIT's record of channels"):
+        second_generation(tmp_path)
+
+
+def test_numbers_of_logarithms_go_with_the_weights(tmp_path):
+    """CREDIT's log(x + ε) − log ε is log1p of x / ε, and its numbers are those of our transform."""
+    translation = second_generation(tmp_path, ["ERA5/diagnostic/2d/rain"])
+    about = translation.metadata["normalisation"]["diagnostic"]
+    assert about == {
+        "channels": ["rain"], "mean": [3.0], "std": [1.0], "change_std": [None], "transform": ["log1p of x / 1e-08"]
+    }  # fmt: skip
+    assert translation.metadata["channels"]["outputs"][-1] == "rain as log1p of x / 1e-08"
+    spec = DataSection.model_validate(translation.experiment["data"]).diagnostic.surface[0]
+    x = np.array([0.0, 1e-9, 0.02])
+    expected = np.log(x + 1e-8) - np.log(1e-8)
+    np.testing.assert_allclose(transforms.forward(spec.transform, x, np), expected, rtol=0, atol=1e-12)
 
 
 def _line_of(text, path):
@@ -398,8 +704,8 @@ def test_scalers_of_the_second_generation_go_with_the_weights(tmp_path):
     translation = second_generation(tmp_path)
     channels, normalisation = translation.metadata["channels"], translation.metadata["normalisation"]
     levels = ["temperature@500", "temperature@850", "u@500", "u@850"]
-    # One source after the other; of each, prognostic, forcing, static.
-    assert channels == {"inputs": [*levels, "sp", "sst", "lsm", "tisr"], "outputs": [*levels, "sp", "rain"]}
+    # One source after the other; of each, prognostic, static, forcing.
+    assert channels == {"inputs": [*levels, "sp", "lsm", "sst", "tisr"], "outputs": [*levels, "sp", "rain"]}
     assert normalisation["prognostic"] == {
         "channels": [*levels, "sp"], "mean": [250.0, 280.0, 1.0, 2.0, 9e4], "std": [2.0, 3.0, 4.0, 5.0, 1e4],
         "change_std": [None] * 5,
@@ -421,7 +727,7 @@ def test_scalers_of_the_second_generation_go_with_the_weights(tmp_path):
             "u (a DQuantileScalerTensor, which",
         ),
         ({"prognostic/3d/u": standard([1, 2, 3], [1, 1, 1])}, (), "u (3 levels in place of 2)"),
-        ({}, ("ERA5/prognostic/2d/sp",), "sp (numbers of the logarithm)"),
+        ({}, ("ERA5/dynamic_forcing/2d/sst",), "sst (numbers after `log_transform`)"),
     ],
     ids=["quantile", "levels", "logarithm"],
 )

@@ -148,7 +148,6 @@ def wrf(folder):
     made.to_netcdf(folder / "wrfout_d01.nc")
     return [folder / "wrfout_d01.nc"], {
         "T2": "prognostic",
-        "RAINNC": "diagnostic",
         "HGT": "static",
         "QVAPOR": "prognostic",
     }
@@ -322,6 +321,23 @@ def test_a_slanting_grid_is_refused(tmp_path):
     made.to_netcdf(tmp_path / "slanting.nc")
     with pytest.raises(UserError, match="curvilinear"):
         scan([str(tmp_path / "slanting.nc")])
+
+
+def test_what_wrf_accumulates_from_its_start_is_no_diagnostic(tmp_path):
+    file, lines = proposed(wrf, tmp_path)
+    assert any(line.startswith("left out: RAINNC, which WRF accumulates") for line in lines)
+    assert "RAINNC" not in [variable.name for variable in Variables(load_experiment(file).data)]
+
+
+def test_accumulations_of_a_thinned_store_are_said_to_be_those_of_its_spacing(tmp_path):
+    maker = Maker(
+        {"time": "time", "level": "level", "latitude": "latitude", "longitude": "longitude"}, (8, 16), hours(1300, 1)
+    )
+    maker.dataset([], ["t2m", "tp"]).to_netcdf(tmp_path / "hourly.nc")
+    run([str(tmp_path / "hourly.nc")], tmp_path / "my.yml")
+    (line,) = [line for line in (tmp_path / "my.yml").read_text().splitlines() if "timestep" in line]
+    assert line.startswith("  timestep: 6h  # thinned")
+    assert line.endswith("accumulations are still those of 1h")
 
 
 def test_staggered_fields_are_named(tmp_path):

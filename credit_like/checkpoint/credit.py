@@ -67,6 +67,8 @@ _DEFAULTS: dict[str, Any] = {
 }
 _NO_EFFECT = {"upsample_with_ps", "attention_type", "type", "pretrained_weights", "visualization"}
 _TYPES = ("wxformer", "wxformer_base", "crossformer")
+_SHOWN = 12
+"""Weights of a kind that a message lists."""
 _DROPPED = re.compile(r"cube_embedding\..*")
 
 
@@ -326,19 +328,27 @@ def _load(arguments: ModelArguments, state: Mapping[str, Tensor]) -> nn.Module:
     with torch.device("meta"):  # the arguments come from a file and may ask for any size
         ours = arguments.build().state_dict()
     theirs = convert_state_dict(state, arguments.config)
-    problems = [f"{name}: not in the checkpoint" for name in ours if name not in theirs]
-    problems += [f"{name}: no such weight in the model" for name in theirs if name not in ours]
-    problems += [
-        f"{name}: expected {tuple(ours[name].shape)}, got {tuple(theirs[name].shape)}"
-        for name in ours
-        if name in theirs and ours[name].shape != theirs[name].shape
-    ]
-    if problems:
-        raise UserError("the weights do not fit the model that the arguments describe:\n" + "\n".join(problems))
+    differences = (
+        [f"{name}: not in the checkpoint" for name in ours if name not in theirs],
+        [f"{name}: no such weight in the model" for name in theirs if name not in ours],
+        [
+            f"{name}: expected {tuple(ours[name].shape)}, got {tuple(theirs[name].shape)}"
+            for name in ours
+            if name in theirs and ours[name].shape != theirs[name].shape
+        ],
+    )
+    if any(differences):
+        told = [line for found in differences for line in (*found[:_SHOWN], *_more(found))]
+        raise UserError("the weights do not fit the model that the arguments describe:\n" + "\n".join(told))
     model = arguments.build()
     model.load_state_dict(theirs)
     spectral_norm.refresh(model)
     return model
+
+
+def _more(differences: list[str]) -> list[str]:
+    left = len(differences) - _SHOWN
+    return [f"and {left} more, such as {differences[-1]}"] if left > 0 else []
 
 
 def import_credit(

@@ -59,7 +59,7 @@ class Channels:
     def of(cls, variables: Variables, frames: int, predict: str) -> Channels:
         """Return the channels of an experiment. The name of a variable with a transform includes it."""
         roles = {role: variables.role(role) for role in ROLES}
-        names = {role: _named(Variables.channel_names(of), transforms.names(of)) for role, of in roles.items()}
+        names = {role: named(Variables.channel_names(of), transforms.names(of)) for role, of in roles.items()}
         return cls.of_roles(names, frames, predict)
 
     @classmethod
@@ -196,11 +196,11 @@ class Source:
 
 
 def _channels_of(normalisation: Normalisation, frames: int, config: Mapping[str, Any]) -> Channels:
-    names = {role: _named(*_functions(normalisation[role])) for role in ROLES}
+    names = {role: named(*_functions(normalisation[role])) for role in ROLES}
     return Channels.of_roles(names, frames, config.get("predict", "increment"))
 
 
-def _named(names: Sequence[str], functions: Sequence[str]) -> list[str]:
+def named(names: Sequence[str], functions: Sequence[str]) -> list[str]:
     """Return names of channels that differ where the transforms do."""
     return [f"{name} as {function}" if function else name for name, function in zip(names, functions, strict=True)]
 

@@ -27,8 +27,8 @@ class LossConfig(Section):
 
     latitude_weights: bool = True
     """Weight rows by their area; otherwise every grid point has the same weight."""
-    variable_weights: dict[str, float] = Field(default={})
-    """Weight per predicted variable, 1 by default."""
+    variable_weights: dict[str, float | tuple[float, ...]] = Field(default={})
+    """Weight per predicted variable, 1 by default; of a variable on levels also a list with the weight of each level."""
     level_weights: dict[float, Annotated[float, Field(gt=0)]] = Field(default={})
     """Weight per level, 1 by default; it multiplies that of the variable."""
     scale: Literal["change", "state"] = "change"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -18,7 +18,7 @@ from credit_like.losses import LossConfig
 from credit_like.nn.area import AreaMean, identity
 from credit_like.schema.losses import judges_members, summands
 from credit_like.transforms import Transforms
-from credit_like.variables import Variables
+from credit_like.variables import Variable, Variables
 
 
 class AreaLoss(nn.Module):
@@ -73,9 +73,9 @@ class AreaLoss(nn.Module):
         prognostic = variables.n("prognostic")
         scale = np.concatenate([(change_std if config.scale == "change" else std)[:prognostic], std[prognostic:]])
         weights = [
-            config.variable_weights.get(v.name, 1.0) * config.level_weights.get(level, 1.0)
+            weight * config.level_weights.get(level, 1.0)
             for v in variables.outputs
-            for level in v.levels or (math.nan,)
+            for level, weight in zip(v.levels or (math.nan,), _weights_of(v, config), strict=True)
         ]
         mask = torch.from_numpy(statistics.mask(variables.outputs))
         row_weights = grid.latitude_weights() if config.latitude_weights else np.ones(grid.height)
@@ -134,6 +134,18 @@ class AreaLoss(nn.Module):
             return loss
         weights = self.config.lead_weights[:leads]
         return loss * (weights[lead] * leads / sum(weights))
+
+
+def _weights_of(variable: Variable, config: LossConfig) -> Sequence[float]:
+    """Return the weight of each channel of a variable. Raises UserError for as many as it does not have."""
+    given = config.variable_weights.get(variable.name, 1.0)
+    weights = given if isinstance(given, tuple) else (given,) * len(variable)
+    if len(weights) != len(variable):
+        raise UserError(
+            f"loss.variable_weights.{variable.name}: expected a number or {len(variable)}, one for each level, got "
+            f"{len(weights)}; change their number"
+        )
+    return weights
 
 
 def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None) -> Tensor:

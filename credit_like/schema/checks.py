@@ -225,14 +225,24 @@ def _level_findings(path: Path, levels: tuple[float, ...]) -> Iterator[Finding]:
 def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
     """Check that the loss's weights are of predicted variables and of all leads, not negative and not all zero."""
     outputs = [spec.name for _, role, _, spec in specs(experiment.data) if role in OUTPUT_ROLES]
-    weights: dict[str, float] = getattr(experiment.loss, "variable_weights", {})
+    weights: dict[str, float | tuple[float, ...]] = getattr(experiment.loss, "variable_weights", {})
     for name, weight in weights.items():
         path: Path = ("loss", "variable_weights", name)
         if name not in outputs:
             yield path, f"expected a predicted variable, got {name!r}, change it{did_you_mean(name, outputs)}"
-        if weight < 0:
-            yield path, f"expected a weight of at least 0, got {weight:g}, change it"
-    if outputs and all(weights.get(name, 1.0) == 0 for name in outputs):
+        if (least := min(_each(weight), default=0.0)) < 0:
+            yield path, f"expected a weight of at least 0, got {least:g}, change it"
+    for _, role, on_levels, spec in specs(experiment.data):
+        listed = weights.get(spec.name)
+        if role not in OUTPUT_ROLES or not isinstance(listed, tuple):
+            continue
+        levels = len(spec.levels or experiment.data.levels) if on_levels else 1
+        if len(listed) != levels:
+            yield (
+                ("loss", "variable_weights", spec.name),
+                f"expected one number, or as many as it has levels ({levels}), got {len(listed)}, change their number",
+            )
+    if outputs and not any(any(_each(weights.get(name, 1.0))) for name in outputs):
         yield (
             ("loss", "variable_weights"),
             "expected a weight above 0 for some predicted variable, got none, change one",
@@ -251,6 +261,10 @@ def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
         yield path, f"expected weights of at least 0, and some above, got {shown_leads}, change them"
     elif experiment.trainer.random_forecast_len and not leads[0]:
         yield path, f"expected a first weight above 0 with random_forecast_len, got {shown_leads}, change it"
+
+
+def _each(weight: float | tuple[float, ...]) -> tuple[float, ...]:
+    return weight if isinstance(weight, tuple) else (weight,)
 
 
 def _ensemble_findings(experiment: Experiment) -> Iterator[Finding]:

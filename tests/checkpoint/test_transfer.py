@@ -20,6 +20,8 @@ from credit_like.checkpoint import transfer
 from credit_like.checkpoint.export import export, find, load_export
 from credit_like.checkpoint.manager import CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
+from credit_like.data.statistics import fit_statistics
+from credit_like.data.store import open_store
 from credit_like.errors import UserError
 from credit_like.inference.paths import forecast_path
 from credit_like.models import wxformer
@@ -27,6 +29,7 @@ from credit_like.nn import spectral_norm
 from credit_like.nn.init import initialise
 from credit_like.schema.load import load_experiment
 from credit_like.schema.origin import StartFrom
+from credit_like.variables import Variables
 from tests.experiments import BANDED_MODEL, DEMO, SHORT, SMALL_MODEL, representatives
 
 HEIGHT, WIDTH = 32, 64
@@ -279,9 +282,16 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "change"), [*(("run", change) for change in CHANGES), ("export", "other statistics")])
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [*(("run", change) for change in CHANGES), ("export", "other statistics"), ("prepared", "other statistics")],
+)
 def test_the_first_forecast_is_the_source_s(pretrained, tmp_path, change, kind):
-    path = pretrained if kind == "run" else export(pretrained, tmp_path / "m.safetensors")
+    path = export(pretrained, tmp_path / "m.safetensors") if kind == "export" else pretrained
+    if kind == "prepared":  # `credit-like preprocess` has written the statistics before
+        data = experiment(tmp_path / "fine", *CHANGES[change]).data
+        variables = Variables(data)
+        fit_statistics(open_store(data, variables), variables, data).save(tmp_path / "fine" / "statistics.nc")
     runtime = build.start(experiment(pretrained))
     with runtime:
         before = build.build_context(experiment(pretrained), runtime, train=False)

@@ -137,6 +137,15 @@ def test_level_weights_multiply_those_of_the_variable(variables, grid):
         AreaLoss(config.model_copy(update={"level_weights": {3: 1.0}}), variables, loss, grid)
 
 
+def test_a_variable_may_have_a_weight_for_each_level(variables, grid):
+    valid = FakeStatistics(np.ones((4, HEIGHT, WIDTH), bool))
+    config = registry.module("loss", "mse").Config(variable_weights={"u": [2.0, 3.0]}, level_weights={2: 5.0})
+    assert AreaLoss(config, variables, valid, grid).channel_weights.tolist() == [2.0, 15.0, 1.0, 1.0]
+    config = registry.module("loss", "mse").Config(variable_weights={"u": [2.0, 3.0, 4.0]})
+    with pytest.raises(ValueError, match="expected a number or 2, one for each level, got 3"):
+        AreaLoss(config, variables, valid, grid)
+
+
 def test_members_are_refused_by_a_loss_that_is_not_of_ensembles(variables, grid):
     loss = AreaLoss(registry.module("loss", "mae").Config(), variables, FakeStatistics(np.ones((4, 6, 8), bool)), grid)
     with pytest.raises(ValueError, match="expected a loss of ensembles for several members, got mae"):

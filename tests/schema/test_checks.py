@@ -116,6 +116,7 @@ def test_the_world_is_what_the_batch_job_has():
         ({"data": {"prognostic": {}}}, ["data.prognostic"]),
         ({"loss": {"type": "mse", "variable_weights": {"a": -1}}}, ["loss.variable_weights.a"]),
         ({"loss": {"type": "mse", "variable_weights": {"a": 0, "b": 0}}}, ["loss.variable_weights"]),
+        ({"loss": {"type": "mse", "variable_weights": {"a": [1, 2, 3, 4, 5, 6]}}}, ["loss.variable_weights.a"]),
         ({"inference": {"ensemble": {"amplitude": {"c": 1}}}}, ["inference.ensemble.amplitude.c"]),
         ({"inference": {"init": ["2000-03-02", "2000-03-01", "6h"]}}, ["inference.init"]),
         ({"inference": {"init": ["2000-03-01", "2000-03-02", "9h"]}}, ["inference.init"]),

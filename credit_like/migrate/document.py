@@ -1,0 +1,110 @@
+"""CREDIT's experiment file: its values, the lines of its keys, and the record of what became of each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from credit_like.errors import UserError
+
+Keys = tuple[str | int, ...]
+"""Path of a key in a document."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """A key of the source that is not translated one to one."""
+
+    line: int
+    key: str
+    value: str
+    meaning: str
+    covered: bool = False
+    """Whether nothing is to be decided: this package does it another way, or always."""
+
+
+@dataclass
+class Document:
+    """CREDIT's experiment: its values, the lines of its keys, and which of them have been read."""
+
+    values: Mapping[str, Any]
+    lines: Mapping[Keys, int]
+    read: set[Keys] = field(default_factory=set)
+    remarks: list[Remark] = field(default_factory=list)
+
+    def get(self, *keys: str | int, default: Any = None) -> Any:
+        """Return the value of a key, or `default` where it is absent or null; it counts as read with all below it."""
+        found: Any = self.values
+        for key in keys:
+            inside = isinstance(found, Mapping) and key in found
+            inside = inside or (isinstance(found, list) and isinstance(key, int) and key < len(found))
+            if not inside:
+                return default
+            found = found[key]
+        self.read.add(keys)
+        return default if found is None else found
+
+    def section(self, *keys: str | int) -> Mapping[str, Any]:
+        """Return a section, empty where there is none, without counting its keys as read."""
+        found: Any = self.values
+        for key in keys:
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
+
+    def remark(self, keys: Keys, meaning: str, covered: bool = False) -> None:
+        """List a key that is there, with what it means here."""
+        place = self.lines.get(keys, 1), ".".join(map(str, keys))
+        self.remarks.append(Remark(*place, _short(self.get(*keys)), meaning, covered))
+
+    def absent(self, key: str, meaning: str, line: int = 1) -> None:
+        """List a key that is not there, with what is taken in its place."""
+        self.remarks.append(Remark(line, key, "absent", meaning))
+
+    def rest(self) -> Iterator[Keys]:
+        """Yield the keys with a value of their own that nothing has read."""
+
+        def below(value: Any, keys: Keys) -> Iterator[Keys]:
+            if keys in self.read:
+                return
+            if isinstance(value, Mapping) and value:
+                for key, child in value.items():
+                    yield from below(child, (*keys, key))
+            else:
+                yield keys
+
+        yield from below(self.values, ())
+
+
+def read(path: Path) -> Document:
+    """Read CREDIT's file. Raises UserError if it is no YAML mapping with a `data` section."""
+    try:
+        text = path.read_text()
+        values = yaml.safe_load(text)
+        root = yaml.compose(text, yaml.SafeLoader)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {error}") from error
+    if not isinstance(values, dict) or not isinstance(values.get("data"), dict):
+        raise UserError(
+            f"{path}: expected CREDIT's YAML with a `data` section, got none; is it an experiment of CREDIT?"
+        )
+    return Document(values, dict(_lines(root, ())))
+
+
+def _lines(node: yaml.Node | None, keys: Keys) -> Iterator[tuple[Keys, int]]:
+    children: list[tuple[str | int, int, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(key.value, key.start_mark.line, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        children = [(i, value.start_mark.line, value) for i, value in enumerate(node.value)]
+    for name, line, child in children:
+        yield (*keys, name), line + 1
+        yield from _lines(child, (*keys, name))
+
+
+def _short(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 60 else text[:57] + "…"
