@@ -28,7 +28,13 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
-MODELS = {"1°": ("wxformer-1deg", "181x360"), "0.25°": ("wxformer-0.25deg", "721x1440")}
+MODELS = {
+    "1°": ("wxformer-1deg", "181x360"),
+    "0.25°": ("wxformer-0.25deg", "721x1440"),
+    "0.1°": ("wxformer-0.25deg", "1801x3600"),
+}
+PADDED = {"0.1°": {"activate": True, "mode": "earth", "pad_lat": [59, 60], "pad_lon": [120, 120]}}
+"""The padding of the 0.25° model on another grid: to 1920 × 3840 points, which its windows divide."""
 COUNTS = (1, 64, 256, 512, 1024, 2048, 4096)
 BANDS = 4
 SHARDS = 64  # ranks that share one copy of the states in the layouts with copies
@@ -45,6 +51,8 @@ def experiment(model: str, **trainer: Any) -> Any:
     found, _ = load_located(ROOT / "config" / "era5-1deg.yml", [])
     document = found.to_dict()
     document |= yaml.safe_load((ROOT / "models" / MODELS[model][0] / "model.yml").read_text())
+    if model in PADDED:
+        document["model"]["padding_conf"] = PADDED[model]
     document["trainer"] |= trainer
     return Experiment.model_validate(document)
 
