@@ -26,7 +26,6 @@ from credit_like.plan.machine import Machine, machine_of
 from credit_like.plan.run import grid_of, simulate_all
 from credit_like.plan.simulate import Rank
 
-ROOT = Path(__file__).parents[1]
 SHAPES = {
     "0.25°": ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8)),
     "0.1°": ((2, 1), (4, 1), (4, 2), (4, 4), (8, 4), (8, 8), (8, 16)),
@@ -74,9 +73,174 @@ def traces(path: Path | None, processes: int) -> dict[tuple[str, tuple[int, int]
     return found
 
 
-if __name__ == "__main__":
+@dataclass(frozen=True)
+class Point:
+    """The best layout of a model on some GPUs with some batch."""
+
+    model: str
+    gpus: int
+    batch: int
+    shape: tuple[int, int]
+    micro_batches: int
+    peak: float
+    estimate: Estimate
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.total
+
+    @property
+    def limit(self) -> str:
+        """What takes the most of the step, and its share."""
+        times = self.estimate.times
+        names = {"compute": "computing", "launched": "launching", "waited": "exchanges", "exposed": "parameters"}
+        share, name = max((getattr(times, field), name) for field, name in (names | {"read": "reading"}).items())
+        return f"{name} {share / times.total:.0%}"
+
+    def training(self, seconds: float) -> float:
+        """Return the days of the published schedule, whose samples a larger batch takes in fewer updates."""
+        forecasts = sum(updates * steps for updates, steps in SCHEDULE)
+        return forecasts * BATCHES[0] / self.batch * seconds / 86400
+
+
+def on(rank: Rank, shape: tuple[int, int], gpus: int, micro_batches: int) -> Simulated:
+    """Return what the simulated rank does on more GPUs and with other micro-batches.
+
+    Collectives that cross copies of the model have as many more ranks; the first of the two recorded micro-batches, which
+    reduces no gradients, is repeated.
+    """
+    world = layout_of(shape).world
+    shard = world // COPIES
+    samples = [number for number, event in enumerate(rank.events) if isinstance(event, Sample)]
+    first, last = samples
+    events = rank.events[:first] + rank.events[first:last] * (micro_batches - 1) + rank.events[last:]
+
+    def scaled(ranks: Sequence[int]) -> Sequence[int]:
+        if max(ranks) - min(ranks) < shard:
+            return ranks
+        if len(ranks) == world:
+            return range(gpus)
+        assert isinstance(ranks, range)
+        assert (ranks.step, len(ranks)) == (shard, COPIES), ranks
+        return range(ranks.start, gpus, shard)
+
+    changed: list[Event] = [e._replace(ranks=scaled(e.ranks)) if isinstance(e, Start) else e for e in events]
+    return replace(rank.simulated, events=changed)
+
+
+def best(found: dict[Any, Rank], machine: Machine, model: str, gpus: int, batch: int) -> Point | None:
+    """Return the fastest layout that fits; None where the batch has too few samples for these GPUs."""
+    points = []
+    for shape in SHAPES[model]:
+        rank, replicas = found[model, shape], gpus // (shape[0] * shape[1])
+        if not replicas or batch % replicas or gpus % layout_of(shape).world * COPIES or rank.peak > machine.usable:
+            continue
+        simulated = on(rank, shape, gpus, batch // replicas)
+        low, high = (play(machine.bound(fast), [simulated], gpus).total for fast in (True, False))
+        estimate = Estimate(play(machine, [simulated], gpus), low, high)
+        points.append(Point(model, gpus, batch, shape, batch // replicas, rank.peak, estimate))
+    return min(points, key=lambda point: point.seconds, default=None)
+
+
+def row(point: Point, base: Point) -> str:
+    """Return a row of a table; the efficiency is against `base`."""
+    speed = (base.gpus * base.seconds / base.batch) / (point.gpus * point.seconds / point.batch)
+    steps = point.seconds, point.estimate.low, point.estimate.high
+    days = [point.training(seconds) for seconds in steps]
+
+    def ranged(values: Sequence[float]) -> str:
+        return f"{values[0]:.2g} ({values[1]:.2g}–{values[2]:.2g})"
+
+    cells = [
+        point.model, str(point.gpus), str(point.batch), domain_text(point.shape), str(point.micro_batches),
+        f"{point.peak / 1e9:.1f}", ranged(steps), f"{speed:.0%}", point.limit, ranged(days),
+        ranged([24 * point.gpus * day / 1e3 for day in days]),
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| model | GPUs | batch | domain | micro-batches | peak GB | s/step | efficiency | most of it | days | thousand GPU-hours |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def tables(found: dict[Any, Rank], machine: Machine) -> tuple[str, dict[str, dict[str, list[Point]]]]:
+    """Return the tables of strong and weak scaling, and the points of each curve."""
+    lines, curves = [], {}
+    for model in SHAPES:
+        strong = {
+            f"batch {batch}": [p for gpus in GPUS if (p := best(found, machine, model, gpus, batch))]
+            for batch in BATCHES
+        }
+        weak = {
+            f"{gpus_per} GPUs a sample": [
+                p
+                for gpus in GPUS
+                if gpus // gpus_per in BATCHES and (p := best(found, machine, model, gpus, gpus // gpus_per))
+            ]
+            for gpus_per in (1, 4, 8, 32)
+        }
+        curves[model] = {"strong": strong, "weak": weak}
+    for kind, title, kept in (
+        ("strong", "Strong scaling: batches of 32, 128 and 1,024", ("batch 32", "batch 128", "batch 1024")),
+        (
+            "weak",
+            "Weak scaling: samples in proportion to GPUs",
+            ("1 GPUs a sample", "8 GPUs a sample", "32 GPUs a sample"),
+        ),
+    ):
+        lines += [f"## {title}", "", HEAD]
+        lines += [
+            row(p, points[0])
+            for of in curves.values()
+            for name, points in of[kind].items()
+            if name in kept
+            for p in points
+        ]
+        lines.append("")
+    return "\n".join(lines), curves
+
+
+def draw(curves: dict[str, dict[str, list[Point]]], machine: Machine, path: Path) -> None:
+    """Draw samples per second against GPUs, with their ranges."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
+    for line, (model, of) in zip(axes, curves.items(), strict=True):
+        for axis, (kind, lines) in zip(line, of.items(), strict=True):
+            for name, points in lines.items():
+                if not points:
+                    continue
+                gpus = [p.gpus for p in points]
+                (drawn,) = axis.plot(
+                    gpus, [p.batch / p.seconds for p in points], "o-", label=name.replace("1 GPUs", "1 GPU")
+                )
+                ends = [[p.batch / getattr(p.estimate, end) for p in points] for end in ("high", "low")]
+                axis.fill_between(gpus, *ends, color=drawn.get_color(), alpha=0.12)
+            axis.set(title=f"WXFormer {model}, {kind} scaling", ylabel="samples / s", yscale="log")
+            axis.set_xscale("log", base=2)
+            axis.legend(fontsize="small")
+    for axis in axes[-1]:
+        axis.set(xlabel=f"{machine.name} GPUs")
+    figure.savefig(path)
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--traces", type=Path)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--output", type=Path, help="folder for plan-scaling.md and plan-scaling.svg")
     given = parser.parse_args()
-    traces(given.traces, given.processes)
+    machine = machine_of(given.gpu, {})
+    text, curves = tables(traces(given.traces, given.processes), machine)
+    print(text)
+    if given.output:
+        (given.output / "plan-scaling.md").write_text("# WXFormer on many GPUs, simulated\n\n" + text)
+        draw(curves, machine, given.output / "plan-scaling.svg")
+
+
+if __name__ == "__main__":
+    main()

@@ -75,7 +75,7 @@ def measure(runtime: Runtime, clock: Clock = time.perf_counter) -> Machine:
         doubt=_DOUBT,
     )
     figures = _collective(bare, runtime, small) | _training(bare, device, clock)
-    return replace(bare, **figures)
+    return Machine(**{**bare.assumptions(), **figures})  # type: ignore[arg-type]
 
 
 def _name(device: torch.device) -> str:

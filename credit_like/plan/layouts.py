@@ -85,18 +85,18 @@ def layouts(experiment: Experiment, world: int, height: int, width: int) -> tupl
         if reason := _model_refuses(experiment, height, width, tensor=degree):
             refused["tensor", degree] = reason
         # Bands of rows are simplest; columns are shared where there are not enough rows, and as few as possible.
-        for columns[degree] in divisors(degree):
-            if not _model_refuses(experiment, height, width, rows=degree // columns[degree], columns=columns[degree]):
-                break
-        else:
+        shapes = ((degree // share, share) for share in divisors(degree))
+        fits = (c for r, c in shapes if not _model_refuses(experiment, height, width, rows=r, columns=c))
+        columns[degree] = next(fits, 0)
+        if not columns[degree]:
             refused["domain", degree] = _model_refuses(experiment, height, width, rows=degree)
     legal = []
     for ensemble, tensor, domain in _inner(experiment, world):
         dp = world // (ensemble * tensor * domain)
-        # ddp and fsdp2 differ only in what they shard; with one replica and one band, fsdp2 shards nothing.
-        layout = Candidate(dp, tensor, domain, data=data, ensemble=ensemble, columns=columns[domain])
         if ("tensor", tensor) in refused or ("domain", domain) in refused:
             continue
+        # ddp and fsdp2 differ only in what they shard; with one replica and one band, fsdp2 shards nothing.
+        layout = Candidate(dp, tensor, domain, data=data, ensemble=ensemble, columns=columns[domain])
         if reason := _refuses(with_layout(experiment, layout), world):
             refused.setdefault(("dp", dp), reason)
         elif reason := _model_refuses(experiment, height, width, tensor, *layout.shape):

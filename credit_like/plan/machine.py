@@ -49,7 +49,7 @@ class Machine:
     node: int
     """Number of GPUs per node; consecutive ranks fill a node."""
     latency: float = 14.0
-    """Time of a collective that sends next to nothing between two ranks, in µs. This and the two hops: LL128 in NCCL's own model."""
+    """Time of a collective that sends next to nothing between two ranks, in µs. This and the hops: NCCL's model of LL128."""
     hop_intra: float = 1.9
     """Time of each further rank within a node that a collective passes through, in µs."""
     hop_inter: float = 4.0

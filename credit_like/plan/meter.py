@@ -54,8 +54,8 @@ class Meter(TorchDispatchMode):
     """Dispatch mode that counts every operation inside `with Meter() as meter:`.
 
     `peak` is the largest number of bytes, allocated inside, that were live at once; `parts` divides them by use. Each
-    entry of `messages` counts equal collectives. `work` holds everything in order. If the host reads the value of a fake tensor (is the mask empty?), it
-    gets 1 or True.
+    entry of `messages` counts equal collectives. `work` holds operations and collectives in order. If the host reads the
+    value of a fake tensor (is the mask empty?), it gets 1 or True.
     """
 
     def __init__(self, replay: Replay | None = None) -> None:

@@ -33,9 +33,9 @@ from credit_like.parallel.environment import Environment
 from credit_like.parallel.observe import Message, apply_simulated_ddp, fake_group
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
-from credit_like.plan.layouts import Candidate, with_layout
 from credit_like.plan.events import Event, Run, Simulated, Trace
 from credit_like.plan.events import Sample as SampleNeeded
+from credit_like.plan.layouts import Candidate, with_layout
 from credit_like.plan.meter import GRADIENTS, AttentionAsOnGpu, Meter, total_bytes
 from credit_like.plan.replay import Recipes, Replay, cached
 from credit_like.schema.experiment import Experiment
