@@ -164,15 +164,15 @@ def line(model: str, count: int, recompute: bool, rows: list[Any]) -> str:
     kept = sum(rank.parts.get(name, 0) for name in ("parameters", "optimiser state", "weight average", "gradients"))
     sent = rank.collectives()
     moved = [sent.get(kind, (0, 0))[1] / 1e9 for kind in ("all-gather", "reduce-scatter", "all-to-all")]
-    estimate = rows[0].estimate
-    largest = max(("computing", estimate.compute), ("exchanges", estimate.waited), ("parameters", estimate.exposed),
-                  key=lambda item: item[1])  # fmt: skip
+    times = rows[0].estimate.times
+    largest = max(("computing", times.compute), ("exchanges", times.waited), ("parameters", times.exposed),
+                  ("launching", times.launched), ("reading", times.read), key=lambda item: item[1])  # fmt: skip
     cells = [
         model, str(count), str(rows[0].layout).replace("dp ", "").replace("tensor ", "").replace("domain ", ""),
         "yes" if recompute else "no", f"{rank.peak / 1e9:.2f}", f"{kept / 1e9:.2f}",
         f"{rank.parts['activations'] / 1e9:.2f}", f"{max(r.flops for r in rows[0].ranks) / 1e12:.2f}",
         ", ".join(f"{size:.2f}" for size in moved), *(f"{row.seconds:.3f}" for row in rows),
-        f"{largest[0]} {largest[1] / estimate.total:.0%}",
+        f"{largest[0]} {largest[1] / times.total:.0%}",
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", default="cost", choices=["cost", "scaling", "one"])
     parser.add_argument("--case", choices=list(MODELS), help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["1°", "0.25°"])
     parser.add_argument("--gpus", nargs="+", type=int, default=list(COUNTS))
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()

@@ -18,10 +18,12 @@ from pathlib import Path
 
 import torch
 import yaml
+from torch import nn
 
 from credit_like.checkpoint.files import replace_file
 from credit_like.models import wxformer
 from credit_like.nn.init import initialise
+from credit_like.parallel.fsdp2 import apply_fsdp2
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan.machine import Machine, compute_seconds, transfer
 from credit_like.plan.meter import Meter
@@ -31,6 +33,7 @@ _TURNS = 5
 _CHANNELS = 16  # of the timed training steps
 _GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
 _DOUBT = 0.4  # of a measured machine
+_UNITS = 8  # of the sharded model
 
 Clock = Callable[[], float]
 
@@ -74,7 +77,7 @@ def measure(runtime: Runtime, clock: Clock = time.perf_counter) -> Machine:
         streams=device.type == "cuda",
         doubt=_DOUBT,
     )
-    figures = _collective(bare, runtime, small) | _training(bare, device, clock)
+    figures = _collective(bare, runtime, small, clock) | _training(bare, device, clock)
     return Machine(**{**bare.assumptions(), **figures})  # type: ignore[arg-type]
 
 
@@ -89,7 +92,7 @@ def _memory(device: torch.device, node: int) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 / node
 
 
-def _seconds(work: Callable[[], object], device: torch.device, clock: Clock) -> float:
+def _seconds(work: Callable[[], object], device: torch.device, clock: Clock = time.perf_counter) -> float:
     """Return the median time of some repeats of `work` in seconds, after one warm-up."""
     times = []
     for _ in range(_TURNS + 1):
@@ -101,14 +104,14 @@ def _seconds(work: Callable[[], object], device: torch.device, clock: Clock) -> 
     return statistics.median(times[1:])
 
 
-def _products(device: torch.device, dtype: torch.dtype, clock: Clock) -> float:
+def _products(device: torch.device, dtype: torch.dtype, clock: Clock = time.perf_counter) -> float:
     """Return the arithmetic throughput of a large matrix product in TFLOP/s."""
     n = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     return 2 * n**3 / _seconds(lambda: a @ b, device, clock) / 1e12
 
 
-def _launches(device: torch.device, clock: Clock) -> float:
+def _launches(device: torch.device, clock: Clock = time.perf_counter) -> float:
     """Return the time of launching one operation in µs; 0 on a CPU, which computes meanwhile what it calls."""
     if device.type != "cuda":
         return 0.0
@@ -121,7 +124,7 @@ def _launches(device: torch.device, clock: Clock) -> float:
     return 1e6 * _seconds(add, device, clock) / count
 
 
-def _copies(device: torch.device, clock: Clock) -> float:
+def _copies(device: torch.device, clock: Clock = time.perf_counter) -> float:
     """Return the memory bandwidth of a copy, read and written bytes together, in GB/s."""
     source = torch.ones(2**28 if device.type == "cuda" else 2**25, device=device)
     target = torch.empty_like(source)
@@ -139,10 +142,11 @@ def _network(runtime: Runtime, clock: Clock = time.perf_counter) -> tuple[float 
     return sent / max(took - latency, 1e-9) / 1e9, 1e6 * latency
 
 
-def _collective(machine: Machine, runtime: Runtime, small: float) -> dict[str, float]:
+def _collective(machine: Machine, runtime: Runtime, small: float, clock: Clock) -> dict[str, float]:
     """Return `latency` and the hops, in µs, from the time of a small all-reduce.
 
-    The hops of a GPU are those of its preset, unless the all-reduce was quicker; a CPU's messages cost per hop.
+    The hops of a GPU are those of its preset, unless the all-reduce was quicker. A CPU's messages cost per hop, and as it
+    does nothing meanwhile, so does what a unit of FSDP2 does besides for each collective.
     """
     if runtime.world == 1:
         return {}
@@ -150,7 +154,29 @@ def _collective(machine: Machine, runtime: Runtime, small: float) -> dict[str, f
     if machine.streams and small > 1e6 * hops:
         return {"latency": small - 1e6 * hops}
     scale = small / (1e6 * hops)
-    return {"latency": 0.0, "hop_intra": machine.hop_intra * scale, "hop_inter": machine.hop_inter * scale}
+    figures = {"latency": 0.0, "hop_intra": machine.hop_intra * scale, "hop_inter": machine.hop_inter * scale}
+    if not machine.streams:
+        quick = Machine(**{**machine.assumptions(), **figures})  # type: ignore[arg-type]
+        gather, reduce = (transfer(quick, k, range(runtime.world), 4)[0] for k in ("all-gather", "reduce-scatter"))
+        each = _sharded(runtime, clock) - (2 * gather + reduce) / 3
+        figures["latency"] = 1e6 * max(0.0, each)
+    return figures
+
+
+def _sharded(runtime: Runtime, clock: Clock) -> float:
+    """Return the time of one of the collectives of a step of FSDP2 that computes next to nothing, in seconds."""
+
+    def took(sharded: bool) -> float:
+        units = [nn.Linear(_UNITS, _UNITS) for _ in range(_UNITS)]
+        for unit in units:
+            unit._fsdp2_shard = sharded  # type: ignore[assignment]
+        model = nn.Sequential(*units)
+        if sharded:
+            model = apply_fsdp2(model, None, {"trainer": {}})  # type: ignore[assignment]
+        x = torch.ones(1, _UNITS)
+        return _seconds(lambda: model(x).sum().backward(), runtime.device, clock)
+
+    return max(0.0, took(True) - took(False)) / (3 * _UNITS)
 
 
 def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str, float]:

@@ -165,6 +165,8 @@ class _Clock:
         """The end of every collective, in the order in which they started."""
         self.queued: deque[tuple[int, float]] = deque()
         """Launched operations, and when the device will have completed them."""
+        self.ahead = 0
+        """Number of operations in `queued`."""
         self.times = Times()
         self._known: dict[int, tuple[int, float, float]] = {}
 
@@ -185,8 +187,11 @@ class _Clock:
 
     def _run(self, run: Run) -> None:
         count, launch, work = self._cost(run)
-        while self.queued and sum(n for n, _ in self.queued) + count > QUEUE:
-            self.host = max(self.host, self.queued.popleft()[1])
+        self.ahead += count
+        while self.queued and self.ahead > QUEUE:
+            done, end = self.queued.popleft()
+            self.ahead -= done
+            self.host = max(self.host, end)
         first, self.host = self.host + launch / max(count, 1), self.host + launch
         if run.behind:
             end = self.ends[-run.behind] = max(self.ends[-run.behind], first) + work

@@ -336,3 +336,8 @@ def places(layout: Candidate) -> list[int]:
     """Return the ranks that differ: those with the first, an interior and the last band of either axis of the first sample."""
     rows, columns = (sorted({0, (size - 1) // 2 if size > 2 else 0, size - 1}) for size in layout.shape)
     return [row * layout.columns + column for row in rows for column in columns]
+
+
+def within(layout: Candidate) -> list[int]:
+    """Return those of `places` with interior columns, which have no padding: they hold most, and longitude has no ends."""
+    return [rank for rank in places(layout) if rank % layout.columns == (layout.columns - 1) // 2]
