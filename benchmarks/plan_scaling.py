@@ -174,17 +174,21 @@ HEAD = (
 
 def tables(found: dict[Any, Rank], machine: Machine) -> tuple[str, dict[str, dict[str, list[Point]]]]:
     """Return the tables of strong and weak scaling, and the points of each curve."""
-    lines, curves = [], {}
+    lines: list[str] = []
+    curves: dict[str, dict[str, list[Point]]] = {}
+    known: dict[tuple[str, int, int], Point | None] = {}
+
+    def point(model: str, gpus: int, batch: int) -> Point | None:
+        key = model, gpus, batch
+        if key not in known:
+            known[key] = best(found, machine, *key)
+        return known[key]
+
     for model in SHAPES:
-        strong = {
-            f"batch {batch}": [p for gpus in GPUS if (p := best(found, machine, model, gpus, batch))]
-            for batch in BATCHES
-        }
+        strong = {f"batch {batch}": [p for gpus in GPUS if (p := point(model, gpus, batch))] for batch in BATCHES}
         weak = {
             f"{gpus_per} GPUs a sample": [
-                p
-                for gpus in GPUS
-                if gpus // gpus_per in BATCHES and (p := best(found, machine, model, gpus, gpus // gpus_per))
+                p for gpus in GPUS if 32 <= gpus // gpus_per <= 1024 and (p := point(model, gpus, gpus // gpus_per))
             ]
             for gpus_per in (1, 8, 32)
         }
