@@ -2,6 +2,8 @@
 
     python -m benchmarks.plan_scaling [--traces FILE] [--processes 2] [--gpu h100] [--output FOLDER]
 
+Files: plan-scaling.md (benchmarks/results) and plan-scaling.svg (docs/images).
+
 One rank of each layout is simulated, that with the fullest box, in a small run: 8 ranks (one node) or, if more share a sample,
 all of these hold a copy of the model, and there are 4 copies. Further copies change only the ranks of the collectives that cross
 copies, so the events are then replayed on any number of GPUs; the micro-batches that a replica adds up are repeated in the same
