@@ -28,7 +28,13 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
-MODELS = {"1°": ("wxformer-1deg", "181x360"), "0.25°": ("wxformer-0.25deg", "721x1440")}
+MODELS = {
+    "1°": ("wxformer-1deg", "181x360"),
+    "0.25°": ("wxformer-0.25deg", "721x1440"),
+    "0.1°": ("wxformer-0.25deg", "1801x3600"),
+}
+PADDED = {"0.1°": {"activate": True, "mode": "earth", "pad_lat": [59, 60], "pad_lon": [120, 120]}}
+"""The padding of the 0.25° model on another grid: to 1920 × 3840 points, which its windows divide."""
 COUNTS = (1, 64, 256, 512, 1024, 2048, 4096)
 BANDS = 4
 SHARDS = 64  # ranks that share one copy of the states in the layouts with copies
@@ -45,6 +51,8 @@ def experiment(model: str, **trainer: Any) -> Any:
     found, _ = load_located(ROOT / "config" / "era5-1deg.yml", [])
     document = found.to_dict()
     document |= yaml.safe_load((ROOT / "models" / MODELS[model][0] / "model.yml").read_text())
+    if model in PADDED:
+        document["model"]["padding_conf"] = PADDED[model]
     document["trainer"] |= trainer
     return Experiment.model_validate(document)
 
@@ -156,15 +164,15 @@ def line(model: str, count: int, recompute: bool, rows: list[Any]) -> str:
     kept = sum(rank.parts.get(name, 0) for name in ("parameters", "optimiser state", "weight average", "gradients"))
     sent = rank.collectives()
     moved = [sent.get(kind, (0, 0))[1] / 1e9 for kind in ("all-gather", "reduce-scatter", "all-to-all")]
-    estimate = rows[0].estimate
-    largest = max(("computing", estimate.compute), ("exchanges", estimate.waited), ("parameters", estimate.exposed),
-                  key=lambda item: item[1])  # fmt: skip
+    times = rows[0].estimate.times
+    largest = max(("computing", times.compute), ("exchanges", times.waited), ("parameters", times.exposed),
+                  ("launching", times.launched), ("reading", times.read), key=lambda item: item[1])  # fmt: skip
     cells = [
         model, str(count), str(rows[0].layout).replace("dp ", "").replace("tensor ", "").replace("domain ", ""),
         "yes" if recompute else "no", f"{rank.peak / 1e9:.2f}", f"{kept / 1e9:.2f}",
         f"{rank.parts['activations'] / 1e9:.2f}", f"{max(r.flops for r in rows[0].ranks) / 1e12:.2f}",
         ", ".join(f"{size:.2f}" for size in moved), *(f"{row.seconds:.3f}" for row in rows),
-        f"{largest[0]} {largest[1] / estimate.total:.0%}",
+        f"{largest[0]} {largest[1] / times.total:.0%}",
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
@@ -174,7 +182,7 @@ def main() -> None:
     parser.add_argument("what", nargs="?", default="cost", choices=["cost", "scaling", "one"])
     parser.add_argument("--case", choices=list(MODELS), help=argparse.SUPPRESS)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=["1°", "0.25°"])
     parser.add_argument("--gpus", nargs="+", type=int, default=list(COUNTS))
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()

@@ -1,19 +1,25 @@
-"""Compare the estimates of `credit-like plan` with the time of real steps over gloo, on a quiet machine.
+"""Compare the estimates of `credit-like plan` with real steps over gloo.
 
-    python -m benchmarks.plan_validation [--ranks 2 4] [--steps 5] [--output FILE.md]
+    python -m benchmarks.plan_validation [--ranks 2 4 8] [--rounds 5] [--clocks processor elapsed] [--output FILE.md]
 
-For each number of ranks the machine is first measured as by `credit-like bench`, with all ranks at once. A small WXFormer then
-takes steps in each layout, on one thread a rank. A ratio is the estimate divided by the median of the measured steps; the first
-step is left out. With fewer cores than ranks, or other work on the machine, the ratios say nothing.
+A small WXFormer takes steps in each layout, on one thread a rank. In every round the ranks first measure their machine, as
+`credit-like bench` does and all at once, and then take a step, so that other work on the machine disturbs both. This is done
+on two clocks. Processor time, that of rank 0 and all its threads, does not depend on what else runs; against it stands what the
+simulation says of computing and sending, of a machine measured in processor time. Elapsed time includes waiting, for other
+ranks and, where there are more ranks than cores or the machine is busy, for a processor. A ratio is the median, over the
+rounds, of estimate by measurement.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import multiprocessing
 import os
+import platform
 import statistics
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,70 +30,97 @@ from credit_like import build
 from credit_like.data.store import FieldStore
 from credit_like.parallel.environment import local_launch
 from credit_like.parallel.runtime import Runtime
-from credit_like.plan.calibrate import measure
-from credit_like.plan.estimate import PlanRow
+from credit_like.plan import calibrate
+from credit_like.plan.estimate import estimate
 from credit_like.plan.layouts import Candidate, with_layout
 from credit_like.plan.machine import Machine
 from credit_like.plan.run import grid_of
-from credit_like.plan.simulate import _NoData, _trainer, sample_of, simulate
+from credit_like.plan.simulate import Rank, _NoData, _trainer, places, sample_of, simulate
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
-from credit_like.schema.trainer import Parallelism
 from credit_like.variables import Variables
 
 DEMO = Path(__file__).parents[1] / "config" / "demo.yml"
 GRID = "64x128"
 MODEL = (
     "model={type: wxformer, dim: [16, 32, 64, 128], depth: [1, 1, 2, 1], dim_head: 8, padding_conf: {activate: true, mode: earth, "
-    "pad_lat: [16, 16], pad_lon: [16, 16]}}"
+    "pad_lat: [16, 16], pad_lon: [16, 16]}%s}"
 )
+calibrate._TURNS = 2  # the rounds repeat it
+CLOCKS = {"processor": time.process_time, "elapsed": time.perf_counter}
 
 
-def experiment(world: int) -> Experiment:
-    """Return the demonstration's data with a small model, one sample for each rank."""
-    return load_experiment(
-        DEMO, [MODEL, f"trainer.global_batch_size={world}", "trainer.micro_batch_size=1", "trainer.device=cpu"]
-    )
+def experiment(layout: Candidate) -> Experiment:
+    """Return the demonstration's data with a small model, one sample for each replica."""
+    members = 2 * layout.ensemble if layout.ensemble > 1 else 1
+    changes = [
+        MODEL % (", noise: {channels: 3}" if members > 1 else ""),
+        f"trainer.global_batch_size={layout.dp}",
+        "trainer.micro_batch_size=1",
+        "trainer.device=cpu",
+    ]
+    return load_experiment(DEMO, changes + [f"trainer.members={members}", "loss={type: crps}"] * (members > 1))
 
 
 def layouts(world: int) -> list[Candidate]:
     """Return one layout of each kind."""
-    found = [Candidate(world), Candidate(world, data="ddp"), Candidate(world // 2, 2), Candidate(world // 2, 1, 2)]
-    return [*found, Candidate(world, replicate=2)] if world > 2 else found
+    half, quarter = world // 2, world // 4
+    found = [Candidate(world), Candidate(world, data="ddp"), Candidate(half, 2), Candidate(half, domain=2)]
+    found += [Candidate(half, domain=2, columns=2), Candidate(half, ensemble=2)]
+    if quarter:
+        found += [Candidate(world, replicate=2), Candidate(quarter, domain=4, columns=2), Candidate(quarter, 2, 2)]
+    return found
 
 
-def bench(rank: int, world: int) -> Machine:
-    """Measure the machine with all ranks at once."""
-    return measure(Runtime.start(Parallelism(data="ddp"), torch.device("cpu")))
-
-
-def steps(rank: int, world: int, layout: Candidate, count: int) -> float:
-    """Return the median time of a step of real ranks, in seconds."""
-    chosen, grid = with_layout(experiment(world), layout), grid_of(GRID)
+def rounds(
+    rank: int, world: int, layout: Candidate, count: int, clocks: list[str]
+) -> list[dict[str, tuple[Machine, float]]]:
+    """Return, of every round and clock, the machine as measured and the seconds of a step of real ranks."""
+    chosen, grid = with_layout(experiment(layout), layout), grid_of(GRID)
     runtime = Runtime.start(layout.parallelism, torch.device("cpu"))
     variables = Variables(chosen.data)
     store = cast(FieldStore, _NoData(grid, variables))
     model = build.parallel_model(chosen, variables, store, runtime)
     trainer = _trainer(model, chosen, runtime, variables, store, grid)
-    rows = trainer.context.rows
-    samples = [sample_of(chosen, variables, grid, rows) for _ in range(trainer.schedule.accumulation)]
+    part = trainer.context.rows, trainer.context.columns
+    samples = [sample_of(chosen, variables, grid, *part) for _ in range(trainer.schedule.accumulation)]
     for sample in samples:
         for fields in (sample.prognostic, sample.forcing, sample.target):
             fields.normal_()
-    took = []
-    for number in range(count + 1):
-        runtime.barrier()
-        began = time.perf_counter()
-        trainer.train_step(iter(samples), len(samples), 1e-3, number + 1).ready()
-        took.append(time.perf_counter() - began)
-    return statistics.median(took[1:])
+    trainer.train_step(iter(samples), len(samples), 1e-3, 1).ready()
+    found = []
+    for number in range(count):
+        one = {}
+        for name in clocks:
+            clock = CLOCKS[name]
+            machine = replace(calibrate.measure(runtime, clock), reading=1e9)  # the samples are in memory
+            runtime.barrier()
+            began = clock()
+            trainer.train_step(iter(samples), len(samples), 1e-3, number + 2).ready()
+            one[name] = machine, clock() - began
+        found.append(one)
+    return found
 
 
-def planned(rank: int, world: int, layout: Candidate, machine: Machine) -> float:
-    """Return the estimate of the same step, in seconds."""
-    chosen = experiment(layout.world)
-    simulated = simulate(chosen, layout, 0, grid_of(GRID), gpu=False)
-    return PlanRow(layout, (simulated,), machine, chosen.trainer.global_batch_size).seconds
+def simulated(rank: int, world: int, layout: Candidate, which: int) -> Rank:
+    """Return a simulated rank of the same step."""
+    return simulate(experiment(layout), layout, which, grid_of(GRID), gpu=False)
+
+
+def compared(layout: Candidate, count: int, clocks: list[str]) -> str:
+    """Return a row of the table."""
+    ranks = [in_ranks(1, simulated, layout, which) for which in places(layout)]
+    seen, guessed = {name: [] for name in clocks}, {name: [] for name in clocks}  # type: ignore[var-annotated]
+    for one in in_ranks(layout.world, rounds, layout, count, clocks):
+        for name, (machine, took) in one.items():
+            times = estimate(machine, ranks[:1] if name == "processor" else ranks, layout.world).times
+            seen[name].append(took)
+            guessed[name].append(times.compute + times.sent if name == "processor" else times.total)
+    cells = [str(layout.world), f"{layout.data}, {layout}"]
+    for name in clocks:
+        ratio = statistics.median(g / s for g, s in zip(guessed[name], seen[name], strict=True))
+        cells += [f"{statistics.median(seen[name]):.3f}", f"{statistics.median(guessed[name]):.3f}", f"{ratio:.2f}"]
+    return "| " + " | ".join(cells) + " |"
 
 
 def _child(work: Any, rank: int, world: int, port: Any, arguments: tuple[Any, ...], pipe: Any) -> None:
@@ -121,21 +154,26 @@ def in_ranks(world: int, work: Any, *arguments: Any) -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--clocks", nargs="+", choices=list(CLOCKS), default=list(CLOCKS))
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    lines = ["| ranks | layout | step, s | estimate, s | ratio |", "|---|---|---|---|---|"]
+    lines = [
+        "# Estimates against real steps over gloo",
+        "",
+        f"{dt.date.today()}, {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.0f} at the start, "
+        f"{options.rounds} rounds; see `benchmarks/plan_validation.py`.",
+        "",
+        "| ranks | layout | " + " | ".join(f"{name} s | estimate | ratio" for name in options.clocks) + " |",
+        "|---" * (2 + 3 * len(options.clocks)) + "|",
+    ]
     for world in options.ranks:
-        machine = in_ranks(world, bench)
         for layout in layouts(world):
-            real, guess = in_ranks(world, steps, layout, options.steps), in_ranks(1, planned, layout, machine)
-            lines.append(f"| {world} | {layout.data}, {layout} | {real:.3g} | {guess:.3g} | {guess / real:.2f} |")
+            lines.append(compared(layout, options.rounds, options.clocks))
             print(lines[-1], flush=True)
-    text = "\n".join(lines) + f"\n\nCores: {os.cpu_count()}; load before the end: {os.getloadavg()[0]:.1f}.\n"
     if options.output:
-        options.output.write_text(text)
-    print(text)
+        options.output.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

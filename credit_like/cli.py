@@ -420,16 +420,24 @@ def plan(
     ] = None,
     node: Annotated[int | None, typer.Option(min=1, help="GPUs per node.")] = None,
     latency: Annotated[
-        float | None, typer.Option(metavar="µs", help="Latency of a collective, per doubling of ranks.")
+        float | None, typer.Option(metavar="µs", help="Time of a collective that sends next to nothing.")
     ] = None,
     reached: Annotated[float | None, typer.Option(help="Fraction of the peaks that is achieved.")] = None,
-    overlap: Annotated[float | None, typer.Option(help="Fraction of computation that can hide communication.")] = None,
+    links: Annotated[float | None, typer.Option(help="Fraction of the network bandwidths that is achieved.")] = None,
     launch: Annotated[
         float | None, typer.Option(metavar="µs", help="Time in which the host launches an operation.")
     ] = None,
     fused: Annotated[
         float | None, typer.Option(help="Launches of a compiled model, relative to its operations one by one.")
     ] = None,
+    moved: Annotated[
+        float | None, typer.Option(help="Memory traffic of a compiled model, relative to its operations one by one.")
+    ] = None,
+    floor: Annotated[
+        float | None, typer.Option(metavar="µs", help="Time of an operation on the device besides its work.")
+    ] = None,
+    spread: Annotated[float | None, typer.Option(help="Relative standard deviation of the speeds of GPUs.")] = None,
+    reading: Annotated[float | None, typer.Option(metavar="GB/s", help="Speed of reading samples, per GPU.")] = None,
     reserve: Annotated[float | None, typer.Option(help="Fraction of memory taken by driver and libraries.")] = None,
     grid: Annotated[str | None, typer.Option(metavar="ROWSxCOLUMNS", help="Plan without data, on this grid.")] = None,
     processes: Annotated[int | None, typer.Option(min=1, help="Parallel simulations; default: all cores.")] = None,
@@ -452,9 +460,13 @@ def plan(
         "node": node,
         "latency": latency,
         "reached": reached,
-        "overlap": overlap,
+        "links": links,
         "launch": launch,
         "fused": fused,
+        "moved": moved,
+        "floor": floor,
+        "spread": spread,
+        "reading": reading,
         "reserve": reserve,
     }
     sys.exit(

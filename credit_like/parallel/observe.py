@@ -109,7 +109,7 @@ def apply_simulated_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     def reduced(world: int, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         buffer = bucket.buffer().div_(world)
-        dist.all_reduce(buffer, group=mesh.get_group())
+        dist.all_reduce(buffer, group=mesh.get_group(), async_op=True)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         future.set_result(buffer)
         return future

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from credit_like.plan.events import Times, play
 from credit_like.plan.layouts import Candidate, Illegal
-from credit_like.plan.machine import Machine, compute_seconds, launch_seconds, transfer_seconds
+from credit_like.plan.machine import Machine
 
 if TYPE_CHECKING:
     from credit_like.plan.simulate import Rank
@@ -14,43 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimated time of one optimiser step of one rank, in seconds."""
+    """The estimated time of one optimiser step, in seconds, and its range."""
 
-    compute: float
-    launched: float
-    """Time in which the device waits for the host to launch operations."""
-    waited: float
-    """Blocking communication, whose result the next operation needs: that of domain and tensor ranks."""
-    hidden: float
-    """Communication of FSDP2 and DDP that overlaps with computation."""
-    exposed: float
-    """Communication of FSDP2 and DDP that exceeds the overlap."""
+    times: Times
+    """What the rank that takes longest does meanwhile."""
+    low: float
+    """The step with every assumption at the fast end of its range (`machine.RANGES`)."""
+    high: float
+    """The step with every assumption at the slow end of its range."""
 
     @property
     def total(self) -> float:
-        return self.compute + self.launched + self.waited + self.exposed
+        return self.times.total
 
 
-def estimate(machine: Machine, rank: Rank) -> Estimate:
-    """Estimate the time of an optimiser step.
-
-    It is the time of computation, of blocking communication, and of the part of the other communication that
-    computation (`machine.overlap` of it) cannot hide. Each segment of the computation takes the longer of the device's
-    time and that of the host, which launches the operations and can be ahead by one segment.
-    """
-    devices = [compute_seconds(machine, segment) for segment in rank.segments]
-    hosts = [launch_seconds(machine, segment, rank.compiled) for segment in rank.segments]
-    compute = sum(devices)
-    launched = sum(max(0.0, host - device) for host, device in zip(hosts, devices, strict=True))
-    waited = beside = 0.0
-    for message, times in rank.messages.items():
-        seconds = times * transfer_seconds(machine, message.kind, message.ranks, message.bytes)
-        if message.waits:
-            waited += seconds
-        else:
-            beside += seconds
-    hidden = min(beside, machine.overlap * compute)
-    return Estimate(compute, launched, waited, hidden, beside - hidden)
+def estimate(machine: Machine, ranks: Sequence[Rank], world: int = 1) -> Estimate:
+    """Estimate the time of an optimiser step by replaying these ranks together, which stand for all of `world`."""
+    replayed = [rank.simulated for rank in ranks]
+    low, high = (play(machine.bound(fast), replayed, world).total for fast in (True, False))
+    return Estimate(play(machine, replayed, world), low, high)
 
 
 @dataclass(frozen=True)
@@ -67,10 +52,9 @@ class PlanRow:
     def fullest(self) -> Rank:
         return max(self.ranks, key=lambda rank: rank.peak)
 
-    @property
+    @cached_property
     def estimate(self) -> Estimate:
-        """Estimate of the slowest rank, because all others wait for it."""
-        return max((estimate(self.machine, rank) for rank in self.ranks), key=lambda e: e.total)
+        return estimate(self.machine, self.ranks, self.layout.world)
 
     @property
     def seconds(self) -> float:
@@ -93,16 +77,18 @@ class PlanRow:
             "ensemble": layout.ensemble,
             "tensor": layout.tensor,
             "domain": layout.domain,
+            "columns": layout.columns,
             "replicate": layout.replicate,
             "data": layout.data,
             "fits": self.fits,
             "excess": max(0, round(self.excess)),
             "estimate": {
                 "seconds_per_step": self.seconds,
+                "range": [self.estimate.low, self.estimate.high],
                 "samples_per_second": self.samples / self.seconds if self.seconds else None,
                 **{
-                    name: getattr(self.estimate, name)
-                    for name in ("compute", "launched", "waited", "hidden", "exposed")
+                    name: getattr(self.estimate.times, name)
+                    for name in ("compute", "launched", "waited", "hidden", "exposed", "read")
                 },
             },
             "accumulation": self.fullest.accumulation,
@@ -120,7 +106,7 @@ def _rank_dict(rank: Rank) -> dict[str, Any]:
         "memory": rank.parts,
         "flops": rank.flops,
         "memory_traffic": rank.traffic,
-        "operations": sum(sum(segment.values()) for segment in rank.segments),
+        "operations": rank.operations,
         "compiled": rank.compiled,
         "collectives": {k: {"number": n, "bytes": b} for k, (n, b) in sorted(rank.collectives().items())},
         "read_per_sample": rank.read,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_like.layout import domain_text
@@ -80,24 +80,30 @@ def layouts(experiment: Experiment, world: int, height: int, width: int) -> tupl
     if data == "none" and world > 1:
         data = "fsdp2"
     refused: dict[tuple[str, int], str] = {}
+    columns: dict[int, int] = {}
     for degree in divisors(world):
-        for name in ("tensor", "domain"):
-            if reason := _model_refuses(experiment, height, width, **{name: degree}):
-                refused[name, degree] = reason
+        if reason := _model_refuses(experiment, height, width, tensor=degree):
+            refused["tensor", degree] = reason
+        # Bands of rows are simplest; columns are shared where there are not enough rows, and as few as possible.
+        shapes = ((degree // share, share) for share in divisors(degree))
+        fits = (c for r, c in shapes if not _model_refuses(experiment, height, width, rows=r, columns=c))
+        columns[degree] = next(fits, 0)
+        if not columns[degree]:
+            refused["domain", degree] = _model_refuses(experiment, height, width, rows=degree)
     legal = []
     for ensemble, tensor, domain in _inner(experiment, world):
         dp = world // (ensemble * tensor * domain)
+        if ("tensor", tensor) in refused or ("domain", domain) in refused:
+            continue
         # ddp and fsdp2 differ only in what they shard; with one replica and one band, fsdp2 shards nothing.
-        layout = Candidate(dp, tensor, domain, data=data, ensemble=ensemble)
+        layout = Candidate(dp, tensor, domain, data=data, ensemble=ensemble, columns=columns[domain])
         if reason := _refuses(with_layout(experiment, layout), world):
             refused.setdefault(("dp", dp), reason)
-        elif ("tensor", tensor) in refused or ("domain", domain) in refused:
-            continue
-        elif reason := _model_refuses(experiment, height, width, tensor=tensor, domain=domain):
+        elif reason := _model_refuses(experiment, height, width, tensor, *layout.shape):
             refused["tensor × domain", tensor * domain] = reason
         else:
             copies = divisors(dp) if data == "fsdp2" else [1]
-            legal += [Candidate(dp, tensor, domain, r, data, ensemble) for r in copies]
+            legal += [replace(layout, replicate=r) for r in copies]
     return legal, [Illegal(*key, reason) for key, reason in refused.items()]
 
 
@@ -121,8 +127,11 @@ def _refuses(experiment: Experiment, world: int) -> str:
     return "; ".join(dict.fromkeys(message for _, message in findings))
 
 
-def _model_refuses(experiment: Experiment, height: int, width: int, tensor: int = 1, domain: int = 1) -> str:
+def _model_refuses(
+    experiment: Experiment, height: int, width: int, tensor: int = 1, rows: int = 1, columns: int = 1
+) -> str:
     check: Any = getattr(experiment.model, "check_parallel", None)
     if check is None:
         return ""
-    return "; ".join(message for _, message in check(height, width, tensor=tensor, domain=domain))
+    shared = {"columns": columns} if columns > 1 else {}
+    return "; ".join(message for _, message in check(height, width, tensor=tensor, domain=rows, **shared))

@@ -1,16 +1,19 @@
-"""The speed of a GPU and its network, and the time that work takes on it by the roofline model. Does not import torch.
+"""The speed of a GPU and its network, and the time that a piece of work takes on it. Does not import torch.
 
 Presets hold the vendors' figures: dense tensor-core peak in bfloat16, peak of float32 arithmetic as PyTorch runs it by
-default (without TF32), memory and network bandwidth per GPU and direction. Programs achieve the fraction `reached` of
-them. Its default is a guess, to be replaced by a measurement; all times that depend on it are estimates.
+default (without TF32), memory and network bandwidth per GPU and direction. Programs achieve a fraction of them, which is
+a guess until it is measured, as are the other figures of `RANGES`; each has a range, from which estimates get theirs.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import yaml
@@ -19,6 +22,9 @@ from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 
 GIB = 2**30
+
+Piece = tuple[bool, int, int]
+"""An operation: whether its arithmetic is in float32 or float64, its floating-point operations, the bytes it moves."""
 
 
 @dataclass(frozen=True)
@@ -42,42 +48,87 @@ class Machine:
     """Network bandwidth between nodes, per GPU and direction."""
     node: int
     """Number of GPUs per node; consecutive ranks fill a node."""
-    latency: float = 20.0
-    """Latency of a collective, per doubling of its ranks."""
+    latency: float = 14.0
+    """Time of a collective that sends next to nothing between two ranks, in µs. This and the hops: NCCL's model of LL128."""
+    hop_intra: float = 1.9
+    """Time of each further rank within a node that a collective passes through, in µs."""
+    hop_inter: float = 4.0
+    """Time of each further node that a collective passes through, in µs."""
+    links: float = 0.75
+    """Fraction of the network bandwidths that collectives achieve."""
     reached: float = 0.5
-    """Fraction of the peaks and bandwidths that programs achieve."""
-    overlap: float = 0.8
-    """Fraction of computation that can overlap with the gathering of parameters and the reduction of gradients."""
+    """Fraction of the peaks and of the memory bandwidth that programs achieve."""
     launch: float = 6.0
     """Time in which the host launches one operation, in µs; the device waits if its operations are shorter."""
+    floor: float = 2.0
+    """Time that an operation takes on the device besides its arithmetic or traffic, in µs."""
     fused: float = 0.37
     """Number of launches of a compiled model, relative to its operations one by one."""
+    moved: float = 0.62
+    """Memory traffic of a compiled model, relative to its operations one by one."""
+    spread: float = 0.01
+    """Relative standard deviation of the speeds of GPUs; the slowest of a run sets the pace."""
+    reading: float = 4.0
+    """Speed at which samples are read and brought to a GPU, in GB/s of float32."""
+    streams: bool = True
+    """Whether collectives run beside the computation; those of a CPU block it, except DDP's."""
+    doubt: float = 1.0
+    """How much of the ranges of `RANGES` applies: 1 for presets, less for a machine that was measured."""
     reserve: float = 0.1
     """Fraction of memory lost to the driver, network buffers and fragmentation."""
 
     def __post_init__(self) -> None:
-        for field in ("memory", "peak", "wide_peak", "bandwidth", "intra", "inter", "node"):
+        for field in ("memory", "peak", "wide_peak", "bandwidth", "intra", "inter", "node", "reading"):
             if not getattr(self, field) > 0:
                 raise UserError(f"expected {field} above 0, got {getattr(self, field)}, change it")
-        if not self.launch >= 0:
-            raise UserError(f"expected launch of at least 0, got {self.launch}, change it")
-        if not 0 < self.fused <= 1:
-            raise UserError(f"expected fused above 0 and at most 1, got {self.fused}, change it")
-        if not 0 < self.reached <= 1:
-            raise UserError(f"expected reached above 0 and at most 1, got {self.reached}, change it")
-        for field in ("overlap", "reserve"):
-            if not 0 <= getattr(self, field) < 1:
-                raise UserError(f"expected {field} from 0 to below 1, got {getattr(self, field)}, change it")
+        for field in ("latency", "hop_intra", "hop_inter", "launch", "floor", "spread", "doubt"):
+            if not getattr(self, field) >= 0:
+                raise UserError(f"expected {field} of at least 0, got {getattr(self, field)}, change it")
+        for field in ("reached", "links", "fused", "moved"):
+            if not 0 < getattr(self, field) <= 1:
+                raise UserError(f"expected {field} above 0 and at most 1, got {getattr(self, field)}, change it")
+        if not 0 <= self.reserve < 1:
+            raise UserError(f"expected reserve from 0 to below 1, got {self.reserve}, change it")
 
     @property
     def usable(self) -> float:
         """Memory that training may use, in bytes."""
         return self.memory * 1e9 * (1 - self.reserve)
 
+    def pace(self, world: int) -> float:
+        """Return the time of computing on the slowest of `world` GPUs relative to the average.
+
+        It is the expected largest of as many normal values, by Blom's approximation.
+        """
+        quantile = NormalDist().inv_cdf((world - 0.375) / (world + 0.25)) if world > 1 else 0.0
+        return 1 + self.spread * quantile
+
+    def bound(self, fast: bool) -> Machine:
+        """Return the machine with every figure of `RANGES` at the fast or at the slow end of its range."""
+        changed = {}
+        for field, (factor, speed) in RANGES.items():
+            value = getattr(self, field) * factor ** (self.doubt if speed == fast else -self.doubt)
+            changed[field] = min(1.0, value) if field in ("reached", "links", "moved") else value
+        return replace(self, **changed)
+
     def assumptions(self) -> dict[str, float | int | str]:
         """Return all figures that an estimate depends on."""
         return asdict(self)
 
+
+RANGES = {
+    # figure: the factor by which it may be larger or smaller, and whether larger is faster
+    "reached": (1.4, True),
+    "links": (1.3, True),
+    "latency": (2.0, False),
+    "hop_intra": (2.0, False),
+    "hop_inter": (2.0, False),
+    "launch": (1.7, False),
+    "floor": (1.7, False),
+    "moved": (1.3, False),
+    "spread": (3.0, False),
+    "reading": (2.0, True),
+}
 
 PRESETS = {
     machine.name: machine
@@ -116,8 +167,6 @@ def _from_file(path: Path) -> Machine:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {error}") from error
     wanted = {field.name: field.type for field in fields(Machine)}
-    if isinstance(figures, dict):  # older files lack these
-        figures = {"launch": 0.0, "fused": Machine.fused, **figures}
     numbers = isinstance(figures, dict) and all(
         isinstance(figures.get(key), str if key == "name" else int | float) for key in wanted
     )
@@ -126,33 +175,62 @@ def _from_file(path: Path) -> Machine:
     return Machine(**figures)
 
 
-def transfer_seconds(machine: Machine, kind: str, ranks: Sequence[int], size: int) -> float:
-    """Return the time of one collective of `size` bytes by the ring algorithm, in seconds.
+@cache
+def _shape(ranks: Sequence[int], node: int) -> tuple[int, int, int]:
+    """Return the number of ranks, of nodes, and of ranks on the fullest node."""
+    nodes = Counter(rank // node for rank in ranks)
+    return len(ranks), len(nodes), max(nodes.values())
 
-    A rank sends (n − 1)/n of the tensor, twice that for an all-reduce. The slowest link determines the time: the
-    network between nodes as soon as the ranks are on more than one.
+
+def transfer(machine: Machine, kind: str, ranks: Sequence[int], size: int) -> tuple[float, dict[str, float]]:
+    """Return the latency of one collective of `size` bytes, and how long it occupies each link, in seconds.
+
+    Of an all-gather or reduce-scatter every rank receives or sends (n − 1)/n of the tensor, of an all-reduce twice that.
+    All of it passes through the links within the node. Into a node goes the same once, shared among the network cards of
+    its ranks, which is what rings and trees over nodes achieve. Both go on at the same time. A ring has as many hops as
+    further ranks; an all-reduce takes a tree over the nodes if that has fewer. An all-to-all sends at once to all.
     """
-    n = len(ranks)
+    n, nodes, here = _shape(ranks, machine.node)
     if n == 1:
-        return 0.0
-    nodes = {rank // machine.node for rank in ranks}
-    link = (machine.intra if len(nodes) == 1 else machine.inter) * 1e9 * machine.reached
-    sent = {"all-reduce": 2 * size * (n - 1) / n, "all-to-all": size, "broadcast": size}.get(kind, size * (n - 1) / n)
-    return machine.latency * 1e-6 * math.ceil(math.log2(n)) + sent / link
+        return 0.0, {}
+    if kind == "reduce-scatter" and not machine.streams:
+        kind = "all-reduce"  # which is what gloo does
+    ring = n - nodes, nodes - 1
+    if kind == "all-to-all":
+        near, far = size * (here - 1) / (n - 1), size * (n - here) / (n - 1)
+        hops = float(here > 1), float(nodes > 1)
+    else:
+        sent = {"all-reduce": 2 * size * (n - 1) / n, "broadcast": size}.get(kind, size * (n - 1) / n)
+        near, far = sent * (here > 1), sent / here * (nodes > 1)
+        hops = ring
+        if kind == "all-reduce":
+            hops = min((2 * ring[0], 2 * ring[1]), (2 * (here - 1), 2 * math.ceil(math.log2(nodes))), key=sum)
+    latency = machine.latency + machine.hop_intra * hops[0] + machine.hop_inter * hops[1]
+    links = {
+        "node": near / (machine.intra * machine.links * 1e9),
+        "network": far / (machine.inter * machine.links * 1e9),
+    }
+    return latency * 1e-6, {link: seconds for link, seconds in links.items() if seconds}
 
 
-def launch_seconds(machine: Machine, work: Mapping[tuple[bool, int, int], int], compiled: bool) -> float:
-    """Return the time in which the host launches these operations, in seconds."""
-    return sum(work.values()) * machine.launch * 1e-6 * (machine.fused if compiled else 1.0)
+def transfer_seconds(machine: Machine, kind: str, ranks: Sequence[int], size: int) -> float:
+    """Return the time of one collective of `size` bytes that nothing else disturbs, in seconds."""
+    latency, links = transfer(machine, kind, tuple(ranks), size)
+    return latency + max(links.values(), default=0.0)
 
 
-def compute_seconds(machine: Machine, work: Mapping[tuple[bool, int, int], int]) -> float:
+def launches(machine: Machine, operations: int, compiled: bool) -> float:
+    """Return how many operations the host launches."""
+    return operations * (machine.fused if compiled else 1.0)
+
+
+def compute_seconds(machine: Machine, work: Mapping[Piece, int], compiled: bool = False) -> float:
     """Return the time of operations that run one after the other, in seconds, by the roofline model.
 
-    Each operation takes the longer of its arithmetic and its memory traffic.
+    Each operation takes the longer of its arithmetic and its memory traffic, after a fixed time for each launch.
     """
-    total = 0.0
+    total, moved = 0.0, machine.moved if compiled else 1.0
     for (wide, flops, traffic), times in work.items():
         peak = machine.wide_peak if wide else machine.peak
-        total += times * max(flops / (peak * 1e12), traffic / (machine.bandwidth * 1e9))
-    return total / machine.reached
+        total += times * max(flops / (peak * 1e12), moved * traffic / (machine.bandwidth * 1e9))
+    return total / machine.reached + machine.floor * 1e-6 * launches(machine, sum(work.values()), compiled)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from credit_like.parallel.observe import Message, kind_of, message, wraps_others
 from credit_like.parallel.shards import local
+from credit_like.plan.events import Free, Start, Trace, Wait
 from credit_like.plan.replay import Arguments, Replay
 
 aten = torch.ops.aten
@@ -33,7 +33,11 @@ DYNAMIC = (GRADIENTS, GATHERED, COMMUNICATION, ACTIVATIONS)
 # Operations with which FSDP writes gathered parameters, and with which it collects the gradients of a unit.
 _SPLIT_OUT = ("fsdp::split_with_sizes_copy", "aten::split_with_sizes_copy")
 _COLLECT = ("fsdp::chunk_cat", "aten::_chunk_cat")
+# Scopes that FSDP names for the profiler: where it gathers, has copied what it gathered, reduces, and waits.
+_BEGIN, _GATHER, _COPY_OUT = "FSDP::root_pre_forward", "FSDP::all_gather", "FSDP::all_gather_copy_out"
+_REDUCE, _REDUCED = "FSDP::post_backward_reduce", "FSDP::post_backward_rs_wait"
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
 _DEVICE = torch.ops.prim.device.default
 _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
 
@@ -46,55 +50,12 @@ if _BY_ONEDNN is not None and _BY_ONEDNN not in flop_registry:
         return 2 * x.numel() * weight[0]
 
 
-Piece = tuple[bool, int, int]
-
-QUEUE = 1000
-"""Number of operations that the host can launch before the device must have completed the first of them."""
-
-
-@dataclass
-class Work:
-    """Operations that run one after the other on the device.
-
-    Each of `segments` maps (wide, operations, bytes) to the number of times that this combination occurred; `wide` is
-    True for float32 and float64 arithmetic. A segment has at most `QUEUE` operations.
-    """
-
-    segments: list[Counter[Piece]] = field(default_factory=lambda: [Counter()])
-    _room: int = QUEUE
-
-    def add(self, wide: bool, flops: int, traffic: int) -> None:
-        if not self._room:
-            self.cut()
-        self._room -= 1
-        self.segments[-1][wide, flops, traffic] += 1
-
-    def cut(self) -> int:
-        """Begin a new segment; return how many there were."""
-        self.segments.append(Counter())
-        self._room = QUEUE
-        return len(self.segments) - 1
-
-    @property
-    def pieces(self) -> Counter[Piece]:
-        """The operations of all segments."""
-        return sum(self.segments, Counter())
-
-    @property
-    def flops(self) -> int:
-        return sum(flops * n for (_, flops, _), n in self.pieces.items())
-
-    @property
-    def traffic(self) -> int:
-        return sum(traffic * n for (_, _, traffic), n in self.pieces.items())
-
-
 class Meter(TorchDispatchMode):
     """Dispatch mode that counts every operation inside `with Meter() as meter:`.
 
     `peak` is the largest number of bytes, allocated inside, that were live at once; `parts` divides them by use. Each
-    entry of `messages` counts equal collectives. If the host reads the value of a fake tensor (is the mask empty?), it
-    gets 1 or True.
+    entry of `messages` counts equal collectives. `work` holds operations and collectives in order. If the host reads the
+    value of a fake tensor (is the mask empty?), it gets 1 or True.
     """
 
     def __init__(self, replay: Replay | None = None) -> None:
@@ -104,10 +65,16 @@ class Meter(TorchDispatchMode):
         self.peak = 0
         self.by_part: Counter[str] = Counter()
         self.parts: dict[str, int] = dict.fromkeys(DYNAMIC, 0)
-        self.work = Work()
+        self.work = Trace()
         self.messages: Counter[Message] = Counter()
         self._known: dict[int, tuple[Any, int, str]] = {}
         self._resize: Any = None
+        self._started = 0
+        self._pending: dict[int, tuple[int, bool]] = {}
+        """Storages that a collective writes, until its result is needed: its number, and whether it is an exchange."""
+        self._scopes: list[str] = []
+        self._reduction = 0
+        """Number of the last reduce-scatter."""
         self._kinds: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
 
     @classmethod
@@ -126,6 +93,7 @@ class Meter(TorchDispatchMode):
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor) and args[0].constant is None:
             return {torch.bool: True}.get(args[0].dtype, 1.0 if args[0].is_floating_point() else 1)
         if func.namespace == "profiler":
+            self._scope(args)
             with torch._C._DisableTorchDispatch():
                 return func(*args, **kwargs)
         if self.replay is not None and func.namespace in ("aten", "fsdp"):
@@ -145,10 +113,11 @@ class Meter(TorchDispatchMode):
                 replay.learn(given, Arguments(func, args, kwargs, replay.mode), out, piece)
             return out
         results = replay.repeat(recipe, given.tensors)
-        self._own([result for result in results if result is not None], ACTIVATIONS)
+        outs = [result for result in results if result is not None]
+        self._own(outs, ACTIVATIONS)
         self._retag(func, args, kwargs)
         if recipe.piece is not None:
-            self.work.add(*recipe.piece)
+            self.work.add(*recipe.piece, self._behind(given.tensors, outs))
         return recipe.kind(results) if recipe.kind else results[0]
 
     # ---- operations and messages -------------------------------------------------------------------------------------
@@ -160,22 +129,72 @@ class Meter(TorchDispatchMode):
         kind = kind_of(func)
         outs = _tensors(out)
         if kind is not None:
-            self.messages[message(kind, func, args, kwargs, out)] += 1
             self._own(outs, COMMUNICATION if kind != "all-reduce" else ACTIVATIONS)
+            self._start(message(kind, func, args, kwargs, out), func, args, outs)
             if func.namespace == "c10d":
                 self._move(_tensors(args), COMMUNICATION)
             return None
         self._own(outs, ACTIVATIONS)
         self._retag(func, args, kwargs)
         moves, count = self._about(func)
+        ins = _tensors((args, kwargs)) if moves or func is _WAIT else []
+        behind = self._behind(ins, outs)
         if not moves:
             return None
-        ins = _tensors((args, kwargs))
         flops = count(*args, **kwargs, out_val=out) if count else 0
         wide = not any(t.dtype in (torch.bfloat16, torch.float16) for t in ins)
         piece = wide, int(flops), sum(map(_bytes, ins)) + sum(map(_bytes, outs))
-        self.work.add(*piece)
+        self.work.add(*piece, behind)
         return piece
+
+    def _start(self, sent: Message, func: Any, args: tuple[Any, ...], outs: list[Tensor]) -> None:
+        """Count a collective, and note what will hold its result."""
+        self.messages[sent] += 1
+        c10d = func.namespace == "c10d"
+        written = _tensors(args[0]) if c10d else outs
+        behind = self._behind(_tensors(args), written)
+        scope = self._scopes[-1] if self._scopes else ""
+        # Asynchronous is the default of these operations, whose only truth value this is.
+        blocks = c10d and next((not value for value in args if isinstance(value, bool)), False)
+        self.work.append(
+            Start(sent.kind, _compact(sent.ranks), sent.bytes, sent.waits, behind, scope.startswith(_GATHER), blocks)
+        )
+        self._started += 1
+        if sent.kind == "reduce-scatter":
+            self._reduction = self._started
+        for tensor in written:
+            if (storage := _storage(tensor)) is not None:
+                self._pending[storage._cdata] = self._started, sent.waits
+
+    def _behind(self, ins: list[Tensor], outs: list[Tensor]) -> int:
+        """Record what is waited for before an operation on these tensors; return which collective's stream it runs on.
+
+        While FSDP reduces, what reads the result of a collective runs behind it, 0 otherwise.
+        """
+        if not self._pending:
+            return 0
+        needed = {self._pending[key] for tensor in ins if (key := _key(tensor)) in self._pending}
+        if not needed:
+            return 0
+        number, waits = max(needed)
+        if any(scope.startswith(_REDUCE) for scope in self._scopes):
+            self._pending |= {_key(tensor): (number, waits) for tensor in outs}
+            return self._started - number + 1
+        self._pending = {key: of for key, of in self._pending.items() if of not in needed}
+        for number, waits in sorted(needed):
+            self.work.append(Wait(self._started - number + 1, waits))
+        return 0
+
+    def _scope(self, args: tuple[Any, ...]) -> None:
+        """Follow the scopes that FSDP names, which say on which of its streams a GPU would do what follows."""
+        if args and isinstance(args[0], str):
+            self._scopes.append(args[0])
+            if args[0].startswith(_BEGIN):
+                self.work.append(Free())
+            elif args[0].startswith(_REDUCED) and self._reduction:
+                self.work.append(Wait(self._started - self._reduction + 1, False))
+        elif self._scopes and self._scopes.pop().startswith(_COPY_OUT):
+            self.work.append(Free())
 
     def _retag(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Classify the arguments of FSDP's own operations."""
@@ -220,6 +239,7 @@ class Meter(TorchDispatchMode):
 
     def _leave(self, key: int) -> None:
         _, size, part = self._known.pop(key)
+        self._pending.pop(key, None)
         self._add(-size, part)
 
     def _add(self, size: int, part: str) -> None:
@@ -273,6 +293,17 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     if tensor.device.type == "meta":
         return None
     return tensor.untyped_storage()
+
+
+def _key(tensor: Tensor) -> int:
+    storage = _storage(tensor)
+    return 0 if storage is None else storage._cdata
+
+
+def _compact(ranks: tuple[int, ...]) -> Sequence[int]:
+    """Return regular ranks as a range."""
+    regular = range(ranks[0], ranks[-1] + 1, ranks[1] - ranks[0]) if len(ranks) > 1 else range(ranks[0], ranks[0] + 1)
+    return regular if tuple(regular) == ranks else ranks
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -18,7 +18,7 @@ from credit_like.plan.estimate import PlanReport, PlanRow, in_order
 from credit_like.plan.layouts import Candidate, Illegal, layouts
 from credit_like.plan.machine import Machine
 from credit_like.plan.replay import Key, Recipe, Recipes
-from credit_like.plan.simulate import Rank, places, simulate
+from credit_like.plan.simulate import Rank, places, simulate, within
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import hungriest
@@ -37,7 +37,7 @@ def plan(
 ) -> PlanReport:
     """Simulate every legal layout of `world` ranks, `processes` at a time (default: the number of cores)."""
     legal, illegal = layouts(experiment, world, grid.height, grid.width)
-    rows, refused = simulate_all(experiment, legal, machine, grid, processes, progress)
+    rows, refused = simulate_all(experiment, legal, machine, grid, processes, progress, within)
     return PlanReport(experiment.name, world, machine, in_order(rows), (*illegal, *refused))
 
 

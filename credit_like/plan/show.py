@@ -13,7 +13,20 @@ from credit_like.plan.estimate import PlanReport, PlanRow
 from credit_like.plan.machine import Machine
 from credit_like.terminal import fitted
 
-_HEAD = ("dp", "tensor", "domain", "replicate", "GB", "fits", "s/step", "samples/s", "GFLOP", "GB sent", "collectives")
+_HEAD = (
+    "dp",
+    "tensor",
+    "domain",
+    "replicate",
+    "GB",
+    "fits",
+    "s/step",
+    "range",
+    "samples/s",
+    "GFLOP",
+    "GB sent",
+    "collectives",
+)
 _LARGE = 1e9
 """Parameters from which on a model is sharded over all ranks: 16 GB in fp32 with gradients and AdamW's moments."""
 _DROPPABLE = ("GFLOP", "GB sent", "collectives")
@@ -67,6 +80,7 @@ def _cells(row: PlanRow) -> list[str]:
         f"{rank.peak / 1e9:.2f}",
         "yes" if row.fits else f"+{row.excess / 1e9:.1f} GB",
         f"{row.seconds:.3g}",
+        spread(row),
         f"{row.samples / row.seconds:.3g}" if row.seconds else "",
         f"{max(r.flops for r in row.ranks) / 1e9:.4g}",
         f"{sum(size for _, size in sent) / 1e9:.3g}",
@@ -93,20 +107,33 @@ def line(row: PlanRow) -> str:
     fits = "fits" if row.fits else f"lacks {row.excess / 1e9:.1f} GB"
     return (
         f"{row.layout}: {row.fullest.peak / 1e9:.1f} GB of {row.machine.usable / 1e9:.1f} GB on {row.machine.name} "
-        f"({fits}), computing in {row.fullest.precision}, estimated {row.seconds:.3g} s a step"
+        f"({fits}), computing in {row.fullest.precision}, estimated {row.seconds:.3g} s a step ({spread(row)})"
     )
+
+
+def spread(row: PlanRow) -> str:
+    """Return the range of the estimated time of a step."""
+    return f"{row.estimate.low:.2g}–{row.estimate.high:.2g}"
 
 
 def assumptions(machine: Machine) -> str:
     """Return the assumptions of the estimates as text."""
+    m = machine
     return (
-        f"Times are estimates: peak {machine.peak:g} TFLOP/s (float32 {machine.wide_peak:g}), memory "
-        f"{machine.bandwidth:g} GB/s, network {machine.intra:g} GB/s in a node of {machine.node} and {machine.inter:g} "
-        f"GB/s between nodes, {machine.latency:g} µs a collective and doubling, {machine.reached:.0%} of each reached, "
-        f"parameters and gradients hidden behind {machine.overlap:.0%} of the computing, {machine.launch:g} µs to launch an "
-        f"operation, {machine.fused:.0%} of them launched where the model is compiled. Memory: {machine.memory:g} GB "
-        f"less {machine.reserve:.0%}."
+        f"Times are estimates: peak {m.peak:g} TFLOP/s (float32 {m.wide_peak:g}), memory {m.bandwidth:g} GB/s, "
+        f"{m.reached:.0%} of each reached{_range(m, 'reached')}; network {m.intra:g} GB/s in a node of {m.node} and "
+        f"{m.inter:g} GB/s between nodes, {m.links:.0%} reached{_range(m, 'links')}, {m.latency:g} µs a "
+        f"collective{_range(m, 'latency')}, {m.hop_intra:g} µs for each further rank and {m.hop_inter:g} µs for each further "
+        f"node; {m.launch:g} µs to launch an operation{_range(m, 'launch')}, {m.floor:g} µs on the device besides its "
+        f"work{_range(m, 'floor')}; where the model is compiled, {m.fused:.0%} of them launched and {m.moved:.0%} of their "
+        f"traffic; GPUs that differ by {m.spread:.1%} in speed{_range(m, 'spread')}; samples read at {m.reading:g} "
+        f"GB/s{_range(m, 'reading')}. Memory: {m.memory:g} GB less {m.reserve:.0%}."
     )
+
+
+def _range(machine: Machine, figure: str) -> str:
+    low, high = sorted(getattr(machine.bound(fast), figure) for fast in (True, False))
+    return f" ({low:.2g}–{high:.2g})"
 
 
 def advice(report: PlanReport) -> str:

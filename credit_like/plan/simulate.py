@@ -33,8 +33,10 @@ from credit_like.parallel.environment import Environment
 from credit_like.parallel.observe import Message, apply_simulated_ddp, fake_group
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
+from credit_like.plan.events import Event, Run, Simulated, Trace
+from credit_like.plan.events import Sample as SampleNeeded
 from credit_like.plan.layouts import Candidate, with_layout
-from credit_like.plan.meter import GRADIENTS, AttentionAsOnGpu, Meter, Piece, Work, total_bytes
+from credit_like.plan.meter import GRADIENTS, AttentionAsOnGpu, Meter, total_bytes
 from credit_like.plan.replay import Recipes, Replay, cached
 from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
@@ -60,8 +62,8 @@ class Rank:
     traffic: int
     """Bytes that its operations read from and write to device memory."""
     messages: dict[Message, int]
-    segments: list[Counter[Piece]]
-    """Its operations in order, as in `meter.Work`."""
+    events: list[Event]
+    """Its operations and collectives in order."""
     checkpoint: int
     """Size of a checkpoint of the whole run."""
     read: int
@@ -69,6 +71,8 @@ class Rank:
     parameters: int
     """Number of parameters of the whole model."""
     accumulation: int
+    micro_batch: int = 1
+    """Samples of a micro-batch."""
     precision: str = "float32"
     """What the model computes in, and by what."""
     compiled: bool = False
@@ -77,6 +81,15 @@ class Rank:
     """CPU time of the simulation, in seconds."""
     resident: int = 0
     """Peak resident memory of the simulating process."""
+
+    @property
+    def operations(self) -> int:
+        return sum(sum(event.pieces.values()) for event in self.events if isinstance(event, Run))
+
+    @property
+    def simulated(self) -> Simulated:
+        """Return what a replay of the step needs."""
+        return Simulated(self.rank, self.events, self.read * self.micro_batch, self.compiled)
 
     def collectives(self) -> dict[str, tuple[int, int]]:
         """Return kind → (number, bytes) of the collectives."""
@@ -266,16 +279,17 @@ def _run(
 
     def batches() -> Iterator[Sample]:
         for sample in samples:
-            marks.append((meter.messages.copy(), meter.work.cut()))
+            marks.append((meter.messages.copy(), len(meter.work)))
+            meter.work.append(SampleNeeded())
             yield sample
 
     before = measured_step(trainer, batches(), count, meter)
     before[SAMPLE] = total_bytes([samples[0].prognostic, samples[0].forcing, samples[0].target])
-    messages, work = meter.messages, meter.work
+    messages, events, work = meter.messages, meter.work.events, meter.work
     if trainer.schedule.accumulation > count:
-        more = trainer.schedule.accumulation - count
+        more, (one, two) = trainer.schedule.accumulation - count, (marks[1][1], marks[2][1])
         messages = _repeated(messages, marks[2][0] - marks[1][0], more)
-        work = Work(work.segments + work.segments[marks[1][1] : marks[2][1]] * more)
+        work = Trace(events[:two] + events[one:two] * more + events[two:])
     inner = runtime.tensor_size * runtime.domain_size
     return Rank(
         rank=runtime.rank,
@@ -285,11 +299,12 @@ def _run(
         flops=work.flops,
         traffic=work.traffic,
         messages=dict(messages),
-        segments=[segment for segment in work.segments if segment],
+        events=work.events,
         checkpoint=sum(_whole_bytes(piece) for piece in trainer.state.pieces().values()),
         read=bytes_read(experiment, variables, grid, *part),
         parameters=sum(p.numel() for p in trainer.state.model.parameters()),
         accumulation=trainer.schedule.accumulation,
+        micro_batch=experiment.trainer.micro_batch_size,
         precision=trainer.precision,
         compiled=compiled,
         seconds=time.process_time() - began,
@@ -321,3 +336,8 @@ def places(layout: Candidate) -> list[int]:
     """Return the ranks that differ: those with the first, an interior and the last band of either axis of the first sample."""
     rows, columns = (sorted({0, (size - 1) // 2 if size > 2 else 0, size - 1}) for size in layout.shape)
     return [row * layout.columns + column for row in rows for column in columns]
+
+
+def within(layout: Candidate) -> list[int]:
+    """Return those of `places` with interior columns, which have no padding: they hold most, and longitude has no ends."""
+    return [rank for rank in places(layout) if rank % layout.columns == (layout.columns - 1) // 2]

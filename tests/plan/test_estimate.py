@@ -11,22 +11,25 @@ import pytest
 import yaml
 from rich.console import Console
 
-from credit_like.parallel.observe import Message
 from credit_like.plan.estimate import PlanReport, PlanRow, estimate, in_order
+from credit_like.plan.events import Run
 from credit_like.plan.layouts import Candidate, Illegal
-from credit_like.plan.machine import Machine
+from credit_like.plan.machine import PRESETS, RANGES, Machine
 from credit_like.plan.show import advice, block, line, plot_memory, print_report, why_whole
 from credit_like.plan.simulate import Rank
 from credit_like.schema.trainer import TrainerSection
 
-MACHINE = Machine("plain", 10, 2.0, 1.0, 100, 10, 1, 4, latency=0, reached=1.0, overlap=0.5, reserve=0.1)
+MACHINE = Machine(
+    "plain", 10, 2.0, 1.0, 100, 10, 1, 4, latency=0, hop_intra=0, hop_inter=0, links=1.0, reached=1.0, launch=0.0, floor=0.0,
+    fused=0.5, moved=1.0, spread=0.0, reserve=0.1,
+)  # fmt: skip
 
 
-def rank(peak, seconds=1.0, messages=None):
+def rank(peak, seconds=1.0):
     """`seconds` of computing on MACHINE."""
     return Rank(
         rank=0, place="only", peak=peak, parts={"parameters": peak // 4, "activations": peak - peak // 4},
-        flops=int(seconds * 2e12), traffic=1, messages=messages or {}, segments=[Counter({(False, int(seconds * 2e12), 1): 1})],
+        flops=int(seconds * 2e12), traffic=1, messages={}, events=[Run(0, Counter({(False, int(seconds * 2e12), 1): 1}))],
         checkpoint=1, read=1, parameters=1, accumulation=1,
     )  # fmt: skip
 
@@ -35,24 +38,22 @@ def row(layout, *ranks):
     return PlanRow(layout, ranks, MACHINE, samples=8)
 
 
-def test_what_is_waited_for_adds_and_the_rest_hides_behind_half_of_the_computing():
-    ranks = (0, 1)
-    waits = Message("all-to-all", ranks, 10**10, waits=True)  # 1 s
-    beside = Message("all-gather", ranks, 10**10, waits=False)  # 0.5 s
-    found = estimate(MACHINE, rank(1, 2.0, {waits: 3, beside: 4}))
-    assert (found.compute, found.waited, found.hidden, found.exposed) == pytest.approx((2.0, 3.0, 1.0, 1.0))
-    assert found.total == pytest.approx(6.0)
+def test_an_estimate_is_within_its_range_and_the_range_follows_from_the_assumptions():
+    """Computing alone: `reached` may be 1.4 times larger, but not above 1, or smaller, and memory traffic plays no part."""
+    half = replace(MACHINE, reached=0.5)
+    found = estimate(half, [rank(1, 2.0)])
+    assert (found.low, found.total, found.high) == pytest.approx((4.0 / 1.4, 4.0, 4.0 * 1.4))
+    sure = estimate(replace(half, doubt=0.0), [rank(1, 2.0)])
+    assert (sure.low, sure.total, sure.high) == pytest.approx((4.0, 4.0, 4.0))
+    assert estimate(MACHINE, [rank(1, 2.0)]).low == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(("compiled", "launched"), [(False, 2.0 + 0.0), (True, 0.5)])
-def test_a_segment_takes_the_longer_of_device_and_host(compiled, launched):
-    """Two segments of one second on the device, of 3 and of half a million launches of 1 µs; half of them if compiled."""
-    machine = replace(MACHINE, launch=1.0, fused=0.5)
-    many, few = (Counter({(False, 2_000_000_000_000 // n, 1): n}) for n in (3_000_000, 500_000))
-    busy = replace(rank(1), segments=[many, few], compiled=compiled)
-    found = estimate(machine, busy)
-    assert (found.compute, found.launched) == pytest.approx((2.0, launched), rel=1e-5)
-    assert found.total == pytest.approx(2.0 + launched, rel=1e-5)
+def test_every_figure_of_a_range_makes_a_fast_machine_faster():
+    fast, slow = (replace(PRESETS["h100"]).bound(speed) for speed in (True, False))
+    for figure, (_, larger) in RANGES.items():
+        ends = getattr(slow, figure), getattr(PRESETS["h100"], figure), getattr(fast, figure)
+        assert ends == tuple(sorted(ends, reverse=not larger))
+        assert ends[0] != ends[2]
 
 
 def test_the_fastest_that_fits_comes_first_and_the_nearest_of_the_others():
@@ -70,6 +71,7 @@ def test_the_fastest_that_fits_comes_first_and_the_nearest_of_the_others():
     assert "+2.0 GB" in said
     assert "not possible: tensor 3: expected a divisor" in said
     assert "Times are estimates" in said
+    assert f"{quick.estimate.low:.2g}–{quick.estimate.high:.2g}" in said
     document = json.loads(json.dumps(report.to_dict()))
     assert [x["fits"] for x in document["layouts"]] == [True, True, False, False]
     assert document["assumptions"]["reached"] == 1.0

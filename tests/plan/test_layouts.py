@@ -25,10 +25,18 @@ def test_degrees_multiply_to_the_number_of_ranks_and_none_is_forgotten(small_exp
     for ensemble, tensor, domain in itertools.product(of_members, of_world, of_world):
         if world % (ensemble * tensor * domain) == 0:
             dp = world // (ensemble * tensor * domain)
-            fits = not experiment.model.check_parallel(64, 128, tensor=tensor, domain=domain)
+            fits = [
+                columns
+                for columns in of_world
+                if domain % columns == 0
+                and not experiment.model.check_parallel(
+                    64, 128, tensor=tensor, domain=domain // columns, columns=columns
+                )
+            ]
             if fits and batch % dp == 0:
-                expected |= {(dp, ensemble, tensor, domain, copies) for copies in range(1, dp + 1) if dp % copies == 0}
-    assert {(x.dp, x.ensemble, x.tensor, x.domain, x.replicate) for x in legal} == expected
+                copies = [r for r in range(1, dp + 1) if dp % r == 0]
+                expected |= {(dp, ensemble, tensor, domain, fits[0], r) for r in copies}
+    assert {(x.dp, x.ensemble, x.tensor, x.domain, x.columns, x.replicate) for x in legal} == expected
     used = {(name, getattr(x, name)) for x in legal for name in ("tensor", "domain", "dp")}
     for reason in illegal:
         assert reason.reason
@@ -71,3 +79,11 @@ def test_ddp_has_no_copies_to_choose(small_experiment):
 )
 def test_shards(layout, shards):
     assert layout.shards == shards
+
+
+def test_columns_are_shared_where_there_are_not_enough_rows(small_experiment):
+    """64 × 128 points, 2 × 4 windows at the last stage; 16 ranks have no window each."""
+    legal, illegal = layouts(small_experiment(global_batch_size=16), 16, 64, 128)
+    shapes = {layout.domain: layout.shape for layout in legal}
+    assert shapes == {1: (1, 1), 2: (2, 1), 4: (2, 2), 8: (2, 4)}
+    assert ("domain", 16) in {(reason.degree, reason.value) for reason in illegal}

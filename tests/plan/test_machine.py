@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,10 +13,26 @@ from hypothesis import strategies as st
 
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan.calibrate import _network, bench
-from credit_like.plan.machine import PRESETS, Machine, compute_seconds, machine_of, transfer_seconds
+from credit_like.plan.machine import PRESETS, Machine, compute_seconds, machine_of, transfer, transfer_seconds
 from credit_like.schema.trainer import Parallelism
 
-PLAIN = Machine("plain", 10, 2.0, 1.0, 100, 10, 1, 4, latency=0, reached=1.0, overlap=0.0, reserve=0.0)
+PLAIN = Machine(
+    "plain",
+    10,
+    2.0,
+    1.0,
+    100,
+    10,
+    1,
+    4,
+    latency=0,
+    hop_intra=0,
+    hop_inter=0,
+    links=1.0,
+    reached=1.0,
+    floor=0.0,
+    reserve=0.0,
+)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +43,8 @@ PLAIN = Machine("plain", 10, 2.0, 1.0, 100, 10, 1, 4, latency=0, reached=1.0, ov
         ("all-reduce", (0, 1), 1.0),
         ("all-to-all", (0, 1, 2), 1.0),
         ("all-gather", (3,), 0.0),
+        ("all-gather", tuple(range(8)), 8.75 / 4),  # two nodes of four: 10 GB · 7/8, a quarter by each network card
+        ("all-to-all", (0, 1, 4, 5), 10 / 1.5),  # two thirds of 10 GB go to the other node
     ],
 )
 def test_a_ring_sends_its_part_over_the_slowest_link(kind, ranks, seconds):
@@ -38,13 +58,38 @@ def test_an_operation_takes_what_its_arithmetic_or_its_memory_takes():
     assert compute_seconds(PLAIN, {(True, 10**12, 10**11): 1, (False, 1, 10**11): 1}) == pytest.approx(2.0)
 
 
-@given(st.integers(1, 10**12), st.integers(2, 64))
-def test_latency_grows_with_doublings(size, n):
-    slow = machine_of("a100-40gb", {"latency": 1000.0, "node": 64})
-    quick = machine_of("a100-40gb", {"latency": 0.0, "node": 64})
-    ranks = tuple(range(n))
-    more = transfer_seconds(slow, "all-gather", ranks, size) - transfer_seconds(quick, "all-gather", ranks, size)
-    assert more == pytest.approx(1e-3 * (n - 1).bit_length(), rel=1e-3)
+@given(st.integers(1, 10**12), st.integers(1, 64), st.integers(1, 8))
+def test_hops_are_those_of_a_ring_or_of_a_tree_over_the_nodes(size, nodes, here):
+    """In µs, over what the same costs without latency."""
+    quick = replace(PLAIN, node=here)
+    slow = replace(quick, latency=7.0, hop_intra=2.0, hop_inter=5.0)
+    ranks = range(nodes * here)
+
+    def more(kind):
+        return 1e6 * sum(sign * transfer(m, kind, ranks, size)[0] for m, sign in ((slow, 1), (quick, -1)))
+
+    if len(ranks) == 1:
+        assert more("all-gather") == 0
+        return
+    ring = 2.0 * (len(ranks) - nodes) + 5.0 * (nodes - 1)
+    assert more("all-gather") == more("reduce-scatter") == pytest.approx(7 + ring)
+    tree = 2 * (2.0 * (here - 1) + 5.0 * (nodes - 1).bit_length())
+    assert more("all-reduce") <= 7 + 2 * ring
+    assert more("all-reduce") == pytest.approx(7 + tree) or tree >= 2 * ring
+    assert more("all-to-all") == pytest.approx(7 + 2.0 * (here > 1) + 5.0 * (nodes > 1))
+
+
+def test_an_operation_has_a_fixed_cost_and_a_compiled_model_fewer_of_them():
+    machine = replace(PLAIN, floor=1e6, fused=0.5, moved=0.25)
+    assert compute_seconds(machine, {(True, 1, 10**11): 2}) == pytest.approx(2.0 + 2.0)
+    assert compute_seconds(machine, {(True, 1, 10**11): 2}, compiled=True) == pytest.approx(0.5 + 1.0)
+
+
+def test_the_slowest_of_many_sets_the_pace():
+    machine = replace(PLAIN, spread=0.1)
+    values = np.random.default_rng(0).normal(1, 0.1, (2000, 100)).max(1).mean()
+    assert machine.pace(1) == 1
+    assert machine.pace(100) == pytest.approx(values, rel=0.005)
 
 
 def test_figures_replace_those_of_a_preset():
@@ -58,7 +103,9 @@ def test_figures_replace_those_of_a_preset():
         ("a100", {}, "expected --gpu .* did you mean"),
         ("h100", {"memory": 0.0}, "expected memory above 0, got 0.0"),
         ("h100", {"reached": 1.5}, "expected reached"),
-        ("h100", {"overlap": -0.1}, "expected overlap"),
+        ("h100", {"links": 0.0}, "expected links"),
+        ("h100", {"spread": -0.1}, "expected spread"),
+        ("h100", {"reading": 0.0}, "expected reading"),
         ("h100", {"launch": -1.0}, "expected launch"),
         ("h100", {"fused": 0.0}, "expected fused"),
         ("h100", {"reserve": 1.0}, "expected reserve"),

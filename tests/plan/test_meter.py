@@ -7,7 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from credit_like import ops
-from credit_like.plan.meter import QUEUE, AttentionAsOnGpu, Meter, Work
+from credit_like.plan.events import LENGTH, Free, Run, Trace
+from credit_like.plan.meter import AttentionAsOnGpu, Meter
 
 HEADS, WINDOW, DIM = 4, 8, 16
 
@@ -27,12 +28,14 @@ def test_the_gradient_of_a_position_bias_is_counted_for_every_window_and_head():
     assert _peak(True) - _peak(False) == pytest.approx(expanded, rel=0.02)
 
 
-def test_segments_have_room_for_what_a_device_queues():
-    work = Work()
-    for _ in range(QUEUE + 1):
+def test_long_runs_are_cut():
+    work = Trace()
+    for _ in range(LENGTH + 1):
         work.add(False, 2, 3)
-    assert [sum(segment.values()) for segment in work.segments] == [QUEUE, 1]
-    assert work.cut() == 2
+    assert [sum(run.pieces.values()) for run in work.events] == [LENGTH, 1]
+    work.append(Free())
     work.add(True, 1, 1)
-    assert work.pieces == {(False, 2, 3): QUEUE + 1, (True, 1, 1): 1}
-    assert (work.flops, work.traffic) == (2 * QUEUE + 3, 3 * QUEUE + 4)
+    work.add(True, 1, 1, behind=2)
+    assert [run.behind for run in work.events if isinstance(run, Run)] == [0, 0, 0, 2]
+    assert work.pieces == {(False, 2, 3): LENGTH + 1, (True, 1, 1): 2}
+    assert (work.flops, work.traffic) == (2 * LENGTH + 4, 3 * LENGTH + 5)

@@ -12,7 +12,7 @@ from credit_like.plan.meter import Meter
 from credit_like.plan.replay import Recipes, Replay, cached
 from tests.experiments import representatives
 
-COMPARED = ("messages", "segments", "parts", "peak", "flops", "traffic", "checkpoint", "read", "parameters", "place")
+COMPARED = ("messages", "events", "parts", "peak", "flops", "traffic", "checkpoint", "read", "parameters", "place")
 
 
 def described(value, arguments):

@@ -6,7 +6,7 @@ import pytest
 
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.replay import Recipes
-from credit_like.plan.simulate import AVERAGE, OPTIMIZER, PARAMETERS, SAMPLE, places
+from credit_like.plan.simulate import AVERAGE, OPTIMIZER, PARAMETERS, SAMPLE, places, within
 from credit_like.schema.origin import StartFrom
 
 MEMBERS = {"members": 4, "model": {"noise": {"channels": 3}}, "loss": {"type": "crps"}}
@@ -121,6 +121,12 @@ def test_nothing_is_allocated_for_real(run_ranks, small):
 def test_boxes_at_the_ends_and_within_are_simulated():
     assert places(Candidate(1, domain=6, columns=2)) == [0, 1, 2, 3, 4, 5]
     assert places(Candidate(2, domain=16, columns=4)) == [0, 1, 3, 4, 5, 7, 12, 13, 15]
+
+
+def test_a_plan_of_all_layouts_takes_interior_columns_alone():
+    assert within(Candidate(2, domain=16, columns=4)) == [1, 5, 13]
+    assert within(Candidate(1, domain=6, columns=2)) == [0, 2, 4]
+    assert within(Candidate(1, 1, 4)) == places(Candidate(1, 1, 4)) == [0, 1, 3]
 
 
 def test_first_interior_and_last_band_are_simulated():

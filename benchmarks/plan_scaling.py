@@ -1,0 +1,246 @@
+"""Simulate the training of WXFormer at 0.25° and 0.1° on 128 to 8,192 H100: the tables and figures of docs/scaling.md.
+
+    python -m benchmarks.plan_scaling [--traces FILE] [--processes 2] [--gpu h100] [--output FOLDER]
+
+Files: plan-scaling.md (benchmarks/results) and plan-scaling.svg (docs/images).
+
+One rank of each layout is simulated, that with the fullest box, in a small run: 8 ranks (one node) or, if more share a sample,
+all of these hold a copy of the model, and there are 4 copies. Further copies change only the ranks of the collectives that cross
+copies, so the events are then replayed on any number of GPUs; the micro-batches that a replica adds up are repeated in the same
+way. `--traces` keeps the simulated ranks, which take minutes; the rest takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.plan import MODELS, experiment
+from credit_like.layout import domain_text
+from credit_like.plan.estimate import Estimate
+from credit_like.plan.events import Event, Sample, Simulated, Start, play
+from credit_like.plan.layouts import Candidate
+from credit_like.plan.machine import Machine, machine_of
+from credit_like.plan.run import grid_of, simulate_all
+from credit_like.plan.simulate import Rank
+
+SHAPES = {
+    "0.25°": ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8)),
+    "0.1°": ((2, 1), (4, 1), (4, 2), (4, 4), (8, 4), (8, 8), (8, 16)),
+}
+"""Ranks along rows and columns that divide powers of two and leave each rank a window at every stage."""
+GPUS = (128, 256, 512, 1024, 2048, 4096, 8192)
+BATCHES = (32, 128, 1024)
+COPIES, NODE = 4, 8
+SCHEDULE = ((124_000, 1), (26_000, 8))
+"""Updates and forecast steps of each: single-step training and the rollouts after it (Schreck et al. 2025)."""
+
+
+def layout_of(shape: tuple[int, int]) -> Candidate:
+    domain = shape[0] * shape[1]
+    world = COPIES * max(NODE, domain)
+    return Candidate(world // domain, domain=domain, columns=shape[1], replicate=COPIES)
+
+
+def fullest(layout: Candidate) -> list[int]:
+    """Return the rank with an interior box, which has no padding beyond a pole."""
+    rows, columns = layout.shape
+    return [(rows - 1) // 2 * columns + (columns - 1) // 2]
+
+
+def traces(path: Path | None, processes: int) -> dict[tuple[str, tuple[int, int]], Rank]:
+    """Return a simulated rank of each model and shape, with two micro-batches."""
+    found: dict[Any, Rank] = pickle.loads(path.read_bytes()) if path and path.exists() else {}
+    known: dict[Any, Any] = {}
+    for model, shapes in SHAPES.items():
+        missing = [shape for shape in shapes if (model, shape) not in found]
+        for first in range(0, len(missing), processes):
+            some = missing[first : first + processes]
+            for shape in some:
+                layout = layout_of(shape)
+                chosen = experiment(model, global_batch_size=2 * layout.dp)
+                rows, refused = simulate_all(
+                    chosen, [layout], machine_of("h100", {}), grid_of(MODELS[model][1]), 1, places=fullest, known=known
+                )
+                if refused:
+                    raise SystemExit(f"{model} {shape}: {refused[0].reason}")
+                found[model, shape] = rows[0].ranks[0]
+                print(model, shape, f"{rows[0].fullest.peak / 1e9:.1f} GB", flush=True)
+                if path:
+                    path.write_bytes(pickle.dumps(found))
+    return found
+
+
+@dataclass(frozen=True)
+class Point:
+    """The best layout of a model on some GPUs with some batch."""
+
+    model: str
+    gpus: int
+    batch: int
+    shape: tuple[int, int]
+    micro_batches: int
+    peak: float
+    estimate: Estimate
+
+    @property
+    def seconds(self) -> float:
+        return self.estimate.total
+
+    @property
+    def limit(self) -> str:
+        """What takes the most of the step, and its share."""
+        times = self.estimate.times
+        names = {"compute": "computing", "launched": "launching", "waited": "exchanges", "exposed": "parameters"}
+        share, name = max((getattr(times, field), name) for field, name in (names | {"read": "reading"}).items())
+        return f"{name} {share / times.total:.0%}"
+
+    def training(self, seconds: float) -> float:
+        """Return the days of the published schedule, whose samples a larger batch takes in fewer updates."""
+        forecasts = sum(updates * steps for updates, steps in SCHEDULE)
+        return forecasts * BATCHES[0] / self.batch * seconds / 86400
+
+
+def on(rank: Rank, shape: tuple[int, int], gpus: int, micro_batches: int) -> Simulated:
+    """Return what the simulated rank does on more GPUs and with other micro-batches.
+
+    Collectives that cross copies of the model have as many more ranks; the first of the two recorded micro-batches, which
+    reduces no gradients, is repeated.
+    """
+    world = layout_of(shape).world
+    shard = world // COPIES
+    samples = [number for number, event in enumerate(rank.events) if isinstance(event, Sample)]
+    first, last = samples
+    events = rank.events[:first] + rank.events[first:last] * (micro_batches - 1) + rank.events[last:]
+
+    def scaled(ranks: Sequence[int]) -> Sequence[int]:
+        if max(ranks) - min(ranks) < shard:
+            return ranks
+        if len(ranks) == world:
+            return range(gpus)
+        assert isinstance(ranks, range)
+        assert (ranks.step, len(ranks)) == (shard, COPIES), ranks
+        return range(ranks.start, gpus, shard)
+
+    changed: list[Event] = [e._replace(ranks=scaled(e.ranks)) if isinstance(e, Start) else e for e in events]
+    return replace(rank.simulated, events=changed)
+
+
+def best(found: dict[Any, Rank], machine: Machine, model: str, gpus: int, batch: int) -> Point | None:
+    """Return the fastest layout that fits; None where the batch has too few samples for these GPUs."""
+    fit: dict[tuple[int, int], Simulated] = {}
+    for shape in SHAPES[model]:
+        rank, replicas = found[model, shape], gpus // (shape[0] * shape[1])
+        if (
+            replicas
+            and batch % replicas == 0
+            and not gpus % max(NODE, gpus // replicas)
+            and rank.peak <= machine.usable
+        ):
+            fit[shape] = on(rank, shape, gpus, batch // replicas)
+    if not fit:
+        return None
+    times = {shape: play(machine, [simulated], gpus) for shape, simulated in fit.items()}
+    shape = min(times, key=lambda shape: times[shape].total)
+    low, high = (play(machine.bound(fast), [fit[shape]], gpus).total for fast in (True, False))
+    micro_batches = batch * shape[0] * shape[1] // gpus
+    return Point(model, gpus, batch, shape, micro_batches, found[model, shape].peak, Estimate(times[shape], low, high))
+
+
+def row(point: Point, base: Point) -> str:
+    """Return a row of a table; the efficiency is against `base`."""
+    speed = (base.gpus * base.seconds / base.batch) / (point.gpus * point.seconds / point.batch)
+    steps = point.seconds, point.estimate.low, point.estimate.high
+    days = [point.training(seconds) for seconds in steps]
+
+    def ranged(values: Sequence[float]) -> str:
+        return f"{values[0]:.2g} ({values[1]:.2g}–{values[2]:.2g})"
+
+    cells = [
+        point.model, str(point.gpus), str(point.batch), domain_text(point.shape), str(point.micro_batches),
+        f"{point.peak / 1e9:.1f}", ranged(steps), f"{speed:.0%}", point.limit, ranged(days),
+        ranged([24 * point.gpus * day / 1e3 for day in days]),
+    ]  # fmt: skip
+    return "| " + " | ".join(cells) + " |"
+
+
+HEAD = (
+    "| model | GPUs | batch | domain | micro-batches | peak GB | s/step | efficiency | most of it | days | thousand GPU-hours |\n"
+    "|---|---|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def tables(found: dict[Any, Rank], machine: Machine) -> tuple[str, dict[str, dict[str, list[Point]]]]:
+    """Return the tables of strong and weak scaling, and the points of each curve."""
+    lines: list[str] = []
+    curves: dict[str, dict[str, list[Point]]] = {}
+    known: dict[tuple[str, int, int], Point | None] = {}
+
+    def point(model: str, gpus: int, batch: int) -> Point | None:
+        key = model, gpus, batch
+        if key not in known:
+            known[key] = best(found, machine, *key)
+        return known[key]
+
+    for model in SHAPES:
+        strong = {f"batch {batch}": [p for gpus in GPUS if (p := point(model, gpus, batch))] for batch in BATCHES}
+        weak = {
+            f"{gpus_per} GPUs a sample": [
+                p for gpus in GPUS if 32 <= gpus // gpus_per <= 1024 and (p := point(model, gpus, gpus // gpus_per))
+            ]
+            for gpus_per in (1, 8, 32)
+        }
+        curves[model] = {"strong": strong, "weak": weak}
+    for kind, title in (("strong", "Strong scaling"), ("weak", "Weak scaling: samples in proportion to GPUs")):
+        lines += [f"## {title}", "", HEAD]
+        lines += [row(p, points[0]) for of in curves.values() for points in of[kind].values() for p in points]
+        lines.append("")
+    return "\n".join(lines), curves
+
+
+def draw(curves: dict[str, dict[str, list[Point]]], machine: Machine, path: Path) -> None:
+    """Draw samples per second against GPUs, with their ranges."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 7), layout="constrained")
+    axes = figure.subplots(2, 2, sharex=True)
+    for line, (model, of) in zip(axes, curves.items(), strict=True):
+        for axis, (kind, lines) in zip(line, of.items(), strict=True):
+            for name, points in lines.items():
+                if not points:
+                    continue
+                gpus = [p.gpus for p in points]
+                (drawn,) = axis.plot(
+                    gpus, [p.batch / p.seconds for p in points], "o-", label=name.replace("1 GPUs", "1 GPU")
+                )
+                ends = [[p.batch / getattr(p.estimate, end) for p in points] for end in ("high", "low")]
+                axis.fill_between(gpus, *ends, color=drawn.get_color(), alpha=0.12)
+            axis.set(title=f"WXFormer {model}, {kind} scaling", ylabel="samples / s", yscale="log")
+            axis.set_xscale("log", base=2)
+            axis.legend(fontsize="small")
+    for axis in axes[-1]:
+        axis.set(xlabel=f"{machine.name} GPUs")
+    figure.savefig(path)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--gpu", default="h100")
+    parser.add_argument("--output", type=Path, help="folder for plan-scaling.md and plan-scaling.svg")
+    given = parser.parse_args()
+    machine = machine_of(given.gpu, {})
+    text, curves = tables(traces(given.traces, given.processes), machine)
+    print(text)
+    if given.output:
+        (given.output / "plan-scaling.md").write_text("# WXFormer on many GPUs, simulated\n\n" + text)
+        draw(curves, machine, given.output / "plan-scaling.svg")
+
+
+if __name__ == "__main__":
+    main()
