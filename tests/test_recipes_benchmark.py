@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from credit_like.schema.load import load_experiment
+from credit_like.schema.phases import phases
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,25 +25,24 @@ def recipes(monkeypatch):
 
 
 def test_recipes_that_are_compared_cost_the_same(recipes, tmp_path):
-    """Model steps of all phases, from the experiments as they are loaded; a phase without batches takes whole epochs."""
+    """Steps of the model with 8 samples, from the experiments as they are loaded; a phase without batches takes whole epochs."""
     bench = recipes.Bench(tmp_path, (1,), False)
     cost = {}
     for recipe in {
         r for _, used, _ in recipes.CASES.values() for each in used for r in each.all() if r.file == recipes.DEMO
     }:
         experiment = load_experiment(recipes.DEMO, bench.overrides(recipe, 1))
-        trainer = experiment.trainer
-        phases = trainer.phases or (trainer,)
-        length = experiment.data.forecast_len
-        cost[recipe.name] = sum(
-            phase.epochs
-            * (phase.batches_per_epoch or trainer.batches_per_epoch or recipes.STEPS_PER_EPOCH)
-            * getattr(phase, "forecast_len", length)
-            for phase in phases
-        )
-    for name in ("plain", "prognostic", "prognostic-sqrt", "prognostic-curriculum", "curriculum"):
+        cost[recipe.name] = 0.0
+        for phase in phases(experiment):
+            trainer, length = phase.experiment.trainer, phase.experiment.data.forecast_len
+            samples = trainer.global_batch_size * trainer.members
+            batches = trainer.batches_per_epoch or 8 * recipes.STEPS_PER_EPOCH // samples
+            cost[recipe.name] += trainer.epochs * batches * length * samples / 8
+    for name in ("plain", "prognostic", "prognostic-sqrt", "small-batches", *(r.name for r in recipes.CURRICULA)):
         assert cost[name] == pytest.approx(recipes.BUDGET, rel=0.01), name
     assert cost["added"] <= 0.25 * recipes.BUDGET
+    assert cost["spectral-long"] == cost["spectral"] == cost["more-mse"]
+    assert cost["fine-from-coarse"] == cost["fine"]
     assert cost["noise"] <= 0.05 * recipes.BUDGET
     assert cost["noise"] + cost["noise-long"] <= 0.1 * recipes.BUDGET
 
