@@ -54,8 +54,9 @@ def test_a_rehearsal_writes_the_tables(tmp_path):
         "--small",
         "--cases",
         "precipitation",
+        "curriculum",
         "--recipes",
-        "plain",
+        "curriculum",
         "--seeds",
         "3",
         "--work",
@@ -69,6 +70,10 @@ def test_a_rehearsal_writes_the_tables(tmp_path):
     ]
     assert len(rows) == 1
     assert all(float(cell) > 0 for cell in rows[0].split("|")[3:7])
+    # The curriculum continues the training that it is compared with, which has one epoch here.
+    text = (tmp_path / "runs/curriculum-s3/train.log").read_text()
+    assert "step 2  phase 1 begins" in text
+    assert "| mean |" in page.read_text()
 
 
 def test_sections_of_other_cases_stay_on_the_page(recipes, tmp_path):
