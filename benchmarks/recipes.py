@@ -93,22 +93,22 @@ class Bench:
         return command + [part for each in sets for part in ("--set", each)]
 
     def run(self, recipe: Recipe, seed: int) -> None:
-        """Train, forecast and score, as far as that has not been done."""
+        """Train, forecast and score, as far as that has not been done; what is needed for it is only trained."""
         for needed in recipe.all():
-            self._run(needed, seed)
+            self._run(needed, seed, ("train", "rollout", "evaluate") if needed is recipe else ("train",))
 
-    def _run(self, recipe: Recipe, seed: int) -> None:
-        cost = self.folder(recipe, seed) / "cost.json"
-        if cost.exists():
-            return
-        spent: dict[str, float] = {}
-        if recipe.like is not None and not (self.folder(recipe, seed) / "checkpoints").exists():
+    def _run(self, recipe: Recipe, seed: int, stages: Sequence[str]) -> None:
+        cost, spent = self.folder(recipe, seed) / "cost.json", self.spent(recipe, seed)
+        if recipe.like is not None and "before" not in spent:
             spent["before"] = self.branch(recipe.like, recipe, seed)
-        if recipe.forecasts_of is not None:
+            cost.write_text(json.dumps(spent))
+        if recipe.forecasts_of is not None and not spent:
             trained = self.folder(recipe.forecasts_of, seed)
             shutil.copytree(trained / "checkpoints", self.folder(recipe, seed) / "checkpoints", dirs_exist_ok=True)
             shutil.copy(trained / "statistics.nc", self.folder(recipe, seed))
-        for stage in ("train", "rollout", "evaluate")[recipe.forecasts_of is not None :]:
+        for stage in stages:
+            if stage in spent or (stage == "train" and recipe.forecasts_of is not None):
+                continue
             print(f"{dt.datetime.now():%H:%M:%S} {stage} {recipe.name} seed {seed}", flush=True)
             before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
             self.folder(recipe, seed).mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,12 @@ class Bench:
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
             spent[stage] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
             spent[f"{stage}_wall"] = time.time() - began
-        cost.write_text(json.dumps(spent))
+            cost.write_text(json.dumps(spent))
+
+    def spent(self, recipe: Recipe, seed: int) -> dict[str, float]:
+        """Return the processor time (s) of each stage that has been done, and of what a run was copied from."""
+        path = self.folder(recipe, seed) / "cost.json"
+        return dict(json.loads(path.read_text())) if path.exists() else {}
 
     def branch(self, trunk: Recipe, recipe: Recipe, seed: int) -> float:
         """Begin a run with the checkpoint of another one at the end of what both have; return the processor time of that."""
@@ -127,12 +132,12 @@ class Bench:
         steps = 2 if self.small else TRUNK
         shutil.copytree(there / "checkpoints" / f"step-{steps}", here / "checkpoints" / f"step-{steps}")
         shutil.copy(there / "statistics.nc", here)
-        return float(json.loads((there / "cost.json").read_text())["train"]) * TRUNK / BUDGET
+        return self.spent(trunk, seed)["train"] * TRUNK / BUDGET
 
     def found(self, *recipes: Recipe) -> list[int]:
-        """Return the seeds of which all these recipes have been run."""
+        """Return the seeds of which all these recipes have scores."""
         seeds = {int(path.parent.name.rpartition("-s")[2]) for path in self.work.glob("*-s*/cost.json")}
-        return sorted(s for s in seeds if all((self.folder(r, s) / "cost.json").exists() for r in recipes))
+        return sorted(s for s in seeds if all("evaluate" in self.spent(r, s) for r in recipes))
 
     def scores(self, recipe: Recipe, seed: int) -> pd.DataFrame:
         """Return values by (variable with level, lead in hours, source, metric)."""
@@ -150,7 +155,7 @@ class Bench:
         return chosen.pivot_table(index="channel", columns="lead_hours", values="value", sort=False)
 
     def minutes(self, recipe: Recipe, seeds: Sequence[int]) -> str:
-        spent = [json.loads((self.folder(recipe, s) / "cost.json").read_text()) for s in seeds]
+        spent = [self.spent(recipe, seed) for seed in seeds]
         costs = [(each["train"] + each.get("before", 0.0)) / 60 for each in spent]
         return f"{np.nanmean(costs):.1f}" if np.isfinite(costs).any() else "not measured"
 
