@@ -11,6 +11,7 @@ import pytest
 
 from credit_like.schema.load import load_experiment
 from credit_like.schema.phases import phases
+from credit_like.training.schedulers import linear_warmup_cosine
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +46,25 @@ def test_recipes_that_are_compared_cost_the_same(recipes, tmp_path):
     assert cost["fine-from-coarse"] == cost["fine"]
     assert cost["noise"] <= 0.05 * recipes.BUDGET
     assert cost["noise"] + cost["noise-long"] <= 0.1 * recipes.BUDGET
+
+
+def test_a_curriculum_begins_as_the_training_that_it_continues(recipes, tmp_path):
+    """Its first phase has the keys and the learning rates of that training, and ends at the checkpoint that is copied."""
+    bench = recipes.Bench(tmp_path, (1,), False)
+    plain = load_experiment(recipes.DEMO, bench.overrides(recipes.PLAIN, 1))
+    for recipe in recipes.CURRICULA:
+        first = phases(load_experiment(recipes.DEMO, bench.overrides(recipe, 1)))[0].experiment
+        steps = first.trainer.epochs * recipes.STEPS_PER_EPOCH
+        assert steps == recipes.TRUNK
+        for section in ("data", "model", "loss", "physics", "seed"):
+            assert getattr(first, section) == getattr(plain, section)
+        same = {"epochs": 0, "scheduler": None, "checkpoint": None}
+        assert first.trainer.model_copy(update=same) == plain.trainer.model_copy(update=same)
+        rates = [
+            [linear_warmup_cosine.learning_rate(e.trainer.scheduler, 1.0, k, total) for k in range(steps)]
+            for e, total in ((first, steps), (plain, recipes.BUDGET))
+        ]
+        assert rates[0] == rates[1]
 
 
 @pytest.mark.slow
