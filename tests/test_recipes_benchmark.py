@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from credit_like.schema.load import load_experiment
+from credit_like.schema.phases import phases
+from credit_like.training.schedulers import linear_warmup_cosine
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,27 +26,45 @@ def recipes(monkeypatch):
 
 
 def test_recipes_that_are_compared_cost_the_same(recipes, tmp_path):
-    """Model steps of all phases, from the experiments as they are loaded; a phase without batches takes whole epochs."""
+    """Steps of the model with 8 samples, from the experiments as they are loaded; a phase without batches takes whole epochs."""
     bench = recipes.Bench(tmp_path, (1,), False)
     cost = {}
     for recipe in {
         r for _, used, _ in recipes.CASES.values() for each in used for r in each.all() if r.file == recipes.DEMO
     }:
         experiment = load_experiment(recipes.DEMO, bench.overrides(recipe, 1))
-        trainer = experiment.trainer
-        phases = trainer.phases or (trainer,)
-        length = experiment.data.forecast_len
-        cost[recipe.name] = sum(
-            phase.epochs
-            * (phase.batches_per_epoch or trainer.batches_per_epoch or recipes.STEPS_PER_EPOCH)
-            * getattr(phase, "forecast_len", length)
-            for phase in phases
-        )
-    for name in ("plain", "prognostic", "prognostic-sqrt", "prognostic-curriculum", "curriculum"):
+        cost[recipe.name] = 0.0
+        for phase in phases(experiment):
+            trainer, length = phase.experiment.trainer, phase.experiment.data.forecast_len
+            samples = trainer.global_batch_size * trainer.members
+            batches = trainer.batches_per_epoch or 8 * recipes.STEPS_PER_EPOCH // samples
+            cost[recipe.name] += trainer.epochs * batches * length * samples / 8
+    for name in ("plain", "prognostic", "prognostic-sqrt", "small-batches", *(r.name for r in recipes.CURRICULA)):
         assert cost[name] == pytest.approx(recipes.BUDGET, rel=0.01), name
     assert cost["added"] <= 0.25 * recipes.BUDGET
+    assert cost["spectral-long"] == cost["spectral"] == cost["more-mse"]
+    assert cost["fine-from-coarse"] == cost["fine"]
     assert cost["noise"] <= 0.05 * recipes.BUDGET
     assert cost["noise"] + cost["noise-long"] <= 0.1 * recipes.BUDGET
+
+
+def test_a_curriculum_begins_as_the_training_that_it_continues(recipes, tmp_path):
+    """Its first phase has the keys and the learning rates of that training, and ends at the checkpoint that is copied."""
+    bench = recipes.Bench(tmp_path, (1,), False)
+    plain = load_experiment(recipes.DEMO, bench.overrides(recipes.PLAIN, 1))
+    for recipe in recipes.CURRICULA:
+        first = phases(load_experiment(recipes.DEMO, bench.overrides(recipe, 1)))[0].experiment
+        steps = first.trainer.epochs * recipes.STEPS_PER_EPOCH
+        assert steps == recipes.TRUNK
+        for section in ("data", "model", "loss", "physics", "seed"):
+            assert getattr(first, section) == getattr(plain, section)
+        same = {"epochs": 0, "scheduler": None, "checkpoint": None}
+        assert first.trainer.model_copy(update=same) == plain.trainer.model_copy(update=same)
+        rates = [
+            [linear_warmup_cosine.learning_rate(e.trainer.scheduler, 1.0, k, total) for k in range(steps)]
+            for e, total in ((first, steps), (plain, recipes.BUDGET))
+        ]
+        assert rates[0] == rates[1]
 
 
 @pytest.mark.slow
@@ -54,8 +74,9 @@ def test_a_rehearsal_writes_the_tables(tmp_path):
         "--small",
         "--cases",
         "precipitation",
+        "curriculum",
         "--recipes",
-        "plain",
+        "curriculum",
         "--seeds",
         "3",
         "--work",
@@ -69,6 +90,10 @@ def test_a_rehearsal_writes_the_tables(tmp_path):
     ]
     assert len(rows) == 1
     assert all(float(cell) > 0 for cell in rows[0].split("|")[3:7])
+    # The curriculum continues the training that it is compared with, which has one epoch here.
+    text = (tmp_path / "runs/curriculum-s3/train.log").read_text()
+    assert "step 2  phase 1 begins" in text
+    assert "| mean |" in page.read_text()
 
 
 def test_sections_of_other_cases_stay_on_the_page(recipes, tmp_path):

@@ -329,7 +329,7 @@ def _different_keys(there: Mapping[str, Any], config: ModelConfig) -> list[str]:
 
 
 def _sides(source: Source, channels: Channels, notes: list[str]) -> dict[str, Positions]:
-    """Return the positions of inputs (of all frames) and outputs; what is new or dropped is added to `notes`."""
+    """Return the positions of inputs (of all frames) and outputs; what is taken over, new or dropped is added to `notes`."""
     assert channels.inputs is not None
     assert channels.outputs is not None
     theirs = source.channels
@@ -339,6 +339,8 @@ def _sides(source: Source, channels: Channels, notes: list[str]) -> dict[str, Po
         notes.append("the source does not name its channels: they are taken in order")
     for side, here, there in (("inputs", channels.inputs, inputs), ("outputs", channels.outputs, outputs)):
         new, gone = [n for n in here if n not in there], [n for n in there if n not in here]
+        if tuple(here) != tuple(there):
+            notes.append(f"{side} of the source: {', '.join(n for n in here if n in there) or 'none'}")
         notes += [f"new {side}: {', '.join(new)}"] if new else []
         notes += [f"dropped {side}: {', '.join(gone)}"] if gone else []
     # A channel's frames lie side by side, oldest first. The newest are the same; older ones are new, or dropped.

@@ -127,6 +127,23 @@ def test_what_two_sets_of_variables_have_in_common_is_predicted_alike(
         torch.testing.assert_close(found[:, i], want, rtol=0, atol=1e-5 * float(expected.abs().max()))
 
 
+def test_the_notes_list_what_is_taken_over_new_and_dropped(tmp_path):
+    there = {"prognostic": ["a", "b"], "diagnostic": ["c"], "dynamic_forcing": [], "static": ["d"]}
+    here = {"prognostic": ["b", "a"], "diagnostic": ["e"], "dynamic_forcing": ["f"], "static": ["d"]}
+    config = wxformer.Config()
+    theirs, ours = (transfer.Channels.of_roles(roles, 1, "increment") for roles in (there, here))
+    source = saved(tmp_path / "m.safetensors", model_of(config, theirs, 1), config, there, 1)
+    assert transfer.plan(source, model_of(config, theirs, 2), config, theirs, "error").notes == []
+    config = wxformer.Config(head_channels=3)
+    assert transfer.plan(source, model_of(config, ours, 2), config, ours, "error").notes == [
+        "inputs of the source: b, a, d",
+        "new inputs: f",
+        "outputs of the source: change of b, change of a",
+        "new outputs: e",
+        "dropped outputs: c",
+    ]
+
+
 def test_new_inputs_and_outputs_get_gradients(tmp_path):
     roles = {"prognostic": ["a"], "diagnostic": [], "dynamic_forcing": [], "static": []}
     for upsample in ("pixel_shuffle", "transpose"):
