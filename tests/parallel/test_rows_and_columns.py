@@ -33,9 +33,8 @@ WAYS = {
     ],
     "noise in norms": [
         "loss={type: sum, terms: [{loss: {type: crps}}, {weight: 0.5, loss: {type: spectral-crps}}]}",
-        "trainer.members=4",
+        "trainer.members=2",
         "model.noise={type: conditional-norm, channels: 3, correlation: 0.5}",
-        "data.forecast_len=2",
     ],
 }
 WIDE = BANDED_MODEL.replace("pad_lat: [16, 16], pad_lon: [0, 0]", "pad_lat: [32, 32], pad_lon: [16, 16]")
