@@ -106,6 +106,7 @@ def cases_of(experiment: Experiment) -> tuple[Case, ...]:
         *CASES,
         Case(f"ensemble {degree}", degree, "fsdp2", ensemble=degree),
         Case(f"ensemble {degree} × domain 2", 2 * degree, "fsdp2", domain=2, ensemble=degree),
+        Case(f"ensemble {degree} × domain 1 × 2", 2 * degree, "fsdp2", domain=(1, 2), ensemble=degree),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -47,10 +49,31 @@ class FeedForward(Layer):
                 # Domain parallelism learns the height of these layers from their calls, which return their input here.
                 y_BHWC = y_BHWC if layer is None else layer(y_BHWC)
             return y_BHWC
+        if not ops.uses_fused_kernel(x_BHWC, self.expand, self.contract):
+            return self._plain(x_BHWC, key_B, noise_BJ)
+        # Keep what the fused kernel keeps: the input and, where it saves more, the expanded values.
+        if ops.saves_activations(x_BHWC):
+            return self._plain(x_BHWC, key_B, noise_BJ, ops.recomputed)
+        return ops.recomputed(self._plain, x_BHWC, key_B, noise_BJ)
+
+    def _plain(
+        self,
+        x_BHWC: Tensor,
+        key_B: Tensor | None,
+        noise_BJ: Tensor | None,
+        call: Callable[..., Tensor] = lambda function, *given: function(*given),
+    ) -> Tensor:
+        """Apply the block by plain operations, the two halves of its branch through `call`."""
+        return x_BHWC + call(self._contracted, call(self._expanded, x_BHWC, noise_BJ), key_B)
+
+    def _expanded(self, x_BHWC: Tensor, noise_BJ: Tensor | None) -> Tensor:
         normed = self.norm(x_BHWC)
-        if self.noise is not None:
-            normed = self.noise(normed, key_BJ=noise_BJ)
-        hidden = functional.gelu(self.expand(normed))
+        expanded: Tensor = self.expand(normed if self.noise is None else self.noise(normed, key_BJ=noise_BJ))
+        return expanded
+
+    def _contracted(self, expanded_BHWC: Tensor, key_B: Tensor | None) -> Tensor:
+        hidden = functional.gelu(expanded_BHWC)
         if self.dropout is not None:
             hidden = self.dropout(hidden, key_B=key_B, first_channel=self.expand.outputs.start)
-        return x_BHWC + self.contract(hidden)
+        contracted: Tensor = self.contract(hidden)
+        return contracted

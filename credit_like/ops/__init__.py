@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from credit_like.ops import cpu
 from credit_like.ops.cpu import blocks, convolution, policy, weight_cache
-from credit_like.ops.cpu.policy import recompute_in_block
+from credit_like.ops.cpu.policy import recompute_in_block, saves_activations
 from credit_like.ops.protocols import ChannelNorm, GroupNorm, Linear, fusible, is_fusible, may_be_fusible
 from credit_like.ops.windows import (
     Pair,
@@ -46,7 +47,9 @@ __all__ = [
     "of_weights",
     "pixel_shuffle",
     "recompute_in_block",
+    "recomputed",
     "recomputes_itself",
+    "saves_activations",
     "stacked",
     "uses_fused_kernel",
     "window_attention",
@@ -61,6 +64,18 @@ def uses_fused_kernel(x: Tensor, *layers: object) -> bool:
 def recomputes_itself(block: nn.Module, x: Tensor) -> bool:
     """Return whether all fusible layers of the block use their fused kernels and so honour `recompute_in_block`."""
     return policy.applies(x) and all(is_fusible(layer) for layer in block.modules() if may_be_fusible(layer))
+
+
+def recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> Tensor:
+    """Return function(*arguments), of which only the arguments are kept for backward, which computes the rest again.
+
+    Within activation checkpointing, which does that for a larger part of the model, nothing changes. The function must not
+    depend on a generator of random numbers.
+    """
+    if not torch.is_grad_enabled() or policy.is_checkpointed():
+        return function(*arguments)
+    y: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return y
 
 
 def attention_block(

@@ -10,8 +10,20 @@ import torch
 
 from credit_like.models import wxformer
 from credit_like.nn import init, noise
-from credit_like.nn.noise import GAMMA, Noise, NoiseKeys, absorb, innovation_weights, innovations, mix, standard_normal
+from credit_like.nn.feed_forward import FeedForward
+from credit_like.nn.noise import (
+    GAMMA,
+    Noise,
+    NoiseKeys,
+    NormNoise,
+    absorb,
+    innovation_weights,
+    innovations,
+    mix,
+    standard_normal,
+)
 from credit_like.nn.place import Place
+from credit_like.ops.cpu import policy
 
 HEIGHT, WIDTH = 32, 64
 KEYS = torch.tensor([5, -7])
@@ -154,6 +166,40 @@ def test_a_block_modulates_its_norm():
     normed = block.norm(x) * (1 + z @ a.T) + z @ b.T
     expected = x + block.contract(torch.nn.functional.gelu(block.expand(normed)))
     torch.testing.assert_close(block(x, noise_BJ=keys), expected, rtol=1e-13, atol=1e-13)
+
+
+def _gradients(layer, *arguments, **keys):
+    layer.zero_grad()
+    y = layer(*arguments, **keys)
+    y.square().sum().backward()
+    return [y.detach(), *(p.grad.clone() for p in layer.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("dim", [8, policy.SAVE_FROM])
+def test_a_block_computes_again_what_it_has_not_kept(dim):
+    """All but the input, or of many channels all but the input and the expanded values; the plain form keeps everything."""
+    block = FeedForward(dim, noise=NormNoise(dim, 3, 1.0, level=8), dropout=0.1).double()
+    block.noise.weight.data.normal_(std=0.2, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(2, 4, 6, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    found = _gradients(block, x, KEYS, KEYS[:, None])
+    of_input, x.grad = x.grad, None
+    with policy.disabled():
+        expected = _gradients(block, x, KEYS, KEYS[:, None])
+    assert len(found) == 8
+    for one, other in zip([*found, of_input], [*expected, x.grad], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_computes_again_what_its_blocks_have_not_kept():
+    noisy = stirred(model(**IN_NORMS, use_spectral_norm=True)).double()
+    x = torch.randn(2, 3, 1, HEIGHT, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = _gradients(noisy, x, key_B=KEYS)
+    with policy.disabled():
+        expected = _gradients(noisy, x, key_B=KEYS)
+    assert len(found) == len(expected) == 1 + len(list(noisy.parameters()))
+    whole = torch.cat([x.flatten() for x in expected[1:]]).norm()
+    for one, other in zip(found, expected, strict=True):  # some gradients are 0 but for rounding
+        assert float((one - other).norm() / other.norm().clamp(min=1e-4 * whole)) < 1e-11
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])

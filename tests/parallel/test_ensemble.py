@@ -173,4 +173,4 @@ def test_the_parts_of_ranks_add_up_to_the_score_and_their_gradients_are_its_own(
 def test_verify_compares_layouts_of_the_ensemble_where_there_are_members():
     assert kit.cases_of(load_experiment(DEMO, SHORT)) == kit.CASES
     added = kit.cases_of(load_experiment(DEMO, [*SETTINGS, "trainer.members=9"]))[len(kit.CASES) :]
-    assert [(case.ensemble, case.domain, case.world) for case in added] == [(3, 1, 3), (3, 2, 6)]
+    assert [(case.ensemble, case.domain, case.world) for case in added] == [(3, 1, 3), (3, 2, 6), (3, (1, 2), 6)]

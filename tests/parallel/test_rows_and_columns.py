@@ -31,6 +31,11 @@ WAYS = {
         "trainer.members=2",
         "model.noise={channels: 2}",
     ],
+    "noise in norms": [
+        "loss={type: sum, terms: [{loss: {type: crps}}, {weight: 0.5, loss: {type: spectral-crps}}]}",
+        "trainer.members=2",
+        "model.noise={type: conditional-norm, channels: 3, correlation: 0.5}",
+    ],
 }
 WIDE = BANDED_MODEL.replace("pad_lat: [16, 16], pad_lon: [0, 0]", "pad_lat: [32, 32], pad_lon: [16, 16]")
 """96 padded rows and columns are 6 at the coarsest level: three bands of one window each."""
@@ -75,6 +80,9 @@ BOXES = [
     ("rollout", WIDE, kit.Case("3 × 2", 6, "none", domain=(3, 2)), False),
     ("members", BANDED_MODEL, kit.Case("data 2 × 1 × 2", 4, "ddp", domain=(1, 2)), False),
     ("rollout", BANDED_MODEL, kit.Case("tensor 2 × 1 × 2", 4, "fsdp2", tensor=2, domain=(1, 2)), False),
+    ("noise in norms", BANDED_MODEL, kit.Case("norms 1 × 2, ensemble 2", 4, "ddp", domain=(1, 2), ensemble=2), False),
+    ("noise in norms", BANDED_MODEL, kit.Case("norms 2 × 2, ensemble 2", 8, "fsdp2", domain=(2, 2), ensemble=2), False),
+    ("members", BANDED_MODEL, kit.Case("2 × 2, ensemble 2", 8, "fsdp2", domain=(2, 2), ensemble=2), False),
 ]
 
 

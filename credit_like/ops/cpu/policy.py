@@ -73,6 +73,11 @@ def reads_values(x: Tensor) -> bool:
     return _enabled and x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
+def is_checkpointed() -> bool:
+    """Return whether activation checkpointing decides what is saved for backward."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
 def saves_activations(x: Tensor) -> bool:
     """Return whether a block saves its widest activations for backward rather than recomputing them from its input.
 
@@ -82,7 +87,7 @@ def saves_activations(x: Tensor) -> bool:
     """
     if not torch.is_grad_enabled():
         return False
-    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+    if is_checkpointed():
         return True
     channels = x.shape[-1]
     if _recomputing.get():
