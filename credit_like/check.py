@@ -214,9 +214,9 @@ def _training_findings(store: Store) -> Iterator[Finding]:
 
 
 def _parameter_findings(store: Store) -> Iterator[Finding]:
-    """Yield problems of patterns of parameters, and what keeps the weights of `start_from` from being taken over.
+    """Yield problems of parameter patterns, and the reasons why the weights of `start_from` cannot be loaded.
 
-    The weights are not asked for once the run has its own.
+    The weights are not checked once the run has a checkpoint.
     """
     experiment, variables, grid = store.experiment, store.variables, store.fields.grid
     section = experiment.start_from

@@ -146,12 +146,12 @@ class Document:
 
 @dataclass(frozen=True)
 class Translation:
-    """An experiment of this package as plain data for YAML, and what could not be said in it."""
+    """An experiment of this package as plain data for YAML, and what it could not express."""
 
     experiment: dict[str, Any]
     remarks: tuple[Remark, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the file of the weights says of their channels and normalisation, where the source says it."""
+    """Channels and normalisation in the metadata of the file of weights, where the source has them."""
 
 
 def read(path: Path) -> Document:
@@ -563,7 +563,7 @@ def _sources(paths: Sequence[str]) -> list[dict[str, Any]] | dict[str, Any]:
 
 
 def _blocks(source: Document) -> None:
-    """List the steps before and after the network that have to be said otherwise."""
+    """List the steps before and after the network that have another form here."""
     meanings = {
         "era5_normalizer": "fields are normalised by the statistics; those files are not read",
         "bridgescaler_transform": "fields are normalised by mean and standard deviation, which `preprocess` fits",
@@ -631,7 +631,7 @@ def _model(source: Document, upsample: str | None) -> dict[str, Any]:
 
 
 def _grid(source: Document) -> tuple[int, int]:
-    """Return (rows, columns) that the sources say. Raises UserError if none does."""
+    """Return (rows, columns) according to the sources. Raises UserError if none has them."""
     for name, section in source.values["data"].get("source", {}).items():
         match = re.fullmatch(r"(\d+)x(\d+)", str(section.get("resolution", "")))
         if match:

@@ -96,7 +96,7 @@ def _intact(folder: Path, runtime: Runtime) -> Checkpoint:
 def find_unread(save_loc: Path) -> Checkpoint:
     """Return what `find` does, except that of the tensors' files only the sizes are checked.
 
-    Damage of other kinds goes unnoticed: use it for what the manifest alone tells.
+    Other damage goes unnoticed: use it for facts of the manifest alone.
     """
     if (save_loc / MANIFEST).is_file():
         checkpoint = Checkpoint.open(save_loc)

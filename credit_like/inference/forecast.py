@@ -270,7 +270,7 @@ def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[F
 
 
 def _units(forecast_plan: ForecastPlan, section: InferenceSection, writer: Writer) -> list[Unit]:
-    """Return what ranks share out and a restart keeps: single batches, or all batches of a group where files hold members."""
+    """Return the units of work of ranks and restarts: single batches, or all batches of a group where files hold members."""
     units = [_batches(group, section.ensemble.members, section.batch_size) for group in forecast_plan.groups]
     return [[places] for unit in units for places in unit] if writer.by_member else units
 

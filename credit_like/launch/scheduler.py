@@ -49,7 +49,7 @@ class Scheduler(Protocol):
         ...
 
     def unknown(self, ids: Sequence[str]) -> list[str]:
-        """Return those of the jobs to wait for that the scheduler does not know and would accept all the same."""
+        """Return those of the jobs to wait for that the scheduler does not know, although it would accept the dependency."""
         ...
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:

@@ -297,7 +297,7 @@ def shares_members(experiment: Experiment) -> bool:
 
 
 def shares_columns(plugin: ModuleType) -> bool:
-    """Return whether a correction says that it has a form for a part of the columns (see `credit_like.physics`)."""
+    """Return whether a correction declares that it works on a part of the columns (see `credit_like.physics`)."""
     return getattr(plugin, "shares_columns", False) is True
 
 

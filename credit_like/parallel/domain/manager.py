@@ -55,12 +55,12 @@ class Axis:
 
     @cached_property
     def plan_to_first(self) -> RowPlan:
-        """Return the plan by which the first rank gets the whole length of the model's output, and the others nothing."""
+        """Return the plan that gathers the whole length of the model's output on the first rank."""
         return self.plan(self.lists(self.length), [range(self.length), *[[]] * (self.size - 1)])
 
     @cached_property
     def plan_to_all(self) -> RowPlan:
-        """Return the plan by which every rank gets the whole length of the model's output."""
+        """Return the plan that gathers the whole length of the model's output on every rank."""
         return self.plan(self.lists(self.length), [range(self.length)] * self.size)
 
     def fetch(self, x: Tensor, plan: RowPlan, dim: int) -> Tensor:
