@@ -24,7 +24,7 @@ from credit_like.data import times as calendar
 from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
-from credit_like.evaluation.climatology import Climatology, fit_climatology, load_climatology
+from credit_like.evaluation.climatology import Climatology, climatology_times, fit_climatology, load_climatology
 from credit_like.evaluation.collect import VECTORS, Collected
 from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.fields import Fields, Regions
@@ -150,7 +150,7 @@ def evaluate(
             f"expected truth at valid times of the forecasts, got none between {_text(valid[0], truth)} and "
             f"{_text(valid[-1], truth)}; change evaluation.truth or inference.init"
         )
-    period = training.period(section.climatology_period or experiment.data.train)
+    period = climatology_times(training, experiment)
     wanted = calendar.from_seconds(valid, truth.calendar)
     fitting = (training, scored, period, wanted, section.climatology_window_days)
     climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(

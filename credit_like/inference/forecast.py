@@ -14,7 +14,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-import credit_like
 from credit_like import registry
 from credit_like.context import Context
 from credit_like.data import times as calendar
@@ -24,9 +23,10 @@ from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
 from credit_like.inference.breed import initial_states
-from credit_like.inference.layout import ForecastLayout, choose
+from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.paths import forecast_folder, forecast_path
-from credit_like.inference.times import initial_times, kept_leads, times_at
+from credit_like.inference.plan import ForecastPlan, output_attributes, plan
+from credit_like.inference.times import times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
 from credit_like.rollout import rollout
 from credit_like.schema.checks import has_dropout, has_noise
@@ -50,61 +50,6 @@ class RolloutOutcome:
     path: Path
     computed: int
     finished: bool
-
-
-@dataclass(frozen=True)
-class ForecastPlan:
-    """The properties of a set of forecasts that are known before the first step."""
-
-    init: tuple[int, ...]
-    leads: int
-    layout: ForecastLayout
-    groups: tuple[tuple[int, ...], ...]
-    """Initial times (as positions in `init`) that are computed together. The groups are the same in every run and for
-    any number of ranks, because the rounding of a batched product may depend on the batch.
-    """
-
-
-def plan(
-    experiment: Experiment, store: FieldStore, variables: Variables, checkpoint: str, missing: Sequence[int] = ()
-) -> ForecastPlan:
-    """Plan initial times, leads and file layout of the experiment's forecasts.
-
-    Raises UserError for times, leads, variables or levels that do not exist.
-    """
-    section, data = experiment.inference, experiment.data
-    init = initial_times(section, store, data, missing)
-    derivation = written_derivation(experiment, variables)
-    derived = derivation.outputs if derivation else ()
-    derived_attrs = (
-        {variable.name: derivation.attrs(variable.name, store) for variable in derived} if derivation else {}
-    )
-    if derivation and derivation.config.pressure_levels:
-        on_pressure = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
-        derived_attrs.update({f"level_{variable.name}": on_pressure for variable in derived if variable.levels})
-    made_by = f"credit-like {credit_like.__version__}, {experiment.model.type}"
-    attrs = {
-        "Conventions": "CF-1.11",
-        "title": f"forecasts of {experiment.name}",
-        "source": f"{made_by}, {checkpoint}, {section.weights} weights",
-        "experiment": experiment.name,
-        "checkpoint": checkpoint,
-    }
-    layout = ForecastLayout(
-        init=times_at(store, init),
-        leads=kept_leads(section, data.timestep),
-        timestep=round(data.timestep.total_seconds()),
-        members=section.ensemble.members,
-        grid=store.grid,
-        variables=(*variables.outputs, *derived),
-        chosen=choose(section.output, variables.outputs) | {variable.name: variable.levels for variable in derived},
-        variable_attrs=_attributes(store, variables) | derived_attrs,
-        attrs=attrs,
-        cf=section.output.flavour == "cf",
-    )
-    together = max(1, section.batch_size // section.ensemble.members)
-    groups = tuple(tuple(range(i, min(i + together, len(init)))) for i in range(0, len(init), together))
-    return ForecastPlan(tuple(init), max(layout.leads), layout, groups)
 
 
 def write_forecasts(
@@ -143,8 +88,8 @@ def write_forecasts(
     if members > 1 and perturbed:
         perturb = initial_states(context, computes_in_bfloat16(experiment))
     folder = forecast_folder(experiment)
-    claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
+    claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer.open()
     # Completeness is determined before anything is computed, so that ranks that share a sample decide alike.
     todo = [
@@ -226,7 +171,7 @@ def forecast(
         grid=store.grid,
         variables=variables.outputs,
         chosen={variable.name: variable.levels for variable in variables.outputs},
-        variable_attrs=_attributes(store, variables),
+        variable_attrs=output_attributes(store, variables),
         attrs={"Conventions": "CF-1.11"},
     )
     stepper.eval()
@@ -239,15 +184,6 @@ def forecast(
         for name, values in layout.select(fields).items():
             dataset[name] = (layout.variable_dims(name), values[:, None], layout.attrs_of(name))
         yield dataset
-
-
-def _attributes(store: FieldStore, variables: Variables) -> dict[str, dict[str, str]]:
-    """Return the attributes of every predicted variable, and those of `level`."""
-    found = {variable.name: store.attrs(variable) for variable in variables.outputs}
-    units = {store.level_units(variable) for variable in variables.outputs if variable.levels}
-    if units == {"hPa"}:
-        found["level"] = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
-    return found
 
 
 def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from credit_like.launch.scheduler import ask
+from credit_like.launch.query import ask
 
 _STATES = {
     "Q": "queued", "H": "waiting", "W": "waiting", "R": "running", "B": "running", "E": "ending", "F": "ended",

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from credit_like.errors import UserError
 from credit_like.nn.layer import TensorSplit, tensor_split
-from credit_like.nn.lora import Lora
+from credit_like.nn.linear import Lora
 from credit_like.parallel.collectives import copy_to_region, reduce_from_region
 
 
