@@ -131,15 +131,7 @@ def evaluate(
     model = _files(forecasts, truth, "the forecasts")
     if model.calendar != truth.calendar:
         raise UserError(f"expected forecasts in the truth's calendar {truth.calendar}, got {model.calendar}")
-    scored = [variable for variable in variables.outputs if model.levels_of(variable)]
-    if absent := [v.name for v in variables.outputs if v.role == "derived" and v not in scored]:
-        raise UserError(
-            f"evaluation.derive: expected forecasts of {', '.join(absent)} or of all that they are derived from, got files "
-            "without; change inference.output (variables, levels) or inference.derive and run `credit-like rollout` again"
-        )
-    if not scored:
-        known = ", ".join(variable.name for variable in variables.outputs)
-        raise UserError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")
+    scored = _scored(variables, model)
     others, published = open_baselines(section.baselines, truth)
     inits = _common(model, others)
     leads = [int(lead) for lead in model.leads if lead > 0]
@@ -188,6 +180,20 @@ def evaluate(
     for name, path in published.items():
         result = xr.concat([result, read_results(path, name, result)], "source", join="exact", combine_attrs="override")
     return result
+
+
+def _scored(variables: Variables, model: ForecastFiles) -> list[Variable]:
+    """Return the variables that the forecasts have. Raises UserError if they lack a derived one, or have none."""
+    scored = [variable for variable in variables.outputs if model.levels_of(variable)]
+    if absent := [v.name for v in variables.outputs if v.role == "derived" and v not in scored]:
+        raise UserError(
+            f"evaluation.derive: expected forecasts of {', '.join(absent)} or of all that they are derived from, got files "
+            "without; change inference.output (variables, levels) or inference.derive and run `credit-like rollout` again"
+        )
+    if not scored:
+        known = ", ".join(variable.name for variable in variables.outputs)
+        raise UserError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")
+    return scored
 
 
 def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore) -> None:

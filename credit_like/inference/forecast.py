@@ -22,7 +22,7 @@ from credit_like.derive.fields import Derivation, written_derivation
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
-from credit_like.inference.breed import initial_states
+from credit_like.inference.breed import ForMembers, initial_states
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.paths import forecast_folder, forecast_path
 from credit_like.inference.plan import ForecastPlan, output_attributes, plan
@@ -70,23 +70,11 @@ def write_forecasts(
     writes, None on the others. `progress(done, of)` counts steps. Raises UserError before anything is written for an
     invalid request, and RuntimeError if writing fails.
     """
-    experiment, store, variables, stepper = context.experiment, context.store, context.variables, context.stepper
-    forecast_plan = plan(experiment, store, variables, checkpoint, sorted(context.statistics.missing_times))
+    experiment, stepper = context.experiment, context.stepper
+    missing = sorted(context.statistics.missing_times)
+    forecast_plan = plan(experiment, context.store, context.variables, checkpoint, missing)
     layout, section = forecast_plan.layout, experiment.inference
-    members = section.ensemble.members
-    # Keys that a model has for dropout alone do not make its members differ.
-    noisy = stepper.noise is not None and (has_noise(experiment) or not has_dropout(experiment))
-    noise, perturbed = section.ensemble.sources(noisy)
-    if members > 1 and noise and not noisy:
-        raise UserError(
-            f"inference.ensemble.from: expected a model with noise for members from {section.ensemble.from_}, got none; add "
-            "model.noise or change it to perturbations"
-        )
-    if stepper.noise is not None:
-        stepper.noise.reseed("members", section.ensemble.seed)
-    perturb = None
-    if members > 1 and perturbed:
-        perturb = initial_states(context, computes_in_bfloat16(experiment))
+    noise, perturb = _differences(context)
     folder = forecast_folder(experiment)
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
     claim(folder, _identity(experiment, forecast_plan, checkpoint))
@@ -98,31 +86,11 @@ def write_forecasts(
     derive = _Derive.of(context)
     background = Background(_WAITING)
     steps, done = forecast_plan.leads * sum(map(len, todo)), 0
-
-    def states(unit: Unit) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
-        """Yield (initial times and members, lead, state) of every step of a unit's forecasts."""
-        for places in unit:
-            perturb_batch = perturb([member for _, member in places]) if perturb else None
-            for lead, state in rollout(
-                stepper,
-                store,
-                variables,
-                [forecast_plan.init[i] for i, _ in places],
-                forecast_plan.leads,
-                history_len=experiment.data.history_len,
-                rows=context.rows,
-                columns=context.columns,
-                members=[member for _, member in places] if noise else None,
-                perturb=perturb_batch,
-                amp=computes_in_bfloat16(experiment),
-            ):
-                yield places, lead, state
-
     stepper.eval()
     try:
         for unit in todo:
             writes = False
-            for places, lead, state in states(unit):
+            for places, lead, state in _states(context, forecast_plan, unit, noise, perturb):
                 if lead in layout.leads and (fields := _fields(stepper, state, gather, derive)) is not None:
                     background.submit(partial(_write, writer, places, layout.leads.index(lead), fields))
                     writes = True
@@ -138,6 +106,47 @@ def write_forecasts(
         raise
     finished = writer.finish()
     return RolloutOutcome(forecast_path(experiment), sum(len(places) for unit in todo for places in unit), finished)
+
+
+def _differences(context: Context) -> tuple[bool, ForMembers | None]:
+    """Return whether each member has noise of its own, and the perturbations of their initial states; seed the noise."""
+    experiment, noise = context.experiment, context.stepper.noise
+    ensemble = experiment.inference.ensemble
+    # Keys that a model has for dropout alone do not make its members differ.
+    noisy = noise is not None and (has_noise(experiment) or not has_dropout(experiment))
+    from_noise, perturbed = ensemble.sources(noisy)
+    if ensemble.members > 1 and from_noise and not noisy:
+        raise UserError(
+            f"inference.ensemble.from: expected a model with noise for members from {ensemble.from_}, got none; add "
+            "model.noise or change it to perturbations"
+        )
+    if noise is not None:
+        noise.reseed("members", ensemble.seed)
+    if ensemble.members == 1 or not perturbed:
+        return from_noise, None
+    return from_noise, initial_states(context, computes_in_bfloat16(experiment))
+
+
+def _states(
+    context: Context, forecast_plan: ForecastPlan, unit: Unit, noise: bool, perturb: ForMembers | None
+) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
+    """Yield (initial times and members, lead, state) of every step of a unit's forecasts."""
+    for places in unit:
+        members = [member for _, member in places]
+        for lead, state in rollout(
+            context.stepper,
+            context.store,
+            context.variables,
+            [forecast_plan.init[i] for i, _ in places],
+            forecast_plan.leads,
+            history_len=context.experiment.data.history_len,
+            rows=context.rows,
+            columns=context.columns,
+            members=members if noise else None,
+            perturb=perturb(members) if perturb else None,
+            amp=computes_in_bfloat16(context.experiment),
+        ):
+            yield places, lead, state
 
 
 def computes_in_bfloat16(experiment: Experiment) -> bool:
