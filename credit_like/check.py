@@ -198,8 +198,6 @@ def _variable_findings(experiment: Experiment, variables: Variables) -> Iterator
 def _training_findings(store: Store) -> Iterator[Finding]:
     """Yield problems of batch sizes, warm-up, short forecasts and device."""
     experiment, trainer = store.experiment, store.experiment.trainer
-    if not getattr(experiment.model, "trains", True):
-        yield ("model", "type"), f"expected a model to train, got {experiment.model.type}, which has no weights"
     for phase in phases(experiment):
         for path, message in _steps_findings(store, phase):
             yield written_at(experiment, phase, path), message

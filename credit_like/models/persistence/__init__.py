@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 from credit_like import bands
 from credit_like.bands import Level
@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
 class Config(Section):
     """Persistence has no settings."""
-
-    trains: ClassVar[bool] = False
-    """There are no weights."""
 
     type: Literal["persistence"] = "persistence"
     predict: Literal["increment"] = "increment"
