@@ -69,9 +69,10 @@ def degree_problem(levels: dict[int, Level], degree: int, axis: int = 0) -> str:
     if degree <= tightest.most:
         return ""
     works = ", ".join(str(d) for d in range(1, tightest.most + 1))
+    pieces = "is only 1 piece" if tightest.most == 1 else f"are only {tightest.most} pieces"
     message = (
         f"expected a degree that leaves every rank rows, got {degree}: at {tightest.height} rows"
-        f"{f' ({tightest.why})' if tightest.why else ''} there are only {tightest.most} pieces to share; "
+        f"{f' ({tightest.why})' if tightest.why else ''} there {pieces} to share; "
         f"degrees that work: {works}"
     )
     return of_axis(message, axis)

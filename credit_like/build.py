@@ -84,7 +84,7 @@ def attach_weights(
 ) -> Context:
     """Add weights, physics and normalisation to a model without values.
 
-    A simulation gives a `materialise` of its own.
+    A simulation passes its own `materialise`.
     """
     model = materialise(model, runtime, experiment.seed)
     part = own_part(model, store.grid.height)

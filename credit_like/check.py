@@ -192,7 +192,8 @@ def _variable_findings(experiment: Experiment, variables: Variables) -> Iterator
         find = getattr(registry.of("physics", config), "find", None)
         for path, message in _refusal(("physics",), find, config, variables) if find else ():
             yield ("physics", i, *path[1:]), message
-    yield from _refusal(("inference", "output"), choose, experiment.inference.output, variables.outputs)
+    output = experiment.inference.output
+    yield from _refusal(("inference", "output"), choose, variables.outputs, output.variables, output.levels)
 
 
 def _training_findings(store: Store) -> Iterator[Finding]:
@@ -215,9 +216,9 @@ def _training_findings(store: Store) -> Iterator[Finding]:
 
 
 def _parameter_findings(store: Store) -> Iterator[Finding]:
-    """Yield problems of patterns of parameters, and what keeps the weights of `start_from` from being taken over.
+    """Yield problems of parameter patterns, and the reasons why the weights of `start_from` cannot be loaded.
 
-    The weights are not asked for once the run has its own.
+    The weights are not checked once the run has a checkpoint.
     """
     experiment, variables, grid = store.experiment, store.variables, store.fields.grid
     section = experiment.start_from
@@ -291,19 +292,24 @@ def _requested_findings(store: Store, scoring: bool, forecasting: bool) -> Itera
 def _forecast_findings(store: Store) -> Iterator[Finding]:
     """Yield problems of leads, initial times and output."""
     from credit_like.derive.fields import written_derivation
+    from credit_like.inference.plan import check_files
     from credit_like.inference.times import initial_times, kept_leads
 
     inference, data = store.experiment.inference, store.experiment.data
     found = list(_refusal(("inference", "lead"), kept_leads, inference, data.timestep))
     if not found:
         found += _refusal(("inference", "init"), initial_times, inference, store.fields, data)
+    underivable = list(_refusal(("inference", "derive"), written_derivation, store.experiment, store.variables))
     yield from found
-    yield from _refusal(("inference", "derive"), written_derivation, store.experiment, store.variables)
+    yield from underivable
+    if not found and not underivable:
+        yield from _refusal(("inference", "output"), check_files, store.experiment, store.fields, store.variables)
 
 
 def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     """Yield problems of metrics, regions, and the files that forecasts are compared with."""
     from credit_like.derive.fields import scored_derivation
+    from credit_like.evaluation.climatology import climatology_times
     from credit_like.evaluation.fields import Regions
     from credit_like.evaluation.needs import check_metrics, open_truth
     from credit_like.evaluation.precipitation import is_precipitation
@@ -327,6 +333,7 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     yield from derivable
     if not scoring or derivable:
         return
+    yield from _refusal(("evaluation", "climatology_period"), climatology_times, store.fields, experiment)
     found = list(_refusal(("evaluation", "truth"), open_truth, experiment, store.fields))
     yield from found
     if section.baselines and not found:
@@ -542,7 +549,22 @@ def _odd_channels(store: Store, variable: Variable) -> str | None:
     return f"expected values, got none of {channel} in the first, the middle and the last field of the periods"
 
 
-_ON_THE_AXES = (_circle_findings, _grid_findings, _time_findings, _window_findings, _init_findings)
+def _correction_findings(store: Store) -> Iterator[Finding]:
+    """Check that grid and times suit the corrections."""
+    for i, config in enumerate(store.experiment.physics):
+        check = getattr(registry.of("physics", config), "check_data", None)
+        for path, message in _refusal(("physics",), check, config, store.fields) if check else ():
+            yield ("physics", i, *path[1:]), message
+
+
+_ON_THE_AXES = (
+    _circle_findings,
+    _grid_findings,
+    _time_findings,
+    _window_findings,
+    _init_findings,
+    _correction_findings,
+)
 """The checks that need the grid and the times of the data, not their values."""
 
 

@@ -56,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with _OneMessage():
             if "TORCHELASTIC_RUN_ID" in os.environ:
-                end_with(os.getppid())  # torchrun's agent: a scheduler that kills its session does not know of this one
+                # The parent is torchrun's agent: a scheduler that kills the agent's session does not kill this process.
+                end_with(os.getppid())
             app(arguments, prog_name="credit-like")
     except SystemExit as end:
         if isinstance(end.__context__, typer.Exit) and end.code == _INTERRUPTED:  # from Ctrl-C, by way of typer
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 class _OneMessage:
-    """Ends a process that fails; of the processes of a launch, the one that failed first says why."""
+    """Ends a process that fails; in a launch of several, only the one that failed first prints the reason."""
 
     def __enter__(self) -> None:
         return

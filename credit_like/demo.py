@@ -89,7 +89,7 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
 
 
 def _train(experiment: Experiment) -> int:
-    """Train; return 143, as after SIGTERM, where the training was asked to stop: its model is not to be forecast with."""
+    """Train; return 143, as after SIGTERM, if the training was stopped: its model must not be used for forecasts."""
     status = build.train(experiment)
     state = json.loads((Path(experiment.save_loc) / "status.json").read_text())["state"]
     return status or (143 if state == "continue" else 0)
@@ -140,7 +140,7 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
 
 
 def print_tables(results: xr.Dataset, console: Console) -> None:
-    """Print the ratios of RMSE, and of an ensemble what tells whether it is reliable.
+    """Print the ratios of RMSE, and for an ensemble the scores of its reliability.
 
     Columns that do not fit are left out and named: the second half first, and of it the middle lead.
     """
@@ -204,7 +204,7 @@ def _is_ensemble(results: xr.Dataset) -> bool:
 
 
 def _reliability_text(results: xr.Dataset) -> list[str]:
-    """Return what to read of an ensemble, in Markdown."""
+    """Return the results of an ensemble in Markdown."""
     return [
         "Spread over the error of the ensemble mean, 1 for a reliable ensemble; fair CRPS as a fraction of the deterministic",
         "model's mean absolute error.",

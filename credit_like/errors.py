@@ -12,10 +12,10 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 
 
 _OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
-"""What torch says of the host's memory and of the GPU's."""
+"""torch's messages for exhausted memory of the host or the GPU."""
 _NO_ANSWER = re.compile("gloo.*Timed out waiting|Watchdog caught collective operation timeout")
 _LOST = re.compile("gloo.*(Connection (closed|reset) by peer|pair closure)|ncclRemoteError")
-"""What the libraries say of a rank that has ended."""
+"""Messages of gloo and NCCL about a rank that does not answer, or that has ended."""
 
 
 class UserError(ValueError):
@@ -51,13 +51,13 @@ def known_message(error: BaseException) -> str | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error says that the memory of the host or of the GPU is exhausted."""
+    """Return whether an error means that the memory of the host or of the GPU is exhausted."""
     text = " ".join(str(error).split())
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(text)))
 
 
 def of_another_rank(error: BaseException) -> str:
-    """Return `silent` if an error says that another rank does not answer, `lost` if that it has ended, else ""."""
+    """Return `silent` if an error means that another rank does not answer, `lost` if it means that one has ended, else ""."""
     text = " ".join(str(error).split())
     if isinstance(error, RuntimeError):
         if _NO_ANSWER.search(text):

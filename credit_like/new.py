@@ -1,6 +1,6 @@
 """Write an experiment for data at hand: roles from names and attributes, periods, and a model that fits grid and machine.
 
-The proposal is checked like any experiment before it is written. What is a guess says so in a comment of the file.
+The proposal is checked like any experiment before it is written. Values that are guesses are marked by a comment in the file.
 """
 
 from __future__ import annotations

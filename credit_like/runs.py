@@ -1,4 +1,4 @@
-"""All runs below a folder: state, progress and loss of each, and in what their experiments differ."""
+"""All runs below a folder: state, progress and loss of each, and how their experiments differ."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def read_run(folder: Path) -> Run:
-    """Return what the files of a run say; files that are absent or damaged leave their facts unknown."""
+    """Return the facts in the files of a run; those of absent or damaged files are None."""
     status = _json(_bytes(folder / "status.json"))
     log = _bytes(folder / "log.jsonl")
     last = next((row for line in reversed(log[-_TAIL:].splitlines()) if "loss" in (row := _json(line))), {})

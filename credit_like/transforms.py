@@ -1,4 +1,6 @@
-"""Functions by which variables are made more normal before they are scaled, and back. Each is odd, smooth and invertible."""
+"""Functions that bring variables closer to a normal distribution before they are scaled, and their inverses.
+
+Each is odd, smooth and invertible."""
 
 from __future__ import annotations
 

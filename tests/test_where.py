@@ -40,6 +40,7 @@ ELSEWHERE = {
     "evaluation/results": "test_build.py",
     "evaluation/needs": "malformed/test_malformed.py",
     "inference/paths": "inference/test_forecast.py",
+    "inference/plan": "inference/test_forecast.py",
     "inference/times": "inference/test_rollout.py",
     "inference/writers": "inference/test_forecast.py",
     "inference/layout": "inference/test_conventions.py",

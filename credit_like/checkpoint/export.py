@@ -96,7 +96,7 @@ def _intact(folder: Path, runtime: Runtime) -> Checkpoint:
 def find_unread(save_loc: Path) -> Checkpoint:
     """Return what `find` does, except that of the tensors' files only the sizes are checked.
 
-    Damage of other kinds goes unnoticed: use it for what the manifest alone tells.
+    Other damage goes unnoticed: use it for facts of the manifest alone.
     """
     if (save_loc / MANIFEST).is_file():
         checkpoint = Checkpoint.open(save_loc)
@@ -133,7 +133,7 @@ def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tens
 def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = None) -> Path:
     """Write the weights of a run's newest intact checkpoint (or of `step`) to `out`, with a model card beside it.
 
-    Raises UserError if there is no checkpoint or `out` does not end in .safetensors.
+    Raises UserError if there is no checkpoint, `out` does not end in .safetensors, or it has other weights.
     """
     out = Path(out)
     if out.suffix != ".safetensors":
@@ -144,6 +144,8 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
         raise UserError(
             f"expected no file of another purpose at {out.with_suffix('.md')}, got one; change the output's name"
         )
+    if out.exists() and _has_other_weights(out):
+        raise UserError(f"expected an earlier export or nothing at {out}, got other weights; change the output's name")
     checkpoint = find(Path(save_loc), step)
     if weights == "ema" and not checkpoint.names("ema/"):
         weights = "raw"
@@ -157,6 +159,15 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
     beside.replace(out)
     replace_file(out.with_suffix(".md"), text.encode())
     return out
+
+
+def _has_other_weights(path: Path) -> bool:
+    """Return whether a file is intact and no export."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "experiment" not in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
 
 
 def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:

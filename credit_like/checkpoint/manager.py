@@ -93,7 +93,7 @@ class Checkpoint:
 
     @property
     def phase(self) -> int:
-        """Return the phase of training of the newest step; 0 where there is one alone."""
+        """Return the phase of training of the newest step; 0 for a training in one phase."""
         return int(self.meta.get("phase", 0))
 
     @property

@@ -164,7 +164,7 @@ def _static(store: FieldStore) -> xr.Dataset:
 
 
 def _front_matter(experiment: Experiment, licence: str | None) -> str:
-    """Return the YAML head by which hubs list a model; the licence stays open where none is named."""
+    """Return the YAML front matter that model hubs read; without a licence, that entry is left open."""
     chosen = "# license: not chosen yet" if licence is None else f"license: {json.dumps(licence)}"
     tags = "".join(f"- {tag}\n" for tag in ("weather", "forecasting", experiment.model.type))
     return f"---\n{chosen}\nlibrary_name: credit-like\ntags:\n{tags}---\n\n"

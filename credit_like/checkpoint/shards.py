@@ -40,22 +40,22 @@ def beside(piece: Piece, local: Tensor) -> Piece:
 
 @dataclass(frozen=True)
 class Plan:
-    """Which pieces this rank writes, and on the main rank where all of them are."""
+    """The pieces that this rank writes; on the main rank also the places of all pieces."""
 
     mine: list[str]
     tensors: dict[str, Stored]
 
 
 _Loose = tuple[str, int, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""dtype, bytes of an element, shape, offset and size of a piece of which only its holder knows."""
+"""dtype, bytes of an element, shape, offset and size of a piece that other ranks cannot derive."""
 
 
 @dataclass(frozen=True)
 class _Record:
-    """What a rank tells the others."""
+    """The description of its pieces that a rank sends to the others."""
 
     digest: str
-    """Of the tensors that all ranks divide in a known way; other on every rank that holds another box than that."""
+    """Digest of the tensors that all ranks divide in a known way; it differs on a rank that holds another box."""
     at: dict[Division, tuple[int, ...]]
     loose: dict[str, _Loose]
 
@@ -114,7 +114,7 @@ def _division(piece: Piece) -> Division:
 
 
 def _record(pieces: Mapping[str, Piece], rank: int) -> tuple[_Record, dict[str, Piece]]:
-    """Return what this rank tells the others, and its pieces of tensors that are divided in a known way."""
+    """Return the record of this rank, and its pieces of tensors that are divided in a known way."""
     placed = {name: p for name, p in pieces.items() if p.division is not None and 0 not in p.shape}
     at: dict[Division, tuple[int, ...]] = {}
     known = True
@@ -176,7 +176,7 @@ def _groups(records: Sequence[_Record]) -> dict[Division, _Groups] | None:
 def _share_out_loose(
     everyone: Sequence[Mapping[str, _Loose]], loads: NDArray[np.int64]
 ) -> Iterator[tuple[str, Stored]]:
-    """Yield where the pieces of each tensor are, of which every rank has told its own; `loads` are bytes so far."""
+    """Yield the places of the pieces of each tensor from the records of all ranks; `loads` are bytes so far."""
     holders: dict[tuple[Any, ...], list[int]] = {}
     for rank, held in enumerate(everyone):
         for name, about in held.items():

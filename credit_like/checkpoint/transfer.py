@@ -250,7 +250,7 @@ def by_name(wanted: Sequence[str], there: Sequence[str]) -> Positions:
 
 @dataclass
 class Plan:
-    """Where every tensor of a model comes from."""
+    """The origin of every tensor of a model."""
 
     direct: list[str] = field(default_factory=list)
     """Tensors that are the source's."""
@@ -259,7 +259,7 @@ class Plan:
     initial: list[str] = field(default_factory=list)
     """Tensors that keep their initial values."""
     notes: list[str] = field(default_factory=list)
-    """What differs between the two models, for people."""
+    """Differences between the two models, as sentences."""
 
 
 def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channels, missing: str) -> Plan:
@@ -363,7 +363,7 @@ def _along(
 
 
 def _mapped_shape(there: tuple[int, ...], along: Sequence[tuple[ChannelAxis, Positions]]) -> tuple[int, ...] | None:
-    """Return the shape of a mapped tensor, None where the source's tensor has other channels than its names say."""
+    """Return the shape of a mapped tensor; None if the channels of the source's tensor do not match their names."""
     result = list(there)
     for axis, positions in along:
         if positions.there != there[axis.dim]:
@@ -390,7 +390,7 @@ _OF_A_NORM = ("weight", "spectral.u", "spectral.v")
 
 
 def check_optimizer(section: StartFrom, source: Source, plan: Plan) -> None:
-    """Raise UserError where the state of the optimiser is wanted of a source that has none for these weights."""
+    """Raise UserError if the optimiser state is requested from a source that has none for these weights."""
     if section.optimizer and (source.checkpoint is None or plan.mapped or plan.initial):
         raise UserError(
             "start_from.optimizer: expected a checkpoint of the same model with the same variables, got "

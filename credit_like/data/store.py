@@ -579,7 +579,7 @@ def _spec_place(data: DataSection, variable: Variable) -> tuple[str | int, ...]:
 
 @dataclass
 class _Refused:
-    """The sources of variables that are there but cannot be read as the experiment says."""
+    """The sources of variables that exist but do not fit the experiment."""
 
     sources: set[int] = field(default_factory=set)
     sources_with_times: set[int] = field(default_factory=set)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from credit_like.data.store import FieldStore
 from credit_like.data.tools.climatology import nearest_day, period_text, slots_of, window_weights
 from credit_like.errors import UserError
+from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable
 
 _BLOCK_BYTES = 128 * 2**20
@@ -44,6 +45,16 @@ class Climatology:
         return values[:, list(levels)] if levels else values
 
 
+def climatology_times(store: FieldStore, experiment: Experiment) -> NDArray[np.int64]:
+    """Return the positions of the times of the climatology. Raises UserError if there are none."""
+    positions = store.period(experiment.evaluation.climatology_period or experiment.data.train)
+    if not len(positions):
+        raise UserError(
+            "evaluation.climatology_period: expected a period with data, got none, change it or leave it out"
+        )
+    return positions
+
+
 def fit_climatology(
     store: FieldStore,
     variables: Sequence[Variable],
@@ -53,13 +64,8 @@ def fit_climatology(
 ) -> Climatology:
     """Return the climatology of the times at `positions` (the training period), for the days and hours of `wanted`.
 
-    Streams over the training times; holds the result and at most 128 MiB of sums. Missing points do not count. Raises
-    UserError if there is no training time.
+    Streams over the training times; holds the result and at most 128 MiB of sums. Missing points do not count.
     """
-    if not len(positions):
-        raise UserError(
-            "evaluation.climatology_period: expected a period with data, got none, change it or leave it out"
-        )
     trained = slots_of(store.times[positions])
     seen = sorted(set(trained))
     asked = sorted(set(slots_of(wanted)))

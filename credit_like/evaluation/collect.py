@@ -77,7 +77,9 @@ class Collected:
         names = [name for name, module in self.metrics.items() if not extra(module)]
         bounded = [label for name in names for label in ((name, f"{name}_low", f"{name}_high") if samples else (name,))]
         lead_time = np.array(self.leads, "timedelta64[s]").astype("timedelta64[ns]")
-        coords = {"source": self.sources, "metric": bounded, "region": self.regions, "lead_time": lead_time}
+        texts = {"source": self.sources, "metric": bounded, "region": self.regions}
+        coords: dict[str, Sequence[float] | np.ndarray] = {name: np.array(x, str) for name, x in texts.items()}
+        coords["lead_time"] = lead_time
         if everywhere := sorted({level for levels in self.levels.values() for level in levels}):
             coords["level"] = everywhere
         result = xr.Dataset(coords=coords, attrs={"Conventions": "CF-1.11", "title": "forecast scores"})
@@ -113,7 +115,9 @@ class Collected:
             result.append(finished(found, finish) if found else np.full(shape, np.nan))
             if samples:
                 result.extend(bounds(found, finish, samples, seed) if found else [np.full(shape, np.nan)] * 2)
-        return np.moveaxis(np.stack(result), 3, 1)
+        return np.moveaxis(
+            np.reshape(result, (len(result), *shape)), 3, 1
+        )  # without any, all metrics have more dimensions
 
     def _by_init(
         self, variable: str, levels: Sequence[float], labels: Sequence[tuple[str, str]], everywhere: Sequence[float]

@@ -46,7 +46,7 @@ def print_runs(folder: Path, console: Console | None = None) -> None:
 
 
 def print_comparison(first: Path, second: Path, console: Console | None = None) -> None:
-    """Print in what two runs differ: their experiments, their losses, and the RMSE of the second over that of the first.
+    """Print how two runs differ: their experiments, their losses, and the RMSE of the second over that of the first.
 
     Raises UserError if one of the folders holds no run.
     """

@@ -71,7 +71,7 @@ class DerivedStore(FieldStore):
         if variable.name in self.direct:
             return super().read([self.direct[variable.name]], times, rows)
         first, last, _ = rows.indices(self.grid.height)
-        # One row more on each side, as far as there is one, gives the rows asked for the neighbours that they have.
+        # Read one more row on each side where there is one, because derivatives need the neighbouring rows.
         around = slice(max(0, first - 1), min(self.grid.height, last + 1))
         grid = Grid(self.grid.latitude[around], self.grid.longitude)
         inputs = self.derivation.inputs(variable.name)

@@ -24,7 +24,7 @@ from credit_like.data import times as calendar
 from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
-from credit_like.evaluation.climatology import Climatology, fit_climatology, load_climatology
+from credit_like.evaluation.climatology import Climatology, climatology_times, fit_climatology, load_climatology
 from credit_like.evaluation.collect import VECTORS, Collected
 from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.fields import Fields, Regions
@@ -131,15 +131,7 @@ def evaluate(
     model = _files(forecasts, truth, "the forecasts")
     if model.calendar != truth.calendar:
         raise UserError(f"expected forecasts in the truth's calendar {truth.calendar}, got {model.calendar}")
-    scored = [variable for variable in variables.outputs if model.levels_of(variable)]
-    if absent := [v.name for v in variables.outputs if v.role == "derived" and v not in scored]:
-        raise UserError(
-            f"evaluation.derive: expected forecasts of {', '.join(absent)} or of all that they are derived from, got files "
-            "without; change inference.output (variables, levels) or inference.derive and run `credit-like rollout` again"
-        )
-    if not scored:
-        known = ", ".join(variable.name for variable in variables.outputs)
-        raise UserError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")
+    scored = _scored(variables, model)
     others, published = open_baselines(section.baselines, truth)
     inits = _common(model, others)
     leads = [int(lead) for lead in model.leads if lead > 0]
@@ -150,7 +142,7 @@ def evaluate(
             f"expected truth at valid times of the forecasts, got none between {_text(valid[0], truth)} and "
             f"{_text(valid[-1], truth)}; change evaluation.truth or inference.init"
         )
-    period = training.period(section.climatology_period or experiment.data.train)
+    period = climatology_times(training, experiment)
     wanted = calendar.from_seconds(valid, truth.calendar)
     fitting = (training, scored, period, wanted, section.climatology_window_days)
     climatology = load_climatology(Path(experiment.save_loc) / "climatology.zarr", *fitting) or fit_climatology(
@@ -188,6 +180,20 @@ def evaluate(
     for name, path in published.items():
         result = xr.concat([result, read_results(path, name, result)], "source", join="exact", combine_attrs="override")
     return result
+
+
+def _scored(variables: Variables, model: ForecastFiles) -> list[Variable]:
+    """Return the variables that the forecasts have. Raises UserError if they lack a derived one, or have none."""
+    scored = [variable for variable in variables.outputs if model.levels_of(variable)]
+    if absent := [v.name for v in variables.outputs if v.role == "derived" and v not in scored]:
+        raise UserError(
+            f"evaluation.derive: expected forecasts of {', '.join(absent)} or of all that they are derived from, got files "
+            "without; change inference.output (variables, levels) or inference.derive and run `credit-like rollout` again"
+        )
+    if not scored:
+        known = ", ".join(variable.name for variable in variables.outputs)
+        raise UserError(f"expected forecasts of some of {known}, got none of them in {model.provenance}")
+    return scored
 
 
 def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore) -> None:

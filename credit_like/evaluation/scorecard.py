@@ -30,6 +30,9 @@ IN_UNITS = ("rmse", "bias", "mae", "crps", "fair-crps", "spread", "activity")
 def print_scorecard(results: xr.Dataset, console: Console | None = None) -> None:
     """Print the table of scores; columns that do not fit are left out and named below it."""
     console = console or Console()
+    if not set(labels(results)) & set(map(str, results["metric"].values)):
+        console.print("none of the metrics is shown in the table of scores; report.html and the files have all")
+        return
     table = scorecard(results)
     headers = [str(column.header) for column in table.columns]
     left_out = fitted(console, table, headers[3:])
@@ -44,37 +47,34 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
     """Return a table of the RMSE of `source` and all other sources, and of its other labelled metrics, for a few leads.
 
     Numbers of one row of variables share a power of ten. A green number is better than both persistence and
-    climatology, a red one worse than one of them.
+    climatology, a red one worse than one of them. Without the metric rmse, the table has the other metrics alone.
     """
     others = [str(name) for name in results["source"].values if name != source]
     metrics = set(map(str, results["metric"].values))
-    times = int(results["initial_times"])
+    has_rmse, in_units = "rmse" in metrics, [name for name in IN_UNITS if name in metrics]
     shown = {metric: label for metric, label in labels(results).items() if metric in metrics and metric != "rmse"}
-    more = f"; {' and '.join(shown.values())} of {source}" if shown else ""
-    table = Table(title=f"RMSE over {times} initial times, {region}{more}")
+    over = f"over {int(results['initial_times'])} initial times, {region}"
+    more = f"{' and '.join(shown.values())} of {source}" if shown else ""
+    table = Table(title=f"RMSE {over}{'; ' * bool(more)}{more}" if has_rmse else f"{more} {over}")
     table.add_column("variable", no_wrap=True)
-    table.add_column("lead", justify="right", no_wrap=True)
-    for name in (source, *others):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("/ pers.", justify="right", no_wrap=True)
-    for label in shown.values():
-        table.add_column(label, justify="right", no_wrap=True)
+    for heading in ("lead", *((source, *others, "/ pers.") if has_rmse else ()), *shown.values()):
+        table.add_column(heading, justify="right", no_wrap=True)
     leads = some_leads(results["lead_time"].values)
     for name, scores in channels(results, region):
         rows = scores.sel(lead_time=leads, source=[source, *others])
-        exponent = exponent_of(rows.sel(metric="rmse").values)
+        exponent = exponent_of(rows.sel(metric=in_units[0]).values) if in_units else 0
         head = [
             channel_text(name, level_units_of(results)),
             _unit(str(results[name.partition("@")[0]].attrs.get("units", "")), exponent),
         ]
         for number, lead in enumerate(leads):
             here = rows.sel(lead_time=lead)
-            rmse = {which: float(here.sel(source=which, metric="rmse")) for which in (source, *others)}
-            first = head[number] if number < len(head) else ""
-            row: list[str | Text] = [first, hours_text(lead), _coloured(rmse, source, exponent)]
-            row += [_number(rmse[other], exponent) for other in others]
-            ratio = rmse[source] / rmse["persistence"] if rmse.get("persistence") else np.nan
-            row.append(f"{ratio:.2f}" if np.isfinite(ratio) else "–")
+            row: list[str | Text] = [head[number] if number < len(head) else "", hours_text(lead)]
+            if has_rmse:
+                rmse = {which: float(here.sel(source=which, metric="rmse")) for which in (source, *others)}
+                ratio = rmse[source] / rmse["persistence"] if rmse.get("persistence") else np.nan
+                row += [_coloured(rmse, source, exponent), *(_number(rmse[other], exponent) for other in others)]
+                row.append(f"{ratio:.2f}" if np.isfinite(ratio) else "–")
             row += [
                 _number(float(here.sel(source=source, metric=metric)), exponent if metric in IN_UNITS else 0)
                 for metric in shown

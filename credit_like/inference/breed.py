@@ -31,7 +31,7 @@ ForMembers = Callable[[Sequence[int]], Perturb]
 
 
 def initial_states(context: Context, amp: bool) -> ForMembers:
-    """Return what makes the initial states of the members of `inference.ensemble` differ, for `rollout`.
+    """Return the perturbations of the initial states of the members of `inference.ensemble`, for `rollout`.
 
     Every state is a function of seed, member and initial position alone, in every layout (to rounding for those that
     the model makes). Raises UserError as `gaussian_fields` does.

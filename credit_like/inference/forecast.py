@@ -14,7 +14,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-import credit_like
 from credit_like import registry
 from credit_like.context import Context
 from credit_like.data import times as calendar
@@ -23,10 +22,11 @@ from credit_like.derive.fields import Derivation, written_derivation
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
-from credit_like.inference.breed import initial_states
-from credit_like.inference.layout import ForecastLayout, choose
+from credit_like.inference.breed import ForMembers, initial_states
+from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.paths import forecast_folder, forecast_path
-from credit_like.inference.times import initial_times, kept_leads, times_at
+from credit_like.inference.plan import ForecastPlan, output_attributes, plan
+from credit_like.inference.times import times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import ChunkShare
@@ -54,68 +54,6 @@ class RolloutOutcome:
     finished: bool
 
 
-@dataclass(frozen=True)
-class ForecastPlan:
-    """The properties of a set of forecasts that are known before the first step."""
-
-    init: tuple[int, ...]
-    leads: int
-    layout: ForecastLayout
-    groups: tuple[tuple[int, ...], ...]
-    """Initial times (as positions in `init`) that are computed together. The groups are the same in every run and for
-    any number of ranks, because the rounding of a batched product may depend on the batch.
-    """
-
-
-def plan(
-    experiment: Experiment,
-    store: FieldStore,
-    variables: Variables,
-    checkpoint: str,
-    missing: Sequence[int] = (),
-    parts: tuple[int, int] = (1, 1),
-) -> ForecastPlan:
-    """Plan initial times, leads and file layout of the experiment's forecasts.
-
-    `parts` are the ranks along the rows and columns of a field that write it. Raises UserError for times, leads, variables
-    or levels that do not exist.
-    """
-    section, data = experiment.inference, experiment.data
-    init = initial_times(section, store, data, missing)
-    derivation = written_derivation(experiment, variables)
-    derived = derivation.outputs if derivation else ()
-    derived_attrs = (
-        {variable.name: derivation.attrs(variable.name, store) for variable in derived} if derivation else {}
-    )
-    if derivation and derivation.config.pressure_levels:
-        on_pressure = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
-        derived_attrs.update({f"level_{variable.name}": on_pressure for variable in derived if variable.levels})
-    made_by = f"credit-like {credit_like.__version__}, {experiment.model.type}"
-    attrs = {
-        "Conventions": "CF-1.11",
-        "title": f"forecasts of {experiment.name}",
-        "source": f"{made_by}, {checkpoint}, {section.weights} weights",
-        "experiment": experiment.name,
-        "checkpoint": checkpoint,
-    }
-    layout = ForecastLayout(
-        init=times_at(store, init),
-        leads=kept_leads(section, data.timestep),
-        timestep=round(data.timestep.total_seconds()),
-        members=section.ensemble.members,
-        grid=store.grid,
-        variables=(*variables.outputs, *derived),
-        chosen=choose(section.output, variables.outputs) | {variable.name: variable.levels for variable in derived},
-        variable_attrs=_attributes(store, variables) | derived_attrs,
-        attrs=attrs,
-        cf=section.output.flavour == "cf",
-        parts=parts,
-    )
-    together = max(1, section.batch_size // section.ensemble.members)
-    groups = tuple(tuple(range(i, min(i + together, len(init)))) for i in range(0, len(init), together))
-    return ForecastPlan(tuple(init), max(layout.leads), layout, groups)
-
-
 def write_forecasts(
     context: Context,
     checkpoint: str,
@@ -133,29 +71,16 @@ def write_forecasts(
     other ranks. `progress(done, of)` counts steps. Raises UserError before anything is written for an invalid request, and
     RuntimeError if writing fails.
     """
-    experiment, store, variables, stepper = context.experiment, context.store, context.variables, context.stepper
+    experiment, store, stepper = context.experiment, context.store, context.stepper
     derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
     parts = (1, 1) if manager is None or derive else (manager.axes[0].size, manager.axes[1].size)
     missing = sorted(context.statistics.missing_times)
-    forecast_plan = plan(experiment, store, variables, checkpoint, missing, parts)
+    forecast_plan = plan(experiment, store, context.variables, checkpoint, missing, parts)
     layout, section = forecast_plan.layout, experiment.inference
-    members = section.ensemble.members
-    # Keys that a model has for dropout alone do not make its members differ.
-    noisy = stepper.noise is not None and (has_noise(experiment) or not has_dropout(experiment))
-    noise, perturbed = section.ensemble.sources(noisy)
-    if members > 1 and noise and not noisy:
-        raise UserError(
-            f"inference.ensemble.from: expected a model with noise for members from {section.ensemble.from_}, got none; add "
-            "model.noise or change it to perturbations"
-        )
-    if stepper.noise is not None:
-        stepper.noise.reseed("members", section.ensemble.seed)
-    perturb = None
-    if members > 1 and perturbed:
-        perturb = initial_states(context, computes_in_bfloat16(experiment))
+    noise, perturb = _differences(context)
     folder = forecast_folder(experiment)
-    claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
+    claim(folder, _identity(experiment, forecast_plan, checkpoint))
     writer.open()
     collects, share = context.runtime.tensor_rank == 0, None
     if manager is not None and collects:
@@ -167,30 +92,10 @@ def write_forecasts(
     ]
     background = Background(_WAITING)
     steps, done = forecast_plan.leads * sum(map(len, todo)), 0
-
-    def states(unit: Unit) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
-        """Yield (initial times and members, lead, state) of every step of a unit's forecasts."""
-        for places in unit:
-            perturb_batch = perturb([member for _, member in places]) if perturb else None
-            for lead, state in rollout(
-                stepper,
-                store,
-                variables,
-                [forecast_plan.init[i] for i, _ in places],
-                forecast_plan.leads,
-                history_len=experiment.data.history_len,
-                rows=context.rows,
-                columns=context.columns,
-                members=[member for _, member in places] if noise else None,
-                perturb=perturb_batch,
-                amp=computes_in_bfloat16(experiment),
-            ):
-                yield places, lead, state
-
     stepper.eval()
     try:
         for unit in todo:
-            for places, lead, state in states(unit):
+            for places, lead, state in _states(context, forecast_plan, unit, noise, perturb):
                 if collects and lead in layout.leads:
                     fields = _fields(stepper, state, share, derive)
                     if fields is not None:
@@ -210,6 +115,47 @@ def write_forecasts(
         raise
     finished = writer.finish()
     return RolloutOutcome(forecast_path(experiment), sum(len(places) for unit in todo for places in unit), finished)
+
+
+def _differences(context: Context) -> tuple[bool, ForMembers | None]:
+    """Return whether each member has noise of its own, and the perturbations of their initial states; seed the noise."""
+    experiment, noise = context.experiment, context.stepper.noise
+    ensemble = experiment.inference.ensemble
+    # Keys that a model has for dropout alone do not make its members differ.
+    noisy = noise is not None and (has_noise(experiment) or not has_dropout(experiment))
+    from_noise, perturbed = ensemble.sources(noisy)
+    if ensemble.members > 1 and from_noise and not noisy:
+        raise UserError(
+            f"inference.ensemble.from: expected a model with noise for members from {ensemble.from_}, got none; add "
+            "model.noise or change it to perturbations"
+        )
+    if noise is not None:
+        noise.reseed("members", ensemble.seed)
+    if ensemble.members == 1 or not perturbed:
+        return from_noise, None
+    return from_noise, initial_states(context, computes_in_bfloat16(experiment))
+
+
+def _states(
+    context: Context, forecast_plan: ForecastPlan, unit: Unit, noise: bool, perturb: ForMembers | None
+) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
+    """Yield (initial times and members, lead, state) of every step of a unit's forecasts."""
+    for places in unit:
+        members = [member for _, member in places]
+        for lead, state in rollout(
+            context.stepper,
+            context.store,
+            context.variables,
+            [forecast_plan.init[i] for i, _ in places],
+            forecast_plan.leads,
+            history_len=context.experiment.data.history_len,
+            rows=context.rows,
+            columns=context.columns,
+            members=members if noise else None,
+            perturb=perturb(members) if perturb else None,
+            amp=computes_in_bfloat16(context.experiment),
+        ):
+            yield places, lead, state
 
 
 def computes_in_bfloat16(experiment: Experiment) -> bool:
@@ -243,7 +189,7 @@ def forecast(
         grid=store.grid,
         variables=variables.outputs,
         chosen={variable.name: variable.levels for variable in variables.outputs},
-        variable_attrs=_attributes(store, variables),
+        variable_attrs=output_attributes(store, variables),
         attrs={"Conventions": "CF-1.11"},
     )
     stepper.eval()
@@ -256,15 +202,6 @@ def forecast(
         for name, values in layout.select(fields).items():
             dataset[name] = (layout.variable_dims(name), values[:, None], layout.attrs_of(name))
         yield dataset
-
-
-def _attributes(store: FieldStore, variables: Variables) -> dict[str, dict[str, str]]:
-    """Return the attributes of every predicted variable, and those of `level`."""
-    found = {variable.name: store.attrs(variable) for variable in variables.outputs}
-    units = {store.level_units(variable) for variable in variables.outputs if variable.levels}
-    if units == {"hPa"}:
-        found["level"] = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
-    return found
 
 
 def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: str) -> dict[str, Any]:
@@ -287,7 +224,7 @@ def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[F
 
 
 def _units(forecast_plan: ForecastPlan, section: InferenceSection, writer: Writer) -> list[Unit]:
-    """Return what ranks share out and a restart keeps: single batches, or all batches of a group where files hold members."""
+    """Return the units of work of ranks and restarts: single batches, or all batches of a group where files hold members."""
     units = [_batches(group, section.ensemble.members, section.batch_size) for group in forecast_plan.groups]
     return [[places] for unit in units for places in unit] if writer.by_member else units
 

@@ -15,7 +15,6 @@ from credit_like.data import times as calendar
 from credit_like.data.aliases import find
 from credit_like.errors import UserError
 from credit_like.grid import Grid
-from credit_like.inference.writers import WriterConfig
 from credit_like.registry import did_you_mean
 from credit_like.variables import Variable
 
@@ -175,27 +174,29 @@ def _datetimes(times: NDArray[Any]) -> NDArray[Any]:
     return times.astype("datetime64[ns]") if times.dtype.kind == "M" else times
 
 
-def choose(config: WriterConfig, variables: Sequence[Variable]) -> dict[str, tuple[float, ...]]:
-    """Return variable → levels that `output.variables` and `output.levels` select.
+def choose(
+    variables: Sequence[Variable], names: Sequence[str] = (), levels: Sequence[float] = ()
+) -> dict[str, tuple[float, ...]]:
+    """Return variable → levels of these `names` and `levels`, `output.variables` and `output.levels`; empty means all.
 
     Raises UserError for a variable that the model does not predict, and for levels that no variable has.
     """
     known = [variable.name for variable in variables]
-    for name in config.variables:
+    for name in names:
         if name not in known:
             raise UserError(
                 f"inference.output.variables: expected predicted variables ({', '.join(known)}), got {name!r}"
                 f"{did_you_mean(name, known)}"
             )
     there = {level for variable in variables for level in variable.levels}
-    if absent := sorted(set(config.levels) - there):
+    if absent := sorted(set(levels) - there):
         raise UserError(
             f"inference.output.levels: expected some of {', '.join(f'{x:g}' for x in sorted(there))}, "
             f"got {', '.join(f'{x:g}' for x in absent)}, change it to levels of data.levels"
         )
     chosen = {}
     for variable in variables:
-        levels = tuple(level for level in variable.levels if not config.levels or level in config.levels)
-        if (not config.variables or variable.name in config.variables) and (levels or not variable.levels):
-            chosen[variable.name] = levels
+        own = tuple(level for level in variable.levels if not levels or level in levels)
+        if (not names or variable.name in names) and (own or not variable.levels):
+            chosen[variable.name] = own
     return chosen

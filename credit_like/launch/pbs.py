@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from credit_like.launch.scheduler import ask
+from credit_like.launch.query import ask
 
 _STATES = {
     "Q": "queued", "H": "waiting", "W": "waiting", "R": "running", "B": "running", "E": "ending", "F": "ended",
@@ -51,7 +51,7 @@ class Pbs:
     def states(self, ids: Sequence[str]) -> dict[str, str]:
         """Return states from `qstat -f`, and for jobs that it does not list from `qstat -x -f`.
 
-        The latter knows ended jobs for some days, but prints nothing at all where a server keeps no history.
+        The latter lists ended jobs for some days, but prints nothing at all if the server keeps no history.
         """
         if not ids:
             return {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from credit_like.errors import UserError
+from credit_like.launch.local import Local
+from credit_like.launch.pbs import Pbs
+from credit_like.launch.slurm import Slurm
 from credit_like.schema.launch import SiteSection
 
 
@@ -49,7 +51,7 @@ class Scheduler(Protocol):
         ...
 
     def unknown(self, ids: Sequence[str]) -> list[str]:
-        """Return those of the jobs to wait for that the scheduler does not know and would accept all the same."""
+        """Return those of the jobs to wait for that the scheduler does not know, although it would accept the dependency."""
         ...
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
@@ -64,22 +66,9 @@ def of(site: SiteSection) -> Scheduler:
 
 def by_name(name: str) -> Scheduler:
     """Return the dialect of `pbs`, `slurm` or `local`. Raises UserError for another name, as a damaged history may hold."""
-    from credit_like.launch.local import Local
-    from credit_like.launch.pbs import Pbs
-    from credit_like.launch.slurm import Slurm
-
     dialects: dict[str, type[Scheduler]] = {"pbs": Pbs, "slurm": Slurm, "local": Local}
     if name not in dialects:
         raise UserError(
             f"expected the scheduler of the run's jobs to be one of {', '.join(dialects)}, got {name!r}; submit again"
         )
     return dialects[name]()
-
-
-def ask(command: Sequence[str]) -> str:
-    """Return the output of a query command; empty if it is missing, fails to start or times out."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout

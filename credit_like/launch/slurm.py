@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from credit_like.launch.scheduler import ask
+from credit_like.launch.query import ask
 
 _STATES = {
     "PENDING": "queued",

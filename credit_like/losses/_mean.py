@@ -157,7 +157,7 @@ def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None)
 
 
 def is_by_point(config: LossConfig) -> bool:
-    """Return whether a loss says that its value at a point depends on that point alone, so that it needs no other columns."""
+    """Return whether a loss declares that its value at a point depends on that point alone, so that it needs no other columns."""
     return getattr(loss_module(config), "by_point", False) is True
 
 

@@ -56,7 +56,7 @@ def rowwise(config: Config, error: Tensor, target: Tensor) -> Tensor:
     true_size = (true_energy + tiny).sqrt()
     cosine = (guess.real * truth.real + guess.imag * truth.imag) / (size * true_size)
     amplitude = ((energy + tiny).sqrt() - true_size).square()
-    # The phase of a wave that the truth has by rounding errors alone says nothing.
+    # A wave of the truth that consists of rounding errors has no meaningful phase.
     certain = true_energy / (true_energy + _ABSENT**2 * true_energy.sum(-1, keepdim=True) + tiny)
     both = energy + true_energy
     larger = (both + ((energy - true_energy).square() + (_SMALL * both).square() + tiny).sqrt()) / 2

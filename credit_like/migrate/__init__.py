@@ -124,12 +124,12 @@ _NOT = {
 
 @dataclass(frozen=True)
 class Translation:
-    """An experiment of this package as plain data for YAML, and what could not be said in it."""
+    """An experiment of this package as plain data for YAML, and what it could not express."""
 
     experiment: dict[str, Any]
     remarks: tuple[Remark, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """What the file of the weights says of their channels and normalisation, where the source says it."""
+    """Channels and normalisation in the metadata of the file of weights, where the source has them."""
 
 
 def translate(path: Path, upsample: str | None = None, weights: tuple[Path, Path] | None = None) -> Translation:
@@ -484,7 +484,7 @@ def _model(source: Document, upsample: str | None, variables: Variables, of_weig
 
 
 def _grid(source: Document) -> tuple[int, int]:
-    """Return (rows, columns) that the sources say. Raises UserError if none does."""
+    """Return (rows, columns) according to the sources. Raises UserError if none has them."""
     for name, section in source.values["data"].get("source", {}).items():
         match = re.fullmatch(r"(\d+)x(\d+)", str(section.get("resolution", "")))
         if match:

@@ -82,7 +82,7 @@ def variable_keys(source: Document) -> dict[str, str]:
 
 
 def note(source: Document) -> None:
-    """List the steps that have to be said otherwise; corrections, functions and derived fields are read elsewhere."""
+    """List the steps that have another form here; corrections, functions and derived fields are read elsewhere."""
     for part in ("preblocks", "postblocks"):
         for at, block in steps(source, part):
             kind = str(block.get("type"))

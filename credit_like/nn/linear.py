@@ -1,15 +1,35 @@
-"""A linear map of the last dimension, optionally divided by its spectral norm."""
+"""A linear map of the last dimension, optionally divided by its spectral norm or with a low-rank change."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from credit_like import ops
 from credit_like.nn.layer import Layer
-from credit_like.nn.lora import Lora
 from credit_like.nn.spectral_norm import SpectralNorm, normalised_together
+
+
+class Lora(Layer):
+    """The low-rank change s B A of a weight (see `credit_like.nn.lora`); `up` is B (out, rank) and `down` is A (rank, in)."""
+
+    def __init__(self, out_features: int, in_features: int, rank: int, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.up = nn.Parameter(torch.empty(out_features, rank))
+        self.down = nn.Parameter(torch.empty(rank, in_features))
+
+    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return zeros for `up`, and uniform numbers within 1 / sqrt(in) for `down`."""
+        if leaf == "up":
+            return torch.zeros(shape)
+        return (2 * torch.rand(shape, generator=generator) - 1) * shape[1] ** -0.5
+
+    def forward(self) -> Tensor:
+        """Return the change (out, in) of the weight."""
+        return self.scale * (self.up @ self.down)
 
 
 @ops.fusible

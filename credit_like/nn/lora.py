@@ -14,30 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from credit_like.errors import UserError
-from credit_like.nn.layer import Layer
+from credit_like.nn.linear import Linear, Lora
 
 NAMES = "*.lora.*"
 """Pattern of the names of the parameters."""
-
-
-class Lora(Layer):
-    """The change s B A of a weight; `up` is B (out, rank) and `down` is A (rank, in)."""
-
-    def __init__(self, out_features: int, in_features: int, rank: int, scale: float) -> None:
-        super().__init__()
-        self.scale = scale
-        self.up = nn.Parameter(torch.empty(out_features, rank))
-        self.down = nn.Parameter(torch.empty(rank, in_features))
-
-    def initial(self, leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-        """Return zeros for `up`, and uniform numbers within 1 / sqrt(in) for `down`."""
-        if leaf == "up":
-            return torch.zeros(shape)
-        return (2 * torch.rand(shape, generator=generator) - 1) * shape[1] ** -0.5
-
-    def forward(self) -> Tensor:
-        """Return the change (out, in) of the weight."""
-        return self.scale * (self.up @ self.down)
 
 
 def add_lora(model: nn.Module, rank: int, match: Sequence[str], scale: float = 1.0) -> None:
@@ -45,8 +25,6 @@ def add_lora(model: nn.Module, rank: int, match: Sequence[str], scale: float = 1
 
     Raises UserError for a pattern that matches no layer, and for a rank that a matched layer's weight cannot have.
     """
-    from credit_like.nn.linear import Linear
-
     layers = {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
     for pattern in match:
         if not fnmatch.filter(layers, pattern):

@@ -160,7 +160,7 @@ def _start_power_iteration(spectral: SpectralNorm, full: Tensor, name: str, seed
 
 
 def own_part(model: nn.Module, height: int) -> tuple[slice, slice, Callable[[Tensor], Tensor]]:
-    """Return this rank's rows and columns of the image, and what turns its part of a field into its rows with all columns."""
+    """Return this rank's rows and columns of the image, and a function from its part of a field to its rows with all columns."""
     manager = get_domain_manager(model)
     if manager is None:
         return slice(0, height), slice(None), identity

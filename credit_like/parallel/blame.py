@@ -34,7 +34,7 @@ _GRACE = 6.0
 _ANSWER = 8.0
 """Seconds in which a rank must report its position."""
 _CONSEQUENCE = 2.0
-"""Seconds in which the rank that knows more may report first, after a connection was lost."""
+"""Seconds to wait after a lost connection, so that the rank with the original error can report first."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Causes:
     def claim(self, cause: Cause) -> Cause:
         """Record `cause` as the first one unless there is one already; return the first.
 
-        Where another rank is the reason, the message names it, if the positions of the ranks tell which one it is.
+        If another rank is the reason and the positions of the ranks identify it, the message names it.
         """
         if self._first is None:
             self._failed = bool(cause.peers)

@@ -90,7 +90,7 @@ def _units(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _gathered_ahead(unit: nn.Module) -> bool:
-    """Return whether the order of registration says when a unit is used."""
+    """Return whether units are used in the order of their registration."""
     block = unit._checkpoint_wrapped_module if isinstance(unit, CheckpointWrapper) else unit
     return getattr(block, "gathered_ahead", True)
 

@@ -1,4 +1,4 @@
-"""Find out which rank holds up the others: the position of every rank, and who is waited for.
+"""Find out which rank holds up the others: the position of every rank, and the ranks that the others wait for.
 
 PyTorch's flight recorder keeps the newest collectives of each process, with their numbers in their groups. A rank that
 waits has begun a collective that has not ended; the ranks of its group that have not begun it are those it waits for.

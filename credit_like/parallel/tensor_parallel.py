@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from credit_like.errors import UserError
 from credit_like.nn.layer import TensorSplit, tensor_split
-from credit_like.nn.lora import Lora
+from credit_like.nn.linear import Lora
 from credit_like.parallel.collectives import copy_to_region, reduce_from_region
 
 
@@ -146,7 +146,10 @@ def _check(name: str, block: nn.Module, split: TensorSplit, degree: int) -> None
     }.items():
         if count % degree:
             works = ", ".join(str(d) for d in range(1, count + 1) if count % d == 0)
-            raise UserError(f"{where}: its {count} {what} do not divide by {degree}; degrees that work: {works}")
+            raise UserError(
+                f"{where}: expected a degree that divides its number of {what}, {count}, got {degree}; degrees that work: "
+                f"{works}"
+            )
 
 
 def _heads(block: nn.Module, split: TensorSplit, counts: dict[str, int]) -> int:

@@ -62,11 +62,27 @@ def find(config: Config, variables: Variables) -> list[slice]:
     return [channels_of(name, variables.outputs, "physics.variables") for name in config.variables]
 
 
+def check_data(config: Config, store: FieldStore) -> None:
+    """Raise UserError for a grid that does not cover the full circle of longitude, and for a period without data."""
+    if not config.variables:
+        return
+    if not store.grid.is_periodic:
+        raise UserError(
+            "physics.type: expected a grid that covers the full circle of longitude for relax, got a part of it; remove it"
+        )
+    periods = config.climatology or ()
+    if not len(store.period(periods)):
+        start, end = periods[0].start, periods[-1].end
+        raise UserError(
+            f"physics.climatology: expected data of the period {start} to {end}, got none; change it, or remove relax where "
+            "forecasts are made without the data of the training"
+        )
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
 
-    Raises UserError for a grid that does not cover the full circle of longitude, and where the data do not have the period or
-    rows of a variable.
+    Raises UserError as `check_data` does, and where the data do not have some rows of a variable.
     """
     import torch
 
@@ -74,10 +90,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     from credit_like.physics._fix import Fix
 
     where = find(config, variables)
-    if where and not store.grid.is_periodic:
-        raise UserError(
-            "physics.type: expected a grid that covers the full circle of longitude for relax, got a part of it; remove it"
-        )
+    check_data(config, store)
     climate = torch.nn.Module()
     if where:
         mean = _climatology(config, variables, store, layout.get("rows", slice(None)))
@@ -102,14 +115,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
 def _climatology(config: Config, variables: Variables, store: FieldStore, rows: slice) -> NDArray[np.float64]:
     """Return the mean over longitude and times of this rank's rows, (C, H, 1), of all predicted channels."""
-    periods = config.climatology or ()
-    positions = store.period(periods)
-    if not len(positions):
-        start, end = periods[0].start, periods[-1].end
-        raise UserError(
-            f"physics.climatology: expected data of the period {start} to {end}, got none; change it, or remove relax where "
-            "forecasts are made without the data of the training"
-        )
+    positions = store.period(config.climatology or ())
     fields = store.read(variables.outputs, positions[:: max(1, len(positions) // TIMES)], rows).astype(np.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows without data in variables that are not relaxed

@@ -109,7 +109,8 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     where = find(config, variables)
     names = (*config.variables, *config.winds)
     grid = store.grid
-    _check(config, variables, store, statistics, names, where)
+    check_data(config, store)
+    _check_values(statistics, variables, names, where)
     rows = layout.get("rows", slice(None))
     reduce: Callable[[Tensor], Tensor] = layout.get("reduce", identity)
     columns: slice = layout.get("columns", slice(None))
@@ -153,17 +154,10 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     return fix
 
 
-def _check(
-    config: Config,
-    variables: Variables,
-    store: FieldStore,
-    statistics: Statistics,
-    names: tuple[str, ...],
-    where: list[slice],
-) -> None:
-    """Raise UserError where the grid or the variables do not allow the filter."""
+def check_data(config: Config, store: FieldStore) -> None:
+    """Raise UserError for a grid that is not global or too coarse."""
     grid, highest = store.grid, config.highest + bool(config.winds)
-    if not names:
+    if not config.variables and not config.winds:
         return
     if not grid.is_global:
         raise UserError(
@@ -174,6 +168,10 @@ def _check(
         raise UserError(
             f"physics.highest: expected at most {most} on {grid.height} x {grid.width} points, got {config.highest}"
         )
+
+
+def _check_values(statistics: Statistics, variables: Variables, names: tuple[str, ...], where: list[slice]) -> None:
+    """Raise UserError for a variable with points without data."""
     mask = statistics.mask(variables.outputs)
     for name, channels in zip(names, where, strict=True):
         if not mask[channels].all():

@@ -41,6 +41,15 @@ def find(config: Config, variables: Variables) -> list[slice]:
     return [channels_of(name, variables.outputs, "physics.variables") for name in config.variables]
 
 
+def check_data(config: Config, store: FieldStore) -> None:
+    """Raise UserError for a grid that does not cover the full circle of longitude."""
+    if config.variables and not store.grid.is_periodic:
+        raise UserError(
+            "physics.type: expected a grid that covers the full circle of longitude for zonal-filter, got a part of it; "
+            "remove the filter"
+        )
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
 
@@ -52,11 +61,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     from credit_like.physics._fix import Fix
 
     where = find(config, variables)
-    if where and not store.grid.is_periodic:
-        raise UserError(
-            "physics.type: expected a grid that covers the full circle of longitude for zonal-filter, got a part of it; "
-            "remove the filter"
-        )
+    check_data(config, store)
     mask = statistics.mask(variables.outputs)
     for name, channels in zip(config.variables, where, strict=True):
         if not mask[channels].all():

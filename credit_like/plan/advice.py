@@ -1,4 +1,4 @@
-"""What a training step takes by the plan, and what would take less: the advice where memory was exhausted.
+"""The memory of a training step by the plan, and changes that save memory: advice for a run whose memory was exhausted.
 
     python -m credit_like.plan.advice experiment.yml WORLD ROWSxCOLUMNS
 

@@ -138,7 +138,7 @@ def cached(mode: FakeTensorMode, recipes: Recipes | None = None) -> Replay | Non
 
 
 class Replay:
-    """A cache of operations under a FakeTensorMode; made by `cached`, which tests what it builds on."""
+    """A cache of operations under a FakeTensorMode; made by `cached`, which tests the internals of torch that it needs."""
 
     def __init__(self, mode: FakeTensorMode, recipes: Recipes | None = None) -> None:
         self.mode = mode

@@ -36,6 +36,7 @@ _WALLTIME = re.compile(r"(\d{1,15}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories that end a line, control a terminal, or cannot be encoded as UTF-8."""
+_NAME_BYTES = 100
 _APART = re.compile(r"""[\s'"\\#]""")
 
 
@@ -62,8 +63,22 @@ def one_word(text: str) -> str:
     return text
 
 
+def file_name(text: str) -> str:
+    """Return the text, which becomes part of the names of files, arrays and curves.
+
+    Raises UserError for text that would name a file elsewhere or none at all.
+    """
+    if not one_line(text) or "/" in text or text.startswith(".") or len(text.encode()) > _NAME_BYTES:
+        raise UserError(
+            f"expected a name of at most {_NAME_BYTES} bytes without '/' and without a dot at its start, because files "
+            f"have it in their names, got {text[:60]!r}{'…' if len(text) > 60 else ''}"
+        )
+    return text
+
+
 Line = Annotated[str, AfterValidator(one_line)]
 Word = Annotated[str, AfterValidator(one_word)]
+FileName = Annotated[str, AfterValidator(file_name)]
 
 
 class HiddenKey(Exception):

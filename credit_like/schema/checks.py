@@ -41,6 +41,10 @@ from credit_like.schema.trainer import TrainerSection
 OUTPUT_ROLES = ("prognostic", "diagnostic")
 ROLES = (*OUTPUT_ROLES, "dynamic_forcing", "static")
 SPLITS = ("train", "valid", "test")
+COORDINATES = (
+    "time", "prediction_timedelta", "forecast_reference_time", "forecast_period", "number", "level", "latitude", "longitude",
+)  # fmt: skip
+"""Names that no variable can have beside its coordinates in forecasts and scores."""
 _LONGEST_NAME = 255
 
 
@@ -185,6 +189,9 @@ def _variable_findings(data: DataSection) -> Iterator[Finding]:
             first = ".".join(map(str, seen[spec.name][:-1]))
             yield path, f"expected each variable once, got {spec.name!r} in {first} too, remove one of the two"
         seen.setdefault(spec.name, path)
+        if spec.name in COORDINATES:
+            message = f"expected another name than {spec.name!r}, which is a coordinate of forecasts, got it, change it"
+            yield path, f"{message}; `var` is the name in the files"
         if "@" in spec.name:
             yield path, f"expected a name without '@' (it stands before a level), got {spec.name!r}, change it"
         if on_levels and not (spec.levels or data.levels):
@@ -247,6 +254,13 @@ def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
             ("loss", "variable_weights"),
             "expected a weight above 0 for some predicted variable, got none, change one",
         )
+
+    predicted = [spec for _, role, on_levels, spec in specs(experiment.data) if on_levels and role in OUTPUT_ROLES]
+    levels = {level for spec in predicted for level in spec.levels or experiment.data.levels}
+    for level in getattr(experiment.loss, "level_weights", {}):
+        if level not in levels:
+            known = ", ".join(f"{each:g}" for each in sorted(levels)) or "none"
+            yield ("loss", "level_weights"), f"expected predicted levels ({known}), got {level:g}, change it"
 
     leads, forecast_len = getattr(experiment.loss, "lead_weights", None), experiment.data.forecast_len
     if leads is None:
@@ -311,7 +325,7 @@ def shares_members(experiment: Experiment) -> bool:
 
 
 def shares_columns(plugin: ModuleType) -> bool:
-    """Return whether a correction says that it has a form for a part of the columns (see `credit_like.physics`)."""
+    """Return whether a correction declares that it works on a part of the columns (see `credit_like.physics`)."""
     return getattr(plugin, "shares_columns", False) is True
 
 
@@ -370,19 +384,25 @@ def _time_findings(experiment: Experiment) -> Iterator[Finding]:
 
 
 def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
-    """Check that `save_loc` is, or can become, a writable folder."""
-    folder = FilePath(experiment.save_loc).absolute()
+    """Check that `save_loc`, and the folder of forecasts if there is one, are or can become writable folders."""
+    places: list[tuple[Path, str]] = [(("save_loc",), experiment.save_loc)]
+    if output := experiment.inference.output.path:
+        places.append((("inference", "output", "path"), output))
+    for key, path in places:
+        if problem := _folder_problem(path):
+            yield key, f"{problem}, change it"
+
+
+def _folder_problem(path: str) -> str | None:
+    folder = FilePath(path).absolute()
     if wrong := _why_not_a_folder(folder):
-        yield ("save_loc",), f"expected a folder, got {shown(experiment.save_loc)}: {wrong}, change it"
-        return
+        return f"expected a folder, got {shown(path)}: {wrong}"
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not existing.is_dir():
-        yield ("save_loc",), f"expected a folder, got {experiment.save_loc!r}, but {existing} is a file, change it"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        yield (
-            ("save_loc",),
-            f"expected a folder that may be written to, got {experiment.save_loc!r}, but {existing} may not, change it",
-        )
+        return f"expected a folder, got {path!r}, but {existing} is a file"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"expected a folder that may be written to, got {path!r}, but {existing} may not"
+    return None
 
 
 def _why_not_a_folder(folder: FilePath) -> str | None:

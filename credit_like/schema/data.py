@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from credit_like.errors import UserError
-from credit_like.schema.base import Duration, Section
+from credit_like.schema.base import Duration, FileName, Section
 from credit_like.schema.plugin import plugin
 
 _TIME = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2}))?(?::?(\d{2}))?)?")
@@ -104,7 +104,7 @@ class VariableSpec(Section):
 
     shorthands = ({"type": "string"},)
 
-    name: str = Field(min_length=1)
+    name: FileName = Field(min_length=1)
     """Name of the variable in this experiment."""
     var: str | None = None
     """Name in the store. Default: `name`."""

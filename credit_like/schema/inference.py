@@ -5,10 +5,10 @@ from __future__ import annotations
 import datetime as dt
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from credit_like.errors import UserError
-from credit_like.schema.base import Duration, DurationText, Section, format_duration, parse_duration
+from credit_like.schema.base import Duration, DurationText, FileName, Section, format_duration, parse_duration
 from credit_like.schema.data import Periods, Sources, Time, parse_time
 from credit_like.schema.derive import Derive
 from credit_like.schema.plugin import plugin
@@ -108,7 +108,7 @@ class Ensemble(Section):
     `amplitude` or a type of `perturbations`."""
     length_scale_km: float = Field(default=1000.0, gt=0)
     """Correlation length of the perturbations in km."""
-    amplitude: dict[str, float] = Field(default={})
+    amplitude: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """Standard deviation of the perturbation of each variable, in units of the standard deviation of its change per
     step. Bred vectors grow from such perturbations, and are scaled back to their size."""
     perturbations: Perturbations | None = None
@@ -205,13 +205,13 @@ class EvaluationSection(Section):
 
     truth: Sources | None = None
     """Source of the truth. Default: the experiment's own data."""
-    metrics: tuple[str, ...] = ("rmse", "bias", "acc", "activity", "spectrum")
+    metrics: Annotated[tuple[str, ...], Field(min_length=1)] = ("rmse", "bias", "acc", "activity", "spectrum")
     """Names of the metrics to compute, such as rmse, acc or crps."""
     thresholds: Thresholds = Thresholds()
     """Thresholds of the metrics brier, fair-brier and reliability, such as `{quantiles: [0.1, 0.9]}`."""
     regions: dict[str, Box] = Field(default={})
-    """Name → box of regions to score beside the whole grid."""
-    baselines: dict[str, str] = Field(default={})
+    """Name → box of regions to score beside the whole grid, which is `global`."""
+    baselines: dict[FileName, str] = Field(default={})
     """Name → forecast store or results file in WeatherBench2 layout, scored beside persistence and climatology."""
     climatology_window_days: int = Field(default=61, ge=1)
     """Width in days of the window, centred on the day of year, over which the climatology averages."""
@@ -222,3 +222,10 @@ class EvaluationSection(Section):
     derive: Derive | None = None
     """Fields to score that follow from predicted ones: of the forecasts, unless their files have them, and of the truth.
     Default: those of `inference.derive`."""
+
+    @field_validator("regions")
+    @classmethod
+    def _global_is_the_whole_grid(cls, value: dict[str, Box]) -> dict[str, Box]:
+        if "global" in value:
+            raise UserError("expected another name than global, which is the whole grid, got it, change it")
+        return value

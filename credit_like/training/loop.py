@@ -152,7 +152,7 @@ class Loop:
         self.enter(stage)
 
     def _named(self) -> str:
-        """Return the phase as a log line shows it; nothing where there is one alone."""
+        """Return the phase as text for a log line; empty for a training in one phase."""
         return f"  phase {self.stage.phase.number}" if len(self.stages) > 1 else ""
 
     def _epoch(self) -> str | None:
@@ -219,7 +219,7 @@ class Loop:
         return now
 
     def _phase(self) -> dict[str, int]:
-        """Return the phase as records of the log have it; nothing where there is one alone."""
+        """Return the entry of the phase in a record of the log; empty for a training in one phase."""
         return {"phase": self.stage.phase.number} if len(self.stages) > 1 else {}
 
     def _boundary(self) -> str | None:
@@ -265,7 +265,7 @@ class Loop:
         return _STOP if self.stop.reason(self._reserve()) else _GO_ON
 
     def _wish(self) -> int:
-        """Return what this rank wants at this boundary: to stop, to save or to go on."""
+        """Return what this rank votes for at this boundary: stop, save or go on."""
         if stop := self._stop_wish():
             return stop
         every = self.stage.schedule.section.checkpoint.every
@@ -279,7 +279,7 @@ class Loop:
         return _SAVE if due else _GO_ON
 
     def _must_stop(self) -> bool:
-        """Return whether a rank wants to stop: asked in the midst of a validation."""
+        """Return whether a rank wants to stop; called during a validation."""
         return self._agree(self._stop_wish()) > _GO_ON
 
     # ---- log -----------------------------------------------------------------------------------------------------

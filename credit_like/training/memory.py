@@ -1,4 +1,4 @@
-"""What is said and written when a training runs out of memory."""
+"""The message and the files of a training that runs out of memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _snapshot(path: Path) -> Path | None:
 
 
 def _planned(experiment: Experiment, world: int, grid: str) -> str | None:
-    """Return what the plan says of this experiment, from a process of its own; None if it cannot be made in time."""
+    """Return the advice of `plan` for this experiment, computed in another process; None if it takes too long."""
     log.warning("out of memory: planning what would take less")
     with tempfile.TemporaryDirectory() as folder, suppress(OSError, MemoryError, subprocess.SubprocessError):
         file = Path(folder) / "experiment.yml"

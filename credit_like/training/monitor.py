@@ -1,4 +1,4 @@
-"""What a run reports: log.jsonl, status.json, TensorBoard, a tracker, and a progress bar or plain lines."""
+"""The reports of a run: log.jsonl, status.json, TensorBoard, a tracker, and a progress bar or plain lines."""
 
 from __future__ import annotations
 

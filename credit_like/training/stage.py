@@ -1,4 +1,4 @@
-"""What the steps of a phase of training need: its keys, steps, loss and samples."""
+"""A phase of training with its keys, schedule, loss and samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from credit_like.state import Sample
 
 
 class Batches(Protocol):
-    """What training and validation ask of a loader."""
+    """Interface of a loader, as far as training and validation use it."""
 
     def __len__(self) -> int: ...
     def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]: ...

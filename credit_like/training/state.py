@@ -185,7 +185,7 @@ class TrainingState:
         spectral_norm.refresh(self.model)
 
     def _meta(self) -> dict[str, Any]:
-        """Return what a checkpoint says of itself, and what a forecast from it needs besides the tensors."""
+        """Return the metadata of a checkpoint, with what a forecast needs besides the tensors."""
         context = self.context
         experiment, grid = context.experiment.to_dict(), context.store.grid
         return {

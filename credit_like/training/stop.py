@@ -64,7 +64,7 @@ class StopRequest:
         return self._interrupted < math.inf
 
     def reason(self, reserve: float = 0.0) -> str | None:
-        """Return what asks for a stop now, if anything; `reserve`: seconds that the next step and a save may take."""
+        """Return the reason for a stop now, if there is one; `reserve`: seconds that the next step and a save may take."""
         if self._signal:
             return f"signal {self._signal}"
         now = time.monotonic()

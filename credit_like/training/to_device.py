@@ -25,7 +25,7 @@ class ToDevice:
         with torch.cuda.stream(self.stream):
             copied = sample.to(self.device)
         computing.wait_stream(self.stream)
-        # The memory belongs to the copying stream, which would use it again before the computation is done.
+        # The memory belongs to the copying stream, which would reuse it before the computation is done.
         for tensor in copied.tensors():
             tensor.record_stream(computing)
         return copied

@@ -47,7 +47,7 @@ _LOCK_PATIENCE = 60.0
 
 
 class Trainer:
-    """Trains the stepper's model as the experiment says, from wherever the run in `experiment.save_loc` stands.
+    """Trains the stepper's model according to the experiment, from the newest checkpoint in `experiment.save_loc` if there is one.
 
     `stages` are the phases of the experiment in order; `stage` is the one of the newest step. Raises UserError for an
     optimiser or short forecasts that do not fit the run.
@@ -161,7 +161,7 @@ class Trainer:
             return outcome
 
     def _tracker(self) -> Callable[[], Tracking] | None:
-        """Return what opens the tracker that the experiment asks for."""
+        """Return a function that opens the tracker of the experiment."""
         experiment = self.context.experiment
         if experiment.tracking is None:
             return None

@@ -88,6 +88,8 @@ def test_what_is_not_an_export_is_refused(run, tmp_path) -> None:
     write_tensors(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {"of": "something"})
     with pytest.raises(ValueError, match="expected metadata `model`"):
         load_export(tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"other.safetensors, got other weights"):
+        export(run, tmp_path / "other.safetensors")
     whole = export(run, tmp_path / "model.safetensors")
     whole.write_bytes(whole.read_bytes()[:-5])
     with pytest.raises(DamagedCheckpoint, match=r"model.safetensors is not readable"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -12,11 +13,13 @@ import pytest
 import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from world import make_context, make_data, make_experiment
 
 from credit_like.evaluation import report
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.report import MISSING, quantise, thin, write_report
+from credit_like.evaluation.scorecard import print_scorecard
 
 LEADS = 4
 
@@ -380,6 +383,26 @@ def test_the_scorecard_compares_with_the_chosen_baseline(tab, made):
         change = 100 * (rmse.sel(source="model") / rmse.sel(source=baseline) - 1).values
         np.testing.assert_allclose([float(cell) for cell in shown], change, atol=0.5)
         assert baseline in tab.inner_text("#card-note")
+
+
+@pytest.mark.parametrize("metrics", [["acc"], []])
+def test_scores_without_the_rmse_have_a_table_and_a_page(browser, made, tmp_path, metrics):
+    """As of `metrics: [acc]`, and of `metrics: [spectrum]`, which has wavenumbers beside the leads."""
+    _, results, dataset, store, variables = made
+    some = results.sel(metric=np.array(metrics, str))
+    console = Console(file=io.StringIO(), width=120)
+    print_scorecard(some, console)
+    text = console.file.getvalue()
+    assert ("ACC of model over 3 initial times" in text) == bool(metrics)
+    assert ("none of the metrics" in text) == (not metrics)
+    assert "pers." not in text
+    errors = []
+    page = browser.new_page()
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(write_report(tmp_path / "report.html", some, dataset, store, variables).as_uri())
+    page.wait_for_selector("html[data-ready]", timeout=120_000)
+    page.close()
+    assert errors == []
 
 
 def test_curves_follow_the_choice(tab, made):

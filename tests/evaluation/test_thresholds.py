@@ -102,6 +102,18 @@ def test_scores_of_events_of_several_sources_reach_the_files(world, tmp_path):
     assert ((rate > 0) & (rate < 0.5)).all()
 
 
+def test_metrics_that_all_have_more_dimensions_than_leads(world, tmp_path):
+    experiment, store, variables = world
+    section = experiment.evaluation.model_copy(update={"metrics": ("rank-histogram",)})
+    experiment = experiment.model_copy(update={"evaluation": section})
+    results = evaluate(experiment, ensemble(store, variables, MEMBERS), store, store, variables)
+    save_results(results, tmp_path)
+    results = load_results(tmp_path)
+    assert list(results["metric"].values) == []
+    ranks = results["sp_rank_histogram"].sel(region="global", source="model")
+    np.testing.assert_allclose(ranks.sum("rank"), 1)
+
+
 def test_one_message_for_a_single_member(world):
     experiment, store, variables = world
     with pytest.raises(

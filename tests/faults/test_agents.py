@@ -120,7 +120,9 @@ def killed(tmp_path: Path, ranks: int, kills: int) -> list[Kill]:
             is_kill = len(done) < kills and len(victims) == ranks
             if is_kill:
                 end(pid, victims, what, rng)
-            code = wait_for_the_end(job, victims, run.with_suffix(".0.out"))
+            said = run.with_suffix(".0.out")
+            code = wait_for_the_end(job, victims, said)
+            assert is_kill or code == 0, said.read_text()[-3000:]
             if is_kill and code:  # else the run had just ended
                 done.append(Kill(what, time.monotonic() - began))
                 print(f"kill {len(done)}, {ranks} ranks, {what}: {done[-1].seconds:.1f} s", flush=True)

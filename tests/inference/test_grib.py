@@ -48,7 +48,7 @@ def layout_of(grid=REGULAR, members=1, levels=(500, 850), surface=(), attrs=UNIT
         members=members,
         grid=grid,
         variables=tuple(variables.outputs),
-        chosen=choose(WRITER.Config(), variables.outputs),
+        chosen=choose(variables.outputs),
         variable_attrs=attrs,
         attrs={},
     )

@@ -46,7 +46,7 @@ def write_experiment(folder: Path, steps: int, seconds: float, site: str = "gene
         site,
         save_loc=str(folder / "run"),
         pbs=request,
-        evaluation={"metrics": []},
+        evaluation={"metrics": ["rmse"]},
         trainer={"parallelism": {"data": "ddp"}, "global_batch_size": 4},
     )
     file = folder / "experiment.yml"

@@ -1,10 +1,12 @@
 """WXFormer against its plain transcription in fp64, its arithmetic checks, and its weights' independence of the layout."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -185,15 +187,19 @@ def test_of_many_windows_that_do_not_fit_the_first_is_shown():
     assert "more conditions on longitude do not hold; padding_conf.pad_lon that sums to" in problem
 
 
-def test_the_pads_that_the_message_proposes_work():
-    config = Config(local_window_size=3)
-    padding = {"activate": True, "pad_lat": (8, 8), "pad_lon": (16, 16)}
-    assert config.check(32, 64)
-    assert (
-        not config.model_copy(update={"global_window_size": (4, 4, 2, 1)})
-        .model_validate({**config.model_dump(), "padding_conf": padding})
-        .check(32, 64)
-    )
+@pytest.mark.parametrize("mode", ["earth", "mirror", "replicate"])
+@pytest.mark.parametrize(
+    ("height", "width", "windows"), [(32, 64, (8, 4, 2, 1)), (61, 120, (8, 4, 2, 1)), (30, 60, (4, 4, 2, 1))]
+)
+def test_the_pads_that_the_messages_propose_work(height, width, windows, mode):
+    config = Config(local_window_size=4, global_window_size=windows, padding_conf={"activate": True, "mode": mode})
+    messages = config.check(height, width)
+    proposed = {"pad_lat": (0, 0), "pad_lon": (0, 0)}
+    for found in re.findall(r"such as padding_conf: (\{.*\})", "\n".join(messages)):
+        proposed |= yaml.safe_load(found)
+    assert messages
+    padded = Config.model_validate({**config.model_dump(), "padding_conf": {"mode": mode, **proposed}})
+    assert padded.check(height, width) == []
 
 
 def test_published_grids_fit():

@@ -83,7 +83,10 @@ def test_a_layer_that_cannot_be_split_is_named(launch_ranks):
 def test_heads_that_do_not_divide(launch_ranks, tiny):
     """8 / 2 = 4 heads at the first stage with 3 ranks."""
     for answer in launch_ranks(3, _refused, tiny.blank, 3):
-        assert "stages.0.layers.0.short (ShortAttention): its 2 heads do not divide by 3" in answer[1]
+        assert (
+            "stages.0.layers.0.short (ShortAttention): expected a degree that divides its number of heads, 2, got 3"
+            in answer[1]
+        )
         assert "degrees that work: 1, 2" in answer[1]
 
 

@@ -288,7 +288,7 @@ def open_lazily(path: str | Path, *, chunk_cache: bool = True) -> xr.Dataset:
 
 
 class Owner(Protocol):
-    """What opens, reads and closes one file, and keeps other threads out of the library meanwhile."""
+    """Interface to open, read and close one file while no other thread is inside the library."""
 
     def opened(self) -> AbstractContextManager[Any]:
         """Yield the open file."""

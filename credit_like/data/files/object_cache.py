@@ -66,7 +66,7 @@ class ObjectCache:
         if self.folder in _unwritable or size > self.limit:
             return
         if replace and self.get(name) not in (None, data):
-            with suppress(OSError):  # `usage` then says too much, and is counted anew at the next eviction
+            with suppress(OSError):  # `usage` is then too large until it is counted anew at the next eviction
                 self._path(name).unlink()
         draft = self.folder / "drafts" / f"{os.getpid()}-{uuid.uuid4().hex}"
         try:

@@ -155,7 +155,7 @@ class RemoteStore(WrapperStore[FsspecStore]):
         raise RemoteError(f"{self.url} is gone: it has none of {', '.join(_ROOT)} any more")
 
     def _tell(self, error: RemoteError) -> None:
-        """Say that copies are read, once for each store that a process opens."""
+        """Log that copies are read, once for each store that a process opens."""
         if self.cache is not None and not self._told:
             self._told = True
             _LOG.warning("%s; its copies in %s are read instead", error, self.cache.folder)

@@ -29,7 +29,7 @@ from credit_like.data.files.remote import RemoteError, failures
 BLOCK = 2**20
 """Bytes of a block. Adjacent blocks that are absent are fetched by one request."""
 _RECENT = 4  # blocks that a file keeps in memory: HDF5 reads metadata in small pieces
-_GONE = 60.0  # seconds for which a server that failed is asked only once where the cache has a copy
+_GONE = 60.0  # seconds after a failure in which a read is tried only once if the cache has a copy
 _VERSION = ("etag", "last-modified", "lastmodified", "content-md5", "md5hash", "generation", "mtime", "updated")
 _LOG = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -124,7 +124,7 @@ class RemoteFile(io.RawIOBase):
         return found
 
     def _described(self) -> tuple[int, str]:
-        """Return size and version of the file, asked of the server first."""
+        """Return size and version of the file, from the server if it answers, else from the cache."""
         name = f"{self._name}\0size and version"
         held = None if self._cache is None else self._cache.get(name)
         failing = time.monotonic() - _failed.get(self._server, float("-inf")) < _GONE

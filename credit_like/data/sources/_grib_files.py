@@ -215,7 +215,7 @@ def _fits(at: int, size: int, end: int) -> None:
 
 
 def _joined(file: BinaryIO, parts: tuple[tuple[int, int], ...]) -> Callable[[ModuleType], Any]:
-    """Return what makes a handle of a message with the parts given; its length is that of a message with one field."""
+    """Return a function that makes a handle of a message with these parts, whose length is that of one field."""
     pieces = []
     for offset, length in parts:
         file.seek(offset)
@@ -229,7 +229,7 @@ def _joined(file: BinaryIO, parts: tuple[tuple[int, int], ...]) -> Callable[[Mod
 
 
 def _header(path: str, start: int) -> Callable[[ModuleType], Any]:
-    """Return what makes a handle without data of the message at an offset.
+    """Return a function that makes a handle without data of the message at an offset.
 
     The file is opened for this alone: ecCodes reads from the position of the file descriptor, which Python's buffer hides.
     """

@@ -38,7 +38,7 @@ _NOT_AN_INDEX = (OSError, ValueError, KeyError, TypeError, IndexError, EOFError,
 
 @dataclass(frozen=True)
 class Kind:
-    """What files of one kind have in common."""
+    """The facts that files of one kind have in common."""
 
     fields: tuple[str, ...]
     """Variables on latitude and longitude, or all of them where there is none, sorted."""
@@ -54,7 +54,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class About:
-    """What is needed of a file to join it to others. Files of one kind share the object `kind`."""
+    """The facts about a file that are needed to join it to others. Files of one kind share the object `kind`."""
 
     kind: Kind
     seconds: NDArray[np.int64]

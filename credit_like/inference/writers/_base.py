@@ -26,6 +26,7 @@ from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
 
 Fields = NDArray[np.float32]
+_RECORD = "forecast.json"
 _RECORD_DRAFT = re.compile(r"forecast\.json\.[0-9]+\.part")
 
 ForecastKey = tuple[int, int]
@@ -228,15 +229,10 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
 
     Raises UserError if it holds those of another experiment, checkpoint or selection, or files that are no forecasts.
     """
-    record = folder / "forecast.json"
+    record = folder / _RECORD
     text = json.dumps(identity, indent=1, sort_keys=True)
     if not record.exists():
-        others = folder.exists() and any(not _RECORD_DRAFT.fullmatch(entry.name) for entry in folder.iterdir())
-        if others and not record.exists():  # checked again, because another rank may just have written it
-            raise UserError(
-                f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "
-                "with other files in it, change it to another folder"
-            )
+        check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f"forecast.json.{os.getpid()}.part"
         temporary.write_text(text)
@@ -253,6 +249,19 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
         raise UserError(
             f"inference.output.path: expected forecasts of this experiment and checkpoint in {folder}, got some made "
             f"with another {shown}, change the path or remove the folder"
+        )
+
+
+def check_folder(folder: Path) -> None:
+    """Raise UserError for a folder of forecasts that is a file or holds files that are no forecasts."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"inference.output.path: expected a folder, got {folder}, which is a file, change it")
+    record = folder / _RECORD
+    others = folder.exists() and any(not _RECORD_DRAFT.fullmatch(entry.name) for entry in folder.iterdir())
+    if others and not record.exists():  # in this order, because another rank may just have written the record
+        raise UserError(
+            f"inference.output.path: expected an empty folder or one of this experiment's forecasts, got {folder} "
+            "with other files in it, change it to another folder"
         )
 
 

@@ -255,17 +255,25 @@ class Config(Section):
                 )
         return problems
 
+    def _most_padding(self, key: str, size: int) -> int | None:
+        """Return how many points can be added on one side of an axis; None for any number."""
+        mode = self.padding_conf.mode
+        if mode == "replicate":
+            return None
+        return size - 1 if (key, mode) == ("pad_lat", "mirror") else size
+
     def _check_padding(self, height: int, width: int) -> list[str]:
         problems = []
         (north, south), (west, east) = self.pads
         mode = self.padding_conf.mode
-        most = {"earth": height, "mirror": height - 1}.get(mode)
+        most = self._most_padding("pad_lat", height)
         for side, pad in (("north", north), ("south", south)):
             if most is not None and pad > most:
                 problems.append(f"padding_conf.pad_lat: expected at most {most} rows {side} ({mode}), got {pad}")
+        most = self._most_padding("pad_lon", width)
         for side, pad in (("west", west), ("east", east)):
-            if mode != "replicate" and pad > width:
-                problems.append(f"padding_conf.pad_lon: expected at most {width} columns {side} ({mode}), got {pad}")
+            if most is not None and pad > most:
+                problems.append(f"padding_conf.pad_lon: expected at most {most} columns {side} ({mode}), got {pad}")
         if mode == "earth" and (north or south) and width % 2:
             problems.append(
                 f"padding_conf.mode: earth turns rows by half the globe; expected an even width, got {width}"
@@ -307,8 +315,9 @@ class Config(Section):
         return problems
 
     def _cure(self, key: str, size: int, pad: int) -> str:
-        """Return the nearest sums of pads that work with these windows, as text."""
-        works = [p for p in range(pad + 2 * size + 1) if not self._grid_problems(size + p, "")]
+        """Return the nearest sums of pads that work with these windows and that the mode allows, as text."""
+        most = 2 * (self._most_padding(key, size) or pad + size)
+        works = [p for p in range(min(most, pad + 2 * size) + 1) if not self._grid_problems(size + p, "")]
         below = [p for p in works if p < pad][-1:]
         above = [p for p in works if p > pad][:1]
         if not below and not above:

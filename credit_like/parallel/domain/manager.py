@@ -67,7 +67,7 @@ class Axis:
 
     @cached_property
     def plan_to_all(self) -> RowPlan:
-        """Return the plan by which every rank gets the whole length of the model's output."""
+        """Return the plan that gathers the whole length of the model's output on every rank."""
         return self.plan(self.lists(self.length), [range(self.length)] * self.size)
 
     def fetch(self, x: Tensor, plan: RowPlan, dim: int) -> Tensor:

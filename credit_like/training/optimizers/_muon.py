@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from credit_like.parallel.deal import Dealt, deal, from_owners, to_owners
 from credit_like.parallel.shards import local
-from credit_like.training.optimizers._adamw import AdamW, _gradient
-
-if TYPE_CHECKING:
-    from credit_like.training.optimizers.muon import Config
+from credit_like.training.optimizers._adamw import AdamW, AdamWConfig, _gradient
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _ITERATIONS = 5
+
+
+class MuonConfig(AdamWConfig, Protocol):
+    """The parameters of Muon, and those of AdamW for everything else."""
+
+    @property
+    def momentum(self) -> float: ...
+    @property
+    def nesterov(self) -> bool: ...
 
 
 class Muon:
@@ -31,7 +37,7 @@ class Muon:
     1e-2 of the update, and runs in two layouts would diverge.
     """
 
-    def __init__(self, config: Config, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, config: MuonConfig, parameters: Mapping[str, Tensor]) -> None:
         self.config = config
         self.matrices = {name: p for name, p in parameters.items() if is_matrix(p)}
         self._dealt: dict[str, Dealt] | None = None
