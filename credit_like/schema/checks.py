@@ -243,11 +243,11 @@ def _weight_findings(experiment: Experiment) -> Iterator[Finding]:
         listed = weights.get(spec.name)
         if role not in OUTPUT_ROLES or not isinstance(listed, tuple):
             continue
-        levels = len(spec.levels or experiment.data.levels) if on_levels else 1
-        if len(listed) != levels:
+        count = len(spec.levels or experiment.data.levels) if on_levels else 1
+        if len(listed) != count:
             yield (
                 ("loss", "variable_weights", spec.name),
-                f"expected one number, or as many as it has levels ({levels}), got {len(listed)}, change their number",
+                f"expected one number, or as many as it has levels ({count}), got {len(listed)}, change their number",
             )
     if outputs and not any(any(_each(weights.get(name, 1.0))) for name in outputs):
         yield (
