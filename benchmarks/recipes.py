@@ -336,7 +336,8 @@ def curriculum(bench: Bench) -> list[str]:
 DRY = Recipe(
     "dry",
     "wind and height alone",
-    ("data.prognostic={level: [u, v, height]}", "data.diagnostic={}"),
+    # A key that is left out would keep the demonstration's variables.
+    ("data.prognostic={level: [u, v, height], surface: []}", "data.diagnostic={surface: []}"),
 )
 ADDED = Recipe(
     "added",

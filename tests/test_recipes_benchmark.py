@@ -12,6 +12,7 @@ import pytest
 from credit_like.schema.load import load_experiment
 from credit_like.schema.phases import phases
 from credit_like.training.schedulers import linear_warmup_cosine
+from credit_like.variables import Variables
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,6 +66,16 @@ def test_a_curriculum_begins_as_the_training_that_it_continues(recipes, tmp_path
             for e, total in ((first, steps), (plain, recipes.BUDGET))
         ]
         assert rates[0] == rates[1]
+
+
+def test_the_run_to_which_variables_are_added_lacks_them(recipes, tmp_path):
+    bench = recipes.Bench(tmp_path, (1,), False)
+    there, here = (
+        {v.name for v in Variables(load_experiment(recipes.DEMO, bench.overrides(recipe, 1)).data).outputs}
+        for recipe in (recipes.DRY, recipes.ADDED)
+    )
+    assert there == {"u", "v", "height"}
+    assert here == there | {"column_water", "precipitation"}
 
 
 @pytest.mark.slow

@@ -288,7 +288,7 @@ def stepped(context, weights=None):
 
 CHANGES = {
     "the same": (),
-    "a variable less": ("data.diagnostic={}", SMALL_MODEL.replace("}", ", head_channels: 8}")),
+    "a variable less": ("data.diagnostic={surface: []}", SMALL_MODEL.replace("}", ", head_channels: 8}")),
     "reordered": ("data.levels=[2, 1]", "data.prognostic={level: [height, v, u], surface: [column_water]}"),
     "a forcing more": ("data.dynamic_forcing={surface: [{name: toa, compute: solar}]}",),
     "a transform less": (
@@ -316,7 +316,7 @@ def test_the_first_forecast_is_the_source_s(pretrained, tmp_path, change, kind):
         wanted = experiment(tmp_path / "fine", f"start_from={path}", *CHANGES[change])
         after = started(wanted, runtime)
         expected, found = stepped(before), stepped(after)
-    assert found.keys() <= expected.keys()
+    assert found.keys() == expected.keys() - ({"precipitation"} if change == "a variable less" else set())
     if change == "a transform less":  # the output is another one, and starts at its mean
         found.pop("precipitation")
     for name, field in found.items():
