@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
+from numpy.typing import NDArray
 from torch import nn
 
 from credit_like import transforms
@@ -31,6 +32,9 @@ from credit_like.naming import hours_text
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import ROLES, Variables
+
+_FAR = 20.0
+"""Standard deviations between the mean of an initial field and that of the training data beyond which units differ."""
 
 
 def load_forecaster(path: str | Path | Package, device: str | torch.device = "cpu") -> Forecaster:
@@ -148,9 +152,25 @@ class Forecaster:
                 )
         return store
 
+    def _refuse_other_units(self, fields_CHW: NDArray[np.float32]) -> None:
+        """Raise UserError for a prognostic channel without any value, or far from all that the model was trained on."""
+        known, functions = self.normalisation["prognostic"], transforms.names(self.variables.role("prognostic"))
+        moments = zip(known["channels"], known["mean"], known["std"], functions, fields_CHW, strict=False)
+        for name, mean, std, function, field in moments:
+            values = field[np.isfinite(field)]
+            if not values.size:
+                raise UserError(f"expected values of {name} at the initial time, got none; give a complete analysis")
+            if not function and abs(float(values.mean(dtype=np.float64)) - mean) > _FAR * std > 0:
+                raise UserError(
+                    f"expected {name} as the model knows it, with mean {mean:.4g} and standard deviation {std:.4g}, got a field "
+                    f"with mean {values.mean():.4g}; is it in other units? Convert the file"
+                )
+
     def _statistics(self, store: FieldStore, now: int) -> Statistics:
         """Return the export's statistics, with the points that have data at position `now`."""
-        outputs = np.isfinite(store.read(self.variables.outputs, [now])[0])
+        fields = store.read(self.variables.outputs, [now])[0]
+        self._refuse_other_units(fields)
+        outputs = np.isfinite(fields)
         everywhere = outputs[: self.variables.n("prognostic")].all(0)
         outputs = np.where(outputs.any((-2, -1))[:, None, None], outputs, everywhere)
         roles = ("prognostic", "diagnostic", "dynamic_forcing", "static")

@@ -66,7 +66,18 @@ def test_what_does_not_work_is_one_message_and_leaves_nothing(files, tmp_path):
     text.write_text("no data")
     there = tmp_path / "there.zarr"
     there.mkdir()
+    with xr.open_dataset(analysis) as whole:
+        whole.assign(column_water=whole["column_water"] * 1000 + 1e6).to_netcdf(folder / "units.nc")
+        whole.assign(column_water=whole["column_water"] * np.nan).to_netcdf(folder / "empty.nc")
     for arguments, message in [
+        (
+            [export, "--from", folder / "units.nc", "--from", static, "-o", tmp_path / "out.zarr"],
+            "is it in other units",
+        ),
+        (
+            [export, "--from", folder / "empty.nc", "--from", static, "-o", tmp_path / "out.zarr"],
+            "column_water at the initial",
+        ),
         ([export, "--from", analysis, "-o", tmp_path / "out.zarr"], "orography"),
         ([export, "--from", analysis, "--from", static, "-o", tmp_path / "out.txt"], "ends in .zarr, .nc"),
         ([export, "--from", analysis, "--from", static, "-o", there], "does not exist, got"),
