@@ -36,6 +36,12 @@ LONGEST = (
 """Files of few tests that take minutes."""
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark long tests as slow ones too, so that the everyday tests do without them."""
+    if item.get_closest_marker("long"):
+        item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first, so that no worker is left alone with one of them at the end."""
     places = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}

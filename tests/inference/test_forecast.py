@@ -266,6 +266,7 @@ def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
         raise OSError(28, "No space left on device")
 
     class Full:
+        chunks = (1, 1, 12, 24)
         __setitem__ = full
 
     experiment = make_experiment(data, tmp_path, output={"type": kind})
