@@ -87,6 +87,7 @@ def test_a_rehearsal_writes_the_tables(tmp_path):
         "precipitation",
         "curriculum",
         "--recipes",
+        "plain",
         "curriculum",
         "--seeds",
         "3",
