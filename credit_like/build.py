@@ -105,18 +105,11 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     """
     given, own = experiment.data.statistics, Path(experiment.save_loc) / "statistics.nc"
     path = own if experiment.start_from is not None else Path(given or own)
-    prepared = Statistics.load(path, store) if runtime.is_main and path.exists() else None
-    if runtime.is_main and (prepared is None or _is_to_adopt(experiment, prepared)):
-        if prepared is None and given and not Path(given).exists():
-            raise UserError(
-                f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
-            )
-        stored = None if given or prepared else stored_statistics(store, variables, experiment.data)
-        if runtime.world > 1 and not given and prepared is None and stored is None:
-            _refuse_long_fit(store, variables, experiment, path)
-        statistics = prepared or stored or None
-        if statistics is None:
-            statistics = Statistics.load(given, store) if given else fit_statistics(store, variables, experiment.data)
+    if runtime.is_main and (not path.exists() or _is_to_adopt(experiment, path, store)):
+        if path.exists():
+            statistics = Statistics.load(path, store)
+        else:
+            statistics = _new_statistics(experiment, store, variables, runtime, path)
         if experiment.start_from is not None:
             statistics, notes = transfer.adopt(statistics, transfer.Source.open(experiment.start_from))
             for note in notes:
@@ -127,10 +120,30 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     return Statistics.load(path, store)
 
 
-def _is_to_adopt(experiment: Experiment, statistics: Statistics) -> bool:
-    """Return whether a run that starts from another one has statistics of its own data alone, and no step yet."""
-    begun = any((Path(experiment.save_loc) / "checkpoints").glob("step-*"))
-    return experiment.start_from is not None and "adopted_from" not in statistics.dataset.attrs and not begun
+def _is_to_adopt(experiment: Experiment, path: Path, store: FieldStore) -> bool:
+    """Return whether a run that starts from another one has statistics of its own data alone, and no checkpoint yet."""
+    if experiment.start_from is None or any((Path(experiment.save_loc) / "checkpoints").glob("step-*")):
+        return False
+    return "adopted_from" not in Statistics.load(path, store).dataset.attrs
+
+
+def _new_statistics(
+    experiment: Experiment, store: FieldStore, variables: Variables, runtime: Runtime, path: Path
+) -> Statistics:
+    """Return the statistics of the experiment's file, else those that the source holds, else fitted ones."""
+    given = experiment.data.statistics
+    if given:
+        if not Path(given).exists():
+            raise UserError(
+                f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
+            )
+        return Statistics.load(given, store)
+    stored = stored_statistics(store, variables, experiment.data)
+    if stored is not None:
+        return stored
+    if runtime.world > 1:
+        _refuse_long_fit(store, variables, experiment, path)
+    return fit_statistics(store, variables, experiment.data)
 
 
 def _refuse_long_fit(store: FieldStore, variables: Variables, experiment: Experiment, path: Path) -> None:
