@@ -65,8 +65,15 @@ _DEFAULTS: dict[str, Any] = {
     "interp": True,
     "padding_conf": None,
 }
-_NO_EFFECT = {"upsample_with_ps", "attention_type", "type", "pretrained_weights", "visualization"}
-_TYPES = ("wxformer", "wxformer_base", "crossformer")
+NO_EFFECT = frozenset(
+    {
+        "upsample_with_ps", "upsample_v_conv", "attention_type", "decoder_attention_type", "frame_patch_size", "type",
+        "pretrained_weights", "visualization",
+    }
+)  # fmt: skip
+"""Keys of its model section that do not change the network; which decoder weights belong to is seen from their names."""
+ARGUMENTS = frozenset({*_DEFAULTS, *NO_EFFECT, "post_conf"})
+TYPES = ("wxformer", "wxformer_base", "crossformer")
 _SHOWN = 12
 """Weights of a kind that a message lists."""
 _DROPPED = re.compile(r"cube_embedding\..*")
@@ -102,7 +109,7 @@ def convert_model_args(model_args: Mapping[str, Any], *, upsample: str = "pixel_
     specify which decoder a checkpoint has (see `decoder_of`). Raises UserError that lists every argument that is not
     supported.
     """
-    known = {**_DEFAULTS, **{k: v for k, v in model_args.items() if k not in _NO_EFFECT}}
+    known = {**_DEFAULTS, **{k: v for k, v in model_args.items() if k not in NO_EFFECT}}
     problems = [
         f"{key}: unknown argument ({reprlib.repr(model_args[key])})"
         for key in known
@@ -364,11 +371,22 @@ def import_credit(
     block lacks. Without it the checkpoint must fit CREDIT's default arguments. Returns the path. Raises UserError as
     `read_checkpoint`, `convert_model_args` and `convert_state_dict` do.
     """
-    if Path(out).exists() and Path(checkpoint).exists() and Path(out).samefile(checkpoint):
-        raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
     state = read_checkpoint(checkpoint)
     block = {} if config_yaml is None else model_block(_yaml(Path(config_yaml)))
     arguments = convert_model_args(block, upsample=decoder_of(state))
+    return write_weights(checkpoint, state, arguments, out, metadata)
+
+
+def write_weights(
+    checkpoint: str | Path,
+    state: Mapping[str, Tensor],
+    arguments: ModelArguments,
+    out: str | Path,
+    metadata: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write CREDIT's weights, which were read from `checkpoint`, as `import_credit` does."""
+    if Path(out).exists() and Path(checkpoint).exists() and Path(out).samefile(checkpoint):
+        raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
     model = _load(arguments, state)
     out = Path(out)
     described = {
@@ -420,8 +438,8 @@ def model_block(document: Any) -> dict[str, Any]:
         raise UserError("expected a CREDIT YAML with a `model` block, got none")
     block = dict(document["model"])
     kind = block.pop("type", "wxformer")
-    if kind not in _TYPES:
-        raise UserError(f"model.type: expected one of {', '.join(_TYPES)}, got {reprlib.repr(kind)}")
+    if kind not in TYPES:
+        raise UserError(f"model.type: expected one of {', '.join(TYPES)}, got {reprlib.repr(kind)}")
     data = document.get("data")
     if isinstance(data, dict):
         derived = _second_generation(data) if isinstance(data.get("source"), dict) else _first_generation(data)

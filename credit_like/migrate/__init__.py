@@ -11,8 +11,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -24,6 +25,9 @@ from credit_like.models.wxformer import Config as WXFormer
 from credit_like.schema.base import parse_duration
 from credit_like.schema.data import DataSection
 from credit_like.variables import ROLES, Variables
+
+if TYPE_CHECKING:
+    from credit_like.checkpoint.credit import ModelArguments
 
 __all__ = ["Document", "Remark", "Translation", "read", "report", "run", "translate", "written"]
 
@@ -43,6 +47,17 @@ _PUBLIC = {
         "gs://weatherbench2/datasets/era5/1959-2023_01_10-6h-{resolution}_equiangular_with_poles_conservative.zarr",
     ),
 }
+_WITH_NOISE = ("crossformer-ensemble", "crossformer-style")
+_NOISE = {
+    "noise_latent_dim": "not translated: see `channels` of `model.noise`",
+    "encoder_noise_factor": "not translated: noise enters in the decoder",
+    "decoder_noise_factor": "not translated: see `scales` of `model.noise`, whose effect is zero at first",
+    "encoder_noise": "noise enters in the decoder",
+    "freeze": "not translated: see `freeze` of `start_from`",
+    "correlated": "not translated: noise is independent at each point; see `correlation` of `model.noise`, in time",
+    "pretrained_weights": "give the weights as `import-credit CONFIG --weights FILE`, and name the result in `start_from`",
+}
+"""Keys of these models, and what is here instead."""
 _LOSSES = {"mse": "mse", "mae": "mae", "l1": "mae", "huber": "huber", "logcosh": "log-cosh"}
 _SCORES = ("KCRPS", "almost-fair-crps", "ring-crps")
 """Losses of ensembles; all of them are fair unless told otherwise."""
@@ -59,7 +74,10 @@ _WHOLE_RUN = 999
 
 # Keys without a counterpart, by their last name: what this package does instead.
 _INSTEAD = {
+    "calendar": "the calendar is that of the files",
+    "cycle_year": "the year is that of the files",
     "dataset_type": "files are read by `data.source`, whatever their origin",
+    "engine": "the kind of a file follows from its name, or is `type` of `data.source`",
     "filename_time_format": "times are read from the files",
     "flip_vertical": "levels go by their numbers",
     "group_by": "netCDF has a file for each initial time",
@@ -94,9 +112,9 @@ _INSTEAD = {
     "skip_validation": "every epoch ends with a validation",
     "start_epoch": "a run continues from its own checkpoint, with everything",
     "static_first": "channels are found by name",
+    "time_coord": "the time coordinate is recognised, or named in `data.source.dims`",
     "total_time_steps": "the number of steps is `data.forecast_len`",
     "train_one_epoch": "a job trains until its walltime, and the next one continues",
-    "type": "there is one kind",
     "update_learning_rate": "the learning rate follows from the step alone",
     "use_scheduler": "a schedule is always there; `constant` changes nothing",
     "use_tensorboard": "TensorBoard's files are always written",
@@ -117,7 +135,11 @@ _NOT = {
     "mixed_precision": "not translated: see `trainer.amp` and `trainer.fsdp2_mp_policy`",
     "quant_path": "not translated: see `transform` of a variable",
     "sst_forcing": "not translated: skin temperature over the sea is predicted like the rest",
+    "seasonal_mean_climatology": "not read: `credit-like preprocess --climatology` writes it",
+    "stop_after_epoch": "a job trains until its walltime: choose `pbs.walltime`",
     "stop_rollout": "not translated: see `trainer.random_forecast_len`",
+    "training_metric": "the best checkpoint is that of the lowest validation loss",
+    "training_metric_direction": "the best checkpoint is that of the lowest validation loss",
     "use_laplace_filter": "not translated: see the filters of `physics`",
 }
 
@@ -130,6 +152,8 @@ class Translation:
     remarks: tuple[Remark, ...]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Channels and normalisation in the metadata of the file of weights, where the source has them."""
+    arguments: ModelArguments | None = None
+    """Those of CREDIT's model."""
 
 
 def translate(path: Path, upsample: str | None = None, weights: tuple[Path, Path] | None = None) -> Translation:
@@ -164,7 +188,8 @@ def _translated(source: Document, path: Path, upsample: str | None, weights: tup
                 "not read: `credit-like preprocess` fits the statistics, or name a file in `data.statistics`",
             )
     variables = Variables(DataSection.model_validate(data))
-    model, loss = _model(source, upsample, variables, weights is not None), _loss(source)
+    model, arguments = _model(source, upsample, variables, weights is not None)
+    loss = _loss(source)
     experiment: dict[str, Any] = {
         "name": name,
         "seed": source.get("seed", default=0),
@@ -174,7 +199,7 @@ def _translated(source: Document, path: Path, upsample: str | None, weights: tup
         "model": model,
         "loss": loss,
         "physics": corrections(source, variables),
-        "trainer": _trainer(source, model, loss),
+        "trainer": _trainer(source, model, loss, weights is not None),
         "inference": _inference(source, data),
         **_batch_system(source),
     }
@@ -192,20 +217,21 @@ def _translated(source: Document, path: Path, upsample: str | None, weights: tup
             source.remark(keys, meaning, covered=instead is not None)
     remarks = sorted(set(source.remarks), key=lambda remark: (remark.line, remark.key))
     made = {key: value for key, value in experiment.items() if value not in ({}, [])}
-    return Translation(made, tuple(remarks), metadata)
+    return Translation(made, tuple(remarks), metadata, arguments)
 
 
 def written(translation: Translation, path: Path) -> str:
     """Return the experiment as YAML text: a key of a section on a line of its own, and what is below it beside it."""
+    short = {key: f"{key}: {_flow(value)}" for key, value in translation.experiment.items()}
     for width in (_WIDTH, 10**9):  # the second time what does not fit stays on its line
-        lines = [f"# Translated from CREDIT's {path.name} by `credit-like import-credit`."]
+        parts = {key: [line] for key, line in short.items()}
         for key, value in translation.experiment.items():
             if isinstance(value, dict) and len(str(value)) > 100:
-                lines.append(f"{key}:")
-                for name, part in value.items():
-                    lines += _inside(name, part, width)
-            else:
-                lines.append(f"{key}: {_flow(value)}")
+                parts[key] = [f"{key}:", *(line for name, part in value.items() for line in _inside(name, part, width))]
+        for key in sorted(short, key=lambda key: len(short[key])):  # short sections make room for long ones
+            if sum(map(len, parts.values())) >= _LINES and len(short[key]) <= width:
+                parts[key] = [short[key]]
+        lines = [f"# Translated from CREDIT's {path.name} by `credit-like import-credit`.", *chain(*parts.values())]
         if len(lines) <= _LINES:
             break
     return "\n".join(lines) + "\n"
@@ -250,6 +276,11 @@ def _second_generation(source: Document, functions: Mapping[str, Mapping[str, An
         levels = levels or own
         others = {"levels": own} if own and own != levels else {}
         resolution = source.get(*at, "resolution", default="1440x721")
+        cyclic = (matching := source.get(*at, "temporal_mode", default="exact")) == "cyclic"
+        if matching == "persist":
+            source.remark(
+                (*at, "temporal_mode"), "not translated: a source has to have all times; interpolate it before"
+            )
         paths += [path.format(resolution=resolution) for path in _PUBLIC.get(kind, ())]
         if kind not in ("local", "tisr", *_PUBLIC):
             source.remark((*at, "dataset_type"), "no source reads it: give files of these variables in `data.source`")
@@ -258,6 +289,8 @@ def _second_generation(source: Document, functions: Mapping[str, Mapping[str, An
                 for variable in source.get(*at, "variables", role, theirs, default=[]):
                     spec = _spec(variable, functions, others if ours == "level" else {})
                     spec = {"name": variable, "compute": "solar"} if kind == "tisr" else spec
+                    if cyclic and role == "dynamic_forcing":
+                        spec = {**(spec if isinstance(spec, dict) else {"name": spec}), "fill": "cyclic"}
                     roles[role].setdefault(ours, []).append(spec)
             path = source.get(*at, "variables", role, "path")
             paths += [path] if path else []
@@ -433,15 +466,28 @@ def _sources(paths: Sequence[str]) -> list[dict[str, Any]] | dict[str, Any]:
 # ---- model, loss, corrections ----------------------------------------------------------------------------------------
 
 
-def _model(source: Document, upsample: str | None, variables: Variables, of_weights: bool) -> dict[str, Any]:
-    """Return the `model` section. Raises UserError for another architecture or arguments that do not convert."""
-    from credit_like.checkpoint.credit import convert_model_args, model_block
+def _model(
+    source: Document, upsample: str | None, variables: Variables, of_weights: bool
+) -> tuple[dict[str, Any], ModelArguments | None]:
+    """Return the `model` section and, of a model of CREDIT's that is here, its arguments.
+
+    Raises UserError for another architecture with weights, or arguments that do not convert.
+    """
+    from credit_like.checkpoint.credit import ARGUMENTS, NO_EFFECT, TYPES, convert_model_args, model_block
 
     if not isinstance(source.values.get("model"), dict):
         height, width = _grid(source)
         source.absent("model", "there is no model section: the default WXFormer, padded to fit the grid, is taken")
-        return _fitting(height, width)
-    block = model_block(dict(source.values))
+        return _fitting(height, width), None
+    kind = source.get("model", "type", default="wxformer")
+    if kind in _WITH_NOISE and not of_weights:
+        noise = _noise(source)
+        block = model_block({**source.values, "model": {**source.values["model"], "type": "wxformer"}})
+        block = {key: value for key, value in block.items() if key not in _NOISE}
+    elif kind not in TYPES and not of_weights:
+        return _another(source), None
+    else:
+        noise, block = {}, model_block(dict(source.values))
     if upsample is None:
         upsample = "pixel_shuffle" if block.get("upsample_with_ps") else "transpose"
         if "upsample_with_ps" not in block:
@@ -449,11 +495,16 @@ def _model(source: Document, upsample: str | None, variables: Variables, of_weig
                 "model.upsample_with_ps", "the decoder of the published weights, `upsample: transpose`, is taken",
                 source.lines.get(("model",), 1),
             )  # fmt: skip
-    for key in ("upsample_v_conv", "decoder_attention_type"):
-        if block.pop(key, None):
-            source.remark(("model", key), "not part of this architecture")
-    if block.pop("frame_patch_size", 1) != 1:
+    if block.get("frame_patch_size", 1) != 1:
         source.remark(("model", "frame_patch_size"), "not translated: every frame is embedded with all others")
+    for key in set(block) & NO_EFFECT - {"upsample_with_ps", "pretrained_weights", "frame_patch_size"}:
+        if block[key]:
+            source.remark(("model", key), "not part of this architecture")
+    if block.get("pretrained_weights") and not noise:
+        source.remark(("model", "pretrained_weights"), _NOISE["pretrained_weights"])
+    for key in set(block) - ARGUMENTS:
+        source.remark(("model", key), "CREDIT's model has no argument of this name, and ignores it")
+        del block[key]
     block.pop("post_conf", None)
     arguments = convert_model_args(block, upsample=upsample)
     config = arguments.config
@@ -480,7 +531,34 @@ def _model(source: Document, upsample: str | None, variables: Variables, of_weig
         source.remark(("model", "frames"), f"the data have {history} input states, as `data.history_len`")
     standard = WXFormer().model_dump(mode="json")
     made = {key: value for key, value in config.model_dump(mode="json").items() if value != standard[key]}
-    return {"type": "wxformer", **made, "predict": "state"}
+    return {"type": "wxformer", **made, "predict": "state", **noise}, arguments
+
+
+def _noise(source: Document) -> dict[str, Any]:
+    """Return the noise in place of CREDIT's, whose layers are others and are in the encoder too."""
+    source.remark(
+        ("model", "type"),
+        "the noise is `model.noise`, in the decoder; compare its `channels` and `scales` with the keys below",
+    )
+    for key in _NOISE:
+        if key in source.section("model"):
+            source.remark(("model", key), _NOISE[key])
+    return {"noise": {"type": "decoder"}}
+
+
+def _another(source: Document) -> dict[str, Any]:
+    """Return the default WXFormer in place of an architecture that is not here. Raises UserError if it does not fit the grid."""
+    section = source.section("model")
+    sizes = [source.get("model", key) for key in ("image_height", "image_width")]
+    height, width = (int(size) for size in sizes) if all(sizes) else _grid(source)
+    source.remark(
+        ("model", "type"),
+        "there is no such architecture: the default WXFormer, padded to fit the grid, is taken in its place",
+    )
+    for key in section:
+        if key not in ("type", "post_conf", "image_height", "image_width"):
+            source.remark(("model", key), "of the other architecture, or follows from the data", covered=True)
+    return _fitting(height, width)
 
 
 def _grid(source: Document) -> tuple[int, int]:
@@ -490,7 +568,9 @@ def _grid(source: Document) -> tuple[int, int]:
         if match:
             source.get("data", "source", name, "resolution")
             return int(match[2]), int(match[1])
-    raise UserError("expected a `model` section or the resolution of a source, got neither; add CREDIT's model section")
+    raise UserError(
+        "expected a `model` section with image_height and image_width, or the resolution of a source, got neither; add one"
+    )
 
 
 def _fitting(height: int, width: int) -> dict[str, Any]:
@@ -530,6 +610,12 @@ def _loss(source: Document) -> dict[str, Any]:
     made: dict[str, Any] = {"type": _LOSSES.get(kind, "mse"), "scale": "state"}
     if kind == "huber" and (delta := source.get(*parameters, "delta")) is not None:
         made["delta"] = float(delta)
+    elif kind in _SCORES and int(source.get("trainer", "ensemble_size", default=1)) < 2:
+        made["type"] = "mae"
+        source.remark(
+            (*at, "training_loss"), "of one member it is the mean absolute error, which is taken; see `trainer.members`"
+        )
+        source.get(*parameters)
     elif kind in _SCORES:
         made |= {"type": "crps", "alpha": 1.0}
         if source.get(*parameters, "biased"):
@@ -592,7 +678,9 @@ def _weight(value: Any) -> Any:
 # ---- training, forecasts, jobs ---------------------------------------------------------------------------------------
 
 
-def _trainer(source: Document, model: dict[str, Any], loss: Mapping[str, Any]) -> dict[str, Any]:
+def _trainer(
+    source: Document, model: dict[str, Any], loss: Mapping[str, Any], of_weights: bool = False
+) -> dict[str, Any]:
     """Return the `trainer` section; members of an ensemble need a model with noise."""
 
     def get(key: str, default: Any = None) -> Any:
@@ -616,10 +704,6 @@ def _trainer(source: Document, model: dict[str, Any], loss: Mapping[str, Any]) -
         else:
             meaning = "not translated: members need a loss of ensembles such as `crps`"
         source.remark(("trainer", "ensemble_size"), meaning)
-    elif loss["type"] == "crps":
-        source.remark(
-            ("loss",), "give the number of members as `trainer.members`, and noise to the model as `model.noise`"
-        )
     for theirs, ours in (("batches_per_epoch", "batches_per_epoch"), ("valid_batches_per_epoch", "valid_batches")):
         if get(theirs):
             made[ours] = int(get(theirs))
@@ -650,7 +734,7 @@ def _trainer(source: Document, model: dict[str, Any], loss: Mapping[str, Any]) -
     made["loader"] = {
         key: value for key, value in loader.items() if value != {"num_workers": 0, "prefetch_factor": 2}[key]
     }
-    if get("load_weights"):
+    if get("load_weights") and not of_weights:
         source.remark(("trainer", "load_weights"), "give the weights as `import-credit CONFIG --weights FILE`")
     return {key: value for key, value in made.items() if value != {}}
 
@@ -885,7 +969,7 @@ def _batch_system(source: Document) -> dict[str, Any]:
         (("project", "account"), "account"), (("nodes",), "nodes"), (("ngpus",), "ngpus"), (("walltime",), "walltime"),
     ):  # fmt: skip
         if (value := get(*theirs)) is not None:
-            made[ours] = value
+            made[ours] = _with_hours(value) if ours == "walltime" else value
     queue = str(get("queue", "partition", "qos") or "")
     short = queue.split("@")[0]
     if section == "slurm":
@@ -922,6 +1006,15 @@ def _batch_system(source: Document) -> dict[str, Any]:
     return {"site": site, "pbs": made}
 
 
+def _with_hours(walltime: Any) -> Any:
+    """Return a walltime with hours where Slurm's has days before them."""
+    match = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?(?::(\d+))?", str(walltime))
+    if match is None:
+        return walltime
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return f"{24 * days + hours:02d}:{minutes:02d}:{seconds:02d}"
+
+
 def _listed(value: Any) -> list[str]:
     return [] if value is None else [str(each) for each in (value if isinstance(value, list) else [value])]
 
@@ -937,16 +1030,18 @@ def run(path: Path, weights: Path | None, output: Path) -> Translation:
     Nothing is written before everything that can be refused has been. Raises UserError as `translate` does, if the
     output exists, or if the weights do not fit the model.
     """
-    from credit_like.checkpoint.credit import decoder_of, import_credit, read_checkpoint
+    from credit_like.checkpoint.credit import decoder_of, read_checkpoint, write_weights
     from credit_like.checkpoint.files import replace_file
 
     if output.exists():
         raise UserError(f"expected a new file for the experiment, got {output}, which exists; change --output")
-    upsample = decoder_of(read_checkpoint(weights)) if weights else None
+    state = read_checkpoint(weights) if weights else {}
     converted = output.with_suffix(".safetensors")
-    translation = translate(path, upsample, (weights, converted) if weights else None)
+    translation = translate(path, decoder_of(state) if weights else None, (weights, converted) if weights else None)
     if weights:
-        import_credit(weights, path, converted, translation.metadata)
+        if translation.arguments is None:
+            raise UserError(f"{path}: expected the `model` section of the weights, got none; give their own experiment")
+        write_weights(weights, state, translation.arguments, converted, translation.metadata)
     output.parent.mkdir(parents=True, exist_ok=True)
     replace_file(output, written(translation, path).encode())
     return translation

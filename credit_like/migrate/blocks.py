@@ -53,7 +53,7 @@ _SCHEMA = "channel_schema.yaml"
 def steps(source: Document, part: str) -> Iterator[tuple[Keys, Mapping[str, Any]]]:
     """Yield the place and the content of each step of `preblocks` or `postblocks`, in the order in which they run."""
     section = source.section(part)
-    parts = [name for name in ("ic_only", "per_step") if name in section]
+    parts = [name for name in ("ic_only", "per_step", "post_rollout") if name in section]
     inner: list[tuple[str, ...]] = [(part, name) for name in parts]
     for inside in inner or [(part,)]:
         for name, block in source.section(*inside).items():
@@ -136,39 +136,22 @@ def transforms(source: Document) -> tuple[dict[str, dict[str, Any]], dict[str, f
 
 def derived(source: Document, data: Mapping[str, Any]) -> dict[str, Any]:
     """Return `inference.derive` for CREDIT's diagnostics after the network and its interpolation of forecasts."""
-    places: list[Keys] = []
-    made: dict[str, Any] = {"fields": [], "pressure_levels": [], "model_levels": "pressure", "conventions": "credit"}
-    for at, block in steps(source, "postblocks"):
-        kind, arguments = block.get("type"), block.get("args") or {}
-        if kind not in _DERIVED:
-            continue
-        if arguments.get("key", "y_processed") != "y_processed":
-            source.remark(at, "scores derive the same fields from the truth", covered=True)
-            continue
-        places.append(at)
-        made["fields"] += [_DERIVED[kind]] if _DERIVED[kind] else []
-        made["pressure_levels"] += [float(level) for level in arguments.get("pressure_levels") or ()]
-        if kind != "mslp_diagnostic":
-            made["model_levels"] = _levels(arguments.get("level_info_file", _SHIPPED))
-    of_forecasts: Keys = ("predict", "interp_pressure")
-    if conf := source.section("predict", "interp_pressure"):
-        places.append(of_forecasts)
-        made["fields"] += ["geopotential", "mean_sea_level_pressure"]
-        made["pressure_levels"] += [float(level) for level in conf.get("pressure_levels") or (500.0, 850.0)]
-        made["model_levels"] = _levels(conf.get("model_level_file", _SHIPPED))
-        if conf.get("height_levels"):
-            source.remark((*of_forecasts, "height_levels"), "not translated: there are no levels of height")
-    if not places:
-        return {}
-    made = {key: list(dict.fromkeys(value)) if isinstance(value, list) else value for key, value in made.items()}
     variables = Variables(DataSection.model_validate(data))
     predicted = {variable.name for variable in variables.outputs}
-    made["fields"] = [name for name in made["fields"] if name not in predicted]
-    try:
-        Derivation(Derive.model_validate(made), variables, "inference.derive")
-    except UserError as error:
-        for at in places:
+    places: list[Keys] = []
+    made: dict[str, Any] = {"fields": [], "pressure_levels": [], "model_levels": "pressure", "conventions": "credit"}
+    for at, asked in _asked(source):
+        more = {key: [*made[key], *asked[key]] if isinstance(made[key], list) else asked[key] for key in asked}
+        more = made | {key: list(dict.fromkeys(x)) if isinstance(x, list) else x for key, x in more.items()}
+        more["fields"] = [name for name in more["fields"] if name not in predicted]
+        try:
+            Derivation(Derive.model_validate(more), variables, "inference.derive")
+        except UserError as error:
             source.remark(at, f"left out: {error}")
+        else:
+            places.append(at)
+            made = more
+    if not places:
         return {}
     for at in places:
         meaning = "`inference.derive` writes and scores it; names on pressure levels end in `_pl`"
@@ -176,6 +159,30 @@ def derived(source: Document, data: Mapping[str, Any]) -> dict[str, Any]:
             meaning += "; the loss does not see it"
         source.remark(at, meaning, covered=True)
     return {key: value for key, value in made.items() if value and (key, value) != ("model_levels", "pressure")}
+
+
+def _asked(source: Document) -> Iterator[tuple[Keys, dict[str, Any]]]:
+    """Yield the place and the keys of `inference.derive` of each of CREDIT's diagnostics."""
+    for at, block in steps(source, "postblocks"):
+        kind, arguments = block.get("type"), block.get("args") or {}
+        if kind not in _DERIVED:
+            continue
+        if arguments.get("key", "y_processed") != "y_processed":
+            source.remark(at, "scores derive the same fields from the truth", covered=True)
+            continue
+        asked: dict[str, Any] = {"fields": [_DERIVED[kind]] if _DERIVED[kind] else []}
+        asked["pressure_levels"] = [float(level) for level in arguments.get("pressure_levels") or ()]
+        if kind != "mslp_diagnostic":
+            asked["model_levels"] = _levels(arguments.get("level_info_file", _SHIPPED))
+        yield at, asked
+    of_forecasts: Keys = ("predict", "interp_pressure")
+    if conf := source.section(*of_forecasts):
+        if conf.get("height_levels"):
+            source.remark((*of_forecasts, "height_levels"), "not translated: there are no levels of height")
+        levels = [float(level) for level in conf.get("pressure_levels") or (500.0, 850.0)]
+        fields = ["geopotential", "mean_sea_level_pressure"]
+        model_levels = _levels(conf.get("model_level_file", _SHIPPED))
+        yield of_forecasts, {"fields": fields, "pressure_levels": levels, "model_levels": model_levels}
 
 
 def _levels(path: object) -> str:

@@ -81,28 +81,60 @@ class Document:
 
 def read(path: Path) -> Document:
     """Read CREDIT's file. Raises UserError if it is no YAML mapping with a `data` section."""
+    repeated: list[tuple[Keys, int]] = []
     try:
-        text = path.read_text()
-        values = yaml.safe_load(text)
-        root = yaml.compose(text, yaml.SafeLoader)
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        root = loader.get_single_node()
+        for keys, node in _mappings(root, ()):
+            repeated += _repeated(keys, node)
+        values = loader.construct_document(root) if root else None
+        lines = dict(_lines(root, (), loader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {error}") from error
+        reason = "it contains itself" if isinstance(error, RecursionError) else error
+        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {reason}") from error
     if not isinstance(values, dict) or not isinstance(values.get("data"), dict):
         raise UserError(
             f"{path}: expected CREDIT's YAML with a `data` section, got none; is it an experiment of CREDIT?"
         )
-    return Document(values, dict(_lines(root, ())))
+    found = Document(values, lines)
+    for keys, line in repeated:
+        found.remarks.append(Remark(line, ".".join(map(str, keys)), "repeated", "the last value counts, as in CREDIT"))
+    return found
 
 
-def _lines(node: yaml.Node | None, keys: Keys) -> Iterator[tuple[Keys, int]]:
-    children: list[tuple[str | int, int, yaml.Node]] = []
+def _children(node: yaml.Node | None) -> Iterator[tuple[str | int, yaml.Node]]:
     if isinstance(node, yaml.MappingNode):
-        children = [(key.value, key.start_mark.line, value) for key, value in node.value]
+        yield from ((key.value, value) for key, value in node.value)
+    elif isinstance(node, yaml.SequenceNode):
+        yield from enumerate(node.value)
+
+
+def _mappings(node: yaml.Node | None, keys: Keys) -> Iterator[tuple[Keys, yaml.MappingNode]]:
+    """Yield the mappings as they are written, before anchors are merged into them."""
+    if isinstance(node, yaml.MappingNode):
+        yield keys, node
+    for name, child in _children(node):
+        yield from _mappings(child, (*keys, name))
+
+
+def _repeated(keys: Keys, node: yaml.MappingNode) -> Iterator[tuple[Keys, int]]:
+    """Yield the keys that a mapping has once more further down, each with its line."""
+    names = [key.value for key, _ in node.value]
+    for i, (key, _) in enumerate(node.value):
+        if key.value != "<<" and key.value in names[i + 1 :]:
+            yield (*keys, key.value), key.start_mark.line + 1
+
+
+def _lines(node: yaml.Node | None, keys: Keys, loader: yaml.SafeLoader) -> Iterator[tuple[Keys, int]]:
+    """Yield the line of every key; those that an anchor merges have the line of the anchor's key."""
+    children: list[tuple[Any, int, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        children = [(loader.construct_object(key), key.start_mark.line, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
         children = [(i, value.start_mark.line, value) for i, value in enumerate(node.value)]
     for name, line, child in children:
         yield (*keys, name), line + 1
-        yield from _lines(child, (*keys, name))
+        yield from _lines(child, (*keys, name), loader)
 
 
 def _short(value: Any) -> str:

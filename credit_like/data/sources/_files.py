@@ -184,11 +184,7 @@ def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> l
         for code, digits in _DATE_CODES.items():
             pattern = pattern.replace(code, digits)
         if any(character in pattern for character in "*?["):
-            try:
-                fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
-            except ImportError as error:
-                raise UserError(_lacking("files that match", path, error)) from error
-            matches = sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in fs.glob(inside))
+            matches = _matches(path, pattern, storage_options)
             if not matches or not (is_url(path) or all(map(_is_there, matches))):
                 raise UserError(f"expected files that match {path}, got none{_near(path)}")
             found += matches
@@ -199,6 +195,25 @@ def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> l
     if not found:
         raise UserError("expected a path or a list of paths, got an empty list; change data.source.path")
     return found
+
+
+def _matches(path: str, pattern: str, storage_options: dict[str, Any]) -> list[str]:
+    """Return what a glob matches, sorted. Raises UserError if a server does not list it."""
+    try:
+        fs, inside = fsspec.core.url_to_fs(pattern, **storage_options)
+        found = fs.glob(inside)
+    except ImportError as error:
+        raise UserError(_lacking("files that match", path, error)) from error
+    except failures(ValueError, TypeError) as error:
+        raise UserError(
+            f"expected files that match {path}, got none that can be listed: {_reason(error)}; "
+            "change data.source.path or storage_options"
+        ) from error
+    return sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in found)
+
+
+def _reason(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _is_there(path: str) -> bool:
@@ -302,8 +317,7 @@ def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr
     except ImportError as error:
         raise UserError(_lacking(expected, path, error)) from error
     except failures(ValueError, KeyError, RuntimeError, TypeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"expected {expected}, got {path}, which does not open: {reason}") from error
+        raise UserError(f"expected {expected}, got {path}, which does not open: {_reason(error)}") from error
 
 
 def _lacking(expected: str, path: str, error: ImportError) -> str:

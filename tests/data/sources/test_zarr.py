@@ -184,3 +184,18 @@ def test_variables_behind_urls_are_read_together(path, behind_urls):
     store = FieldStore.__new__(FieldStore)
     store._sources = [_Source(source.Config(path=path))]
     assert store._concurrent() is behind_urls
+
+
+@pytest.mark.parametrize(
+    "path", ["http://127.0.0.1:9/era5_%Y.zarr", "nosuch://bucket/*.zarr", "s3://bucket/era5_*.zarr"]
+)
+def test_a_server_that_lists_nothing_is_one_message(path, monkeypatch):
+    pytest.importorskip("s3fs")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    # An endpoint that refuses connections, wherever credentials come from.
+    options = {"client_kwargs": {"endpoint_url": "http://127.0.0.1:9"}, "anon": True} if path.startswith("s3") else {}
+    with pytest.raises(
+        UserError, match=r"expected files that match .*none that can be listed: .*change data.source.path"
+    ):
+        source.open_dataset(config(path, storage_options=options))
