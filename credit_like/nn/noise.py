@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,19 +92,21 @@ def _mixed(x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Mix(torch.autograd.Function):
-    """`_mixed`, of which only x and z are kept for backward, not what A and B make of z."""
+    """`_mixed`, of which x and the keys of z are kept for backward: z itself is made again."""
 
     @staticmethod
-    def forward(ctx: Any, x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x_BHWC, z_BHWN, weight)
-        return _mixed(x_BHWC, z_BHWN, weight)
+    def forward(ctx: Any, x_BHWC: Tensor, key_BJ: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+        ctx.save_for_backward(x_BHWC, key_BJ, weight)
+        ctx.noise = noise
+        return _mixed(x_BHWC, noise.numbers(x_BHWC, key_BJ, weight.dtype), weight)
 
     @staticmethod
-    def backward(ctx: Any, grad_BHWC: Tensor) -> tuple[Tensor, None, Tensor]:
-        x_BHWC, z_BHWN, weight = ctx.saved_tensors
+    def backward(ctx: Any, grad_BHWC: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        x_BHWC, key_BJ, weight = ctx.saved_tensors
+        z_BHWN = ctx.noise.numbers(x_BHWC, key_BJ, weight.dtype)
         factor = nn.functional.linear(z_BHWN, weight[: len(weight) // 2]).to(grad_BHWC.dtype)
         of_mixed = torch.cat([grad_BHWC * x_BHWC, grad_BHWC], -1).to(z_BHWN.dtype)
-        return grad_BHWC + grad_BHWC * factor, None, of_mixed.flatten(0, -2).mT @ z_BHWN.flatten(0, -2)
+        return grad_BHWC + grad_BHWC * factor, None, of_mixed.flatten(0, -2).mT @ z_BHWN.flatten(0, -2), None
 
 
 class Noise(Layer):
@@ -135,13 +136,14 @@ class Noise(Layer):
         """Add noise to (B, H, W, C) by the keys of each sample, `innovations`; without keys return the input."""
         if key_BJ is None:
             return x_BHWC
-        z = (self.scale * self._numbers(x_BHWC, key_BJ)).to(self.weight.dtype)
         # The compiler itself chooses what is kept; to trace the function, it makes an instance of it, which is deprecated.
-        mix: Callable[..., Tensor] = _mixed if torch.compiler.is_compiling() else _Mix.apply
-        return mix(x_BHWC, z, self.weight)
+        if torch.compiler.is_compiling():
+            return _mixed(x_BHWC, self.numbers(x_BHWC, key_BJ, self.weight.dtype), self.weight)
+        mixed: Tensor = _Mix.apply(x_BHWC, key_BJ, self.weight, self)
+        return mixed
 
-    def _numbers(self, x_BHWC: Tensor, key_BJ: Tensor) -> Tensor:
-        """Return normal numbers (B, H, W, channels) at the points of x."""
+    def numbers(self, x_BHWC: Tensor, key_BJ: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the noise z (B, H, W, channels) at the points of x."""
         wide = torch.promote_types(x_BHWC.dtype, torch.float32)
         _, height, width, _ = x_BHWC.shape
         total: Tensor | None = None
@@ -149,7 +151,7 @@ class Noise(Layer):
             new = standard_normal(absorb(key_B, self.level), (height, width), self.channels, wide, self.places)
             total = weight * new if total is None else total + weight * new
         assert total is not None
-        return total
+        return (self.scale * total).to(dtype)
 
 
 class NormNoise(Noise):

@@ -212,7 +212,7 @@ def test_correlated_noise_is_autoregressive(correlation):
     layer = Noise(2, 4, 1.0, level=1, correlation=correlation)
     x, keys, fields = torch.zeros(2, 50, 100, 2), KEYS, []
     for _ in range(5):
-        fields.append(layer._numbers(x, innovations(keys, len(layer.weights))))
+        fields.append(layer.numbers(x, innovations(keys, len(layer.weights)), x.dtype))
         keys = NoiseKeys.after(keys)
     count, error = len(layer.weights), 5 * math.sqrt(2 / fields[0].numel())
     for first in range(5):
