@@ -57,8 +57,7 @@ def test_a_command_replaces_its_own_section_alone(ensemble, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("noise", ["decoder", "conditional-norm"])
 def test_a_measurement_counts_activations_of_every_member(tmp_path, noise):
-    """Times depend on the load. In the decoder a layer of noise keeps its input and the noise, beside what a deterministic step
-    keeps; a block with noise in its norm computes both again in backward."""
+    """Times depend on the load. What noise makes is made again in backward, so a member keeps what a deterministic step keeps."""
     page = tmp_path / "ensemble.md"
     options = ("--quick", "--members", "2", "--steps", "1", "--noise", noise, "--output", str(page))
     command = [sys.executable, str(ROOT / "benchmarks" / "ensemble.py"), *options]
@@ -66,4 +65,4 @@ def test_a_measurement_counts_activations_of_every_member(tmp_path, noise):
     assert done.returncode == 0, done.stdout + done.stderr
     [row] = [line for line in page.read_text().splitlines() if line.startswith("| activations")]
     per_member = float(row.split("|")[4])
-    assert 0.9 < per_member < (1.25 if noise == "decoder" else 1.02)
+    assert 0.9 < per_member <= 1.0

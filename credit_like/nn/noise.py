@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from credit_like.nn.layer import Layer
 from credit_like.nn.place import WHOLE, Place
+from credit_like.nn.precision import outside_autocast
 
 
 def _signed(value: int) -> int:
@@ -92,21 +95,53 @@ def _mixed(x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Mix(torch.autograd.Function):
-    """`_mixed`, of which x and the keys of z are kept for backward: z itself is made again."""
+    """`_mixed`, of which x and the keys of z are kept for backward: z is made again.
+
+    The weight is copied, because FSDP2 frees it where `kept_as_made` still needs it. It is small.
+    """
 
     @staticmethod
     def forward(ctx: Any, x_BHWC: Tensor, key_BJ: Tensor, weight: Tensor, noise: Noise) -> Tensor:
-        ctx.save_for_backward(x_BHWC, key_BJ, weight)
-        ctx.noise = noise
-        return _mixed(x_BHWC, noise.numbers(x_BHWC, key_BJ, weight.dtype), weight)
+        ctx.save_for_backward(x_BHWC, key_BJ, weight.detach().clone())
+        ctx.noise, ctx.made = noise, []
+        with outside_autocast(x_BHWC):  # as backward is
+            return _mixed(x_BHWC, noise.numbers(x_BHWC, key_BJ, weight.dtype), weight)
 
     @staticmethod
     def backward(ctx: Any, grad_BHWC: Tensor) -> tuple[Tensor, None, Tensor, None]:
         x_BHWC, key_BJ, weight = ctx.saved_tensors
-        z_BHWN = ctx.noise.numbers(x_BHWC, key_BJ, weight.dtype)
+        z_BHWN = ctx.made.pop() if ctx.made else ctx.noise.numbers(x_BHWC, key_BJ, weight.dtype)
         factor = nn.functional.linear(z_BHWN, weight[: len(weight) // 2]).to(grad_BHWC.dtype)
         of_mixed = torch.cat([grad_BHWC * x_BHWC, grad_BHWC], -1).to(z_BHWN.dtype)
         return grad_BHWC + grad_BHWC * factor, None, of_mixed.flatten(0, -2).mT @ z_BHWN.flatten(0, -2), None
+
+
+@contextmanager
+def kept_as_made(y: Tensor) -> Iterator[None]:
+    """Keep the output y of `Noise` for the backward of operations in this context as what it is made of.
+
+    The noise has kept its input, so y itself would be a second tensor of that size. Backward makes y again for the operation that
+    needs it, and leaves the noise to that of `Noise`, which follows.
+    """
+    mix: Any = y.grad_fn
+    if not hasattr(mix, "made"):  # there is no noise or no gradient, or the compiler has chosen what is kept
+        yield
+        return
+    x_BHWC, key_BJ, weight = (kept.detach() for kept in mix.saved_tensors)
+    noise, made, storage = mix.noise, mix.made, y.untyped_storage()._cdata
+
+    def pack(kept: Tensor) -> Tensor | Callable[[], Tensor]:
+        same = kept.untyped_storage()._cdata == storage and kept.shape == y_shape and kept.stride() == y_stride
+        return make if same else kept
+
+    def make() -> Tensor:
+        made[:] = [noise.numbers(x_BHWC, key_BJ, weight.dtype)]
+        return _mixed(x_BHWC, made[0], weight)
+
+    y_shape, y_stride = y.shape, y.stride()
+    del y, mix
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept() if callable(kept) else kept):
+        yield
 
 
 class Noise(Layer):
