@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from credit_like.nn.layer import Layer
 from credit_like.nn.place import WHOLE, Place
 from credit_like.nn.precision import outside_autocast
+from credit_like.ops.cpu import policy
 
 
 def _signed(value: int) -> int:
@@ -103,7 +104,8 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BHWC: Tensor, key_BJ: Tensor, weight: Tensor, noise: Noise) -> Tensor:
         ctx.save_for_backward(x_BHWC, key_BJ, weight.detach().clone())
-        ctx.noise, ctx.made = noise, []
+        ctx.noise = noise
+        ctx.made = None if policy.is_checkpointed() else []
         with outside_autocast(x_BHWC):  # as backward is
             return _mixed(x_BHWC, noise.numbers(x_BHWC, key_BJ, weight.dtype), weight)
 
@@ -124,7 +126,8 @@ def kept_as_made(y: Tensor) -> Iterator[None]:
     needs it, and leaves the noise to that of `Noise`, which follows.
     """
     mix: Any = y.grad_fn
-    if not hasattr(mix, "made"):  # there is no noise or no gradient, or the compiler has chosen what is kept
+    # There is no noise or no gradient, or the compiler or activation checkpointing has chosen what is kept.
+    if getattr(mix, "made", None) is None:
         yield
         return
     x_BHWC, key_BJ, weight = (kept.detach() for kept in mix.saved_tensors)
@@ -153,7 +156,7 @@ class Noise(Layer):
 
     shard_unit = True
     gathered_ahead = False  # it is registered after the blocks of the decoder and used before each
-    recompute = "forward"  # the noise is cheaper to compute again than to keep
+    recompute = "never"  # backward needs nothing but the input
 
     def __init__(self, features: int, channels: int, scale: float, level: int, correlation: float = 0.0) -> None:
         super().__init__()
