@@ -1,7 +1,7 @@
 """Compare a training step of K members with one of the deterministic model, and ensembles with single forecasts.
 
     python benchmarks/ensemble.py [--members 4] [--steps 9] [--ranks 1] [--noise TYPE] [--quick]
-    python benchmarks/ensemble.py --skill [--seeds 1 2 3] [--recipes NAME ...] [--work FOLDER] [--small] [--list]
+    python benchmarks/ensemble.py --skill demo [--seeds 1 2 3] [--recipes NAME ...] [--work FOLDER] [--small] [--list]
 
 Each command replaces its own section of benchmarks/results/ensemble.md (`--output`).
 
@@ -11,9 +11,9 @@ Activations are those kept at the end of forward, counted exactly, allocation by
 shared by e processes of one thread over gloo; each member then costs what it costs on one rank, and the exchange. Seconds
 have no meaning on a busy machine; processor seconds depend little on the load, and activations not at all.
 
-**Skill.** The deterministic model of the demonstration is given noise and trained on, at a cost of at most a tenth of its own
-training; then members and single forecasts of the test period are scored. Experiments are those of `recipes.py`: files and
-overrides that `--list` prints. What is in the work folder is not computed again.
+**Skill.** A deterministic model is trained, given noise and trained on at a cost of at most 5 % of its own training; then
+members and single forecasts of the test period are scored. gcm-t21 and storm96 need their data in CREDIT_LIKE_DATA. Experiments
+are files and overrides that `--list` prints. What is in the work folder is not computed again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import shlex
 import tempfile
 import textwrap
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -143,132 +144,183 @@ def table(found: list[dict[str, Any]], members: int, height: int) -> str:
 # --- skill ------------------------------------------------------------------------------------------------------------------
 
 
-INITS = "inference.init=[2000-09-27, 2000-10-31T18, 144h]"
-SINGLE = replace(recipes.SINGLE, sets=(*recipes.SINGLE.sets, INITS))
+@dataclass(frozen=True)
+class Case:
+    """What is compared on one data set."""
+
+    single: Recipe
+    """Deterministic forecasts of the model that the ensembles start from."""
+    ensembles: tuple[Recipe, ...]
+    leads: tuple[int, ...]
+    steps: int
+    """Steps of the deterministic training."""
+    circles: bool = True
+    """Whether rows are whole circles of latitude, whose waves can be compared with the truth's."""
 
 
-def trained_on(
-    name: str, what: str, noise: str, batches: int, leads: int, rate: float = 2.0e-2, decay: float = 0.99
-) -> Recipe:
-    """A deterministic model with noise, trained further on `batches` forecasts of so many steps.
+def made_of(single: Recipe, ensembles: Sequence[Recipe], leads: tuple[int, ...], steps: int, *sets: str) -> Case:
+    """Give the ensembles their members and scores, and all recipes the settings `sets`."""
+    scores = (
+        f"inference.ensemble.members={recipes.MEMBERS}",
+        f"inference.batch_size={recipes.MEMBERS}",
+        recipes.METRICS,
+    )
+    every = [replace(each, sets=(*each.sets, *scores, *sets)) for each in ensembles]
+    single = replace(single, sets=(*single.sets, "evaluation.metrics=[rmse, mae]", *sets))
+    return Case(single, tuple(every), leads, steps)
 
-    `rate` is the learning rate of the layers of noise, `decay` that of the moving average of the weights.
-    """
+
+def perturbed(size: float, names: str) -> str:
+    """Return the perturbations of initial states by so many standard deviations of the change per step."""
+    return f"inference.ensemble={{from: perturbations, amplitude: {{{', '.join(f'{n}: {size:g}' for n in names.split())}}}}}"
+
+
+def of_demo(name: str, what: str, rate: float, precipitation: int, *sets: str) -> Recipe:
+    """Noise in the demonstration's model; nothing but its weights is trained."""
     group = f"{{match: '*noise.*', learning_rate: {rate}, weight_decay: 0.0}}"
     return recipes.noisy(
         name,
-        batches,
-        what,
-        f"data.forecast_len={leads}",
-        f"model.noise={{{noise}, channels: 8}}",
-        f"trainer.optimizer={{type: adamw, learning_rate: 3.0e-4, weight_decay: 0.01, groups: [{group}]}}",
-        f"trainer.ema_decay={decay}",
-    )
-
-
-def every_sixth_day(recipe: Recipe, *sets: str) -> Recipe:
-    """Take the initial times of this benchmark."""
-    return replace(recipe, sets=(*recipe.sets, INITS, *sets))
-
-
-DECODER, NORMS = "type: decoder", "type: conditional-norm"
-LASTING = "correlation: 0.9"
-ONE_STEP = every_sixth_day(
-    trained_on("one-step", "noise in the decoder, 5 % further cost: 32 batches of one step", DECODER, 32, 1)
-)
-ONE_STEP_LASTING = replace(
-    ONE_STEP,
-    name="one-step-lasting",
-    what="the same weights (5 %), forecasts with noise of correlation 0.9",
-    sets=(*ONE_STEP.sets, f"model.noise={{{DECODER}, channels: 8, {LASTING}}}"),
-    start=None,
-    forecasts_of=ONE_STEP,
-)
-MORE_ONE_STEP = every_sixth_day(
-    trained_on(
-        "more-one-step",
-        "noise of correlation 0.9, 10 %: 64 batches of one step",
-        f"{DECODER}, {LASTING}",
-        64,
-        1,
-        3.0e-2,
-        0.9,
-    )
-)
-FOUR_STEPS = every_sixth_day(
-    trained_on(
-        "four-steps",
-        "noise of correlation 0.9, 10 %: 16 batches of four steps",
-        f"{DECODER}, {LASTING}",
-        16,
-        4,
-        6.0e-2,
-        0.9,
-    )
-)
-IN_NORMS = every_sixth_day(
-    trained_on(
-        "norms",
-        "noise of correlation 0.9 in norms, 10 %: 16 batches of four steps",
-        f"{NORMS}, {LASTING}",
-        16,
-        4,
-        3.0e-2,
-        0.9,
-    )
-)
-PERTURBED = [every_sixth_day(recipes.perturbed(size)) for size in (0.5, 1.0, 1.5)]
-NOISE_ALONE = every_sixth_day(
-    trained_on(
-        "noise-alone",
-        "weights of noise of correlation 0.8 alone, 5 %: 32 batches of a forecast of four steps",
-        f"{DECODER}, correlation: 0.8",
         32,
-        4,
-        4.4e-2,
-        0.9,
-    ),
-    "trainer.global_batch_size=1",
-    "trainer.micro_batch_size=1",
-    "start_from.freeze=[stages.*, up*, head.*]",
-    "loss={type: crps, alpha: 1.0, variable_weights: {precipitation: 4, column_water: 2}}",
+        f"{what}, 5 %: 32 batches of a forecast of four steps",
+        "data.forecast_len=4",
+        "model.noise={type: decoder, channels: 8, correlation: 0.8}",
+        f"trainer.optimizer={{type: adamw, learning_rate: 3.0e-4, weight_decay: 0.01, groups: [{group}]}}",
+        "trainer.ema_decay=0.9",
+        "trainer.global_batch_size=1",
+        "trainer.micro_batch_size=1",
+        "start_from.freeze=[stages.*, up*, head.*]",
+        f"loss={{type: crps, alpha: 1.0, variable_weights: {{precipitation: {precipitation}, column_water: 2}}}}",
+        *sets,
+    )
+
+
+def damping(variables: str, by: float) -> str:
+    """Return a diffusion of winds and of these variables."""
+    return f"physics=[{{type: spherical-filter, winds: [u, v], variables: [{variables}], highest: 21, damping: {by}, order: 2}}]"
+
+
+DEMO = made_of(
+    recipes.SINGLE,
+    [
+        recipes.perturbed(1.0),
+        of_demo("noise-alone", "noise", 4.4e-2, 4),
+        of_demo("noise-damped", "noise, and a diffusion", 4.2e-2, 4, damping("height, column_water", 0.035)),
+    ],
+    (24, 72, 120),
+    recipes.BUDGET,
+    "inference.init=[2000-09-27, 2000-10-31T18, 144h]",
 )
-RECIPES = [*PERTURBED, ONE_STEP, ONE_STEP_LASTING, MORE_ONE_STEP, FOUR_STEPS, IN_NORMS, NOISE_ALONE]
-LEADS = (24, 72, 120)
+
+GCM_ENSEMBLE, STORM = (recipes.ROOT / "config" / f"{name}.yml" for name in ("gcm-t21-ensemble", "storm96"))
+# A third of the epochs of config/gcm-t21.yml.
+GCM_TRAINED = Recipe("gcm-short", "the deterministic model", ("trainer.epochs=6",), file=recipes.GCM)
+GCM = made_of(
+    replace(GCM_TRAINED, name="gcm-single", forecasts_of=GCM_TRAINED),
+    [
+        replace(
+            GCM_TRAINED,
+            name="gcm-perturbed-1",
+            what="initial states perturbed by 1 of the change per step",
+            sets=(
+                *GCM_TRAINED.sets,
+                perturbed(1.0, "u v temperature specific_humidity surface_pressure geopotential_500"),
+            ),
+            forecasts_of=GCM_TRAINED,
+        ),
+        Recipe(
+            "gcm-noise",
+            "config/gcm-t21-ensemble.yml, 5 %: 29 batches of a forecast of four steps",
+            ("trainer.batches_per_epoch=29",),
+            start=GCM_TRAINED,
+            file=GCM_ENSEMBLE,
+        ),
+    ],
+    (24, 72, 120),
+    582,
+    "inference.init=[2000-08-11, 2000-09-30, 144h]",
+    "inference.lead=120h",
+)
+
+STORM_TRAINED = Recipe("storm96", "the deterministic model", file=STORM)
+STORM96 = replace(
+    made_of(
+        replace(STORM_TRAINED, name="storm96-single", forecasts_of=STORM_TRAINED),
+        [
+            replace(
+                STORM_TRAINED,
+                name="storm96-perturbed-1",
+                what="initial states perturbed by 1 of the change per step",
+                sets=(perturbed(1.0, "P T U V U500 V500"),),
+                forecasts_of=STORM_TRAINED,
+            ),
+            Recipe(
+                "storm96-noise",
+                "weights of noise at all but the finest resolution, 5 %: 7 batches of a forecast of two steps",
+                (
+                    "data.forecast_len=2",
+                    "model.noise={type: decoder, channels: 8, correlation: 0.8, scales: [1, 1, 1, 0]}",
+                    "loss={type: crps, alpha: 1.0}",
+                    "trainer.members=2",
+                    "trainer.global_batch_size=1",
+                    "trainer.micro_batch_size=1",
+                    "trainer.epochs=1",
+                    "trainer.batches_per_epoch=7",
+                    "trainer.valid_batches=1",
+                    "trainer.ema_decay=0.8",
+                    "trainer.optimizer={learning_rate: 0.15, weight_decay: 0}",
+                    "trainer.scheduler={warmup_steps: 1}",
+                    "start_from.freeze=[stages.*, up*, head.*]",
+                    "inference.ensemble.from=model",
+                ),
+                start=STORM_TRAINED,
+                file=STORM,
+            ),
+        ],
+        (12, 24),
+        144,
+        "inference.init=[1996-01-18, 1996-01-19T18, 6h]",
+        "inference.lead=24h",
+    ),
+    circles=False,
+)
+CASES = {"demo": DEMO, "gcm-t21": GCM, "storm96": STORM96}
 
 
-def skill(bench: recipes.Bench) -> str:
+def skill(bench: recipes.Bench, case: Case) -> str:
     """Return a Markdown table of the recipes that have been run: means over variables and seeds, and their range."""
     rows = []
-    for recipe in RECIPES:
-        seeds = bench.found(SINGLE, recipe)
-        for lead in LEADS if seeds else ():
-            found = [_skill_of(bench, recipe, seed, lead) for seed in seeds]
+    for recipe in case.ensembles:
+        seeds = bench.found(case.single, recipe)
+        energies = [ratio for seed in seeds if case.circles for ratio in _energies(bench, recipe, seed)]
+        for lead in case.leads if seeds else ():
+            found = [_skill_of(bench, case.single, recipe, seed, lead) for seed in seeds]
             columns = [np.concatenate(values) for values in zip(*found, strict=True)]
             ratio, crps = columns[:2]
             met = recipes.verdict(bool(((ratio >= 0.9) & (ratio <= 1.1)).all() and (crps < 1).all()))
-            cells = [f"{x.mean():.2f} ({x.min():.2f}–{x.max():.2f})" for x in columns]
+            cells = [_range(x) for x in columns]
+            cells.append(_range(np.array(energies)) if energies and lead == case.leads[-1] else "")
             rows.append([recipe.what, ", ".join(map(str, seeds)), f"{lead} h", *cells, met])
     heads = ["ensemble", "seeds", "lead", "spread / skill", "fair CRPS / MAE", "RMSE of the mean / RMSE"]
-    heads += ["the same of infinitely many members", "target"]
-    text = [
-        f"{recipes.MEMBERS} members from 6 initial times of the test period; MAE and RMSE are those of the deterministic model "
-        f"that the ensemble starts from. The deterministic training has {recipes.BUDGET} steps of 8 samples; further cost is "
-        "batches × leads × samples × members relative to that. Each number is the mean over variables, levels and seeds, with "
-        "the smallest and the largest of them in brackets. The squared error of a mean of K members exceeds that of infinitely "
-        "many by variance / K. Target: spread / skill from 0.9 to 1.1 and CRPS below the MAE for every variable.",
-        "",
-        *recipes.table(heads, rows),
-    ]
-    return "\n".join(text)
+    heads += ["the same of infinitely many members", "energy of waves / the truth's", "target"]
+    return "\n".join(recipes.table(heads, rows))
 
 
-def _skill_of(bench: recipes.Bench, recipe: Recipe, seed: int, lead: int) -> list[NDArray[np.floating]]:
+def _range(x: NDArray[np.floating]) -> str:
+    return f"{x.mean():.2f} ({x.min():.2f}–{x.max():.2f})"
+
+
+def _energies(bench: recipes.Bench, recipe: Recipe, seed: int) -> list[float]:
+    """Return for each channel the energy of all zonal waves of members at the last lead relative to the truth's."""
+    found = recipes.energies(bench, recipe, seed).values()
+    return [float(members[1:].sum() / truth[1:].sum()) for members, truth in found]
+
+
+def _skill_of(bench: recipes.Bench, single: Recipe, recipe: Recipe, seed: int, lead: int) -> list[NDArray[np.floating]]:
     """Return for each channel spread / skill, fair CRPS / MAE, and the RMSE of the mean relative to one forecast.
 
     The latter is also that of infinitely many members.
     """
-    mae, rmse = (bench.rmse(SINGLE, seed, metric=metric) for metric in ("mae", "rmse"))
+    mae, rmse = (bench.rmse(single, seed, metric=metric) for metric in ("mae", "rmse"))
     ratio, crps, error, spread = (
         bench.rmse(recipe, seed, metric=metric) for metric in ("spread-skill", "fair-crps", "rmse", "spread")
     )
@@ -278,16 +330,16 @@ def _skill_of(bench: recipes.Bench, recipe: Recipe, seed: int, lead: int) -> lis
 
 def run_skill(options: argparse.Namespace) -> str:
     """Run what has not been run yet, and return the table."""
-    bench = recipes.Bench(options.work, tuple(options.seeds), options.small)
+    bench, case = recipes.Bench(options.work, tuple(options.seeds), options.small), CASES[options.skill]
     for seed in options.seeds:
-        for recipe in [SINGLE, *RECIPES]:
+        for recipe in [case.single, *case.ensembles]:
             if options.recipes and recipe.name not in options.recipes:
                 continue
             if options.list:
                 print(*(shlex.join(bench.command(s, recipe, seed)) for s in ("train", "rollout", "evaluate")), sep="\n")
             else:
                 bench.run(recipe, seed)
-    return skill(bench)
+    return skill(bench, case)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------------
@@ -334,7 +386,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="processes that share the members")
     parser.add_argument("--noise", choices=["decoder", "conditional-norm"], default="decoder")
     parser.add_argument("--quick", action="store_true", help="a grid of a quarter of the points")
-    parser.add_argument("--skill", action="store_true", help="score ensembles instead of measuring steps")
+    parser.add_argument("--skill", choices=CASES, help="score ensembles on these data instead of measuring steps")
     parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
     parser.add_argument("--recipes", nargs="*", help="only these experiments")
     parser.add_argument(
@@ -353,7 +405,7 @@ def main() -> None:
         return
     print(text)
     of_cost = f"Cost: {options.noise}, {options.ranks} rank{'s' * (options.ranks > 1)}"
-    write_section(options.output, "Skill" if options.skill else of_cost, text)
+    write_section(options.output, f"Skill: {options.skill}" if options.skill else of_cost, text)
 
 
 if __name__ == "__main__":

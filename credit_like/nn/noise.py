@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from torch import Tensor, nn
 
 from credit_like.nn.layer import Layer
 from credit_like.nn.place import WHOLE, Place
+from credit_like.nn.precision import outside_autocast
+from credit_like.ops.cpu import policy
 
 
 def _signed(value: int) -> int:
@@ -93,19 +96,55 @@ def _mixed(x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Mix(torch.autograd.Function):
-    """`_mixed`, of which only x and z are kept for backward, not what A and B make of z."""
+    """`_mixed`, of which x and the keys of z are kept for backward: z is made again.
+
+    The weight is copied, because FSDP2 frees it where `kept_as_made` still needs it. It is small.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x_BHWC, z_BHWN, weight)
-        return _mixed(x_BHWC, z_BHWN, weight)
+    def forward(ctx: Any, x_BHWC: Tensor, key_BJ: Tensor, weight: Tensor, noise: Noise) -> Tensor:
+        ctx.save_for_backward(x_BHWC, key_BJ, weight.detach().clone())
+        ctx.noise = noise
+        ctx.made = None if policy.is_checkpointed() else []
+        with outside_autocast(x_BHWC):  # as backward is
+            return _mixed(x_BHWC, noise.numbers(x_BHWC, key_BJ, weight.dtype), weight)
 
     @staticmethod
-    def backward(ctx: Any, grad_BHWC: Tensor) -> tuple[Tensor, None, Tensor]:
-        x_BHWC, z_BHWN, weight = ctx.saved_tensors
+    def backward(ctx: Any, grad_BHWC: Tensor) -> tuple[Tensor, None, Tensor, None]:
+        x_BHWC, key_BJ, weight = ctx.saved_tensors
+        z_BHWN = ctx.made.pop() if ctx.made else ctx.noise.numbers(x_BHWC, key_BJ, weight.dtype)
         factor = nn.functional.linear(z_BHWN, weight[: len(weight) // 2]).to(grad_BHWC.dtype)
         of_mixed = torch.cat([grad_BHWC * x_BHWC, grad_BHWC], -1).to(z_BHWN.dtype)
-        return grad_BHWC + grad_BHWC * factor, None, of_mixed.flatten(0, -2).mT @ z_BHWN.flatten(0, -2)
+        return grad_BHWC + grad_BHWC * factor, None, of_mixed.flatten(0, -2).mT @ z_BHWN.flatten(0, -2), None
+
+
+@contextmanager
+def kept_as_made(y: Tensor) -> Iterator[None]:
+    """Keep the output y of `Noise` for the backward of operations in this context as what it is made of.
+
+    The noise has kept its input, so y itself would be a second tensor of that size. Backward makes y again for the operation that
+    needs it, and leaves the noise to that of `Noise`, which follows.
+    """
+    mix: Any = y.grad_fn
+    # There is no noise or no gradient, or the compiler or activation checkpointing has chosen what is kept.
+    if getattr(mix, "made", None) is None:
+        yield
+        return
+    x_BHWC, key_BJ, weight = (kept.detach() for kept in mix.saved_tensors)
+    noise, made, storage = mix.noise, mix.made, y.untyped_storage()._cdata
+
+    def pack(kept: Tensor) -> Tensor | Callable[[], Tensor]:
+        same = kept.untyped_storage()._cdata == storage and kept.shape == y_shape and kept.stride() == y_stride
+        return make if same else kept
+
+    def make() -> Tensor:
+        made[:] = [noise.numbers(x_BHWC, key_BJ, weight.dtype)]
+        return _mixed(x_BHWC, made[0], weight)
+
+    y_shape, y_stride = y.shape, y.stride()
+    del y, mix
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept() if callable(kept) else kept):
+        yield
 
 
 class Noise(Layer):
@@ -117,7 +156,7 @@ class Noise(Layer):
 
     shard_unit = True
     gathered_ahead = False  # it is registered after the blocks of the decoder and used before each
-    recompute = "forward"  # the noise is cheaper to compute again than to keep
+    recompute = "never"  # backward needs nothing but the input
 
     def __init__(self, features: int, channels: int, scale: float, level: int, correlation: float = 0.0) -> None:
         super().__init__()
@@ -135,13 +174,14 @@ class Noise(Layer):
         """Add noise to (B, H, W, C) by the keys of each sample, `innovations`; without keys return the input."""
         if key_BJ is None:
             return x_BHWC
-        z = (self.scale * self._numbers(x_BHWC, key_BJ)).to(self.weight.dtype)
         # The compiler itself chooses what is kept; to trace the function, it makes an instance of it, which is deprecated.
-        mix: Callable[..., Tensor] = _mixed if torch.compiler.is_compiling() else _Mix.apply
-        return mix(x_BHWC, z, self.weight)
+        if torch.compiler.is_compiling():
+            return _mixed(x_BHWC, self.numbers(x_BHWC, key_BJ, self.weight.dtype), self.weight)
+        mixed: Tensor = _Mix.apply(x_BHWC, key_BJ, self.weight, self)
+        return mixed
 
-    def _numbers(self, x_BHWC: Tensor, key_BJ: Tensor) -> Tensor:
-        """Return normal numbers (B, H, W, channels) at the points of x."""
+    def numbers(self, x_BHWC: Tensor, key_BJ: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the noise z (B, H, W, channels) at the points of x."""
         wide = torch.promote_types(x_BHWC.dtype, torch.float32)
         _, height, width, _ = x_BHWC.shape
         total: Tensor | None = None
@@ -149,7 +189,7 @@ class Noise(Layer):
             new = standard_normal(absorb(key_B, self.level), (height, width), self.channels, wide, self.places)
             total = weight * new if total is None else total + weight * new
         assert total is not None
-        return total
+        return (self.scale * total).to(dtype)
 
 
 class NormNoise(Noise):

@@ -8,6 +8,8 @@ autocast.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -23,9 +25,12 @@ def in_own_precision(layer: nn.Module, x: Tensor) -> Tensor:
         result: Tensor = layer(x)
         return result
     x = x.to(next(layer.parameters()).dtype)
-    if x.is_meta:  # the meta device has no autocast
-        result = layer(x)
-        return result
-    with torch.autocast(x.device.type, enabled=False):
+    with outside_autocast(x):
         result = layer(x)
     return result
+
+
+def outside_autocast(x: Tensor) -> AbstractContextManager[object]:
+    """Return a context without autocast on the device of x."""
+    # The meta device has no autocast.
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)

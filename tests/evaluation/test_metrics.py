@@ -340,6 +340,36 @@ def test_agrees_with_xskillscore(make_fields, grid, masked):
     np.testing.assert_allclose(score("bias", [fields])[..., 0], theirs, rtol=1e-6)
 
 
+def test_scores_of_members_agree_with_xskillscore(make_fields, grid):
+    """What that package does not weight by area it computes for each row, of which the mean is taken here."""
+    with warnings.catch_warnings():  # of that package's own making, as it is imported
+        warnings.simplefilter("ignore")
+        xs = pytest.importorskip("xskillscore", reason="the package xskillscore is not installed")
+    fields = make_fields(members=5)
+    fields.events = 280 + 10 * np.random.default_rng(7).standard_normal((1, 2, 9, 16))
+    x, y = labelled(fields)
+    weights = xr.DataArray(weights_of(grid), dims=("latitude", "longitude"))
+    dims, rows = ["latitude", "longitude"], weights.isel(longitude=0)
+    theirs = xs.crps_ensemble(y, x, member_dim="number", dim=dims, weights=weights)
+    np.testing.assert_allclose(score("crps", [fields])[..., 0], theirs, rtol=1e-6)
+    ranks = xs.rank_histogram(y, x, dim="longitude", member_dim="number") / grid.width
+    np.testing.assert_allclose(
+        score("rank-histogram", [fields])[..., 0, :], ranks.weighted(rows).mean("latitude"), rtol=1e-6
+    )
+    threshold = xr.DataArray(fields.events[0], dims=("level", "latitude", "longitude"))
+    occurred, forecast = (y > threshold).astype(float), (x > threshold).astype(float)
+    for name, fair in (("brier", False), ("fair-brier", True)):
+        theirs = xs.brier_score(occurred, forecast, member_dim="number", fair=fair, dim=dims, weights=weights)
+        np.testing.assert_allclose(score(name, [fields])[..., 0, 0], theirs, rtol=1e-6)
+    edges = np.linspace(-0.05, 1.05, 12)
+    found = xs.reliability(y > threshold, forecast.mean("number"), dim="longitude", probability_bin_edges=edges)
+    events, all_ = ((x * found["samples"]).fillna(0) for x in (found, xr.ones_like(found)))
+    share, _, frequency = np.moveaxis(score("reliability", [fields])[..., 0, 0, :, :], -1, 0)
+    events, all_ = (x.weighted(rows).mean("latitude") / grid.width for x in (events, all_))
+    np.testing.assert_allclose(share, all_, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(frequency, events / all_, rtol=1e-6)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_agrees_with_scores(make_fields, grid, masked):
     pytest.importorskip("scores", reason="the package scores is not installed")

@@ -48,14 +48,16 @@ def test_the_shared_gradient_of_equal_members_is_that_of_the_absolute_error():
     assert error.grad.flatten().tolist() == [0.25] * 4
 
 
-def gaussian(mean: float, sigma: float) -> tuple[float, float]:
-    """Return the CRPS of N(mean, σ²) for a truth of 0, and its derivative with respect to the mean.
+def gaussian(mean: float, sigma: float, truth: float = 0.0) -> tuple[float, float]:
+    """Return the expected CRPS of N(mean, σ²) for a truth from N(0, `truth`²), and its derivative with respect to the mean.
 
-    Gneiting and Raftery (J. Am. Stat. Assoc. 102, 359, 2007), equation 21.
+    Gneiting and Raftery (J. Am. Stat. Assoc. 102, 359, 2007), equation 21, in which the difference of forecast and truth is
+    Gaussian too.
     """
-    z = -mean / sigma
+    size = math.hypot(sigma, truth)
+    z = -mean / size
     density, below = math.exp(-z * z / 2) / math.sqrt(2 * math.pi), (1 + math.erf(z / math.sqrt(2))) / 2
-    return sigma * (z * (2 * below - 1) + 2 * density - 1 / math.sqrt(math.pi)), 1 - 2 * below
+    return size * (z * (2 * below - 1) + 2 * density) - sigma / math.sqrt(math.pi), 1 - 2 * below
 
 
 @pytest.mark.parametrize(("mean", "sigma"), [(0.0, 1.0), (0.8, 0.5), (-1.5, 2.0)])
@@ -73,18 +75,22 @@ def test_many_members_give_the_closed_form_of_a_gaussian(mean, sigma):
 
 
 def test_the_expectation_of_the_fair_score_does_not_depend_on_the_number_of_members():
-    """Ensembles of N(0.5, 0.8²) against a truth of 0, 200 000 draws for each K.
+    """Ensembles of N(0.5, 0.8²) against truths of N(0, 0.6²), 250 000 draws for each K: the score, and its gradient.
 
     The standard error of each mean is below 1.2e-3, so a test at 4 standard errors misses a bias of 0.01 with a
     probability below 1e-5. The bias of α = 0 is (1 - α) σ / (√π K), 0.226 for K = 2, and of α = 0.95 0.0113, which the
     test must see.
     """
-    expected, _ = gaussian(0.5, 0.8)
+    expected, slope = gaussian(0.5, 0.8, 0.6)
     generator = torch.Generator().manual_seed(3)
     for members in (2, 3, 8):
-        error = 0.5 + 0.8 * torch.randn(200_000, members, 1, 1, 1, generator=generator, dtype=torch.float64)
+        x, y = (torch.randn(250_000, n, 1, 1, 1, generator=generator, dtype=torch.float64) for n in (members, 1))
+        error = (0.5 + 0.8 * x - 0.6 * y).requires_grad_()
         for alpha in (1.0, 0.95, 0.0):
             score = crps.of_members(crps.Config(alpha=alpha), error).flatten()
+            (gradient,) = torch.autograd.grad(score.sum(), error)
+            slopes, score = gradient.flatten(1).sum(1), score.detach()
+            assert float(slopes.mean()) == pytest.approx(slope, abs=4 * float(slopes.std()) / math.sqrt(len(slopes)))
             deviation = float(score.std()) / math.sqrt(len(score))
             assert deviation < 1.2e-3
             bias = (1 - alpha) * 0.8 / (math.sqrt(math.pi) * members)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 
 from credit_like.models import wxformer
+from credit_like.models.wxformer import model as wxformer_model
 from credit_like.nn import init, noise
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.noise import (
@@ -202,6 +204,23 @@ def test_a_model_computes_again_what_its_blocks_have_not_kept():
         assert float((one - other).norm() / other.norm().clamp(min=1e-4 * whole)) < 1e-11
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_decoder_makes_its_noisy_inputs_again(monkeypatch, frozen):
+    """The gradients are those with all inputs kept, bit by bit, and the noise is made once more for both of its uses."""
+    noisy, made = stirred(model()).double(), []
+    numbers = Noise.numbers
+    monkeypatch.setattr(Noise, "numbers", lambda self, *more: made.append(self) or numbers(self, *more))
+    for name, parameter in noisy.named_parameters():
+        parameter.requires_grad_(not frozen or name.startswith("noise."))
+    x = torch.randn(2, 3, 1, HEIGHT, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = _gradients(noisy, x, key_B=KEYS)
+    layers = list(noisy.noise.values())
+    assert made == [*layers, *reversed(layers)]
+    monkeypatch.setattr(wxformer_model, "kept_as_made", lambda y: nullcontext())
+    for one, other in zip(found, _gradients(noisy, x, key_B=KEYS), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
 def test_correlated_noise_is_autoregressive(correlation):
     """Unit variance at every lead, and between leads k apart ρ^k, less the terms that a sum of n innovations leaves out.
@@ -212,7 +231,7 @@ def test_correlated_noise_is_autoregressive(correlation):
     layer = Noise(2, 4, 1.0, level=1, correlation=correlation)
     x, keys, fields = torch.zeros(2, 50, 100, 2), KEYS, []
     for _ in range(5):
-        fields.append(layer._numbers(x, innovations(keys, len(layer.weights))))
+        fields.append(layer.numbers(x, innovations(keys, len(layer.weights)), x.dtype))
         keys = NoiseKeys.after(keys)
     count, error = len(layer.weights), 5 * math.sqrt(2 / fields[0].numel())
     for first in range(5):

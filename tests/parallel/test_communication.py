@@ -60,6 +60,8 @@ class Case:
     members: int = 1
     columns: int = 1
     """Ranks along the columns; `domain` is the number of all that share a grid."""
+    loss: str = "crps"
+    """Of several members; of one it is that of the demonstration."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -76,7 +78,7 @@ class Case:
 
     def settings(self) -> list[str]:
         layout = f"data: {self.data}, tensor: {self.tensor}, domain: {list(self.shape)}, replicate: {self.replicate}"
-        members = [f"model.noise={{channels: {NOISE}}}", "loss={type: crps}"] if self.members > 1 else []
+        members = [f"model.noise={{channels: {NOISE}}}", f"loss={{type: {self.loss}}}"] if self.members > 1 else []
         return [
             *members,
             f"trainer.members={self.members}",
@@ -404,10 +406,16 @@ def derived(case: Case, rank: int) -> Counter:
         add("all-gather", domain_peers, case.domain * 3 * case.forecasts * GROUPS * FLOAT, 6 * forwards)
         add("all-reduce", domain_peers, 2 * case.forecasts * GROUPS * FLOAT, 6 * forwards)
 
+    # Scores of whole rows: the errors of this rank's members to the ranks with other columns, and their gradients back.
+    rows, columns = (len(bands(size, n)[at]) for size, n, at in zip((HEIGHT, WIDTH), case.shape, place, strict=True))
+    if case.loss in ("energy", "spectral-crps"):
+        field = case.forecasts * OUT * rows * FLOAT
+        add("all-to-all", along[1], field * columns * (case.columns - 1), forwards)
+        add("all-to-all", along[1], field * (WIDTH - columns), forwards)
+        columns = WIDTH
+
     # Ensemble: the predictions of this rank's members to every other rank, once for each, and nothing in backward.
-    fields = case.forecasts * OUT
-    for size, n, at in zip((HEIGHT, WIDTH), case.shape, place, strict=True):
-        fields *= len(bands(size, n)[at])
+    fields = case.forecasts * OUT * rows * columns
     add("all-to-all", ensemble_peers, fields * FLOAT, (case.ensemble - 1) * forwards)
 
     # Spectral norm: all layers of which no rank holds the whole matrix together.
@@ -507,6 +515,8 @@ MORE = {
     "boxes": Case(1, 1, 4, columns=2, batch=2, micro=2),
     "dp-boxes-tensor": Case(2, 2, 2, columns=2),
     "boxes-ensemble": Case(1, 1, 4, columns=2, ensemble=2, members=2),
+    "rows-energy": Case(1, 1, 2, columns=2, members=2, batch=2, micro=2, loss="energy"),
+    "rows-spectral-crps": Case(1, 1, 2, columns=2, ensemble=2, members=4, leads=2, loss="spectral-crps"),
     "ensemble-hybrid": Case(2, 1, 1, replicate=2, ensemble=2, members=2),
 }
 
@@ -525,7 +535,7 @@ def test_a_step_sends_what_is_derived_and_nothing_else(run_ranks, save_loc, case
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", representatives(list(MORE), "muon", "mix", "all", "ensemble", "ensemble-domain", "boxes")
+    "name", representatives(list(MORE), "muon", "mix", "all", "ensemble", "ensemble-domain", "boxes", "rows-energy")
 )
 def test_so_does_every_other_way_to_train(run_ranks, save_loc, name):
     check(run_ranks, save_loc, MORE[name])

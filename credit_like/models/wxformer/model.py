@@ -28,7 +28,7 @@ from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.dropout import FIRST_SITE, path_factors
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.layer import Layer, Recompute
-from credit_like.nn.noise import Noise, NormNoise, absorb, innovation_weights, innovations
+from credit_like.nn.noise import Noise, NormNoise, absorb, innovation_weights, innovations, kept_as_made
 from credit_like.nn.padding import Pad, Unpad
 from credit_like.nn.precision import in_own_precision
 from credit_like.nn.resize import BilinearResize
@@ -179,10 +179,10 @@ class WXFormer(nn.Module):
             x_BHWC = stage(x_BHWC, **keys)
             skips.append(x_BHWC)
         e0, e1, e2, e3 = skips
-        y = self.up1(self._with_noise(0, e3, noise_BJ))
-        y = self.up2(self._with_noise(1, torch.cat([y, e2], dim=-1), noise_BJ))
-        y = self.up3(self._with_noise(2, torch.cat([y, e1], dim=-1), noise_BJ))
-        y_BHWC = in_own_precision(self.head, self._with_noise(3, torch.cat([y, e0], dim=-1), noise_BJ))
+        y = self._decoded(0, self.up1, e3, noise_BJ)
+        y = self._decoded(1, self.up2, torch.cat([y, e2], dim=-1), noise_BJ)
+        y = self._decoded(2, self.up3, torch.cat([y, e1], dim=-1), noise_BJ)
+        y_BHWC = self._decoded(3, self.head, torch.cat([y, e0], dim=-1), noise_BJ)
         y_BCHW = self.resize(self.unpad(ops.channels_first(y_BHWC)))
         return y_BCHW.unsqueeze(2)
 
@@ -213,12 +213,13 @@ class WXFormer(nn.Module):
             "head.last.spectral.v": (replace(hidden, dim=0, repeat=taps),),
         }
 
-    def _with_noise(self, level: int, x_BHWC: Tensor, key_BJ: Tensor | None) -> Tensor:
-        """Return the input of a block of the decoder, with noise if there is any at its resolution."""
+    def _decoded(self, level: int, block: nn.Module, x_BHWC: Tensor, key_BJ: Tensor | None) -> Tensor:
+        """Return what a block of the decoder makes of its input, with noise if there is any at its resolution."""
         if str(level) not in self.noise:
-            return x_BHWC
+            return in_own_precision(block, x_BHWC)
         noisy: Tensor = self.noise[str(level)](x_BHWC, key_BJ=key_BJ)
-        return noisy
+        with kept_as_made(noisy):
+            return in_own_precision(block, noisy)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode as nn.Module.train does; entering evaluation recomputes sigma from the current weights."""
