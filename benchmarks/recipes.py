@@ -51,7 +51,8 @@ class Recipe:
     start: Recipe | None = None
     """Recipe whose weights the run begins with."""
     like: Recipe | None = None
-    """Recipe whose first steps, `TRUNK`, are the same: the run continues from its checkpoint."""
+    """Recipe whose first epochs, `shared`, are the same: the run continues from its checkpoint."""
+    shared: int = 0
     forecasts_of: Recipe | None = None
     """Recipe whose weights make the forecasts; nothing is trained."""
     free: tuple[str, ...] = ()
@@ -129,10 +130,13 @@ class Bench:
     def branch(self, trunk: Recipe, recipe: Recipe, seed: int) -> float:
         """Begin a run with the checkpoint of another one at the end of what both have; return the processor time of that."""
         there, here = self.folder(trunk, seed), self.folder(recipe, seed)
-        steps = 2 if self.small else TRUNK
+        steps = recipe.shared * STEPS_PER_EPOCH
+        before = steps / BUDGET
+        if self.small:
+            steps = 2
         shutil.copytree(there / "checkpoints" / f"step-{steps}", here / "checkpoints" / f"step-{steps}")
         shutil.copy(there / "statistics.nc", here)
-        return self.spent(trunk, seed)["train"] * TRUNK / BUDGET
+        return self.spent(trunk, seed)["train"] * before
 
     def found(self, *recipes: Recipe) -> list[int]:
         """Return the seeds of which all these recipes have scores."""
@@ -230,27 +234,51 @@ def with_transform(name: str, transform: str, what: str) -> Recipe:
 SQRT = with_transform("prognostic-sqrt", "{type: sqrt, scale: 1}", "the same, of √(1 + x / 1 mm)")
 
 
-TRUNK = 3 * STEPS_PER_EPOCH
+@dataclass(frozen=True)
+class Stage:
+    """A phase of batches of `samples` forecasts of `steps` steps, which costs as much as `epochs` of the demonstration."""
+
+    epochs: int
+    samples: int
+    steps: int
+    rate: float = 1.0e-3
+
+    @property
+    def batches(self) -> int:
+        return 8 * STEPS_PER_EPOCH // (self.samples * self.steps)
+
+    def phase(self, total: int) -> str:
+        """Return the phase, whose learning rate falls as if it had `total` batches."""
+        return (
+            f"{{epochs: {self.epochs}, batches_per_epoch: {self.batches}, forecast_len: {self.steps}, "
+            f"global_batch_size: {self.samples}, micro_batch_size: {self.samples}, "
+            f"optimizer: {{learning_rate: {self.rate:g}}}, scheduler: {{warmup_steps: 10, total_steps: {total}}}}}"
+        )
+
+    @property
+    def what(self) -> str:
+        many = f"{self.samples} sample{'s' * (self.samples > 1)} and {self.steps} step{'s' * (self.steps > 1)}"
+        return f"{self.epochs * self.batches} batches of {many}"
 
 
-def longer(name: str, samples: int, steps: int) -> Recipe:
-    """The first three epochs of `PLAIN`, then batches of fewer samples and more steps, each of the cost of a batch before."""
-    single = f"{{epochs: 3, scheduler: {{total_steps: {BUDGET}}}}}"
-    phase = (
-        f"{{epochs: 2, batches_per_epoch: {8 * STEPS_PER_EPOCH // (samples * steps)}, forecast_len: {steps}, "
-        f"global_batch_size: {samples}, micro_batch_size: {samples}, optimizer: {{learning_rate: 1.0e-3}}, "
-        "scheduler: {warmup_steps: 10}}"
-    )
-    batches = 8 * (BUDGET - TRUNK) // (samples * steps)
-    return Recipe(
-        name,
-        f"3 epochs on single steps, then {batches} batches of {samples} sample{'s' * (samples > 1)} and {steps} steps",
-        (*DIAGNOSTIC, f"trainer.phases=[{single}, {phase}]"),
-        like=PLAIN,
-    )
+def longer(name: str, *stages: Stage) -> Recipe:
+    """The first epochs of `PLAIN`, then phases that together cost as much as those left out."""
+    first = 5 - sum(stage.epochs for stage in stages)
+    counts = [stage.epochs * stage.batches for stage in stages]
+    falling = [stage.phase(sum(counts[i:])) for i, stage in enumerate(stages)]
+    phases = [f"{{epochs: {first}, scheduler: {{total_steps: {BUDGET}}}}}", *falling]
+    what = f"{first} epoch{'s' * (first > 1)} on single steps, then {', then '.join(stage.what for stage in stages)}"
+    sets = (*DIAGNOSTIC, f"trainer.phases=[{', '.join(phases)}]")
+    return Recipe(name, what, sets, like=PLAIN, shared=first)
 
 
-CURRICULA = [longer("curriculum", 2, 4), longer("curriculum-2", 4, 2), longer("curriculum-8", 1, 8)]
+CURRICULA = [
+    longer("curriculum", Stage(2, 2, 4)),
+    longer("curriculum-2", Stage(2, 4, 2)),
+    longer("curriculum-8", Stage(2, 1, 8)),
+    longer("curriculum-1x4", Stage(2, 1, 4)),
+    longer("single-4x1", Stage(2, 4, 1)),
+]
 SMALL_BATCHES = Recipe(
     "small-batches",
     "the same in batches of 4 samples: twice as many updates of the weights",
@@ -391,21 +419,37 @@ FINE_TUNING = (
 SPECTRAL = Recipe(
     "spectral", "160 more steps on `spectral`", (*DIAGNOSTIC, *FINE_TUNING, "loss={type: spectral}"), start=PLAIN
 )
-SPECTRAL_LONG = Recipe(
-    "spectral-long",
-    "80 batches of 4 samples and 4 steps on `spectral`, with `zonal-filter`",
-    (
-        *DIAGNOSTIC,
-        *FINE_TUNING,
-        "trainer.epochs=1",
-        "trainer.global_batch_size=4",
-        "trainer.micro_batch_size=4",
-        "data.forecast_len=4",
-        "loss={type: spectral}",
-        FILTER,
-    ),
-    start=PLAIN,
+
+
+def fine_tuned_on_forecasts(name: str, samples: int, steps: int, loss: str, physics: str, what: str) -> Recipe:
+    """Longer forecasts from the weights of `PLAIN`, at the cost of its other further trainings."""
+    batches = 160 * 8 // (samples * steps)
+    return Recipe(
+        name,
+        f"{batches} batches of {samples} samples and {steps} steps on `{loss}`, with {what}",
+        (
+            *DIAGNOSTIC,
+            *FINE_TUNING,
+            "trainer.epochs=1",
+            f"trainer.batches_per_epoch={batches}",
+            f"trainer.global_batch_size={samples}",
+            f"trainer.micro_batch_size={samples}",
+            f"data.forecast_len={steps}",
+            f"loss={{type: {loss}}}",
+            physics,
+        ),
+        start=PLAIN,
+    )
+
+
+SHORT_WAVES = (
+    "physics=[{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.5, "
+    "order: 4}]"
 )
+SPECTRAL_LONG = fine_tuned_on_forecasts("spectral-long", 4, 4, "spectral", FILTER, "`zonal-filter`")
+DAMPED = "`spherical-filter` that damps wavenumber 21 by 40 % and 10 by 3 % per step"
+SPECTRAL_DAMPED = fine_tuned_on_forecasts("spectral-damped", 2, 4, "spectral", SHORT_WAVES, DAMPED)
+MSE_DAMPED = fine_tuned_on_forecasts("mse-damped", 2, 4, "mse", SHORT_WAVES, DAMPED)
 MORE_MSE = Recipe("more-mse", "160 more steps on `mse`", (*DIAGNOSTIC, *FINE_TUNING), start=PLAIN)
 FINE_GRID = (
     *DIAGNOSTIC,
@@ -594,7 +638,18 @@ SPECTRAL_FILTERED = Recipe(
     (*DIAGNOSTIC, FILTER),
     forecasts_of=SPECTRAL,
 )
-SHARPNESS = [PLAIN, FILTERED, MORE_MSE, SPECTRAL, SPECTRAL_FILTERED, SPECTRAL_LONG, ALWAYS_FILTERED, LONG]
+SHARPNESS = [
+    PLAIN,
+    FILTERED,
+    MORE_MSE,
+    SPECTRAL,
+    SPECTRAL_FILTERED,
+    SPECTRAL_LONG,
+    SPECTRAL_DAMPED,
+    MSE_DAMPED,
+    ALWAYS_FILTERED,
+    LONG,
+]
 
 
 # --- ensembles --------------------------------------------------------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_a_curriculum_begins_as_the_training_that_it_continues(recipes, tmp_path
     for recipe in recipes.CURRICULA:
         first = phases(load_experiment(recipes.DEMO, bench.overrides(recipe, 1)))[0].experiment
         steps = first.trainer.epochs * recipes.STEPS_PER_EPOCH
-        assert steps == recipes.TRUNK
+        assert steps == recipe.shared * recipes.STEPS_PER_EPOCH
         for section in ("data", "model", "loss", "physics", "seed"):
             assert getattr(first, section) == getattr(plain, section)
         same = {"epochs": 0, "scheduler": None, "checkpoint": None}
