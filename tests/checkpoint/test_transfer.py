@@ -18,7 +18,6 @@ from credit_like import build
 from credit_like.check import checked_experiment
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.export import export, find, load_export
-from credit_like.checkpoint.manager import CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import open_store
@@ -324,6 +323,28 @@ def test_the_first_forecast_is_the_source_s(pretrained, tmp_path, change, kind):
         torch.testing.assert_close(field, expected[name], rtol=0, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
 
 
+def test_variables_that_are_added_start_at_rest(tmp_path):
+    """What the source predicts is unchanged, a new prognostic variable does not change, and a new diagnostic is at its mean."""
+    dry = ("data.prognostic={level: [u, v, height], surface: []}", "data.diagnostic={surface: []}")
+    source = experiment(tmp_path / "dry", *dry)
+    assert build.train(source) == 0
+    with build.start(source) as runtime:
+        before = build.build_context(source, runtime, train=False)
+        build.load_weights(before)
+        after = started(experiment(tmp_path / "moist", f"start_from={tmp_path / 'dry'}"), runtime)
+        expected, found = stepped(before), stepped(after)
+    variables, store = after.variables, after.store
+    water = variables.channel_names(variables.role("prognostic")).index("column_water")
+    initial = store.read(variables.role("prognostic"), [0])
+    expected["column_water"] = torch.from_numpy(initial[0, water])
+    rain = store.read(variables.role("diagnostic"), store.period(after.experiment.data.train))
+    expected["precipitation"] = torch.full_like(found["precipitation"], float(rain.mean(dtype=float)))
+    assert found.keys() == expected.keys()
+    for name, field in found.items():
+        scale = float(expected[name].abs().max())
+        torch.testing.assert_close(field, expected[name], rtol=0, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
+
+
 def test_forecasts_need_no_training(pretrained, tmp_path):
     """A run without a checkpoint forecasts with the weights of its source, and says so."""
     when = ("inference.init=[2000-01-11]", "inference.lead=6h")
@@ -436,7 +457,7 @@ def test_a_section_that_cannot_work_is_refused_before_anything_is_written(pretra
         checked_experiment(DEMO, settings)
     with pytest.raises((UserError, ValueError), match=re.escape(told)):
         build.train(load_experiment(DEMO, settings))
-    assert not CheckpointManager(tmp_path / "fine/checkpoints").latest()
+    assert not (tmp_path / "fine").exists()
 
 
 def test_check_finds_nothing_wrong_with_a_source_that_fits(pretrained, tmp_path):
