@@ -14,6 +14,7 @@ import yaml
 from credit_like import build, cli
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.writers._zarr import ZarrWriter
+from credit_like.models import persistence
 from credit_like.parallel.domain.spatial import ChunkShare
 from credit_like.schema.load import dump_experiment, load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
@@ -146,7 +147,8 @@ def test_ranks_that_share_a_field_write_their_chunks_of_it(run, tmp_path, run_ra
 
 def _collected(rank, file, overrides):
     """Forecast with a model that changes nothing, the same to the bit in any layout; return the shapes that this rank collects."""
-    experiment, shapes, collect = load_experiment(file, overrides), [], ChunkShare.collect
+    experiment = load_experiment(file, overrides).model_copy(update={"model": persistence.Config()})
+    shapes, collect = [], ChunkShare.collect
 
     def watched(share, fields):
         result = collect(share, fields)
@@ -155,7 +157,8 @@ def _collected(rank, file, overrides):
 
     ChunkShare.collect = watched
     context = build.build_context(experiment, build.start(experiment, training=False), train=False)
-    assert write_forecasts(context, "step-0").finished
+    outcome = write_forecasts(context, "step-0")
+    assert outcome.finished or rank  # others may look before the first one has written
     return shapes
 
 
@@ -169,11 +172,11 @@ def test_the_rank_that_writes_collects_a_variable_at_a_time(run, tmp_path, run_r
     shapes = {}
     for world, layout in ((1, "{}"), (4, "{domain: [2, 2]}")):
         output = yaml.safe_load(fields) | {"type": kind, "path": str(tmp_path / str(world))}
-        sets = ["model={type: persistence}", f"trainer.parallelism={layout}", f"inference.output={json.dumps(output)}"]
+        sets = [f"trainer.parallelism={layout}", f"inference.output={json.dumps(output)}"]
         shapes[world] = run_ranks(world, _collected, run, sets)
     first, *others = shapes[4]
     part = (16, 32) if kind == "zarr" else (32, 64)
-    leads = 2 * 3
+    leads = 3  # of one batch
     assert first == [(count, *part) for count in channels] * leads
     assert all(set(one) == ({(8, *part)} if kind == "zarr" else {None}) for one in others)
     places = [tmp_path / name / ("forecast.zarr" if kind == "zarr" else "forecast") for name in "14"]

@@ -35,7 +35,10 @@ from credit_like.training.stage import Batches
 EXACT = {"outputs": 1e-12, "loss": 1e-12, "norm": 1e-12, "gradients": 1e-10, "weights": 1e-9}
 """Largest errors of three steps, relative to the largest value of a tensor; gradients are those of the first step."""
 GROWTH = 10
-"""How many times the effect of one rounding of the weights may be exceeded, where that alone is more than `EXACT`."""
+"""How many times the effect of one rounding of each weight, the largest of three, may be exceeded where an error is above `EXACT`.
+
+AdamW divides a gradient by its own size, and with it the rounding of a small one, so that what three steps make of rounding depends
+on the experiment. Every sum over ranks rounds otherwise than that of one process, and a gradient passes several."""
 
 LEVELS = (300.0, 500.0, 850.0)
 _ON_LEVELS = {"temperature": (260, 10), "u": (5, 8), "v": (0, 8), "specific_humidity": (2e-3, 5e-4)}
@@ -255,12 +258,12 @@ def _with_norms(work: Any) -> dict[str, Any]:
     return {"result": work(), "norms": torch.stack(norms)}
 
 
-def _disturbed(problem: kit.Problem, reference: Path) -> dict[str, float]:
+def _disturbed(problem: kit.Problem, reference: Path, seed: int) -> dict[str, float]:
     """Return the errors of one process whose weights are one rounding off at first."""
 
     def work() -> Any:
         trainer = kit._start(problem, kit.Case("disturbed"))
-        generator = torch.Generator().manual_seed(1)
+        generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
             for parameter in trainer.state.parameters.values():
                 sign = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.float64) * 2 - 1
@@ -346,7 +349,8 @@ def compare(drawn: Drawn, folder: Path, always_disturb: bool = False) -> Compare
     errors = {k: max(value["errors"][k] for value in values) for k in values[0]["errors"]}
     result = Compared(errors=errors, first=str(min((v["first"] for v in values if v["first"]), default="")))
     if always_disturb or any(not e <= EXACT[k] for k, e in errors.items()):
-        result.disturbed = _value(run_ranks(1, partial(_disturbed, problem, reference), _TIMEOUT))
+        each = [_value(run_ranks(1, partial(_disturbed, problem, reference, seed), _TIMEOUT)) for seed in range(3)]
+        result.disturbed = {k: max(errors[k] for errors in each) for k in each[0]}
     return result
 
 
@@ -385,7 +389,9 @@ def as_training(drawn: Drawn) -> Drawn:
         "monitor": {"every": 1, "init": 2, "lead": 2, "share": 1.0}, "checkpoint": {"async": False},
     }  # fmt: skip
     trainer.pop("backprop_steps", None)
-    return replace(drawn, sections=drawn.sections | {"trainer": trainer, "evaluation": {"derive": DERIVED}})
+    return replace(
+        drawn, sections=drawn.sections | {"trainer": trainer, "evaluation": {"derive": DERIVED}}, start_from=None
+    )
 
 
 class _Doubled:
@@ -445,7 +451,7 @@ def compare_trainings(drawn: Drawn, folder: Path) -> dict[str, float]:
             kind, *rest = name.split("/")
             kind = f"{kind}/{rest[0]}" if kind == "forecast" else kind
             scale = np.abs(values)
-            if "acc" in kind:
+            if "acc" in kind or "filter/" in name:  # a filter leaves means, but for rounding
                 scale = np.ones(1)
             elif "bias" in kind:  # which may vanish, where the error does not
                 scale = expected[name.replace("/bias/", "/rmse/")]

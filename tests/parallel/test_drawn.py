@@ -20,6 +20,16 @@ def test_three_steps_of_what_is_drawn(tmp_path, seed):
     assert not result.wrong(), (str(drawn), result)
 
 
+@pytest.mark.long
+def test_what_exceeds_is_rounding_that_the_optimiser_amplifies(tmp_path):
+    """The same gradients, updates that are not divided by their size: three steps are as exact as the first one."""
+    drawn = draw(104, tmp_path)
+    drawn.sections["trainer"]["optimizer"]["eps"] = 1.0
+    errors = compare(drawn, tmp_path).errors
+    assert errors is not None
+    assert all(errors[what] < 1e-13 for what in ("outputs", "loss", "norm", "weights")), errors
+
+
 LOGGED = {
     "loss": 1e-6,
     "grad_norm": 1e-6,
