@@ -20,16 +20,6 @@ def test_three_steps_of_what_is_drawn(tmp_path, seed):
     assert not result.wrong(), (str(drawn), result)
 
 
-@pytest.mark.long
-def test_what_exceeds_is_rounding_that_the_optimiser_amplifies(tmp_path):
-    """The same gradients, updates that are not divided by their size: three steps are as exact as the first one."""
-    drawn = draw(104, tmp_path)
-    drawn.sections["trainer"]["optimizer"]["eps"] = 1.0
-    errors = compare(drawn, tmp_path).errors
-    assert errors is not None
-    assert all(errors[what] < 1e-13 for what in ("outputs", "loss", "norm", "weights")), errors
-
-
 LOGGED = {
     "loss": 1e-6,
     "grad_norm": 1e-6,
@@ -53,14 +43,21 @@ def test_a_training_of_what_is_drawn_logs_the_same(tmp_path, seed):
     assert {k: e for k, e in errors.items() if not e <= LOGGED.get(k, 1e-10)} == {}, str(drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("layout", "message"),
+    ("layout", "messages"),
     [
-        ({"tensor": 3}, "expected a divisor of the heads of every stage"),
-        ({"domain": (1, 5)}, "leaves every rank columns, got 5"),
+        ({"tensor": 3}, ("trainer.parallelism.tensor: expected a divisor", "trainer.parallelism.tensor 3: stages.0.")),
+        (
+            {"domain": (1, 3)},
+            ("trainer.parallelism.domain: expected a degree that leaves every rank columns, got 3",) * 2,
+        ),
     ],
+    ids=["tensor", "columns"],
 )
-def test_what_check_refuses_the_ranks_refuse(tmp_path, layout, message):
+def test_what_check_refuses_the_ranks_refuse(tmp_path, layout, messages):
     drawn = draw(15, tmp_path, **({"domain": (1, 1)} | layout))
-    assert message in refusal(written(drawn, tmp_path), drawn.case)
-    assert message in compare(drawn, tmp_path).refused
+    for message, refused in zip(
+        messages, (refusal(written(drawn, tmp_path), drawn.case), compare(drawn, tmp_path).refused), strict=True
+    ):
+        assert message in refused
