@@ -67,9 +67,9 @@ def write_forecasts(
     array, which do not wait for each other; the one that completes the last of them gives the files their final names.
     (A format that keeps all members in one file distributes whole initial times.) `checkpoint`
     identifies the weights, and is recorded with the resolved experiment. Ranks that share a field write whole chunks of it
-    where the format has chunks, else the first one writes it, as it does where fields are derived: those need the rows of
-    other ranks. `progress(done, of)` counts steps. Raises UserError before anything is written for an invalid request, and
-    RuntimeError if writing fails.
+    where the format has chunks, else send it to the first one, a variable at a time. So they do, with all variables at once,
+    where fields are derived: those need the rows of other ranks. `progress(done, of)` counts steps. Raises UserError before
+    anything is written for an invalid request, and RuntimeError if writing fails.
     """
     experiment, store, stepper = context.experiment, context.store, context.stepper
     derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
@@ -90,16 +90,17 @@ def write_forecasts(
     todo = [
         unit for unit in _units(forecast_plan, section, writer)[part[0] :: part[1]] if not _is_complete(unit, writer)
     ]
-    background = Background(_WAITING)
+    # A rank that writes what others computed holds one lead of it, not several, besides those that share a chunk.
+    names = list(layout.chosen) if share is not None and share.alone and not derive else [None]
+    background = Background(_WAITING if names == [None] else len(names))
     steps, done = forecast_plan.leads * sum(map(len, todo)), 0
     stepper.eval()
     try:
         for unit in todo:
             for places, lead, state in _states(context, forecast_plan, unit, noise, perturb):
                 if collects and lead in layout.leads:
-                    fields = _fields(stepper, state, share, derive)
-                    if fields is not None:
-                        background.submit(partial(_write, writer, places, layout.leads.index(lead), fields))
+                    for name, fields in _fields(stepper, state, share, derive, layout, names):
+                        background.submit(partial(_write, writer, places, layout.leads.index(lead), name, fields))
                 done += 1
                 if progress is not None:
                     progress(done, steps)
@@ -260,21 +261,34 @@ class _Derive:
         return torch.cat([fields_BCHW, *self.derivation(by_name, self.ground_HW, self.grid).values()], 1)
 
 
-def _fields(stepper: Stepper, state: State, share: ChunkShare | None, derive: _Derive | None) -> HostCopy | None:
-    """Return what this rank writes, (B, C, H, W) float32 with NaN at missing points, or None if that is nothing.
+def _fields(
+    stepper: Stepper,
+    state: State,
+    share: ChunkShare | None,
+    derive: _Derive | None,
+    layout: ForecastLayout,
+    names: Sequence[str | None],
+) -> Iterator[tuple[str | None, HostCopy]]:
+    """Yield what this rank writes of each variable, (B, C, H, W) float32 with NaN at missing points, if that is anything.
 
-    Fields are derived after they are collected, because some need the rows of other ranks.
+    The name None stands for all variables. Fields are derived after they are collected, because some need the rows of other
+    ranks.
     """
     with torch.inference_mode():
-        own = stepper.masked(stepper.outputs(state)).float()
-        fields = own if share is None else share.collect(own)
-        if fields is None:
-            return None
-        return to_host(fields if derive is None else derive.append(fields))
+        outputs = stepper.masked(stepper.outputs(state)).float()
+    for name in names:
+        with torch.inference_mode():
+            own = outputs if name is None else outputs[:, layout.channels(name)]
+            fields = own if share is None else share.collect(own)
+            if fields is None:
+                continue
+            copy = to_host(fields if derive is None else derive.append(fields))
+        yield name, copy
 
 
-def _write(writer: Writer, places: Sequence[ForecastKey], lead: int, fields: HostCopy) -> None:
-    writer.write(places, lead, fields.wait().numpy())
+def _write(writer: Writer, places: Sequence[ForecastKey], lead: int, name: str | None, fields: HostCopy) -> None:
+    layout, numbers = writer.layout, fields.wait().numpy()
+    writer.write(places, lead, layout.select(numbers) if name is None else {name: layout.shaped(name, numbers)})
 
 
 def _complete(writer: Writer, unit: Unit) -> None:

@@ -74,10 +74,15 @@ class ForecastLayout:
 
     def select(self, fields_BCHW: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """Return variable → (B, levels, H, W), or (B, H, W) at the surface."""
-        return {
-            name: fields_BCHW[:, channels] if self.chosen[name] else fields_BCHW[:, channels[0]]
-            for name, channels in self._channels.items()
-        }
+        return {name: self.shaped(name, fields_BCHW[:, self.channels(name)]) for name in self.chosen}
+
+    def channels(self, name: str) -> list[int]:
+        """Return the chosen channels of a variable among the stepper's outputs."""
+        return self._channels[name]
+
+    def shaped(self, name: str, fields_BCHW: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the fields of a variable's channels without the dimension of levels if it is at the surface."""
+        return fields_BCHW if self.chosen[name] else fields_BCHW[:, 0]
 
     def field_shape(self, name: str) -> tuple[int, ...]:
         """Return the shape ([levels], H, W) of a variable, levels in file order."""

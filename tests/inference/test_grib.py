@@ -66,7 +66,7 @@ def write(layout, folder, **options):
         for lead, steps in enumerate(layout.leads):
             fields = generator.normal(280, 10, (2, *shape)).astype(np.float32)
             fields[:, 3, :2, 1] = np.nan
-            writer.write([(0, member), (1, member)], lead, fields)
+            writer.write([(0, member), (1, member)], lead, layout.select(fields))
             there.update({(i, member, steps): fields[i] for i in range(2)})
     for init in range(2):
         assert not writer.is_complete(init)

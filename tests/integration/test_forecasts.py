@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import xarray as xr
 import yaml
 
 from credit_like import build, cli
+from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.writers._zarr import ZarrWriter
+from credit_like.models import persistence
+from credit_like.parallel.domain.spatial import ChunkShare
 from credit_like.schema.load import dump_experiment, load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, SHORT
 
@@ -139,6 +143,52 @@ def test_ranks_that_share_a_field_write_their_chunks_of_it(run, tmp_path, run_ra
         assert np.isfinite(other[variable].values).all()
         scale = float(np.abs(array).max())
         np.testing.assert_allclose(other[variable].values, array.values, rtol=0, atol=1e-4 * scale)
+
+
+def _collected(rank, file, overrides):
+    """Forecast with a model that changes nothing, the same to the bit in any layout; return the shapes that this rank collects."""
+    experiment = load_experiment(file, overrides).model_copy(update={"model": persistence.Config()})
+    shapes, collect = [], ChunkShare.collect
+
+    def watched(share, fields):
+        result = collect(share, fields)
+        shapes.append(None if result is None else tuple(result.shape[1:]))
+        return result
+
+    ChunkShare.collect = watched
+    context = build.build_context(experiment, build.start(experiment, training=False), train=False)
+    outcome = write_forecasts(context, "step-0")
+    assert outcome.finished or rank  # others may look before the first one has written
+    return shapes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "fields", "channels"),
+    [("netcdf", "{levels: [2]}", [1, 1, 1, 1, 1]), ("grib", "{variables: [u, v]}", [2, 2]), ("zarr", "{}", [8])],
+)
+def test_the_rank_that_writes_collects_a_variable_at_a_time(run, tmp_path, run_ranks, kind, fields, channels):
+    """Of what is chosen alone; the others keep nothing, and the bytes are those of one process."""
+    shapes = {}
+    for world, layout in ((1, "{}"), (4, "{domain: [2, 2]}")):
+        output = yaml.safe_load(fields) | {"type": kind, "path": str(tmp_path / str(world))}
+        sets = [f"trainer.parallelism={layout}", f"inference.output={json.dumps(output)}"]
+        shapes[world] = run_ranks(world, _collected, run, sets)
+    first, *others = shapes[4]
+    part = (16, 32) if kind == "zarr" else (32, 64)
+    leads = 3  # of one batch
+    assert first == [(count, *part) for count in channels] * leads
+    assert all(set(one) == ({(8, *part)} if kind == "zarr" else {None}) for one in others)
+    places = [tmp_path / name / ("forecast.zarr" if kind == "zarr" else "forecast") for name in "14"]
+    if kind == "grib":
+        one, many = map(contents, places)
+        assert len(one) == 3
+        assert one == many
+    elif kind == "netcdf":
+        for a, b in zip(*(sorted(place.iterdir()) for place in places), strict=True):
+            assert xr.load_dataset(a).identical(xr.load_dataset(b))
+    else:
+        assert xr.open_zarr(places[0]).load().identical(xr.open_zarr(places[1]).load())
 
 
 def refused(capsys, *arguments) -> str:

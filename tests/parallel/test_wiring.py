@@ -26,11 +26,23 @@ LAYOUTS = [
     *(Case(*degrees) for degrees in [(2, 1, 1), (1, 2, 1), (1, 1, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 2, 2)]),
     Case(2, 1, 1, data="ddp"),
     Case(1, 1, 2, data="none"),
+    Case(1, 1, 2, columns=2),
+    Case(1, 1, 4, columns=2, data="none"),
+    Case(1, 2, 2, columns=2),
 ]
+MEMBERS = [
+    Case(1, 1, 1, data="none", members=2),
+    Case(1, 1, 2, columns=2, members=2, ensemble=2),
+    Case(1, 1, 4, columns=2, members=2),
+    Case(1, 2, 1, members=2, ensemble=2),
+    Case(2, 1, 2, columns=2, members=2),
+]
+"""Models with noise, whose members are on ranks of their own in some."""
 
 
 def name(case):
-    return f"{case.data}-{case.dp}{case.tensor}{case.domain}"
+    members = f"-{case.ensemble}of{case.members}" if case.members > 1 else ""
+    return f"{case.data}-{case.dp}{case.tensor}{case.domain}{'-columns' * (case.columns > 1)}{members}"
 
 
 def _experiment(case, save_loc, statistics):
@@ -140,11 +152,12 @@ def every_source(run_ranks, shared, tmp_path_factory):
 
 @pytest.mark.slow
 def test_from_some_layouts_to_others(run_ranks, shared, tmp_path):
-    """Between data, tensor and domain parallel, DDP and FSDP2; all pairs are among the long tests."""
-    sources = [Case(1, 2, 2), Case(2, 1, 1, data="ddp")]
+    """Between data, tensor and domain parallel, boxes, DDP and FSDP2; all pairs are among the long tests."""
+    sources = [Case(1, 2, 2, columns=2), Case(2, 1, 1, data="ddp")]
     save(run_ranks, tmp_path, shared[1], sources)
     losses = [
-        load(run_ranks, tmp_path, shared[1], sources, target) for target in (Case(2, 2, 1), Case(1, 1, 2), SERIAL)
+        load(run_ranks, tmp_path, shared[1], sources, target)
+        for target in (Case(2, 2, 1), Case(1, 1, 4, columns=2), SERIAL)
     ]
     np.testing.assert_allclose(losses[:-1], losses[-1], rtol=5e-6)
 
@@ -157,6 +170,15 @@ def test_from_any_layout_to_any_other(run_ranks, shared, every_source, target):
     """Identical weights and optimiser state; training goes on with the same loss."""
     folder, loss = every_source
     np.testing.assert_allclose(load(run_ranks, folder, shared[1], LAYOUTS, target), loss, rtol=5e-6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800, func_only=True)
+def test_from_any_layout_of_members_to_any_other(run_ranks, shared, tmp_path):
+    """Boxes, ranks with some of the members, tensor and data parallel, with noise and its weights."""
+    save(run_ranks, tmp_path, shared[1], MEMBERS)
+    first, *others = (load(run_ranks, tmp_path, shared[1], MEMBERS, target) for target in MEMBERS)
+    np.testing.assert_allclose(others, first, rtol=5e-6)
 
 
 def _rollout(rank, experiment):

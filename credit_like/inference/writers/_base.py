@@ -13,7 +13,7 @@ import queue
 import re
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,7 +34,7 @@ ForecastKey = tuple[int, int]
 
 
 class Writer:
-    """Base class of writers. It takes the fields of one lead of a batch at a time, in ascending order of leads.
+    """Base class of writers. It takes fields of one lead of a batch at a time, of each variable in ascending order of leads.
 
     Positions count along the dimensions of `layout`. Leads that share a chunk are buffered and stored together; no
     chunk spans initial times or members. Safe to use from several processes at once as long as no two write the same
@@ -56,10 +56,10 @@ class Writer:
         """Create the files that do not exist yet."""
         raise NotImplementedError
 
-    def write(self, places: Sequence[ForecastKey], lead: int, fields_BCHW: Fields) -> None:
-        """Write the stepper's outputs for each place."""
+    def write(self, places: Sequence[ForecastKey], lead: int, by_name: Mapping[str, Fields]) -> None:
+        """Write variables, all or some, as `ForecastLayout.select` returns them for each place."""
         leads_axis = len(self.layout.dims) - 1
-        for name, fields in self.layout.select(fields_BCHW).items():
+        for name, fields in by_name.items():
             held = self._held.setdefault(name, [])
             held.append(fields)
             if len(held) == self.chunks(name)[leads_axis] or lead == len(self.layout.leads) - 1:
