@@ -45,6 +45,7 @@ Set = Annotated[
 ]
 
 _INTERRUPTED = 130
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     A UserError or RunError, exhausted memory and a rank that does not answer are printed as one message. Any other
     exception is a fault of the program and keeps its traceback; CREDIT_LIKE_TRACEBACK=1 shows the traceback of the former too.
     """
+    if not any(name in os.environ for name in _WAITING):
+        # OpenMP reads it when torch is imported. Threads that wait for each other would keep their cores, so that a step
+        # of several threads takes many times as long while other programs use the same cores.
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     try:
         with _OneMessage():
             if "TORCHELASTIC_RUN_ID" in os.environ:
