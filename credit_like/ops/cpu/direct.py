@@ -46,8 +46,9 @@ class _Conv(torch.autograd.Function):
         dx = dw = db = None
         if all(ctx.needs_input_grad[:2]) and not ctx.by_columns and policy.prefers_onednn(x_BHWC):
             # One call, because torch converts the weights to the order of the image in each.
-            dx, dw, _ = _gradients(g_BHWO, x_BHWC, weight, *ctx.geometry, (True, True, False))
-            dx = _cropped(dx, x_BHWC, *ctx.geometry[1:])
+            stride, pad_rows, pad_cols = ctx.geometry
+            dx, dw, _ = _gradients(g_BHWO, x_BHWC, weight, stride, pad_rows, pad_cols, (True, True, False))
+            dx = _cropped(dx, x_BHWC, pad_rows, pad_cols)
         elif ctx.needs_input_grad[0]:
             gradient = _input_gradient_by_columns if ctx.by_columns else input_gradient
             dx = gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
