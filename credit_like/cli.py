@@ -45,6 +45,7 @@ Set = Annotated[
 ]
 
 _INTERRUPTED = 130
+_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -53,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     A UserError or RunError, exhausted memory and a rank that does not answer are printed as one message. Any other
     exception is a fault of the program and keeps its traceback; CREDIT_LIKE_TRACEBACK=1 shows the traceback of the former too.
     """
+    if not any(name in os.environ for name in _WAITING):
+        # OpenMP reads it when torch is imported. Threads that wait for each other would keep their cores, so that a step
+        # of several threads takes many times as long while other programs use the same cores.
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     try:
         with _OneMessage():
             if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -410,8 +415,8 @@ def plan(
         str, typer.Option(help="v100-32gb, a100-40gb, a100-80gb, h100, h200, mi250x or a file of `bench`.")
     ] = "a100-40gb",
     memory: Annotated[float | None, typer.Option("--gpu-memory", metavar="GB", help="Memory per GPU.")] = None,
-    peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak in bfloat16.")] = None,
-    wide_peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak in float32.")] = None,
+    peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak rate in bfloat16.")] = None,
+    wide_peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak rate in float32.")] = None,
     bandwidth: Annotated[float | None, typer.Option(metavar="GB/s", help="Memory bandwidth per GPU.")] = None,
     intra: Annotated[
         float | None, typer.Option(metavar="GB/s", help="Network bandwidth within a node, per GPU.")
@@ -420,23 +425,17 @@ def plan(
         float | None, typer.Option(metavar="GB/s", help="Network bandwidth between nodes, per GPU.")
     ] = None,
     node: Annotated[int | None, typer.Option(min=1, help="GPUs per node.")] = None,
-    latency: Annotated[
-        float | None, typer.Option(metavar="µs", help="Time of a collective that sends next to nothing.")
-    ] = None,
-    reached: Annotated[float | None, typer.Option(help="Fraction of the peaks that is achieved.")] = None,
+    latency: Annotated[float | None, typer.Option(metavar="µs", help="Time of a collective without data.")] = None,
+    reached: Annotated[float | None, typer.Option(help="Fraction of the peak rates that is achieved.")] = None,
     links: Annotated[float | None, typer.Option(help="Fraction of the network bandwidths that is achieved.")] = None,
-    launch: Annotated[
-        float | None, typer.Option(metavar="µs", help="Time in which the host launches an operation.")
-    ] = None,
+    launch: Annotated[float | None, typer.Option(metavar="µs", help="Time to launch an operation.")] = None,
     fused: Annotated[
-        float | None, typer.Option(help="Launches of a compiled model, relative to its operations one by one.")
+        float | None, typer.Option(help="Launches of a compiled model, relative to one that is not compiled.")
     ] = None,
     moved: Annotated[
-        float | None, typer.Option(help="Memory traffic of a compiled model, relative to its operations one by one.")
+        float | None, typer.Option(help="Memory traffic of a compiled model, relative to one that is not compiled.")
     ] = None,
-    floor: Annotated[
-        float | None, typer.Option(metavar="µs", help="Time of an operation on the device besides its work.")
-    ] = None,
+    floor: Annotated[float | None, typer.Option(metavar="µs", help="Fixed time of an operation on the device.")] = None,
     spread: Annotated[float | None, typer.Option(help="Relative standard deviation of the speeds of GPUs.")] = None,
     reading: Annotated[float | None, typer.Option(metavar="GB/s", help="Speed of reading samples, per GPU.")] = None,
     reserve: Annotated[float | None, typer.Option(help="Fraction of memory taken by driver and libraries.")] = None,

@@ -13,8 +13,11 @@ _FACTOR = re.compile(r"([A-Za-zµ°%]+)(?:\*\*|\^)?([-+]?\d+)?")
 _HECTOPASCAL = {"hpa": 1.0, "mbar": 1.0, "millibar": 1.0, "millibars": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
 
 
-def units_text(units: str) -> str:
-    """Return units as print has them: `m s⁻¹` for `m s**-1`, `m s-1` and `m/s`; nothing for dimensionless ones."""
+def units_text(units: str, power: int = 1) -> str:
+    """Return units as print has them: `m s⁻¹` for `m s**-1`, `m s-1` and `m/s`; nothing for dimensionless ones.
+
+    power: of what is shown; `m² s⁻²` for 2 and `m/s`.
+    """
     text = units.strip()
     if text in ("", "1", "(0 - 1)", "0-1", "dimensionless", "none", "~"):
         return ""
@@ -23,8 +26,8 @@ def units_text(units: str) -> str:
         for word in part.replace("·", " ").replace(".", " ").split():
             match = _FACTOR.fullmatch(word)
             if match is None:
-                return text
-            exponent = int(match[2] or 1) * (-1 if number else 1)
+                return text if power == 1 else f"({text})" + str(power).translate(_SUPERSCRIPTS)
+            exponent = int(match[2] or 1) * (-power if number else power)
             factors.append(match[1] + (str(exponent).translate(_SUPERSCRIPTS) if exponent != 1 else ""))
     return " ".join(factors)
 

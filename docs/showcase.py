@@ -25,11 +25,11 @@ BEGIN, END = "<!-- results: made by docs/showcase.py -->", "<!-- end of results 
 
 
 def table(scores: pd.DataFrame, hours: tuple[int, ...] = HOURS) -> str:
-    """Return a Markdown table of the model's RMSE over that of persistence and climatology at some leads."""
+    """Return a Markdown table of the model's RMSE divided by that of persistence and climatology at some leads."""
     rmse = scores[(scores["metric"] == "rmse") & (scores["region"] == "global") & scores["lead_hours"].isin(hours)]
     wide = rmse.pivot_table(index=["variable", "level", "lead_hours"], columns="source", values="value", dropna=False)
     ratios = {name: wide["model"] / wide[name] for name in ("persistence", "climatology")}
-    heads = [f"{'/ pers.' if name == 'persistence' else '/ clim.'} {hour} h" for name in ratios for hour in hours]
+    heads = [f"{name}, {hour} h" for name in ratios for hour in hours]
     lines = ["| variable | " + " | ".join(heads) + " |", "|---|" + "---|" * len(heads)]
     for variable, level in dict.fromkeys(zip(rmse["variable"], rmse["level"].fillna(-1.0), strict=True)):
         cells = []

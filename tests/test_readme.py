@@ -36,7 +36,10 @@ def test_the_table_has_the_ratios_of_the_scores(showcase):
         for lead in (24.0, 72.0)
     ]  # fmt: skip
     made = showcase.table(pd.DataFrame(rows), hours=(24, 72))
-    assert made.splitlines()[0] == "| variable | / pers. 24 h | / pers. 72 h | / clim. 24 h | / clim. 72 h |"
+    assert (
+        made.splitlines()[0]
+        == "| variable | persistence, 24 h | persistence, 72 h | climatology, 24 h | climatology, 72 h |"
+    )
     assert made.splitlines()[2:] == [
         "| t, level 500 | 0.25 | 0.25 | 0.50 | 0.50 |",
         "| t, level 850 | 0.25 | 0.25 | 0.50 | 0.50 |",

@@ -22,7 +22,7 @@ from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import direct
 from credit_like.data.files.remote import RemoteError
-from credit_like.data.sources._conventions import DIMS, listed
+from credit_like.data.sources._conventions import DIMS, RepeatedTimes, listed
 from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
@@ -77,6 +77,10 @@ class _Source:
     """A configured source; `position` maps the store's times to the source's own, None if they are the same."""
 
     config: Any
+    place: tuple[str | int, ...]
+    """Where the experiment describes it: an entry of `data.source`, or the `path` of a variable."""
+    settings: str
+    """Key of the entry of `data.source` with its settings, as messages spell it."""
     position: NDArray[np.int64] | None = None
 
     @property
@@ -93,8 +97,18 @@ class _Source:
         """Open all variables of the source lazily. Raises UserError that lists the available names if one is absent."""
         if isinstance(self.config, InMemory):
             return self.config.dataset
-        dataset: xr.Dataset = registry.of("source", self.config).open_dataset(self.config)
+        try:
+            dataset: xr.Dataset = registry.of("source", self.config).open_dataset(self.config)
+        except UserError as error:
+            error.args = (self._spelled(str(error)),)
+            raise
         return dataset
+
+    def _spelled(self, message: str) -> str:
+        """Return a message of a source, which does not know its place in the experiment, with this one's keys."""
+        if self.place[:2] != ("data", "source"):
+            message = message.replace("data.source.path", ".".join(map(str, self.place)))
+        return message.replace("data.source.", f"{self.settings}.")
 
 
 @dataclass(frozen=True)
@@ -545,25 +559,35 @@ def _open_sources(
     own = [variable for variable in variables if not variable.spec.path and not variable.spec.compute]
     sources, datasets = [], []
     for i, config in enumerate(data.source):
-        sources.append(_Source(config))
-        datasets.append(_try_open(sources[-1], ("data", "source", i), problems) if own else xr.Dataset())
-    like = next((config for config in data.source if "path" in type(config).model_fields), None)
+        sources.append(_Source(config, ("data", "source", i), _settings(data, i)))
+        datasets.append(_try_open(sources[-1], problems) if own else xr.Dataset())
+    like = next((i for i, config in enumerate(data.source) if "path" in type(config).model_fields), None)
     for path in dict.fromkeys(variable.spec.path for variable in variables if variable.spec.path):
         of_path = [variable for variable in variables if variable.spec.path == path]
         where = (*_spec_place(data, of_path[0]), "path")
         if like is None:
             problems.append((where, f"expected a source with files to read {path} like, got {data.source[0].type}"))
             continue
-        sources.append(_Source(like.model_copy(update={"path": path})))
-        datasets.append(_try_open(sources[-1], where, problems))
+        sources.append(_Source(data.source[like].model_copy(update={"path": path}), where, _settings(data, like)))
+        datasets.append(_try_open(sources[-1], problems))
     return sources, datasets
 
 
-def _try_open(source: _Source, where: tuple[str | int, ...], problems: Problems) -> xr.Dataset:
+def _settings(data: DataSection, position: int) -> str:
+    return f"data.source.{position}" if len(data.source) > 1 else "data.source"
+
+
+def _try_open(source: _Source, problems: Problems) -> xr.Dataset:
+    """Open a source, and add to `problems` why it cannot be; one with repeated times is then opened without them."""
     try:
         return source.open()
+    except RepeatedTimes as error:
+        problems.append((source.place, str(error)))
+        if source.config.duplicates == "first":
+            return xr.Dataset()
+        return _try_open(replace(source, config=source.config.model_copy(update={"duplicates": "first"})), problems)
     except ValueError as error:
-        problems.append((where, str(error)))
+        problems.append((source.place, str(error)))
         return xr.Dataset()
 
 
@@ -613,7 +637,7 @@ def _find(
         if found != var:
             _LOG.info("%s is read from %s, which is its name in %s", variable.name, found, sources[i].where)
         try:
-            return _place(variable, i, found, datasets[i], sources[i].where)
+            return _place(variable, i, found, datasets[i], sources[i])
         except UserError:
             refused.add(variable, i, datasets[i], datasets[i][found])
             raise
@@ -623,22 +647,22 @@ def _find(
     raise UserError(f"expected a variable of {where} ({', '.join(known)}), got {var!r}{hint}")
 
 
-def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where: str) -> _Place:
-    stored = dataset[var]
+def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, source: _Source) -> _Place:
+    stored, where = dataset[var], source.where
     dims = tuple(map(str, stored.dims))
     if missing := {"latitude", "longitude"} - set(dims):
         raise UserError(
             f"expected {var} of {where} on latitude and longitude, got dimensions {dims} without {sorted(missing)[0]}"
         )
     if other := sorted(set(dims) - set(DIMS)):
-        raise _FurtherDimension(dataset, var, other[0], where)
+        raise _FurtherDimension(dataset, var, other[0], source)
     still = (_constant(stored, var) if stored.sizes.get("time", 1) > 1 else 0) if variable.role == "static" else None
     if variable.role != "static" and "time" not in dims:
         raise UserError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
     if "time" in dims and "time" not in dataset.coords and variable.role != "static":
         raise UserError(
             f"expected times of {var} in {where}, got a time dimension without a coordinate; name it in "
-            "data.source.dims.time"
+            f"{source.settings}.dims.time"
         )
     if stored.dtype.kind not in "iufb":
         raise UserError(f"expected real numbers in {var} of {where}, got {stored.dtype}; make the store anew")
@@ -650,18 +674,18 @@ def _place(variable: Variable, source: int, var: str, dataset: xr.Dataset, where
     levels = _levels(variable, var, dims, dataset, where)
     cyclic = variable.spec.fill == "cyclic"
     level_units = str(dataset["level"].attrs.get("units", "")) if "level" in dataset.coords else ""
-    return _Place(source, var, dims, levels, factor, offset, attrs, cyclic, still, level_units)
+    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_units)
 
 
 class _FurtherDimension(UserError):
     """A variable has a dimension of which the experiment does not select a value."""
 
-    def __init__(self, dataset: xr.Dataset, var: str, dim: str, where: str) -> None:
-        self.var, self.key = var, (where, dim)
+    def __init__(self, dataset: xr.Dataset, var: str, dim: str, source: _Source) -> None:
+        self.var, self.key, self.place = var, (source.where, dim), source.place
         first = dataset[dim].values[0] if dim in dataset.variables else 0
         self.got = (
-            f"of {where} on time, level, latitude, longitude, got dimension {dim!r} ({listed(dataset, dim)}); set "
-            f"data.source.select: {{{dim}: {first}}} to read one, or name it in data.source.dims"
+            f"of {source.where} on time, level, latitude, longitude, got dimension {dim!r} ({listed(dataset, dim)}); set "
+            f"{source.settings}.select: {{{dim}: {first}}} to read one, or name it in {source.settings}.dims"
         )
         super().__init__(f"expected {var} {self.got}")
 
@@ -672,7 +696,7 @@ def _merged_problems(found: Sequence[_FurtherDimension]) -> Problems:
     for problem in found:
         by_key.setdefault(problem.key, []).append(problem)
     return [
-        (("data", "source"), f"expected {', '.join(dict.fromkeys(one.var for one in group))} {group[0].got}")
+        (group[0].place, f"expected {', '.join(dict.fromkeys(one.var for one in group))} {group[0].got}")
         for group in by_key.values()
     ]
 
@@ -759,7 +783,7 @@ def _common_grid(
             mine, theirs = getattr(grid, name), getattr(first, name)
             if mine.shape != theirs.shape or not np.allclose(mine, theirs, atol=1e-4):
                 told = _other_grid(name, sources[i].where, sources[used[0]].where, mine, theirs)
-                problems.append((("data", "source"), told))
+                problems.append((sources[i].place, told))
                 break
     return first
 
@@ -776,10 +800,9 @@ def _common_times(
 
     Adds to `problems` what keeps the sources from having one time axis; returns None where there is none.
     """
-    where = ("data", "source")
     axes = {i: datasets[i]["time"].values for i in used}
     for i in [i for i, axis in axes.items() if not len(axis)]:
-        problems.append((where, f"expected times in {sources[i].where}, got an empty time axis"))
+        problems.append((sources[i].place, f"expected times in {sources[i].where}, got an empty time axis"))
         del axes[i]
     if not axes:
         return None
@@ -789,21 +812,22 @@ def _common_times(
     for i, axis in axes.items():
         if calendar_of(axis) != calendar:
             other = f"{calendar_of(axis)} in {sources[i].where}"
-            problems.append((where, f"expected one calendar, got {calendar} in {sources[first].where} and {other}"))
+            told = f"expected one calendar, got {calendar} in {sources[first].where} and {other}"
+            problems.append((sources[i].place, told))
             continue
         since[i] = seconds(axis)
         back = np.flatnonzero(np.diff(since[i]) <= 0)
         if len(back):
             what = "twice" if since[i][back[0] + 1] == since[i][back[0]] else "out of order"
             told = f"expected increasing times in {sources[i].where}, got {to_text(axis[back[0] + 1])} {what}"
-            problems.append((where, told))
+            problems.append((sources[i].place, told))
             since[i] = np.unique(since[i])
     common = since[first]
     for axis in since.values():
         common = np.intersect1d(common, axis, assume_unique=True)
     if not len(common):
         spans = "; ".join(f"{sources[i].where}: {to_text(axes[i][0])} to {to_text(axes[i][-1])}" for i in since)
-        problems.append((where, f"expected times that all sources share, got none ({spans})"))
+        problems.append((("data", "source"), f"expected times that all sources share, got none ({spans})"))
         return None
     try:
         common = _thin(common, step, sources[first].where)

@@ -103,7 +103,7 @@ def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
             values = array.transpose("source", "lead_time", "zonal_wavenumber").values
             last = truncation(values)
             row = {"name": name, "wavenumbers": values.shape[-1], "last": last, "values": _floats(values)}
-            rows.append({**row, "unit": _squared(units_text(str(results[variable].attrs.get("units", ""))))})
+            rows.append({**row, "unit": units_text(str(results[variable].attrs.get("units", "")), 2)})
     return {"leads": _hours(results["lead_time"].values[leads]), "channels": rows}
 
 
@@ -122,10 +122,6 @@ def truncation(energy_SLK: NDArray[np.floating]) -> int:
         if least[k] > 0 and np.nanmax(least[k + 1 :], initial=0.0) < 1e-2 * least[k]:
             return k
     return len(least) - 1
-
-
-def _squared(unit: str) -> str:
-    return f"({unit})²" if " " in unit else f"{unit}²" if unit else ""
 
 
 def describe_ensemble(results: xr.Dataset) -> dict[str, Any]:

@@ -195,6 +195,8 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float, norm_type: fl
     parameters = list(parameters)
     norm = total_grad_norm(parameters, norm_type)
     factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+    if norm.device.type == "cpu" and not torch.compiler.is_compiling() and factor == 1:
+        return norm  # an accelerator would have to be waited for
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for p in parameters:
         if p.grad is not None:

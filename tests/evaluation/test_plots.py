@@ -42,6 +42,21 @@ def test_units(units, text):
 
 
 @pytest.mark.parametrize(
+    ("units", "text"),
+    [
+        ("m s**-1", "m² s⁻²"),
+        ("m2 s-2", "m⁴ s⁻⁴"),
+        ("W/m2", "W² m⁻⁴"),
+        ("K", "K²"),
+        ("1", ""),
+        ("a (unit)", "(a (unit))²"),
+    ],
+)
+def test_squared_units(units, text):
+    assert naming.units_text(units, 2) == text
+
+
+@pytest.mark.parametrize(
     ("level", "units", "text"),
     [
         (20000, "Pa", "200 hPa"), (850, "hPa", "850 hPa"), (850, "millibars", "850 hPa"), (2, "m", "2 m"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -145,6 +147,43 @@ def test_a_second_interrupt_ends_in_the_midst_of_a_step(tmp_path, monkeypatch) -
         made.fit()
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "continue"
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+KEYS = """
+import time
+from credit_like.training.stop import StopRequest
+with StopRequest() as stop:
+    print("begun", flush=True)
+    while not stop.interrupted:
+        time.sleep(0.01)
+    print(stop.reason(), flush=True)
+    while True:  # a step that does not end
+        time.sleep(0.01)
+"""
+
+
+def test_ctrl_c_of_a_terminal_asks_once_and_ends_the_second_time() -> None:
+    """The terminal's line discipline turns the key into a signal to all processes in the foreground."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever started the tests may ignore it
+        os.execv(sys.executable, [sys.executable, "-c", KEYS])
+    said = b""
+
+    def wait_for(text: bytes) -> None:
+        nonlocal said
+        while text not in said:
+            assert select.select([terminal], [], [], 300)[0], said
+            said += os.read(terminal, 1000)
+
+    wait_for(b"begun")
+    os.write(terminal, b"\x03")
+    wait_for(b"signal SIGINT")
+    time.sleep(1.1 * stop_module._ONE_REQUEST)
+    os.write(terminal, b"\x03")
+    wait_for(b"KeyboardInterrupt")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGINT
+    os.close(terminal)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])

@@ -51,13 +51,13 @@ trainer: {{global_batch_size: 3, micro_batch_size: 2}}
 
 EXPECTED = {
     "file": ("data.source.2", "broken.nc"),
-    "dimensions": ("data.source: expected q of", "set data.source.select: {number: 0}"),
+    "dimensions": ("data.source.0: expected q of", "set data.source.0.select: {number: 0}"),
     "levels": (
         "data.levels: expected levels of u, v ",
         "got 850, 500, 200; did you mean 85000, 50000, 20000?",
         "levels: [85000, 50000, 20000]",
     ),
-    "calendar": ("data.source: expected one calendar, got noleap in", "standard in"),
+    "calendar": ("data.source.1: expected one calendar, got noleap in", "standard in"),
     "day": ("data.valid: expected days of the noleap calendar", "2000-02-29"),
     "times": ("data.test: expected a period with times of the store", "2004-03-01"),
     "statistics": ("data.statistics: expected a netCDF file, got", "run `credit-like preprocess`"),
@@ -103,6 +103,26 @@ def test_what_one_problem_hides_is_not_said(tmp_path) -> None:
     assert "got 'elsewhere'" not in said
     assert "data.timestep: expected a multiple of 6 h" in said
     assert "times of the store" not in said
+
+
+@pytest.mark.parametrize("alone", [False, True], ids=["of several sources", "the only source"])
+def test_repeated_times_hide_nothing(tmp_path, alone) -> None:
+    files(tmp_path)
+    with xr.open_dataset(tmp_path / "pl.nc") as levels:
+        repeated = levels.isel(time=[*range(120), 119]).load()
+    repeated.to_netcdf(tmp_path / "pl.nc")
+    text = EXPERIMENT
+    if alone:
+        text = "\n".join(line for line in text.splitlines() if "sfc.nc" not in line and "broken.nc" not in line)
+        text = text.replace(", surface: [sp, t2m]", "")
+    said = problems(tmp_path, text)
+    name = "data.source.0" if not alone else "data.source"
+    told = [line for line in said if "expected each time once" in line]
+    assert len(told) == 1, "\n".join(said)
+    assert f"{name.removesuffix('.0')}.0: " in told[0]
+    assert told[0].endswith(f"twice; set {name}.duplicates: first")
+    missing = {key for key, parts in EXPECTED.items() if not any(all(part in line for part in parts) for line in said)}
+    assert missing <= ({"file", "calendar", "dimensions"} if alone else set()), "\n".join(said)
 
 
 def test_problems_of_the_schema_come_in_the_same_round(tmp_path) -> None:

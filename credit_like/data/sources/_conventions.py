@@ -41,6 +41,10 @@ _PRESSURES = ("Pa", "hPa", "mbar", "mb", "millibar", "millibars")
 _TEXT_TIME = re.compile(r"(\d{4})-(\d{2})-(\d{2})[ T_](\d{2}):(\d{2}):(\d{2})")
 
 
+class RepeatedTimes(UserError):
+    """Files have a time more than once, and the experiment does not say which of them is read."""
+
+
 def roles(raw: xr.Dataset, given: Mapping[str, str]) -> dict[str, str]:
     """Return the dimension of each role: those `given`, and the others by attributes or common names.
 

@@ -29,6 +29,7 @@ from credit_like.data.files.regrid import conservative, read_weights, regrid, re
 from credit_like.data.files.remote import failures
 from credit_like.data.sources._conventions import (
     DIMS,
+    RepeatedTimes,
     fields,
     numeric_times,
     plane_axes,
@@ -444,7 +445,7 @@ def _consecutive(files: Sequence[_File], duplicates: str | None) -> list[_File]:
         if not again:
             kept.append(file)
         elif duplicates is None:
-            raise UserError(
+            raise RepeatedTimes(
                 f"expected files that follow each other in time, got {to_text(file.about.times[0])} in {file.path} a second "
                 f"time (after {kept[-1].path}); set data.source.duplicates: first, or remove the file"
             )
@@ -576,7 +577,7 @@ def _increasing(dataset: xr.Dataset, duplicates: str | None, path: str) -> xr.Da
     if len(first) < len(times):
         if duplicates is None:
             again = times[np.setdiff1d(np.arange(len(times)), first)[0]]
-            raise UserError(
+            raise RepeatedTimes(
                 f"expected each time once in {path}, got {to_text(again)} twice; set data.source.duplicates: first"
             )
         dataset = dataset.isel(time=np.sort(first))

@@ -19,6 +19,7 @@ from xarray.core import indexing
 
 from credit_like.data.files.direct import DirectArray, Spans, direct
 from credit_like.data.sources import _grib_files
+from credit_like.data.sources._conventions import RepeatedTimes
 from credit_like.data.sources._files import FileConfig, canonical, find_files, is_url
 from credit_like.data.sources._grib_files import Geometries, Geometry, Message
 from credit_like.data.sources._spectral import Synthesis
@@ -214,7 +215,7 @@ def _field(
         if table[at] < 0:
             table[at] = i
         elif duplicates is None:
-            raise UserError(_twice(group[int(table[at])], message))
+            raise RepeatedTimes(_twice(group[int(table[at])], message))
     lazy = indexing.LazilyIndexedArray(_Messages(group, table, geometry))
     return xr.Variable((*dims, "latitude", "longitude"), lazy, dict(group[0].attrs))
 

@@ -106,6 +106,13 @@ function ticks(low, high, log, hours) {
 
 const BOX = { left: 70, right: 610, top: 14, bottom: 310 };
 
+/* Exponents of 1, 2, 5, 10, 20, … between two exponents, for an axis of few decades along which numbers have room. */
+function fineTicks(low, high) {
+  const found = [];
+  for (let e = Math.floor(low); e <= high; e++) found.push(...[1, 2, 5].map((k) => e + Math.log10(k)));
+  return found.filter((tick) => tick >= low - 1e-9 && tick <= high + 1e-9);
+}
+
 /* Draw the axes of a diagram and return its scales; `log`: the limits are exponents, `whole`: only whole ticks along x. */
 function axes(svg, { west, east, south, north, x, y, log, whole }) {
   const on = (v) => (log ? Math.log10(v) : v), back = (v) => (log ? 10 ** v : v);
@@ -117,7 +124,8 @@ function axes(svg, { west, east, south, north, x, y, log, whole }) {
     element(svg, "line", { x1: BOX.left, x2: BOX.right, y1: at, y2: at, class: "axis" });
     text(svg, BOX.left - 6, at + 4, log ? power(tick) : number(tick), "end");
   }
-  for (const tick of ticks(west, east, log, x.endsWith("(h)"))) {
+  const along = log && east - west <= 3 ? fineTicks(west, east) : ticks(west, east, log, x.endsWith("(h)"));
+  for (const tick of along) {
     if (whole && !Number.isInteger(tick)) continue;
     const at = X(back(tick));
     element(svg, "line", { x1: at, x2: at, y1: BOX.top, y2: BOX.bottom, class: "axis" });

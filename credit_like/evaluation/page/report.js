@@ -417,7 +417,7 @@ function startSpectra() {
       if (y.some(Number.isFinite)) series.push({ name: source, x: y.map((_, k) => k + 1), y });
     });
     $("spectrum-note").textContent =
-      "Mean over the globe and the initial times. Persistence is the truth at the initial time and serves as the reference spectrum." +
+      "Mean over the globe and the initial times. Persistence is the truth at the initial time: its spectrum is the reference." +
       (one.last < n - 1 ? ` The data have no waves above wavenumber ${one.last}, where the curves end.` : "");
     plot($("spectrum-plot"), series, { x: "zonal wavenumber", y: `energy${one.unit ? ` (${one.unit})` : ""}`, label: `spectrum of ${one.title}`, log: true });
   }
@@ -544,7 +544,11 @@ function diagram(svg, values, label) {
 
 // ---- the page ------------------------------------------------------------------------------------------------------
 
-$("summary").textContent = `${DATA.initial_times} initial times, ${SCORES.channels.length} channels, ${SCORES.sources.join(", ")}; ${DATA.made}.`;
+const [scored, ...others] = SCORES.sources, fields = SCORES.channels.length;
+const beside = others.length ? ` compared with ${others.slice(0, -1).join(", ")}${others.length > 1 ? " and " : ""}${others.at(-1)}` : "";
+$("summary").textContent =
+  `${DATA.initial_times} initial time${DATA.initial_times === 1 ? "" : "s"}, ${fields} variable${fields === 1 ? "" : "s and levels"}; ` +
+  `${scored}${beside}. Made by ${DATA.made}.`;
 SCORES.sources.forEach((source, i) => {
   const term = document.createElement("dt"), what = document.createElement("dd");
   term.textContent = source;

@@ -338,12 +338,12 @@ class _FeedForwardBlock(torch.autograd.Function):
                 normed, mean, rstd = torch.native_layer_norm(x_NC, g.shape, g, b, eps)
                 expanded = matrix.widen(normed, w_up, b_up)
             d_out = _times(dy_NC[part], factor)
-            matrix.add_product(dw_down, d_out.t(), functional.gelu(expanded), keep=i > 0)
+            matrix.gradient(d_out, functional.gelu(expanded), dw_down, keep=i > 0)
             d_expanded = aten.gelu_backward(matrix.widen(d_out, w_down.t()), expanded)
             del d_out
             if saved:  # recomputed as late as possible, to limit peak memory
                 normed = torch.native_layer_norm(x_NC, g.shape, g, b, eps)[0]
-            matrix.add_product(dw_up, d_expanded.t(), normed, keep=i > 0)
+            matrix.gradient(d_expanded, normed, dw_up, keep=i > 0)
             db_up += d_expanded.sum(0)
             d_normed = matrix.product(d_expanded, w_up)
             dx_norm, dg_part, db_part = aten.native_layer_norm_backward(

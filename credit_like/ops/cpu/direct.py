@@ -44,10 +44,15 @@ class _Conv(torch.autograd.Function):
         x_BHWC, weight = ctx.saved_tensors
         g_BHWO = g_BHWO.contiguous()
         dx = dw = db = None
-        if ctx.needs_input_grad[0]:
+        if all(ctx.needs_input_grad[:2]) and not ctx.by_columns and policy.prefers_onednn(x_BHWC):
+            # One call, because torch converts the weights to the order of the image in each.
+            stride, pad_rows, pad_cols = ctx.geometry
+            dx, dw, _ = _gradients(g_BHWO, x_BHWC, weight, stride, pad_rows, pad_cols, (True, True, False))
+            dx = _cropped(dx, x_BHWC, pad_rows, pad_cols)
+        elif ctx.needs_input_grad[0]:
             gradient = _input_gradient_by_columns if ctx.by_columns else input_gradient
             dx = gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
-        if ctx.needs_input_grad[1]:
+        if ctx.needs_input_grad[1] and dw is None:
             if ctx.by_columns:
                 columns = _columns(x_BHWC, weight, *ctx.geometry)
                 dw = matrix.gradient(g_BHWO, columns.t()).view(weight.shape)
@@ -75,7 +80,7 @@ def _input_gradient_by_columns(
     g_BHWO: Tensor, x_BHWC: Tensor, weight: Tensor, stride: int, pad_rows: Pair, pad_cols: Pair
 ) -> Tensor:
     batch, height, width, _ = x_BHWC.shape
-    columns = matrix.product(weight.flatten(1).t(), g_BHWO.view(-1, weight.shape[0]).t())
+    columns = matrix.product(g_BHWO.view(-1, weight.shape[0]), weight.flatten(1)).t()
     columns = columns.unflatten(1, (batch, -1)).transpose(0, 1)
     size = (height + sum(pad_rows), width + sum(pad_cols))
     padded = channels_last(functional.fold(columns, size, weight.shape[-1], stride=stride))
@@ -127,6 +132,11 @@ def input_gradient(
 ) -> Tensor:
     """Return torch's gradient with respect to the input x, of which only the shape matters."""
     dx_BCHW = _gradients(g_BHWO, x_BHWC, weight, stride, pad_rows, pad_cols, (True, False, False))[0]
+    return _cropped(dx_BCHW, x_BHWC, pad_rows, pad_cols)
+
+
+def _cropped(dx_BCHW: Tensor, x_BHWC: Tensor, pad_rows: Pair, pad_cols: Pair) -> Tensor:
+    """Return torch's gradient of the padded input as that of x."""
     dx = channels_last(dx_BCHW)
     if dx.shape != x_BHWC.shape:  # the zero rows and columns were explicit and are cropped again
         dx = functional.pad(dx, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1]))

@@ -11,13 +11,13 @@ from torch import Tensor
 from credit_like.ops.cpu import policy
 
 ONEDNN_FROM = 2**20  # multiplications that outweigh what a call of oneDNN costs
-TRANSPOSED_FROM = 128  # rows and columns of a product that outweigh the copy of a transposed matrix
+TRANSPOSED_FROM = 64  # columns of a product that outweigh the copy of a transposed left matrix
 
 
 def _by_onednn(a_NK: Tensor, b_KM: Tensor) -> bool:
     return (
         a_NK.shape[0] * b_KM.shape[0] * b_KM.shape[1] >= ONEDNN_FROM
-        and (a_NK.is_contiguous() or min(a_NK.shape[0], b_KM.shape[1]) >= TRANSPOSED_FROM)
+        and (a_NK.is_contiguous() or b_KM.shape[1] >= TRANSPOSED_FROM)
         and policy.prefers_onednn(a_NK)
     )
 
@@ -52,9 +52,16 @@ def widen(x_NC: Tensor, weight_OC: Tensor, bias: Tensor | None = None) -> Tensor
     return y_ON.t()
 
 
-def gradient(dy: Tensor, x: Tensor) -> Tensor:
-    """Return the gradient of W in y = x W^T."""
+def gradient(dy: Tensor, x: Tensor, out_OC: Tensor | None = None, *, keep: bool = False) -> Tensor:
+    """Return the gradient of W in y = x W^T; with `out`, write it there, or with `keep` add it to what is there.
+
+    oneDNN copies the transposed left matrix, which should be the narrower one.
+    """
     dy_NO, x_NC = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
-    if dy_NO.shape[1] > x_NC.shape[1] and _by_onednn(dy_NO.t(), x_NC):  # it copies the left one: the narrower
-        return product(x_NC.t(), dy_NO).t().contiguous()
-    return product(dy_NO.t(), x_NC)
+    turned = dy_NO.shape[1] > x_NC.shape[1] and _by_onednn(x_NC.t(), dy_NO)
+    if out_OC is None:
+        return product(x_NC.t(), dy_NO).t().contiguous() if turned else product(dy_NO.t(), x_NC)
+    if turned:
+        add_product(out_OC.t(), x_NC.t(), dy_NO, keep=keep)
+        return out_OC
+    return add_product(out_OC, dy_NO.t(), x_NC, keep=keep)

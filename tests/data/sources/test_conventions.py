@@ -84,7 +84,7 @@ def test_one_member_is_selected(tmp_path, dataset, values, wanted):
     with pytest.raises(StoreError) as caught:
         open_store(data, Variables(data))
     ((place, message),) = caught.value.problems
-    assert place == ("data", "source")
+    assert place == ("data", "source", 0)
     assert message.startswith("expected u, t, sp of")
     assert f"set data.source.select: {{number: {first}}}" in message
     data = DataSection.model_validate({**made, "source": {**base, "select": {"number": wanted}}})
@@ -153,3 +153,23 @@ def test_check_and_train_take_the_files_as_they_come(tmp_path, kind):
         result = CliRunner().invoke(app, [command, str(tmp_path / "my.yml")])
         assert result.exit_code == 0, result.output
     assert list((tmp_path / "run" / "checkpoints").iterdir())
+
+
+def test_messages_name_the_source_of_a_list(tmp_path, dataset, data_section):
+    ds = dataset(steps=8)
+    ds.drop_vars(["rain", "sst"]).to_netcdf(tmp_path / "a.nc")
+    twice = xr.concat([ds[["rain"]], ds[["rain"]].isel(time=[-1])], "time")
+    twice.expand_dims(run=[3, 5], axis=1).to_netcdf(tmp_path / "b.nc")
+    twice.rename(rain="sst").to_netcdf(tmp_path / "c.nc")
+    sources = [{"type": "netcdf", "path": f"{tmp_path}/{name}.nc"} for name in "ab"]
+    forcing = {"surface": [{"name": "sst", "path": f"{tmp_path}/c.nc"}, {"name": "sea", "path": f"{tmp_path}/d.nc"}]}
+    data = data_section("", source=sources, dynamic_forcing=forcing)
+    with pytest.raises(StoreError) as caught:
+        open_store(data, Variables(data))
+    told = {".".join(map(str, place)): message for place, message in caught.value.problems}
+    of_forcing = "data.dynamic_forcing.surface"
+    assert [place for place, _ in caught.value.problems].count(("data", "source", 1)) == 2
+    assert "set data.source.1.select: {run: 3} to read one, or name it in data.source.1.dims" in str(caught.value)
+    assert "set data.source.1.duplicates: first" in str(caught.value)
+    assert told[f"{of_forcing}.0.path"].endswith("set data.source.0.duplicates: first")
+    assert "data.source.path" not in told[f"{of_forcing}.1.path"]

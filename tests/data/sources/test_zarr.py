@@ -182,7 +182,7 @@ def test_so_is_that_for_netcdf_behind_a_url(monkeypatch, tmp_path, served, datas
 )
 def test_variables_behind_urls_are_read_together(path, behind_urls):
     store = FieldStore.__new__(FieldStore)
-    store._sources = [_Source(source.Config(path=path))]
+    store._sources = [_Source(source.Config(path=path), ("data", "source", 0), "data.source")]
     assert store._concurrent() is behind_urls
 
 
