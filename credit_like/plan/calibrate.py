@@ -8,7 +8,7 @@ Between CPUs, a collective amid the computation takes two or three times as long
 everything in the caches. So it is timed in steps of the model that send something after every second layer, forward and
 backward; what these steps compute more slowly than those of a model with the same hooks that send nothing is added. What
 FSDP2 does besides for each unit and each parameter is what is left of the steps of two sharded models, one of many units and
-one of a single unit with the same parameters.
+one of a single unit with the same parameters, which are so small that hardly anything is sent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _TURNS = 5
 _CHANNELS = 16  # of the timed training steps
 _GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
 _DOUBT = 0.4  # of a measured machine
-_SIZES = (2**8, 2**14, 2**17, 2**20)  # bytes of the measured collectives
+_WIDTH, _NARROW = 32, 8  # of the models: the usual, and those that FSDP2 shards
+_SIZES = (2**8, 2**14, 2**17, 2**20, 2**22)  # bytes of the measured collectives
 
 Clock = Callable[[], float]
 
@@ -212,24 +213,27 @@ class _Timed:
 def _between_cpus(machine: Machine, runtime: Runtime, clock: Clock) -> Machine:
     """Return the machine with the times of collectives amid a step, of all ranks and of pairs, and those of FSDP2."""
     timed = _Timed(clock)
-    plain, silent, sending, units, one = (_model(_GRIDS["cpu"][0], runtime.device) for _ in range(5))
+    grid = _GRIDS["cpu"][0]
+    silent, sending = (_model(grid, runtime.device) for _ in range(2))
+    plain, units, one = (_model(grid, runtime.device, _NARROW) for _ in range(3))
     _after_layers(silent[0], lambda: None)
     _after_layers(sending[0], timed)
     for module in one[0].modules():
         if is_shard_unit(module):
             module._fsdp2_shard = False  # type: ignore[assignment]
     units, one = ((apply_fsdp2(model, None, {"trainer": {}}), x) for model, x in (units, one))
-    works = [partial(_forward_backward, *made) for made in (plain, silent, sending, units, one)]
     sending[0].register_forward_pre_hook(lambda *_: timed.steps.append(0.0))
+    works = [partial(_forward_backward, *made) for made in (silent, sending, plain, units, one)]
     traces = [_trace(work) for work in works]
     timed.clear()
-    alone, silently, sent, in_units, whole = _in_turn(works, clock)
+    silently, sent = _in_turn(works[:2], clock, _TURNS)
+    alone, in_units, whole = _in_turn(works[2:], clock, 3 * _TURNS)  # quick, and all of it counts
     slower = statistics.median(
         all_of_it - sending - silent for all_of_it, sending, silent in zip(sent, timed.steps, silently, strict=True)
     )
     machine = replace(machine, collectives=_as_in_steps(timed.taken, slower))
     usual, many, single = map(statistics.median, (alone, in_units, whole))
-    return replace(machine, **_of_fsdp2(machine, usual, traces[0], [(many, traces[3]), (single, traces[4])]))
+    return replace(machine, **_of_fsdp2(machine, usual, traces[2], [(many, traces[3]), (single, traces[4])]))
 
 
 def _after_layers(model: nn.Module, send: Callable[[], None]) -> None:
@@ -244,10 +248,10 @@ def _after_layers(model: nn.Module, send: Callable[[], None]) -> None:
         module.register_forward_hook(sent)
 
 
-def _in_turn(works: Sequence[Callable[[], object]], clock: Clock) -> list[list[float]]:
+def _in_turn(works: Sequence[Callable[[], object]], clock: Clock, turns: int) -> list[list[float]]:
     """Return the times of each of `works`, which take turns, so that what disturbs them disturbs all alike."""
     times: list[list[float]] = [[] for _ in works]
-    for _ in range(_TURNS):
+    for _ in range(turns):
         for work, taken in zip(works, times, strict=True):
             began = clock()
             work()
@@ -256,9 +260,15 @@ def _in_turn(works: Sequence[Callable[[], object]], clock: Clock) -> list[list[f
 
 
 def _as_in_steps(taken: Mapping[Trial, list[float]], slower: float) -> tuple[Seen, ...]:
-    """Return the collectives with their times in µs; they share the seconds by which they make a step compute slower."""
-    share = max(0.0, slower) * _TURNS / sum(map(len, taken.values()))
-    return tuple((*key, 1e6 * (statistics.median(times) + share)) for key, times in taken.items())
+    """Return the collectives with their times in µs.
+
+    They share the seconds by which they make a step compute slower, by the time that they take: what sends more leaves less
+    in the caches.
+    """
+    median = {key: statistics.median(times) for key, times in taken.items()}
+    of_a_step = sum(median[key] * len(times) for key, times in taken.items()) / _TURNS
+    more = 1e6 * (1 + max(0.0, slower) / of_a_step)
+    return tuple((*key, more * time) for key, time in median.items())
 
 
 def _trace(work: Callable[[], object]) -> Trace:
@@ -302,9 +312,10 @@ def _step(machine: Machine, device: torch.device, grid: tuple[int, int], clock: 
     return sum(pieces.values()), compute_seconds(replace(machine, floor=0.0), pieces), _seconds(work, device, clock)
 
 
-def _model(grid: tuple[int, int], device: torch.device) -> tuple[nn.Module, Tensor]:
+def _model(grid: tuple[int, int], device: torch.device, width: int = _WIDTH) -> tuple[nn.Module, Tensor]:
     """Return a small WXFormer and its input."""
-    config = wxformer.Config(dim=(32, 64, 128, 256), depth=(1, 1, 2, 1), dim_head=32, local_window_size=2)
+    dim = (width, 2 * width, 4 * width, 8 * width)
+    config = wxformer.Config(dim=dim, depth=(1, 1, 2, 1), dim_head=width, local_window_size=2)
     config = config.model_copy(update={"global_window_size": (4, 2, 1, 1)})
     model = wxformer.build(
         config, in_channels=_CHANNELS, out_channels=_CHANNELS, frames=1, height=grid[0], width=grid[1]

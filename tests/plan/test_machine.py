@@ -225,12 +225,12 @@ def test_what_is_timed_is_what_a_plan_counts(run_ranks):
 
 
 def test_collectives_share_what_they_make_slower():
-    """Two all-reduces and four gathers in each of five steps, which compute 3 ms longer, or by chance quicker."""
+    """Two all-reduces of 1 ms and four gathers of 2 ms in each of five steps, which compute 5 ms longer, or by chance quicker."""
     taken = {("all-reduce", 2, 4): [1e-3] * 10, ("all-gather", 2, 4): [1e-3, 2e-3, 2e-3, 7e-3] * 5}
-    for slower, more in ((3e-3, 500), (-1e-3, 0)):
+    for slower, times in ((5e-3, 1.5), (-1e-3, 1)):
         assert _as_in_steps(taken, slower) == (
-            ("all-reduce", 2, 4, pytest.approx(1000 + more)),
-            ("all-gather", 2, 4, pytest.approx(2000 + more)),
+            ("all-reduce", 2, 4, pytest.approx(1000 * times)),
+            ("all-gather", 2, 4, pytest.approx(2000 * times)),
         )
 
 
