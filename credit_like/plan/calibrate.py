@@ -8,7 +8,7 @@ Between CPUs, a collective amid the computation takes two or three times as long
 everything in the caches. So it is timed in steps of the model that send something after every second layer, forward and
 backward; what these steps compute more slowly than those of a model with the same hooks that send nothing is added. What
 FSDP2 does besides for each unit and each parameter is what is left of the steps of two sharded models, one of many units and
-one of a single unit with the same parameters, which are so small that hardly anything is sent.
+one of a single unit with the same parameters, which are so small that little is sent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TURNS = 5
 _CHANNELS = 16  # of the timed training steps
 _GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
 _DOUBT = 0.4  # of a measured machine
-_WIDTH, _NARROW = 32, 8  # of the models: the usual, and those that FSDP2 shards
+_WIDTH, _NARROW = 32, 16  # of the models: the usual, and those that FSDP2 shards
 _SIZES = (2**8, 2**14, 2**17, 2**20, 2**22)  # bytes of the measured collectives
 
 Clock = Callable[[], float]
