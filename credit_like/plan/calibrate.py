@@ -3,29 +3,41 @@
 Peaks are measured with large matrix products, bandwidths with a copy and an all-reduce. `reached` is the fraction of them
 that a training step of a WXFormer achieves: its roofline time divided by its measured time. On a CPU, whose calls of
 small operations cost as much as their work, steps on two grids tell `reached` and the time of a call apart.
+
+Between CPUs, a collective amid the computation takes two or three times as long as one of many in a row, which find
+everything in the caches. So it is timed in steps of the model that send something after every second layer, forward and
+backward; what these steps compute more slowly than those of a model with the same hooks that send nothing is added. What
+FSDP2 does besides for each unit and each parameter is what is left of the steps of two sharded models, one of many units and
+one of a single unit with the same parameters, which are so small that little is sent.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from credit_like.checkpoint.files import replace_file
 from credit_like.models import wxformer
 from credit_like.nn.init import initialise
+from credit_like.nn.layer import is_shard_unit
 from credit_like.parallel.fsdp2 import apply_fsdp2
 from credit_like.parallel.runtime import Runtime
-from credit_like.plan.machine import Machine, compute_seconds, transfer
+from credit_like.parallel.trials import Trial, trials
+from credit_like.plan.events import Start, Trace
+from credit_like.plan.machine import Machine, Seen, compute_seconds, transfer, transfer_seconds
 from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
 
@@ -33,7 +45,8 @@ _TURNS = 5
 _CHANNELS = 16  # of the timed training steps
 _GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
 _DOUBT = 0.4  # of a measured machine
-_UNITS = 8  # of the sharded model
+_WIDTH, _NARROW = 32, 16  # of the models: the usual, and those that FSDP2 shards
+_SIZES = (2**8, 2**14, 2**17, 2**20, 2**22)  # bytes of the measured collectives
 
 Clock = Callable[[], float]
 
@@ -77,8 +90,8 @@ def measure(runtime: Runtime, clock: Clock = time.perf_counter) -> Machine:
         streams=device.type == "cuda",
         doubt=_DOUBT,
     )
-    figures = _collective(bare, runtime, small, clock) | _training(bare, device, clock)
-    return Machine(**{**bare.assumptions(), **figures})  # type: ignore[arg-type]
+    machine = replace(bare, **_collective(bare, runtime, small), **_training(bare, device, clock))
+    return machine if machine.streams or runtime.world == 1 else _between_cpus(machine, runtime, clock)
 
 
 def _name(device: torch.device) -> str:
@@ -142,11 +155,10 @@ def _network(runtime: Runtime, clock: Clock = time.perf_counter) -> tuple[float 
     return sent / max(took - latency, 1e-9) / 1e9, 1e6 * latency
 
 
-def _collective(machine: Machine, runtime: Runtime, small: float, clock: Clock) -> dict[str, float]:
+def _collective(machine: Machine, runtime: Runtime, small: float) -> dict[str, Any]:
     """Return `latency` and the hops, in µs, from the time of a small all-reduce.
 
-    The hops of a GPU are those of its preset, unless the all-reduce was quicker. A CPU's messages cost per hop, and as it
-    does nothing meanwhile, so does what a unit of FSDP2 does besides for each collective.
+    The hops of a GPU are those of its preset, unless the all-reduce was quicker. A CPU's messages cost per hop.
     """
     if runtime.world == 1:
         return {}
@@ -154,32 +166,134 @@ def _collective(machine: Machine, runtime: Runtime, small: float, clock: Clock) 
     if machine.streams and small > 1e6 * hops:
         return {"latency": small - 1e6 * hops}
     scale = small / (1e6 * hops)
-    figures = {"latency": 0.0, "hop_intra": machine.hop_intra * scale, "hop_inter": machine.hop_inter * scale}
-    if not machine.streams:
-        quick = Machine(**{**machine.assumptions(), **figures})  # type: ignore[arg-type]
-        gather, reduce = (transfer(quick, k, range(runtime.world), 4)[0] for k in ("all-gather", "reduce-scatter"))
-        each = _sharded(runtime, clock) - (2 * gather + reduce) / 3
-        figures["latency"] = 1e6 * max(0.0, each)
-    return figures
+    return {"latency": 0.0, "hop_intra": machine.hop_intra * scale, "hop_inter": machine.hop_inter * scale}
 
 
-def _sharded(runtime: Runtime, clock: Clock) -> float:
-    """Return the time of one of the collectives of a step of FSDP2 that computes next to nothing, in seconds."""
+class _Sending(torch.autograd.Function):
+    """The identity, which sends something forward and backward."""
 
-    def took(sharded: bool) -> float:
-        units = [nn.Linear(_UNITS, _UNITS) for _ in range(_UNITS)]
-        for unit in units:
-            unit._fsdp2_shard = sharded  # type: ignore[assignment]
-        model = nn.Sequential(*units)
-        if sharded:
-            model = apply_fsdp2(model, None, {"trainer": {}})  # type: ignore[assignment]
-        x = torch.ones(1, _UNITS)
-        return _seconds(lambda: model(x).sum().backward(), runtime.device, clock)
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, send: Callable[[], None]) -> Tensor:
+        ctx.send = send
+        send()
+        return x.view_as(x)
 
-    return max(0.0, took(True) - took(False)) / (3 * _UNITS)
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.send()
+        return grad, None
 
 
-def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str, float]:
+class _Timed:
+    """Issues one of the collectives of training after the other and times it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.works = dict(trials(_SIZES))
+        self.taken: dict[Trial, list[float]] = {key: [] for key in self.works}
+        self.steps: list[float] = []
+        """What the collectives of each step took together."""
+        self._next = itertools.cycle(self.works)
+
+    def __call__(self) -> None:
+        key = next(self._next)
+        began = self.clock()
+        self.works[key]()
+        took = self.clock() - began
+        self.taken[key].append(took)
+        self.steps[-1] += took
+
+    def clear(self) -> None:
+        """Forget what was timed."""
+        self.steps.clear()
+        for taken in self.taken.values():
+            taken.clear()
+
+
+def _between_cpus(machine: Machine, runtime: Runtime, clock: Clock) -> Machine:
+    """Return the machine with the times of collectives amid a step, of all ranks and of pairs, and those of FSDP2."""
+    timed = _Timed(clock)
+    grid = _GRIDS["cpu"][0]
+    silent, sending = (_model(grid, runtime.device) for _ in range(2))
+    plain, units, one = (_model(grid, runtime.device, _NARROW) for _ in range(3))
+    _after_layers(silent[0], lambda: None)
+    _after_layers(sending[0], timed)
+    for module in one[0].modules():
+        if is_shard_unit(module):
+            module._fsdp2_shard = False  # type: ignore[assignment]
+    units, one = ((apply_fsdp2(model, None, {"trainer": {}}), x) for model, x in (units, one))
+    sending[0].register_forward_pre_hook(lambda *_: timed.steps.append(0.0))
+    works = [partial(_forward_backward, *made) for made in (silent, sending, plain, units, one)]
+    traces = [_trace(work) for work in works]
+    timed.clear()
+    silently, sent = _in_turn(works[:2], clock, _TURNS)
+    alone, in_units, whole = _in_turn(works[2:], clock, 3 * _TURNS)  # quick, and all of it counts
+    slower = statistics.median(
+        all_of_it - sending - silent for all_of_it, sending, silent in zip(sent, timed.steps, silently, strict=True)
+    )
+    machine = replace(machine, collectives=_as_in_steps(timed.taken, slower))
+    usual, many, single = map(statistics.median, (alone, in_units, whole))
+    return replace(machine, **_of_fsdp2(machine, usual, traces[2], [(many, traces[3]), (single, traces[4])]))
+
+
+def _after_layers(model: nn.Module, send: Callable[[], None]) -> None:
+    """Let every second layer that is called send something after its forward, and before its backward."""
+    turns = itertools.cycle((False, True))
+
+    def sent(_module: nn.Module, _given: object, output: Any) -> Any:
+        right = isinstance(output, Tensor) and output.requires_grad and next(turns)
+        return _Sending.apply(output, send) if right else output
+
+    for module in list(model.modules())[1:]:
+        module.register_forward_hook(sent)
+
+
+def _in_turn(works: Sequence[Callable[[], object]], clock: Clock, turns: int) -> list[list[float]]:
+    """Return the times of each of `works`, which take turns, so that what disturbs them disturbs all alike."""
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(turns):
+        for work, taken in zip(works, times, strict=True):
+            began = clock()
+            work()
+            taken.append(clock() - began)
+    return times
+
+
+def _as_in_steps(taken: Mapping[Trial, list[float]], slower: float) -> tuple[Seen, ...]:
+    """Return the collectives with their times in µs.
+
+    They share the seconds by which they make a step compute slower, by the time that they take: what sends more leaves less
+    in the caches.
+    """
+    median = {key: statistics.median(times) for key, times in taken.items()}
+    of_a_step = sum(median[key] * len(times) for key, times in taken.items()) / _TURNS
+    more = 1e6 * (1 + max(0.0, slower) / of_a_step)
+    return tuple((*key, more * time) for key, time in median.items())
+
+
+def _trace(work: Callable[[], object]) -> Trace:
+    """Return what a step issues."""
+    work()
+    with Meter() as meter:
+        work()
+    return meter.work
+
+
+def _of_fsdp2(machine: Machine, alone: float, plain: Trace, sharded: Sequence[tuple[float, Trace]]) -> dict[str, Any]:
+    """Return `unit` and `packed` in µs: what sharded models take longer than their operations and collectives."""
+    rest, starts = [], []
+    for took, trace in sharded:
+        sent = [event for event in trace.events if isinstance(event, Start)]
+        more = compute_seconds(machine, trace.pieces) - compute_seconds(machine, plain.pieces)
+        more += sum(transfer_seconds(machine, one.kind, one.ranks, one.bytes) for one in sent)
+        rest.append(1e6 * max(0.0, took - alone - more))
+        starts.append(sum(one.packed > 0 for one in sent))
+    packed = sum(one.packed for one in sent)
+    unit = max(0.0, rest[0] - rest[1]) / (starts[0] - starts[1])
+    return {"unit": unit, "packed": max(0.0, sum(rest) - unit * sum(starts)) / 2 / packed}
+
+
+def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str, Any]:
     """Return `reached`, and on a CPU `floor`, from forward and backward of a small WXFormer, without autocast."""
     seen = [_step(machine, device, grid, clock) for grid in _GRIDS[device.type]]
     if len(seen) == 1:
@@ -193,20 +307,22 @@ def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str,
 
 def _step(machine: Machine, device: torch.device, grid: tuple[int, int], clock: Clock) -> tuple[int, float, float]:
     """Return the operations of a step, its roofline time and its measured time, in seconds."""
-    config = wxformer.Config(dim=(32, 64, 128, 256), depth=(1, 1, 2, 1), dim_head=32, local_window_size=2)
+    work = partial(_forward_backward, *_model(grid, device))
+    pieces = _trace(work).pieces
+    return sum(pieces.values()), compute_seconds(replace(machine, floor=0.0), pieces), _seconds(work, device, clock)
+
+
+def _model(grid: tuple[int, int], device: torch.device, width: int = _WIDTH) -> tuple[nn.Module, Tensor]:
+    """Return a small WXFormer and its input."""
+    dim = (width, 2 * width, 4 * width, 8 * width)
+    config = wxformer.Config(dim=dim, depth=(1, 1, 2, 1), dim_head=width, local_window_size=2)
     config = config.model_copy(update={"global_window_size": (4, 2, 1, 1)})
     model = wxformer.build(
         config, in_channels=_CHANNELS, out_channels=_CHANNELS, frames=1, height=grid[0], width=grid[1]
     )
     initialise(model, 0)
-    model.to(device)
-    x = torch.randn(1, _CHANNELS, 1, *grid, device=device)
+    return model.to(device), torch.randn(1, _CHANNELS, 1, *grid, device=device)
 
-    def step() -> None:
-        model(x).square().mean().backward()
 
-    step()
-    with Meter() as meter:
-        step()
-    pieces = meter.work.pieces
-    return sum(pieces.values()), compute_seconds(replace(machine, floor=0.0), pieces), _seconds(step, device, clock)
+def _forward_backward(model: nn.Module, x: Tensor) -> None:
+    model(x).square().mean().backward()

@@ -51,6 +51,8 @@ class Start(NamedTuple):
     """Begin as soon as gathered parameters may be overwritten, instead of when the computation has come here."""
     blocks: bool = True
     """Whether a device without streams of its own, such as a CPU, does nothing else meanwhile."""
+    packed: int = 0
+    """Number of parameters or gradients that FSDP2 packs for it; 0 for what is not of FSDP2."""
 
 
 class Wait(NamedTuple):
@@ -214,12 +216,22 @@ class _Clock:
         return self._known[id(run)]
 
     def _ready(self, start: Start) -> float:
+        if start.packed:
+            self._handle(1e-6 * (self.machine.unit + self.machine.packed * start.packed))
         if start.behind:
             since = self.ends[-start.behind]
         else:
             since = self.free if start.ahead and self.machine.streams else self.device
         self.host += self.machine.launch * 1e-6
         return max(since, self.host, self.groups.get(start.ranks, 0.0))
+
+    def _handle(self, seconds: float) -> None:
+        """Spend time of the host, which is the device if this has no streams of its own."""
+        if self.machine.streams:
+            self.host += seconds
+        else:
+            self.device += seconds
+            self.times.compute += seconds
 
     def _start(self, start: Start, begin: float) -> None:
         latency, links = transfer(self.machine, start.kind, start.ranks, start.bytes)

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -25,6 +26,9 @@ GIB = 2**30
 
 Piece = tuple[bool, int, int]
 """An operation: whether its arithmetic is in float32 or float64, its floating-point operations, the bytes it moves."""
+
+Seen = tuple[str, int, int, float]
+"""A measured collective: its kind, number of ranks and bytes, and its time in µs."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,12 @@ class Machine:
     """Speed at which samples are read and brought to a GPU, in GB/s of float32."""
     streams: bool = True
     """Whether collectives run beside the computation; those of a CPU block it, except DDP's."""
+    unit: float = 0.0
+    """Time in which the host gathers or reduces for a unit of FSDP2, in µs, besides the collective and `packed`."""
+    packed: float = 0.0
+    """Time in which the host handles each parameter or gradient that a collective of FSDP2 packs, in µs."""
+    collectives: tuple[Seen, ...] = ()
+    """Measured collectives, which replace latency, hops and bandwidth for their kinds."""
     doubt: float = 1.0
     """How much of the ranges of `RANGES` applies: 1 for presets, less for a machine that was measured."""
     reserve: float = 0.1
@@ -81,7 +91,7 @@ class Machine:
         for field in ("memory", "peak", "wide_peak", "bandwidth", "intra", "inter", "node", "reading"):
             if not getattr(self, field) > 0:
                 raise UserError(f"expected {field} above 0, got {getattr(self, field)}, change it")
-        for field in ("latency", "hop_intra", "hop_inter", "launch", "floor", "spread", "doubt"):
+        for field in ("latency", "hop_intra", "hop_inter", "launch", "floor", "spread", "doubt", "unit", "packed"):
             if not getattr(self, field) >= 0:
                 raise UserError(f"expected {field} of at least 0, got {getattr(self, field)}, change it")
         for field in ("reached", "links", "fused", "moved"):
@@ -109,11 +119,13 @@ class Machine:
         for field, (factor, speed) in RANGES.items():
             value = getattr(self, field) * factor ** (self.doubt if speed == fast else -self.doubt)
             changed[field] = min(1.0, value) if field in ("reached", "links", "moved") else value
-        return replace(self, **changed)
+        factor = RANGES["latency"][0] ** (-self.doubt if fast else self.doubt)
+        seen = tuple((kind, ranks, size, factor * took) for kind, ranks, size, took in self.collectives)
+        return replace(self, **changed, collectives=seen)
 
-    def assumptions(self) -> dict[str, float | int | str]:
+    def assumptions(self) -> dict[str, Any]:
         """Return all figures that an estimate depends on."""
-        return asdict(self)
+        return asdict(self) | {"collectives": [list(one) for one in self.collectives]}
 
 
 RANGES = {
@@ -125,6 +137,8 @@ RANGES = {
     "hop_inter": (2.0, False),
     "launch": (1.7, False),
     "floor": (1.7, False),
+    "unit": (1.7, False),
+    "packed": (1.7, False),
     "moved": (1.3, False),
     "spread": (3.0, False),
     "reading": (2.0, True),
@@ -167,12 +181,47 @@ def _from_file(path: Path) -> Machine:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {error}") from error
     wanted = {field.name: field.type for field in fields(Machine)}
-    numbers = isinstance(figures, dict) and all(
-        isinstance(figures.get(key), str if key == "name" else int | float) for key in wanted
+    kinds = {"name": str, "collectives": list}
+    right = isinstance(figures, dict) and all(
+        isinstance(figures.get(key), kinds.get(key, int | float)) for key in wanted
     )
-    if not numbers or set(figures) != set(wanted):
+    if not right or set(figures) != set(wanted) or not all(map(_is_seen, figures["collectives"])):
         raise UserError(f"expected {', '.join(wanted)} in {path}, got something else; let `credit-like bench` write it")
-    return Machine(**figures)
+    return Machine(**figures | {"collectives": tuple(map(tuple, figures["collectives"]))})
+
+
+def _is_seen(one: Any) -> bool:
+    """Return whether a line of a file is a measured collective."""
+    return (
+        isinstance(one, list)
+        and list(map(type, one)) in ([str, int, int, float], [str, int, int, int])
+        and min(one[1] - 1, one[2], one[3]) > 0
+    )
+
+
+@cache
+def _curve(seen: tuple[Seen, ...], kind: str, n: int) -> tuple[tuple[int, float, float], ...]:
+    """Return bytes → latency and time to send, in seconds, of a kind of collective of n ranks, by bytes; () if not measured.
+
+    If it was not measured of n ranks, it takes that of the number nearest to n with as many more hops and as much more sent
+    as further ranks make of a ring. The latency is the time of the smallest.
+    """
+    near = min((ranks for which, ranks, _, _ in seen if which == kind), key=lambda m: abs(math.log(n / m)), default=0)
+    points = sorted((size, 1e-6 * took) for which, ranks, size, took in seen if (which, ranks) == (kind, near))
+    if not points:
+        return ()
+    hops, sent = (n - 1) / (near - 1), (n - 1) / n * near / (near - 1)
+    latency = points[0][1]
+    return tuple((size, hops * latency, sent * (took - latency)) for size, took in points)
+
+
+def _on_curve(curve: tuple[tuple[int, float, float], ...], size: int) -> tuple[float, float]:
+    """Return latency and time to send of a size: straight lines between the measured sizes, the last one goes on."""
+    for (small, latency, low), (large, _, high) in pairwise(curve):
+        if size <= large or large == curve[-1][0]:
+            return latency, max(0.0, low + (high - low) * max(0, size - small) / (large - small))
+    ((_, latency, _),) = curve
+    return latency, 0.0
 
 
 @cache
@@ -188,11 +237,15 @@ def transfer(machine: Machine, kind: str, ranks: Sequence[int], size: int) -> tu
     Of an all-gather or reduce-scatter every rank receives or sends (n − 1)/n of the tensor, of an all-reduce twice that.
     All of it passes through the links within the node. Into a node goes the same once, shared among the network cards of
     its ranks, which is what rings and trees over nodes achieve. Both go on at the same time. A ring has as many hops as
-    further ranks; an all-reduce takes a tree over the nodes if that has fewer. An all-to-all sends at once to all.
+    further ranks; an all-reduce takes a tree over the nodes if that has fewer. An all-to-all sends at once to all. A kind
+    that was measured takes what was measured.
     """
     n, nodes, here = _shape(ranks, machine.node)
     if n == 1:
         return 0.0, {}
+    if curve := _curve(machine.collectives, kind, n):
+        latency, busy = _on_curve(curve, size)
+        return latency, {"network" if nodes > 1 else "node": busy}
     if kind == "reduce-scatter" and not machine.streams:
         kind = "all-reduce"  # which is what gloo does
     ring = n - nodes, nodes - 1

@@ -33,6 +33,7 @@ DYNAMIC = (GRADIENTS, GATHERED, COMMUNICATION, ACTIVATIONS)
 # Operations with which FSDP writes gathered parameters, and with which it collects the gradients of a unit.
 _SPLIT_OUT = ("fsdp::split_with_sizes_copy", "aten::split_with_sizes_copy")
 _COLLECT = ("fsdp::chunk_cat", "aten::_chunk_cat")
+_COPY_IN = "fsdp::all_gather_copy_in"
 # Scopes that FSDP names for the profiler: where it gathers, has copied what it gathered, reduces, and waits.
 _BEGIN, _GATHER, _COPY_OUT = "FSDP::root_pre_forward", "FSDP::all_gather", "FSDP::all_gather_copy_out"
 _REDUCE, _REDUCED = "FSDP::post_backward_reduce", "FSDP::post_backward_rs_wait"
@@ -75,6 +76,8 @@ class Meter(TorchDispatchMode):
         self._scopes: list[str] = []
         self._reduction = 0
         """Number of the last reduce-scatter."""
+        self._packed = 0
+        """Number of parameters or gradients that FSDP has packed for its next collective."""
         self._kinds: dict[Any, tuple[bool, Callable[..., int] | None]] = {}
 
     @classmethod
@@ -156,8 +159,11 @@ class Meter(TorchDispatchMode):
         scope = self._scopes[-1] if self._scopes else ""
         # Asynchronous is the default of these operations, whose only truth value this is.
         blocks = c10d and next((not value for value in args if isinstance(value, bool)), False)
+        gathers = scope.startswith(_GATHER)
+        packed = self._packed if gathers or scope.startswith(_REDUCE) else 0
+        self._packed -= packed
         self.work.append(
-            Start(sent.kind, _compact(sent.ranks), sent.bytes, sent.waits, behind, scope.startswith(_GATHER), blocks)
+            Start(sent.kind, _compact(sent.ranks), sent.bytes, sent.waits, behind, gathers, blocks, packed)
         )
         self._started += 1
         if sent.kind == "reduce-scatter":
@@ -197,12 +203,15 @@ class Meter(TorchDispatchMode):
             self.work.append(Free())
 
     def _retag(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Classify the arguments of FSDP's own operations."""
+        """Classify the arguments of FSDP's own operations, and count those that it packs."""
         name = func.name().partition(".")[0]
         if name in _SPLIT_OUT and "out" in kwargs:
             self._move(_tensors(kwargs["out"]), GATHERED)
         elif name in _COLLECT:
             self._move(_tensors(args), GRADIENTS)
+            self._packed = len(args[0])
+        elif name == _COPY_IN:
+            self._packed = len(args[0])
 
     def _about(self, func: Any) -> tuple[bool, Callable[..., int] | None]:
         """Return whether an operation moves data (views do not), and the function that counts its operations."""

@@ -65,7 +65,7 @@ def print_machine(machine: Machine) -> None:
     """Print every figure, in the form that `--gpu FILE` reads."""
     console = Console(soft_wrap=True)
     for name, value in machine.assumptions().items():
-        shown = value if isinstance(value, str) else f"{value:.4g}"
+        shown = f"{value:.4g}" if isinstance(value, float | int) else value
         console.print(f"{name}: {shown}", markup=False, highlight=False)
 
 

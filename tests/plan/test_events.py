@@ -92,6 +92,17 @@ def test_the_host_launches_ahead_of_the_device():
     assert sum(parts([*busy, *4 * idle], slow)) == pytest.approx(6, rel=2e-2)
 
 
+def test_what_the_host_does_for_a_unit_delays_a_cpu_and_a_gpu_only_where_nothing_hides_it():
+    """A gather of 1 s, for which the host handles 3 parameters in 2 + 3 · 1 s; a GPU computes meanwhile."""
+    machine = replace(PLAIN, unit=2e6, packed=1e6)
+    events = [run(1), gather(1, packed=3), run(7), Wait(1, False)]
+    assert parts(events, replace(machine, streams=False)) == pytest.approx((13, 0, 0, 1, 0))
+    assert parts(events, machine) == pytest.approx((8, 0, 0, 0, 0))
+    short = [gather(1, packed=3), Wait(1, False), run(1)]
+    assert sum(parts(short, machine)) == pytest.approx(5)  # the host sets the pace
+    assert parts([gather(1), run(1), Wait(1, False)], replace(machine, streams=False)) == pytest.approx((1, 0, 0, 1, 0))
+
+
 @pytest.mark.parametrize(("size", "waits"), [(1, 0.0), (3, 1.0)])
 def test_samples_are_read_while_others_are_used(size, waits):
     machine = replace(PLAIN, reading=1.0)
@@ -136,6 +147,11 @@ def test_the_order_of_events_is_that_of_fsdp2(run_ranks, small):
     starts = [event for event in events if isinstance(event, Start)]
     assert Counter((Message(s.kind, tuple(s.ranks), s.bytes, s.waits)) for s in starts) == rank.messages
     gathers = [i for i, event in enumerate(events) if isinstance(event, Start) and event.kind == "all-gather"]
+    # Every unit has its parameters gathered for forward and for backward, and their gradients reduced.
+    packed = Counter((s.kind, s.packed) for s in starts if s.packed)
+    reduced = Counter({n: times for (kind, n), times in packed.items() if kind == "reduce-scatter"})
+    assert Counter({n: times for (kind, n), times in packed.items() if kind == "all-gather"}) == reduced + reduced
+    assert reduced.total() > 5
     waits = [i for i, event in enumerate(events) if isinstance(event, Wait)]
     assert all(events[i].ahead for i in gathers)
     between = [
