@@ -28,6 +28,7 @@ from credit_like.checkpoint.files import replace_file
 from credit_like.errors import UserError
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
+from credit_like.outputs import begins_with, check_own
 
 _SAME = (
     "dim",
@@ -68,6 +69,7 @@ _DEFAULTS: dict[str, Any] = {
 _NO_EFFECT = {"upsample_with_ps", "attention_type", "type", "pretrained_weights", "visualization"}
 _TYPES = ("wxformer", "wxformer_base", "crossformer")
 _SHOWN = 12
+_HEADER = "# Made by credit-like import-credit."
 """Weights of a kind that a message lists."""
 _DROPPED = re.compile(r"cube_embedding\..*")
 
@@ -364,13 +366,14 @@ def import_credit(
     block lacks. Without it the checkpoint must fit CREDIT's default arguments. Returns the path. Raises UserError as
     `read_checkpoint`, `convert_model_args` and `convert_state_dict` do.
     """
-    if Path(out).exists() and Path(checkpoint).exists() and Path(out).samefile(checkpoint):
-        raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
+    out = Path(out)
+    section_file = out.with_name(f"{out.stem}.model.yml")
+    check_own("--output", out, "weights that were imported before", begins_with('"model":"'))
+    check_own("--output", section_file, "the model section of such weights", begins_with(_HEADER))
     state = read_checkpoint(checkpoint)
     block = {} if config_yaml is None else model_block(_yaml(Path(config_yaml)))
     arguments = convert_model_args(block, upsample=decoder_of(state))
     model = _load(arguments, state)
-    out = Path(out)
     described = {
         "config": arguments.config.model_dump(mode="json"),
         "in_channels": arguments.in_channels,
@@ -385,7 +388,7 @@ def import_credit(
     about = {"model": described, **(metadata or {})}
     save_file(weights, beside, metadata={key: json.dumps(value) for key, value in about.items()})
     section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
-    replace_file(out.with_name(f"{out.stem}.model.yml"), section.encode())
+    replace_file(section_file, f"{_HEADER}\n{section}".encode())
     beside.replace(out)
     return out
 

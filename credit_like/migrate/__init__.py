@@ -21,6 +21,7 @@ from credit_like.migrate import blocks
 from credit_like.migrate.corrections import corrections
 from credit_like.migrate.document import Document, Keys, Remark, read
 from credit_like.models.wxformer import Config as WXFormer
+from credit_like.outputs import check_new
 from credit_like.schema.base import parse_duration
 from credit_like.schema.data import DataSection
 from credit_like.variables import ROLES, Variables
@@ -940,8 +941,7 @@ def run(path: Path, weights: Path | None, output: Path) -> Translation:
     from credit_like.checkpoint.credit import decoder_of, import_credit, read_checkpoint
     from credit_like.checkpoint.files import replace_file
 
-    if output.exists():
-        raise UserError(f"expected a new file for the experiment, got {output}, which exists; change --output")
+    check_new("--output", output)
     upsample = decoder_of(read_checkpoint(weights)) if weights else None
     converted = output.with_suffix(".safetensors")
     translation = translate(path, upsample, (weights, converted) if weights else None)
