@@ -107,17 +107,20 @@ def checked_experiment(
     world_size: int | None = None,
     scoring: bool = False,
     forecasting: bool = False,
+    training: bool = False,
 ) -> tuple[Experiment, Store, int]:
     """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
     `scoring`: the files that forecasts are compared with must be there too; a training does not wait for them.
     `forecasting`: the default forecasts must fit the data too; otherwise only those that the experiment requests.
+    `training`: the model must be one that can be trained.
     Raises ExperimentError with every problem of the file, its sections and stores that no other one hides.
     """
     experiment, locations, problems = load_partly(file, overrides)
     store = None
     if experiment is not None:
         findings, store = _inspect(experiment, world_size, scoring, forecasting, whole=not problems)
+        findings = [*(visible(_trained_findings, experiment) if training else ()), *findings]
         problems = [*problems, *(locations.problem(*finding) for finding in findings)]
     if problems or experiment is None or store is None:
         raise ExperimentError(in_order(problems, str(file)))
@@ -194,6 +197,13 @@ def _variable_findings(experiment: Experiment, variables: Variables) -> Iterator
             yield ("physics", i, *path[1:]), message
     output = experiment.inference.output
     yield from _refusal(("inference", "output"), choose, variables.outputs, output.variables, output.levels)
+
+
+def _trained_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Yield a problem for a model that has nothing to train."""
+    if not getattr(experiment.model, "trains", True):
+        name = experiment.model.type
+        yield ("model", "type"), f"expected a model to train, got {name}, which has no weights; change it"
 
 
 def _training_findings(store: Store) -> Iterator[Finding]:

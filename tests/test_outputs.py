@@ -122,6 +122,31 @@ def test_what_a_command_has_not_made_is_refused_first_and_stays(tmp_path, monkey
     assert found(tmp_path) == before
 
 
+PLACES = {
+    "nothing can be kept there": "/proc/named",
+    "is a file": "{}/file/named",
+    "is a link to nothing": "{}/dangling/named",
+    "too many levels of symbolic links": "{}/loop/named",
+    "too long": "{}/" + "x" * 300,
+}
+
+
+@pytest.mark.parametrize("why", PLACES)
+@pytest.mark.parametrize("case", CASES)
+def test_a_place_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, capsys, case, why) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before, named = found(tmp_path), PLACES[why].format(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as end:
+        cli.main([part.format(named) for part in CASES[case][0]])
+    said = capsys.readouterr().err
+    assert end.value.code == 2, said
+    assert why in said or "in a folder that is there" in said, said
+    assert found(tmp_path) == before
+
+
 def test_what_a_command_has_made_is_replaced(tmp_path, monkeypatch) -> None:
     """Figures of a machine, plots, pages, exports, imports and the files of the demonstration."""
     machine = tmp_path / "machine.yml"

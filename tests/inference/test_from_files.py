@@ -80,7 +80,7 @@ def test_what_does_not_work_is_one_message_and_leaves_nothing(files, tmp_path):
         ),
         ([export, "--from", analysis, "-o", tmp_path / "out.zarr"], "orography"),
         ([export, "--from", analysis, "--from", static, "-o", tmp_path / "out.txt"], "ends in .zarr, .nc"),
-        ([export, "--from", analysis, "--from", static, "-o", there], "does not exist, got"),
+        ([export, "--from", analysis, "--from", static, "-o", there], "where nothing is, got"),
         ([export, "--from", folder / "none.nc", "-o", tmp_path / "out.zarr"], "none.nc"),
         ([export, "--from", text, "-o", tmp_path / "out.zarr"], "expected netCDF, GRIB or zarr"),
         (
