@@ -96,7 +96,10 @@ class Store:
         A window lies within one period.
         """
         data = self.experiment.data
-        steps = (np.arange(data.history_len + (forecast_len or data.forecast_len)) * self.timestep)[:, None]
+        length = data.history_len + (forecast_len or data.forecast_len)
+        if length > len(self.seconds):
+            return 0
+        steps = (np.arange(length) * self.timestep)[:, None]
         inside = [self.inside(period) for period in getattr(data, split)]
         return sum(int(np.isin(at[None] + steps, at).all(0).sum()) for at in inside if len(at))
 
@@ -463,8 +466,8 @@ def _shown(period: Period) -> str:
     return f"[{period.start}, {period.end}]"
 
 
-def initial_times(store: Store) -> list[int]:
-    """Return the initial times in seconds since 1970; an empty list if the experiment specifies none."""
+def initial_times(store: Store) -> Sequence[int]:
+    """Return the initial times in seconds since 1970; none if the experiment specifies none."""
     init = store.experiment.inference.init
     if init is None:
         return []
@@ -473,8 +476,8 @@ def initial_times(store: Store) -> list[int]:
     assert init.start
     assert init.end
     assert init.interval
-    interval = round(init.interval.total_seconds())
-    return list(range(store.parse(init.start), store.parse(init.end) + 1, interval))
+    interval = max(1, round(init.interval.total_seconds()))
+    return range(store.parse(init.start), store.parse(init.end) + 1, interval)
 
 
 def _init_findings(store: Store) -> Iterator[Finding]:
@@ -482,10 +485,14 @@ def _init_findings(store: Store) -> Iterator[Finding]:
     data, inference = store.experiment.data, store.experiment.inference
     where: Path = ("inference", "init")
     try:
-        init = np.array(initial_times(store), np.int64)
+        times = initial_times(store)
     except ValueError as error:
         yield where, f"expected days of the {store.calendar} calendar, got {_one_line(error)}, change them"
         return
+    if len(times) > len(store.seconds):
+        yield where, f"expected at most the {len(store.seconds)} times of the store, got {len(times)}, change them"
+        return
+    init = np.array(times, np.int64)
     if not len(init):
         return
     has = f"{store.text(store.seconds[0])} to {store.text(store.seconds[-1])}"
