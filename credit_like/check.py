@@ -96,7 +96,10 @@ class Store:
         A window lies within one period.
         """
         data = self.experiment.data
-        steps = (np.arange(data.history_len + (forecast_len or data.forecast_len)) * self.timestep)[:, None]
+        length = data.history_len + (forecast_len or data.forecast_len)
+        if length > len(self.seconds):
+            return 0
+        steps = (np.arange(length) * self.timestep)[:, None]
         inside = [self.inside(period) for period in getattr(data, split)]
         return sum(int(np.isin(at[None] + steps, at).all(0).sum()) for at in inside if len(at))
 
@@ -107,17 +110,20 @@ def checked_experiment(
     world_size: int | None = None,
     scoring: bool = False,
     forecasting: bool = False,
+    training: bool = False,
 ) -> tuple[Experiment, Store, int]:
     """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
     `scoring`: the files that forecasts are compared with must be there too; a training does not wait for them.
     `forecasting`: the default forecasts must fit the data too; otherwise only those that the experiment requests.
+    `training`: the model must be one that can be trained.
     Raises ExperimentError with every problem of the file, its sections and stores that no other one hides.
     """
     experiment, locations, problems = load_partly(file, overrides)
     store = None
     if experiment is not None:
         findings, store = _inspect(experiment, world_size, scoring, forecasting, whole=not problems)
+        findings = [*(visible(_trained_findings, experiment) if training else ()), *findings]
         problems = [*problems, *(locations.problem(*finding) for finding in findings)]
     if problems or experiment is None or store is None:
         raise ExperimentError(in_order(problems, str(file)))
@@ -194,6 +200,13 @@ def _variable_findings(experiment: Experiment, variables: Variables) -> Iterator
             yield ("physics", i, *path[1:]), message
     output = experiment.inference.output
     yield from _refusal(("inference", "output"), choose, variables.outputs, output.variables, output.levels)
+
+
+def _trained_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Yield a problem for a model that has nothing to train."""
+    if not getattr(experiment.model, "trains", True):
+        name = experiment.model.type
+        yield ("model", "type"), f"expected a model to train, got {name}, which has no weights; change it"
 
 
 def _training_findings(store: Store) -> Iterator[Finding]:
@@ -453,8 +466,8 @@ def _shown(period: Period) -> str:
     return f"[{period.start}, {period.end}]"
 
 
-def initial_times(store: Store) -> list[int]:
-    """Return the initial times in seconds since 1970; an empty list if the experiment specifies none."""
+def initial_times(store: Store) -> Sequence[int]:
+    """Return the initial times in seconds since 1970; none if the experiment specifies none."""
     init = store.experiment.inference.init
     if init is None:
         return []
@@ -463,8 +476,8 @@ def initial_times(store: Store) -> list[int]:
     assert init.start
     assert init.end
     assert init.interval
-    interval = round(init.interval.total_seconds())
-    return list(range(store.parse(init.start), store.parse(init.end) + 1, interval))
+    interval = max(1, round(init.interval.total_seconds()))
+    return range(store.parse(init.start), store.parse(init.end) + 1, interval)
 
 
 def _init_findings(store: Store) -> Iterator[Finding]:
@@ -472,10 +485,14 @@ def _init_findings(store: Store) -> Iterator[Finding]:
     data, inference = store.experiment.data, store.experiment.inference
     where: Path = ("inference", "init")
     try:
-        init = np.array(initial_times(store), np.int64)
+        times = initial_times(store)
     except ValueError as error:
         yield where, f"expected days of the {store.calendar} calendar, got {_one_line(error)}, change them"
         return
+    if len(times) > len(store.seconds):
+        yield where, f"expected at most the {len(store.seconds)} times of the store, got {len(times)}, change them"
+        return
+    init = np.array(times, np.int64)
     if not len(init):
         return
     has = f"{store.text(store.seconds[0])} to {store.text(store.seconds[-1])}"

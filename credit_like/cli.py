@@ -7,6 +7,7 @@ interruption by Ctrl-C.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -51,13 +52,17 @@ _WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    A UserError or RunError, exhausted memory and a rank that does not answer are printed as one message. Any other
+    A UserError or RunError, exhausted memory, a full disk and a rank that does not answer are printed as one message. Any other
     exception is a fault of the program and keeps its traceback; CREDIT_LIKE_TRACEBACK=1 shows the traceback of the former too.
     """
     if not any(name in os.environ for name in _WAITING):
         # OpenMP reads it when torch is imported. Threads that wait for each other would keep their cores, so that a step
         # of several threads takes many times as long while other programs use the same cores.
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    for stream in (sys.stdout, sys.stderr):
+        # Of names of files and of units, a terminal may lack some characters.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         with _OneMessage():
             if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -128,6 +133,7 @@ def _experiment(
     world_size: int | None = None,
     scoring: bool = False,
     forecasting: bool = False,
+    training: bool = False,
 ) -> Experiment:
     """Load and check the experiment of a file.
 
@@ -139,7 +145,7 @@ def _experiment(
 
     launched = read_environment().world
     world_size = world_size or (launched if launched > 1 else None)
-    return checked_experiment(file, overrides or (), world_size, scoring, forecasting)[0]
+    return checked_experiment(file, overrides or (), world_size, scoring, forecasting, training)[0]
 
 
 @app.command()
@@ -188,7 +194,7 @@ def check(
     """
     from credit_like.check import checked_experiment, describe, print_table
 
-    experiment, store, world = checked_experiment(file, set_ or (), world_size, scoring=True)
+    experiment, store, world = checked_experiment(file, set_ or (), world_size, scoring=True, training=True)
     description = describe(experiment, store, world)
     if json:
         _print_json(description)
@@ -303,7 +309,7 @@ def train(
         raise UserError("expected --force together with --fresh, got it alone, add --fresh or leave it out")
     from credit_like.parallel.environment import read_environment
 
-    experiment = _experiment(file, set_, read_environment().world)
+    experiment = _experiment(file, set_, read_environment().world, training=True)
     from credit_like import build
 
     sys.exit(build.train(experiment, fresh=fresh, force=force))
@@ -540,7 +546,7 @@ def submit(
             site=site,
             dry_run=dry_run,
             force=force,
-            check=partial(checked_experiment, forecasting=mode in ("rollout", "evaluate")),
+            check=partial(checked_experiment, forecasting=mode in ("rollout", "evaluate"), training=mode == "train"),
         )
 
     if gpu is not None and mode == "train":

@@ -20,9 +20,12 @@ from credit_like.check import checked_experiment
 from credit_like.evaluation.results import evaluation_folder, load_results
 from credit_like.evaluation.scorecard import channels
 from credit_like.naming import channel_text, hours_text, level_units_of
+from credit_like.outputs import begins_with, check_own
 from credit_like.schema.experiment import Experiment
 from credit_like.terminal import fitted
 
+REPORT = "report.md"
+_SUMMARY = "Trained, forecast and scored in"
 DETERMINISTIC = """# The deterministic model from which the members of ensemble.yml start: a short training.
 include: [demo.yml]
 name: demo-deterministic
@@ -99,17 +102,29 @@ def experiment_files(save_loc: Path, ensemble: bool = False) -> list[Path]:
     """Write the demonstration's experiments to `save_loc`, for the user to read and change; return them in order.
 
     There is one, or for an ensemble two: that of the deterministic model, and that of the ensemble, which starts from it.
+
+    Raises UserError, and writes nothing, if there are other files with the names of those or of the report.
     """
     shipped = resources.files("credit_like")
-    save_loc.mkdir(parents=True, exist_ok=True)
     first = save_loc / "deterministic" if ensemble else save_loc
     texts = {"demo.yml": shipped.joinpath("demo.yml").read_text().replace("save_loc: runs/demo", f"save_loc: {first}")}
     if ensemble:
         members = shipped.joinpath("demo-ensemble.yml").read_text().replace("runs/demo-ensemble", str(save_loc))
         texts |= {"deterministic.yml": DETERMINISTIC, "ensemble.yml": members}
+    check_own("--save-loc", save_loc / REPORT, "the report of a demonstration", begins_with(_SUMMARY))
+    for name, text in texts.items():
+        check_own("--save-loc", save_loc / name, "the experiment of this demonstration", _holds(text))
+    save_loc.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (save_loc / name).write_text(text)
     return [save_loc / name for name in texts if not ensemble or name != "demo.yml"]
+
+
+def _holds(text: str) -> Callable[[Path], bool]:
+    def is_same(path: Path) -> bool:
+        return path.is_file() and path.read_bytes() == text.encode()
+
+    return is_same
 
 
 def _plot(experiment: Experiment) -> int:
@@ -125,7 +140,7 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
     lines = [
         f"# {experiment.name}",
         "",
-        f"Trained, forecast and scored in {seconds / 60:.1f} minutes; everything is in `{save_loc}`.",
+        f"{_SUMMARY} {seconds / 60:.1f} minutes; everything is in `{save_loc}`.",
         "RMSE of the model as a fraction of persistence's and climatology's; below 1 it is the better forecast.",
         "",
         *_markdown(*_ratios(results)),
@@ -134,7 +149,7 @@ def write_report(experiment: Experiment, seconds: float) -> Path:
         "- `evaluation/report.html`: all scores, and maps to browse; opens in any browser",
         *(f"- `{figure.relative_to(save_loc)}`" for figure in sorted(save_loc.rglob("*.png"))),
     ]
-    path = save_loc / "report.md"
+    path = save_loc / REPORT
     path.write_text("\n".join(lines) + "\n")
     return path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,17 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 """Exceptions that the file libraries raise for incomplete or invalid files."""
 
 
+_SURROUNDINGS = {
+    number: advice
+    for numbers, advice in (
+        (("ENOSPC", "EDQUOT"), "make room, or write to another disk"),
+        (("EROFS", "EIO", "ESTALE"), "write to another disk, or ask who looks after this one"),
+        (("EMFILE", "ENFILE"), "raise the limit of open files (ulimit -n)"),
+    )
+    for name in numbers
+    if (number := getattr(errno, name, None)) is not None
+}
+"""Errors of the system that are no fault of the program's, and what to do about them."""
 _OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
 """torch's messages for exhausted memory of the host or the GPU."""
 _NO_ANSWER = re.compile("gloo.*Timed out waiting|Watchdog caught collective operation timeout")
@@ -33,7 +45,8 @@ class RunError(RuntimeError):
 def known_message(error: BaseException) -> str | None:
     """Return the one message of an error whose cause lies outside the program; None for a bug, which keeps its traceback.
 
-    These are UserError and RunError, exhausted memory, and ranks that do not answer each other in time.
+    These are UserError and RunError, exhausted memory, disks and limits of the system, and ranks that do not answer each
+    other in time.
     """
     if isinstance(error, (UserError, RunError)):
         return str(error)
@@ -43,6 +56,9 @@ def known_message(error: BaseException) -> str | None:
             f"out of memory: {text[:300] or type(error).__name__}; use fewer trainer.loader.num_workers or a smaller "
             "trainer.micro_batch_size, set trainer.activation_checkpoint: true, or request more memory"
         )
+    if isinstance(error, OSError) and error.errno in _SURROUNDINGS:
+        where = f": {error.filename}" if error.filename is not None else ""
+        return f"{error.strerror}{where}; {_SURROUNDINGS[error.errno]}"
     if isinstance(error, RuntimeError) and _NO_ANSWER.search(text):
         return f"another rank did not answer within trainer.timeout: it hangs, was stopped, or its node is gone ({text[:300]})"
     if isinstance(error, RuntimeError) and _LOST.search(text):

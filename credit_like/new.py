@@ -29,6 +29,7 @@ from credit_like.data.times import seconds, to_text
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.models.wxformer import Config as WXFormer
+from credit_like.outputs import check_new
 from credit_like.schema.base import format_duration
 
 DIMS = {"time", "level", "latitude", "longitude"}
@@ -91,8 +92,7 @@ def run(data: Sequence[str], output: Path) -> list[str]:
     """
     from credit_like.check import checked_experiment
 
-    if output.exists():
-        raise UserError(f"--output: expected a file that is not there yet, got {output}; remove it or change --output")
+    check_new("--output", output)
     if not output.absolute().parent.is_dir():
         raise UserError(f"--output: expected it in a folder that is there, got {output}; change it")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", output.stem).strip("-") or "experiment"

@@ -24,6 +24,11 @@ def run(*arguments, options=(), **environment):
     )  # fmt: skip
 
 
+def test_the_package_runs_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "credit_like", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout == run("--help").stdout
+
+
 def imported(done):
     """Names of the modules that `python -X importtime` saw."""
     return {line.rsplit("|", 1)[1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
@@ -43,8 +48,8 @@ def small(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("small")
     times = np.datetime64("2000-01-01", "ns") + np.timedelta64(6, "h") * np.arange(40)
-    fields = np.random.default_rng(0).normal(size=(40, 4, 8)).astype("f4")
-    coordinates = {"time": times, "latitude": [-60.0, -20, 20, 60], "longitude": np.arange(8) * 45.0}
+    fields = np.random.default_rng(0).normal(size=(40, 32, 64)).astype("f4")
+    coordinates = {"time": times, "latitude": np.linspace(-87, 87, 32), "longitude": np.arange(64) * 5.625}
     dims = ("time", "latitude", "longitude")
     xr.Dataset({"a": (dims, fields), "b": (dims, fields + 1)}, coordinates).to_netcdf(folder / "data.nc")
     (folder / "small.yml").write_text(f"""
@@ -60,7 +65,15 @@ data:
   train: [2000-01-01, 2000-01-05T18]
   valid: [2000-01-06, 2000-01-07T18]
   test: [2000-01-08, 2000-01-10T18]
-model: {{type: persistence}}
+model:
+  type: wxformer
+  dim: [8, 16, 32, 64]
+  depth: [1, 1, 1, 1]
+  dim_head: 8
+  cross_embed_kernel_sizes: [[4, 8], [2, 4], [2, 4], [2, 4]]
+  global_window_size: [4, 4, 2, 1]
+  local_window_size: 2
+  padding_conf: {{activate: true, mode: earth, pad_lat: [0, 0], pad_lon: [16, 16]}}
 trainer: {{global_batch_size: 4, micro_batch_size: 2, epochs: 3, parallelism: {{data: ddp}}}}
 """)
     return folder
@@ -125,7 +138,7 @@ def test_check_says_what_would_run(small, capsys):
     assert not call("check", small / "small.yml", "--json")
     said = json.loads(capsys.readouterr().out)
     assert said["channels"] == {"in": 4, "out": 2}
-    assert said["grid"]["height"] == 4
+    assert said["grid"]["height"] == 32
     # 20, 8 and 12 times, each window of 2 + 1 of them
     assert said["samples"] == {"train": 18, "valid": 6, "test": 10}
     assert said["layout"] == {
@@ -136,6 +149,12 @@ def test_check_says_what_would_run(small, capsys):
     table = capsys.readouterr().out
     assert "4 in, 2 out" in table
     assert "2 processes = data 2 × tensor 1 × domain 1" in table
+
+
+def test_a_terminal_that_lacks_characters_gets_others(small):
+    done = run("check", small / "small.yml", "--world-size", "2", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0, done.stderr
+    assert "2 processes = data 2 \\xd7 tensor 1 \\xd7 domain 1" in done.stdout
 
 
 def test_check_writes_nothing(small, capsys):

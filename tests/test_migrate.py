@@ -525,7 +525,7 @@ def test_what_is_no_experiment_is_one_message_and_nothing_is_written(tmp_path, t
 
 def test_nothing_is_overwritten(first, tmp_path):
     (tmp_path / "mine.yml").write_text("mine")
-    with pytest.raises(UserError, match="change --output"):
+    with pytest.raises(UserError, match="--output: expected a path where nothing is"):
         run(first, None, tmp_path / "mine.yml")
     assert (tmp_path / "mine.yml").read_text() == "mine"
 

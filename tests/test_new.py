@@ -390,7 +390,7 @@ def test_a_single_state_is_refused():
 
 def test_nothing_is_overwritten_and_nothing_found_is_said(tmp_path, capsys):
     (tmp_path / "my.yml").write_text("mine")
-    for data, message in ((tmp_path, "not there yet"), (tmp_path / "none.nc", "not there yet")):
+    for data, message in ((tmp_path, "where nothing is"), (tmp_path / "none.nc", "where nothing is")):
         with pytest.raises(UserError, match=message):
             run([str(data)], tmp_path / "my.yml")
     with pytest.raises(SystemExit) as end:

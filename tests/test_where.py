@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 ELSEWHERE = {
+    "__main__": "test_cli.py",
     "bands": "parallel/domain/test_rows.py",
     "check": "malformed/test_malformed.py",
     "context": "test_build.py",

@@ -28,6 +28,7 @@ from credit_like.checkpoint.files import replace_file
 from credit_like.errors import UserError
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
+from credit_like.outputs import begins_with, check_own
 
 _SAME = (
     "dim",
@@ -76,6 +77,8 @@ ARGUMENTS = frozenset({*_DEFAULTS, *NO_EFFECT, "post_conf"})
 TYPES = ("wxformer", "wxformer_base", "crossformer")
 _SHOWN = 12
 """Weights of a kind that a message lists."""
+_HEADER = "# Made by credit-like import-credit."
+"""The first line of a model section, by which a file is known as one."""
 _DROPPED = re.compile(r"cube_embedding\..*")
 
 
@@ -385,10 +388,13 @@ def write_weights(
     metadata: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write CREDIT's weights, which were read from `checkpoint`, as `import_credit` does."""
-    if Path(out).exists() and Path(checkpoint).exists() and Path(out).samefile(checkpoint):
-        raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
-    model = _load(arguments, state)
     out = Path(out)
+    if out.exists() and Path(checkpoint).exists() and out.samefile(checkpoint):
+        raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
+    section_file = out.with_name(f"{out.stem}.model.yml")
+    check_own("--output", out, "weights that were imported before", begins_with('"model":"'))
+    check_own("--output", section_file, "the model section of such weights", begins_with(_HEADER))
+    model = _load(arguments, state)
     described = {
         "config": arguments.config.model_dump(mode="json"),
         "in_channels": arguments.in_channels,
@@ -403,7 +409,7 @@ def write_weights(
     about = {"model": described, **(metadata or {})}
     save_file(weights, beside, metadata={key: json.dumps(value) for key, value in about.items()})
     section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
-    replace_file(out.with_name(f"{out.stem}.model.yml"), section.encode())
+    replace_file(section_file, f"{_HEADER}\n{section}".encode())
     beside.replace(out)
     return out
 

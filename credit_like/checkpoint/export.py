@@ -30,8 +30,12 @@ from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
 from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
 from credit_like.nn.lora import merged
+from credit_like.outputs import begins_with, check_own
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.origin import LoraConf
+
+_PURPOSE = "that steps the atmosphere forward by"
+"""Words of every model card."""
 
 
 @dataclass(frozen=True)
@@ -133,19 +137,16 @@ def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tens
 def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = None) -> Path:
     """Write the weights of a run's newest intact checkpoint (or of `step`) to `out`, with a model card beside it.
 
-    Raises UserError if there is no checkpoint, `out` does not end in .safetensors, or it has other weights.
+    Raises UserError if there is no checkpoint, `out` does not end in .safetensors, or something else is there or has the
+    card's name.
     """
     out = Path(out)
     if out.suffix != ".safetensors":
         raise UserError(f"expected an output file that ends in .safetensors, got {out}; change its name")
     if (out.parent / MANIFEST).exists():
         raise UserError(f"expected an output file beside no checkpoint's own, got {out}; change its folder")
-    if out.with_suffix(".md").exists() and not out.exists():
-        raise UserError(
-            f"expected no file of another purpose at {out.with_suffix('.md')}, got one; change the output's name"
-        )
-    if out.exists() and _has_other_weights(out):
-        raise UserError(f"expected an earlier export or nothing at {out}, got other weights; change the output's name")
+    check_own("--output", out, "an earlier export", begins_with('"experiment": "'))
+    check_own("--output", out.with_suffix(".md"), "the card of an earlier export", begins_with(_PURPOSE))
     checkpoint = find(Path(save_loc), step)
     if weights == "ema" and not checkpoint.names("ema/"):
         weights = "raw"
@@ -159,15 +160,6 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
     beside.replace(out)
     replace_file(out.with_suffix(".md"), text.encode())
     return out
-
-
-def _has_other_weights(path: Path) -> bool:
-    """Return whether a file is intact and no export."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return "experiment" not in (file.metadata() or {})
-    except (SafetensorError, OSError):
-        return False
 
 
 def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
@@ -244,7 +236,7 @@ def card(
     lines = [
         f"# {experiment['name']}",
         "",
-        f"A `{model['config']['type']}` that steps the atmosphere forward by {data['timestep']}.",
+        f"A `{model['config']['type']}` {_PURPOSE} {data['timestep']}.",
         "",
         "| | |",
         "|---|---|",

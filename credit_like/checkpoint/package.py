@@ -25,6 +25,7 @@ from credit_like.checkpoint.files import digest, to_json, write_bytes
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import FieldStore, open_store
 from credit_like.errors import UserError, reading
+from credit_like.outputs import check_new
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import ROLES, Variables
 
@@ -101,10 +102,7 @@ def write_package(
 
     Raises UserError if there is no checkpoint or something is at `folder`.
     """
-    if folder.exists():
-        raise UserError(
-            f"--package: expected a folder that does not exist, got {folder}; remove it or name another one"
-        )
+    check_new("--package", folder)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     draft.mkdir(parents=True)
     try:

@@ -124,6 +124,15 @@ class Statistics:
             draft.unlink(missing_ok=True)
 
     @classmethod
+    def is_file(cls, path: str | Path) -> bool:
+        """Return whether a file holds statistics, of whatever variables and grid."""
+        try:
+            cls.load(path)
+        except UserError:
+            return False
+        return True
+
+    @classmethod
     def load(cls, path: str | Path, store: FieldStore | None = None) -> Statistics:
         """Load from netCDF; with a `store`, locate missing times on its time axis, which may have changed.
 

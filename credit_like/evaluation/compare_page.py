@@ -16,6 +16,7 @@ from credit_like.evaluation.frames import log_frame
 from credit_like.evaluation.html_page import render, save_page
 from credit_like.evaluation.scorecard import channels
 from credit_like.naming import channel_text, level_text, level_units_of, units_text
+from credit_like.outputs import begins_with, check_own
 from credit_like.runs import Run
 
 _POINTS = 400
@@ -24,7 +25,8 @@ _CURVES = {"loss": "training loss", "valid_loss": "validation loss"}
 
 
 def write_comparison(path: Path, first: Path, second: Path) -> Path:
-    """Write the page. Raises UserError if one of the folders holds no run."""
+    """Write the page. Raises UserError if one of the folders holds no run, or `path` is something other than such a page."""
+    check_own("--html", path, "such a page", begins_with('name="generator" content="credit-like'))
     runs, names = compared_runs(first, second), names_of(first, second)
     scores = [scores_of(folder) for folder in (first, second)]
     data = {

@@ -34,7 +34,7 @@ def render(template: str, data: Mapping[str, Any], title: str) -> str:
 def save_page(text: str, path: Path) -> Path:
     """Write a page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f".{path.name}.part")
     part.write_text(text, encoding="utf-8")
     replace(part, path)
     return path

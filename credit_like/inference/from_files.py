@@ -18,6 +18,7 @@ from credit_like.data.sources._files import source_type
 from credit_like.errors import UserError
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.forecaster import load_forecaster
+from credit_like.outputs import check_new
 from credit_like.parallel.device import pick_device
 from credit_like.schema.load import load_experiment
 
@@ -49,8 +50,7 @@ def forecast_from_files(
     if kind is None or kind not in registry.names("writer"):
         usable = [suffix for suffix, of in _FORMATS.items() if of in registry.names("writer")]
         raise UserError(f"--output: expected a path that ends in {', '.join(usable)}, got {output}; change it")
-    if output.exists():
-        raise UserError(f"--output: expected a path that does not exist, got {output}; remove it or name another one")
+    check_new("--output", output)
     if other := [override for override in overrides if not override.startswith("inference.")]:
         raise UserError(f"--set: expected keys of inference, got {other[0]}; change the experiment and train instead")
     forecaster = load_forecaster(export, pick_device(device))

@@ -9,10 +9,12 @@ signals.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterable
 
+from credit_like.errors import UserError
 from credit_like.launch import scheduler
 from credit_like.launch.chain import FINISHED
 from credit_like.launch.plan import Plan, count
@@ -20,6 +22,7 @@ from credit_like.launch.resources import seconds
 from credit_like.schema.base import one_line, one_word
 from credit_like.schema.launch import SiteSection, placeholders
 
+_ASSIGNED = re.compile(r"(?:^|[\s(])([a-z_]+|CREDIT_LIKE_\w+)=")
 _OPTIONAL = re.compile(r"\[([^][]*\{\w+\}[^][]*)\]")
 
 _PORT = ("digits=${job%%[!0-9]*}", "port=$((20000 + 10#${digits:-$$} % 20000))")
@@ -27,16 +30,31 @@ _PORT = ("digits=${job%%[!0-9]*}", "port=$((20000 + 10#${digits:-$$} % 20000))")
 
 
 def render(plan: Plan, site: SiteSection) -> dict[str, str]:
-    """Return the scripts of a plan: file name → text."""
+    """Return the scripts of a plan: file name → text.
+
+    Raises UserError for a variable of the user's that is one of the script's own.
+    """
     body = {"train": _train, "rollout": _rollout}.get(plan.mode, _single)
+    constants, work = _constants(plan), list(body(plan, site))
+    _check_names(plan, (*constants, *itertools.chain(*work)))
     sections = [
         ["#!/bin/bash", *directives(plan, site)],
         [f"# {_title(plan)}", "# Written by `credit-like submit`."],
-        _constants(plan),
         _surroundings(plan, site),
-        *body(plan, site),
+        constants,  # after what the user and the modules have set, under whatever names
+        *work,
     ]
     return {plan.script.name: "\n\n".join("\n".join(lines) for lines in sections if lines) + "\n"}
+
+
+def _check_names(plan: Plan, lines: Iterable[str]) -> None:
+    """Raise UserError for a variable of the user's that these lines set."""
+    own = {name for line in lines for name in _ASSIGNED.findall(line)}
+    if taken := sorted(own & plan.environment.keys()):
+        raise UserError(
+            f"pbs.environment: expected names of variables that the job script does not set itself, got {', '.join(taken)}; "
+            "change them"
+        )
 
 
 def directives(plan: Plan, site: SiteSection) -> list[str]:

@@ -22,6 +22,7 @@ from credit_like.migrate import blocks
 from credit_like.migrate.corrections import corrections
 from credit_like.migrate.document import Document, Keys, Remark, read
 from credit_like.models.wxformer import Config as WXFormer
+from credit_like.outputs import check_new
 from credit_like.schema.base import parse_duration
 from credit_like.schema.data import DataSection
 from credit_like.variables import ROLES, Variables
@@ -1033,8 +1034,7 @@ def run(path: Path, weights: Path | None, output: Path) -> Translation:
     from credit_like.checkpoint.credit import decoder_of, read_checkpoint, write_weights
     from credit_like.checkpoint.files import replace_file
 
-    if output.exists():
-        raise UserError(f"expected a new file for the experiment, got {output}, which exists; change --output")
+    check_new("--output", output)
     state = read_checkpoint(weights) if weights else {}
     converted = output.with_suffix(".safetensors")
     translation = translate(path, decoder_of(state) if weights else None, (weights, converted) if weights else None)

@@ -33,6 +33,7 @@ from credit_like.checkpoint.files import replace_file
 from credit_like.models import wxformer
 from credit_like.nn.init import initialise
 from credit_like.nn.layer import is_shard_unit
+from credit_like.outputs import begins_with, check_own
 from credit_like.parallel.fsdp2 import apply_fsdp2
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.trials import Trial, trials
@@ -41,6 +42,7 @@ from credit_like.plan.machine import Machine, Seen, compute_seconds, transfer, t
 from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
 
+_HEADER = "# Measured by credit-like bench."
 _TURNS = 5
 _CHANNELS = 16  # of the timed training steps
 _GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
@@ -58,11 +60,16 @@ def bench(path: Path | None) -> Machine | None:
 
     On a single rank the network cannot be measured, and its figures are those of the memory; on a single node, the
     figure between nodes is that within the node.
+
+    Raises UserError, before anything is measured, if something else is at `path`.
     """
+    if path is not None:
+        check_own("--output", path, "figures of this command", begins_with(_HEADER))
     runtime = Runtime.start(Parallelism(data="ddp"))
     machine = measure(runtime)
     if path is not None and runtime.is_main:
-        replace_file(path, yaml.safe_dump(dict(machine.assumptions()), sort_keys=False).encode())
+        figures = yaml.safe_dump(dict(machine.assumptions()), sort_keys=False)
+        replace_file(path, f"{_HEADER}\n{figures}".encode())
     runtime.close()
     return machine if runtime.is_main else None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from credit_like.errors import UserError
 from credit_like.plan.machine import machine_of
+from credit_like.plan.memory_plot import check_plot, plot_memory
 from credit_like.schema.checks import section_findings
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
@@ -34,11 +35,11 @@ def run(
     """
     worlds = _worlds(gpus)
     machine = machine_of(gpu, figures)
-    if plot is not None and not plot.absolute().parent.is_dir():
-        raise UserError(f"expected --plot in a folder that is there, got {plot}")
+    if plot is not None:
+        check_plot(plot)
     experiment, found = _experiment(file, overrides, grid)
     from credit_like.plan.run import plan
-    from credit_like.plan.show import plot_memory, print_report
+    from credit_like.plan.show import print_report
 
     reports = [plan(experiment, world, machine, found, processes, _progress(world)) for world in worlds]
     if json:

@@ -6,12 +6,10 @@ Each check yields findings: a location in the experiment and a message `expected
 from __future__ import annotations
 
 import datetime as dt
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path as FilePath
 from types import ModuleType
 
 from credit_like import registry
@@ -26,11 +24,12 @@ from credit_like.layout import (
     member_findings,
     refuse,
 )
+from credit_like.outputs import folder_problem
 from credit_like.registry import did_you_mean
 from credit_like.schema import losses
 from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Period, VariableSpec
-from credit_like.schema.errors import Path, shown
+from credit_like.schema.errors import Path
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import Ensemble
 from credit_like.schema.partial import visible
@@ -45,7 +44,6 @@ COORDINATES = (
     "time", "prediction_timedelta", "forecast_reference_time", "forecast_period", "number", "level", "latitude", "longitude",
 )  # fmt: skip
 """Names that no variable can have beside its coordinates in forecasts and scores."""
-_LONGEST_NAME = 255
 
 
 def layout(trainer: TrainerSection, world: int) -> Layout:
@@ -389,41 +387,8 @@ def _folder_findings(experiment: Experiment) -> Iterator[Finding]:
     if output := experiment.inference.output.path:
         places.append((("inference", "output", "path"), output))
     for key, path in places:
-        if problem := _folder_problem(path):
+        if problem := folder_problem(path):
             yield key, f"{problem}, change it"
-
-
-def _folder_problem(path: str) -> str | None:
-    folder = FilePath(path).absolute()
-    if wrong := _why_not_a_folder(folder):
-        return f"expected a folder, got {shown(path)}: {wrong}"
-    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not existing.is_dir():
-        return f"expected a folder, got {path!r}, but {existing} is a file"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return f"expected a folder that may be written to, got {path!r}, but {existing} may not"
-    return None
-
-
-def _why_not_a_folder(folder: FilePath) -> str | None:
-    """Return why a path can never be a folder; None if it is one or can become one."""
-    if folder.is_relative_to("/proc") or folder.is_relative_to("/sys"):
-        return "nothing can be kept there"
-    try:
-        # The system reports a name that is too long only if its folder exists.
-        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in folder.parts):
-            return "a name in it is too long"
-        for path in (folder, *folder.parents):
-            try:
-                path.stat()
-            except (FileNotFoundError, NotADirectoryError):
-                if path.is_symlink():
-                    return f"{path} is a link to nothing"
-    except OSError as error:
-        return str(error.strerror).lower()
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _shown(period: Period) -> str:

@@ -174,7 +174,7 @@ class DataSection(Section):
     """Variables that are input at every step and not predicted, such as insolation."""
     static: Role = Role()
     """Variables that are input and constant in time, such as orography."""
-    history_len: int = Field(default=1, ge=1)
+    history_len: int = Field(default=1, ge=1, le=1000)
     """Number of input states, the current one included."""
     forecast_len: int = Field(default=1, ge=1)
     """Autoregressive steps per training sample; 1 = single-step training."""

@@ -80,7 +80,7 @@ class Perturbations(Section):
     type: Literal["gaussian", "bred", "lagged"] = "gaussian"
     """`gaussian`: random fields on the sphere. `bred`: pairs of bred vectors, added and subtracted. `lagged`: forecasts from
     earlier analyses, valid at the initial time."""
-    cycles: int = Field(default=4, ge=1)
+    cycles: int = Field(default=4, ge=1, le=1000)
     """Of bred vectors: number of breeding cycles before the initial time."""
     cycle: Duration = dt.timedelta(days=1)
     """Of bred vectors: length of a cycle, a multiple of the time step."""
@@ -101,7 +101,7 @@ class Ensemble(Section):
     The first member starts from the unperturbed state.
     """
 
-    members: int = Field(default=1, ge=1)
+    members: int = Field(default=1, ge=1, le=100_000)
     """Number of members; 1 = a single unperturbed forecast."""
     from_: Literal["model", "perturbations", "both"] | None = Field(default=None, alias="from")
     """What makes the members differ. Default: the noise of a model that has any, and perturbations where there is an
@@ -217,7 +217,7 @@ class EvaluationSection(Section):
     """Width in days of the window, centred on the day of year, over which the climatology averages."""
     climatology_period: Periods | None = None
     """Period of the climatology. Default: the training period."""
-    bootstrap: int = Field(default=0, ge=0)
+    bootstrap: int = Field(default=0, ge=0, le=100_000)
     """Number of bootstrap resamples of the initial times, for confidence intervals; 0 = none."""
     derive: Derive | None = None
     """Fields to score that follow from predicted ones: of the forecasts, unless their files have them, and of the truth.

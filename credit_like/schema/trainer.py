@@ -19,6 +19,8 @@ from credit_like.schema.base import Duration, DurationText, Section, format_dura
 from credit_like.schema.inference import Lead
 from credit_like.schema.plugin import plugin
 
+_MOST = 1024
+"""Processes, threads and samples ahead that no machine has more of: a larger number is a slip, and would take the machine down."""
 _Degree = Annotated[int, Field(ge=1)]
 
 
@@ -119,9 +121,9 @@ class MonitorSection(Section):
 class LoaderSection(Section):
     """How samples are read ahead."""
 
-    num_workers: int = Field(default=0, ge=0)
+    num_workers: int = Field(default=0, ge=0, le=_MOST)
     """Number of processes that read samples; 0 = a thread of the training process."""
-    prefetch_factor: int = Field(default=2, ge=1)
+    prefetch_factor: int = Field(default=2, ge=1, le=_MOST)
     """Number of samples that each worker reads ahead."""
 
 
@@ -208,7 +210,7 @@ class TrainerSection(PhaseKeys):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of training and forecasts; `auto` = the GPU if there is one, else the CPU."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: int | None = Field(default=None, ge=1, le=_MOST)
     """Number of threads in which each process computes on the CPU. Default: that of PyTorch, OMP_NUM_THREADS or all cores."""
     parallelism: Parallelism = Parallelism()
     """Degrees of data, ensemble, tensor and domain parallelism."""

@@ -62,7 +62,9 @@ class Trainer:
         )
         self.state = TrainingState(context, self.manager)
         if not self.state.parameters:
-            raise UserError(f"model.type: expected a model to train, got {experiment.model.type}, which has no weights")
+            raise UserError(
+                f"model.type: expected a model to train, got {experiment.model.type}, which has no weights; change it"
+            )
         # Where FSDP2 has a precision policy, autocast would cast what that keeps in fp32. What was applied counts: a single
         # rank shards nothing, whatever `parallelism.data` says.
         policy = fsdp2_dtype(self.state.model)

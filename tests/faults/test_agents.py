@@ -106,7 +106,8 @@ def wait_for_the_end(job: harness.Job, ranks: list[int], said: Path) -> int:
 def killed(tmp_path: Path, ranks: int, kills: int) -> list[Kill]:
     """Kill ranks and agents in turn, each in a new start; then let the run end, and compare it with a whole one."""
     test_restart.whole(tmp_path / "whole", SETTINGS, ranks)
-    rng, done, runs = random.Random(ranks), list[Kill](), 0
+    seed = int(os.environ.get("CREDIT_LIKE_SEED", "0"))
+    rng, done, runs = random.Random(seed + ranks), list[Kill](), 0
     while len(done) < kills:
         run = tmp_path / f"run-{runs}"
         runs += 1
@@ -155,5 +156,8 @@ def test_a_few_kills_of_ranks_and_agents(tmp_path) -> None:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_many_kills_of_ranks_and_agents(tmp_path, ranks) -> None:
-    """CREDIT_LIKE_KILLS of them, 100 if that is not set; `-s` shows how many there were of each kind."""
+    """CREDIT_LIKE_KILLS of them, 100 if that is not set, at instants of CREDIT_LIKE_SEED.
+
+    `-s` shows how many there were of each kind.
+    """
     killed(tmp_path, ranks, int(os.environ.get("CREDIT_LIKE_KILLS", "100")))

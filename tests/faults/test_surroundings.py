@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import random
@@ -68,8 +69,29 @@ def test_exhausted_memory_is_one_message(exhaust, capsys) -> None:
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE, errno.EMFILE])
+@pytest.mark.parametrize("file", ["scores.csv", None])
+def test_what_the_system_refuses_is_one_message(capsys, number, file) -> None:
+    with pytest.raises(SystemExit) as end, cli._OneMessage():
+        raise OSError(number, os.strerror(number), file)
+    assert end.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith(os.strerror(number) + (f": {file}; " if file else "; "))
+    assert len(said.splitlines()) == 1
+
+
+def test_a_full_disk_under_the_output_of_a_command_is_one_message() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "credit_like.cli", "schema"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert done.returncode == 1
+    assert done.stderr == "No space left on device; make room, or write to another disk\n"
+
+
 def test_a_bug_keeps_its_traceback() -> None:
-    for error in (RuntimeError("shape"), KeyError("gloo"), ValueError("out of memory")):
+    absent = FileNotFoundError(errno.ENOENT, "no such file", "x")
+    for error in (RuntimeError("shape"), KeyError("gloo"), ValueError("out of memory"), absent):
         assert known_message(error) is None
         with pytest.raises(type(error)), cli._OneMessage():
             raise error

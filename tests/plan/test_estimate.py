@@ -15,7 +15,8 @@ from credit_like.plan.estimate import PlanReport, PlanRow, estimate, in_order
 from credit_like.plan.events import Run
 from credit_like.plan.layouts import Candidate, Illegal
 from credit_like.plan.machine import PRESETS, RANGES, Machine
-from credit_like.plan.show import advice, block, line, plot_memory, print_report, why_whole
+from credit_like.plan.memory_plot import plot_memory
+from credit_like.plan.show import advice, block, line, print_report, why_whole
 from credit_like.plan.simulate import Rank
 from credit_like.schema.trainer import TrainerSection
 

@@ -22,12 +22,15 @@ from numpy.typing import NDArray
 
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import seconds, to_text
+from credit_like.outputs import begins_with, check_own
 from credit_like.variables import Variable, Variables
 
 Slot = tuple[int, int]
 """Day of the year from 1, second of the day."""
 DAY, YEAR_DAYS = 86400, 366
+CLIMATOLOGY = "climatology.zarr"
 _BAND_BYTES = 128 * 2**20
+_DAYS = "window_days"
 
 
 def slots_of(times: NDArray[Any]) -> list[Slot]:
@@ -101,6 +104,12 @@ class SlotMeans:
         np.save(stem.with_suffix(".count.npy"), self.count)
 
 
+def check_climatology(path: Path) -> None:
+    """Raise UserError if another store or anything else is where a climatology is to be written."""
+    mark = begins_with(f'"{_DAYS}"')
+    check_own("--climatology", path, "a climatology of this command", lambda store: mark(store / "zarr.json"))
+
+
 def write_climatology(
     store: FieldStore,
     variables: Sequence[Variable],
@@ -118,9 +127,10 @@ def write_climatology(
     asked = [(int(day), int(hour)) for hour in hours for day in days]
     weights = window_weights(slots, asked, window_days)
     maps = [[np.load(stem.with_suffix(f".{n}.npy"), mmap_mode="r") for n in ("mean", "count")] for stem, _ in parts]
-    draft = path.with_name(f".{path.name}.part")
-    shutil.rmtree(draft, ignore_errors=True)
-    attrs = {"title": "Climatology", "Conventions": "CF-1.11", "period": period, "window_days": window_days}
+    draft, former = (path.with_name(f".{path.name}.{kind}") for kind in ("part", "former"))
+    for left in (draft, former):
+        shutil.rmtree(left, ignore_errors=True)
+    attrs = {"title": "Climatology", "Conventions": "CF-1.11", "period": period, _DAYS: window_days}
     group = zarr.create_group(draft, attributes=attrs)
     _coordinates(group, store, variables, days, hours)
     height, width = store.grid.height, store.grid.width
@@ -140,8 +150,10 @@ def write_climatology(
         _write(group, variable, whole.reshape(len(hours), len(days), *shape[1:]), store.attrs(variable))
         del whole
         work.unlink()
-    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():  # not removed piece by piece: half a store would be no climatology
+        path.rename(former)
     draft.rename(path)
+    shutil.rmtree(former, ignore_errors=True)
 
 
 def _coordinates(

@@ -14,9 +14,11 @@ from typing import Any
 from credit_like.data.statistics import Progress, Statistics
 from credit_like.data.store import open_store
 from credit_like.data.tools.audit import Audit
+from credit_like.data.tools.climatology import CLIMATOLOGY, check_climatology
 from credit_like.data.tools.preprocess import Mapper, PassPiece, in_processes, preprocess
 from credit_like.data.tools.rechunk import rechunk
 from credit_like.errors import UserError
+from credit_like.outputs import check_new, check_own
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
@@ -42,8 +44,12 @@ def prepare(
     invalid data or configuration.
     """
     data = experiment.data
-    if rechunk_to is not None and rechunk_to.exists():
-        raise UserError(f"--rechunk: expected a path where nothing is, got {rechunk_to}; remove it or choose another")
+    if rechunk_to is not None:
+        check_new("--rechunk", rechunk_to)
+    if data.statistics is not None:
+        check_own("data.statistics", Path(data.statistics), "a file of statistics", Statistics.is_file)
+    if climatology:
+        check_climatology(Path(experiment.save_loc) / CLIMATOLOGY)
     if rechunk_to is not None and band is not None and band < 1:
         raise UserError(f"--band: expected at least 1 row, got {band}")
     mapper = in_dask(dask) if dask else in_processes(workers) if workers > 1 else None
@@ -69,7 +75,7 @@ def prepare(
         raise
     print_audit(found, statistics)
     made = [data.statistics or folder / "statistics.nc", folder / "audit.csv", folder / "audit.png"]
-    made += [folder / "climatology.zarr"] if climatology else []
+    made += [folder / CLIMATOLOGY] if climatology else []
     if rechunk_to is not None:
         with progress("re-chunking") as tell:
             rechunk(store, variables, rechunk_to, band, times_per_shard, tell)

@@ -39,7 +39,7 @@ from credit_like.data.statistics import (
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import to_text
 from credit_like.data.tools.audit import Audit, audit
-from credit_like.data.tools.climatology import Slot, SlotMeans, period_text, slots_of, write_climatology
+from credit_like.data.tools.climatology import CLIMATOLOGY, Slot, SlotMeans, period_text, slots_of, write_climatology
 from credit_like.errors import reading
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
@@ -117,7 +117,7 @@ def preprocess(
     if climatology_days:
         means = [(piece.file.with_suffix(""), piece.slots) for piece in pieces if piece.slots]
         period = period_text(store, store.period(data.train))
-        write_climatology(store, variables.outputs, means, folder / "climatology.zarr", period, climatology_days)
+        write_climatology(store, variables.outputs, means, folder / CLIMATOLOGY, period, climatology_days)
     shutil.rmtree(parts)
     return statistics, found
 

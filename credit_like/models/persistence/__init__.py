@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from credit_like import bands
 from credit_like.bands import Level
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 class Config(Section):
     """Persistence has no settings."""
+
+    trains: ClassVar[bool] = False
 
     type: Literal["persistence"] = "persistence"
     predict: Literal["increment"] = "increment"

@@ -14,8 +14,9 @@ from credit_like.schema.base import Section
 if TYPE_CHECKING:
     from torch import nn
 
-Count = Annotated[int, Field(ge=1)]
-Pads = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
+_MOST = 2**16
+Count = Annotated[int, Field(ge=1, le=_MOST)]
+Pads = tuple[Annotated[int, Field(ge=0, le=_MOST)], Annotated[int, Field(ge=0, le=_MOST)]]
 Scale = Annotated[float, Field(ge=0)]
 Rate = Annotated[float, Field(ge=0, lt=1)]
 PerStage = tuple[Count, Count, Count, Count]
@@ -210,7 +211,7 @@ class Config(Section):
         problems = []
         for stage, dim in enumerate(self.dim):
             if dim % self.dim_head:
-                near = _nearest(dim, lambda d: d % self.dim_head == 0)
+                near = max(1, -((self.dim_head - 2 * dim) // (2 * self.dim_head))) * self.dim_head
                 heads = [d for d in range(1, dim + 1) if dim % d == 0]
                 near_heads = min(heads, key=lambda d: abs(d - self.dim_head))
                 problems.append(
@@ -338,12 +339,6 @@ class Config(Section):
         if not self.interp and out != (height, width):
             return [f"interp: the decoder gives {out[0]} x {out[1]}, the grid is {height} x {width}; set interp: true"]
         return []
-
-
-def _nearest(value: int, works: object) -> int:
-    """Return the nearest positive number for which `works` is true."""
-    assert callable(works)
-    return next(c for step in range(value + 10_000) for c in (value - step, value + step) if c > 0 and works(c))
 
 
 def build(config: Config, *, in_channels: int, out_channels: int, frames: int, height: int, width: int) -> nn.Module:

@@ -8,7 +8,9 @@ import pytest
 import xarray as xr
 
 from credit_like import cli
+from credit_like.check import checked_experiment
 from credit_like.data.statistics import Statistics
+from credit_like.schema.errors import ExperimentError
 
 
 @pytest.fixture
@@ -49,14 +51,15 @@ def test_preprocess_writes_what_it_says(file, tmp_path, capsys):
     assert Statistics.load(tmp_path / "run" / "statistics.nc").missing()[0][0] == "2001-01-03T06:00:00"
     with xr.open_zarr(tmp_path / "train.zarr", consolidated=False) as opened:
         assert opened["u"].shape == (40, 2, 9, 12)
-    assert not call("check", file, "--set", f"data.source.0.path={tmp_path / 'train.zarr'}")
+    checked_experiment(file, [f"data.source.0.path={tmp_path / 'train.zarr'}"])
 
 
 def test_statistics_go_where_the_experiment_names_them(file, tmp_path):
     where = tmp_path / "elsewhere.nc"
-    assert call("check", file, "--set", f"data.statistics={where}") == 2
+    with pytest.raises(ExperimentError, match=r"data\.statistics: expected a netCDF file"):
+        checked_experiment(file, [f"data.statistics={where}"])
     assert not call("preprocess", file, "--set", f"data.statistics={where}")
-    assert not call("check", file, "--set", f"data.statistics={where}")
+    checked_experiment(file, [f"data.statistics={where}"])
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@
 # preprocess of era5-1deg on casper: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
-experiment=/scratch/me/runs/era5-1deg/jobs/preprocess.yml
-save_loc=/scratch/me/runs/era5-1deg
-python=/opt/env/bin/python
-
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
+
+experiment=/scratch/me/runs/era5-1deg/jobs/preprocess.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
 
 job="${PBS_JOBID:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job"

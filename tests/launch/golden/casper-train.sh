@@ -12,6 +12,10 @@
 # train of era5-1deg on casper: 1 node × 2 GPUs = 2 processes = data 2 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
 experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
@@ -20,10 +24,6 @@ nodes=1
 per_node=2
 walltime=86400
 stop_before=300
-
-export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-set -uo pipefail
-cd /home/me/credit-like || exit 1
 
 # One node: torchrun's agent, and a watch that tells its workers when to stop.
 node() {

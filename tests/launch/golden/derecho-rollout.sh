@@ -12,12 +12,6 @@
 # rollout of era5-1deg on derecho: 1 node × 4 GPUs = 4 processes; 3 jobs, 12 shares
 # Written by `credit-like submit`.
 
-experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
-save_loc=/scratch/me/runs/era5-1deg
-python=/opt/env/bin/python
-per_node=4
-shares=12
-
 export NCCL_CROSS_NIC=1
 export NCCL_NET_GDR_LEVEL=PHB
 export FI_CXI_DISABLE_HOST_REGISTER=1
@@ -28,6 +22,12 @@ export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
+
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+per_node=4
+shares=12
 
 job="${PBS_JOBID:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"

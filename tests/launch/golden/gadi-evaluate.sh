@@ -15,13 +15,13 @@
 # evaluate of era5-1deg on gadi: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
-experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
-save_loc=/scratch/me/runs/era5-1deg
-python=/opt/env/bin/python
-
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
+
+experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
 
 job="${PBS_JOBID:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job"

@@ -16,15 +16,15 @@
 # rollout of era5-1deg on gadi: 1 node × 4 GPUs = 4 processes; 3 jobs, 12 shares
 # Written by `credit-like submit`.
 
+export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
 experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 per_node=4
 shares=12
-
-export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
-set -uo pipefail
-cd /home/me/credit-like || exit 1
 
 job="${PBS_JOBID:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"

@@ -13,12 +13,12 @@
 # preprocess of era5-1deg on generic-slurm: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
 experiment=/scratch/me/runs/era5-1deg/jobs/preprocess.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
-
-set -uo pipefail
-cd /home/me/credit-like || exit 1
 
 job="${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 "$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job"

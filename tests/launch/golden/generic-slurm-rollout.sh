@@ -15,14 +15,14 @@
 # rollout of era5-1deg on generic-slurm: 1 node × 4 GPUs = 4 processes; 3 jobs, 12 shares
 # Written by `credit-like submit`.
 
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
 experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 per_node=4
 shares=12
-
-set -uo pipefail
-cd /home/me/credit-like || exit 1
 
 job="${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 "$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"

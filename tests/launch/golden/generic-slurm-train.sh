@@ -15,6 +15,9 @@
 # train of era5-1deg on generic-slurm: 2 nodes × 4 GPUs = 8 processes = data 8 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
 experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
@@ -23,9 +26,6 @@ nodes=2
 per_node=4
 walltime=21600
 stop_before=300
-
-set -uo pipefail
-cd /home/me/credit-like || exit 1
 
 # One node: torchrun's agent, and a watch that tells its workers when to stop.
 node() {

@@ -3,12 +3,12 @@
 # evaluate of era5-1deg on local: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
 experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
-
-set -uo pipefail
-cd /home/me/credit-like || exit 1
 
 job="${CREDIT_LIKE_JOB:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job"

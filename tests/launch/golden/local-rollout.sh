@@ -3,14 +3,14 @@
 # rollout of era5-1deg on local: 1 node × 2 CPU processes = 2 processes; 3 jobs, 6 shares
 # Written by `credit-like submit`.
 
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
 experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 per_node=2
 shares=6
-
-set -uo pipefail
-cd /home/me/credit-like || exit 1
 
 job="${CREDIT_LIKE_JOB:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"

@@ -3,6 +3,9 @@
 # train of era5-1deg on local: 1 node × 2 CPU processes = 2 processes = data 2 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+set -uo pipefail
+cd /home/me/credit-like || exit 1
+
 experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
@@ -11,9 +14,6 @@ nodes=1
 per_node=2
 walltime=600
 stop_before=60
-
-set -uo pipefail
-cd /home/me/credit-like || exit 1
 
 # One node: torchrun's agent, and a watch that tells its workers when to stop.
 node() {

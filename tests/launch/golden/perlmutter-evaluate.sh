@@ -14,10 +14,6 @@
 # evaluate of era5-1deg on perlmutter: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
-experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
-save_loc=/scratch/me/runs/era5-1deg
-python=/opt/env/bin/python
-
 export NCCL_CROSS_NIC=1
 export NCCL_NET_GDR_LEVEL=PHB
 export FI_CXI_DISABLE_HOST_REGISTER=1
@@ -28,6 +24,10 @@ export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
+
+experiment=/scratch/me/runs/era5-1deg/jobs/evaluate.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
 
 job="${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
 "$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job"

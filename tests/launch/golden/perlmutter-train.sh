@@ -16,15 +16,6 @@
 # train of era5-1deg on perlmutter: 4 nodes × 4 GPUs = 16 processes = data 16 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
-experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
-save_loc=/scratch/me/runs/era5-1deg
-python=/opt/env/bin/python
-script=/scratch/me/runs/era5-1deg/jobs/train.sh
-nodes=4
-per_node=4
-walltime=43200
-stop_before=300
-
 export NCCL_CROSS_NIC=1
 export NCCL_NET_GDR_LEVEL=PHB
 export FI_CXI_DISABLE_HOST_REGISTER=1
@@ -35,6 +26,15 @@ export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
+
+experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+script=/scratch/me/runs/era5-1deg/jobs/train.sh
+nodes=4
+per_node=4
+walltime=43200
+stop_before=300
 
 # One node: torchrun's agent, and a watch that tells its workers when to stop.
 node() {

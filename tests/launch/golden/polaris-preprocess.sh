@@ -13,10 +13,6 @@
 # preprocess of era5-1deg on polaris: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
-experiment=/scratch/me/runs/era5-1deg/jobs/preprocess.yml
-save_loc=/scratch/me/runs/era5-1deg
-python=/opt/env/bin/python
-
 module use /soft/modulefiles
 if [[ ${nodes:-1} -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
     export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
@@ -33,6 +29,10 @@ export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
+
+experiment=/scratch/me/runs/era5-1deg/jobs/preprocess.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
 
 job="${PBS_JOBID:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job"

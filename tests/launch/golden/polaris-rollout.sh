@@ -14,12 +14,6 @@
 # rollout of era5-1deg on polaris: 1 node × 4 GPUs = 4 processes; 2 jobs, 8 shares
 # Written by `credit-like submit`.
 
-experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
-save_loc=/scratch/me/runs/era5-1deg
-python=/opt/env/bin/python
-per_node=4
-shares=8
-
 module use /soft/modulefiles
 if [[ ${nodes:-1} -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
     export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
@@ -36,6 +30,12 @@ export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
+
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+per_node=4
+shares=8
 
 job="${PBS_JOBID:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"

@@ -13,15 +13,6 @@
 # train of era5-1deg on polaris: 16 nodes × 4 GPUs = 64 processes = data 64 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
-experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
-save_loc=/scratch/me/runs/era5-1deg
-python=/opt/env/bin/python
-script=/scratch/me/runs/era5-1deg/jobs/train.sh
-nodes=16
-per_node=4
-walltime=10800
-stop_before=300
-
 module use /soft/modulefiles
 if [[ ${nodes:-1} -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
     export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
@@ -38,6 +29,15 @@ export GLOO_SOCKET_IFNAME=hsn0
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
+
+experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
+save_loc=/scratch/me/runs/era5-1deg
+python=/opt/env/bin/python
+script=/scratch/me/runs/era5-1deg/jobs/train.sh
+nodes=16
+per_node=4
+walltime=10800
+stop_before=300
 
 # One node: torchrun's agent, and a watch that tells its workers when to stop.
 node() {

@@ -1,0 +1,103 @@
+"""Checks of paths that a user names for results: they can be written, and replace nothing but what a command has made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from credit_like.errors import UserError
+
+_BEGINNING = 1 << 20
+_LONGEST_NAME = 255
+_DRAFT = 40
+"""Bytes by which the name of an unfinished file is longer."""
+_SHOWN = 80
+
+
+def check_new(option: str, path: Path) -> None:
+    """Raise UserError if anything is at `path`, for results that a user changes or that take long, or it cannot be written."""
+    _check_place(option, path)
+    if os.path.lexists(path):
+        raise UserError(f"{option}: expected a path where nothing is, got {path}; remove it or name another one")
+
+
+def check_own(option: str, path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
+    """Raise UserError if something is at `path` that is not `what`, or it cannot be written.
+
+    `is_own` tells whether a file or folder is `what`.
+    """
+    _check_place(option, path)
+    # Pipes and devices are not opened.
+    if os.path.lexists(path) and not ((path.is_file() or path.is_dir()) and is_own(path)):
+        raise UserError(
+            f"{option}: expected {what} or a path where nothing is, got something else at {path}; remove it or name "
+            "another path"
+        )
+
+
+def begins_with(mark: str) -> Callable[[Path], bool]:
+    """Return a function that tells whether the first MiB of a file holds `mark`."""
+
+    def holds(path: Path) -> bool:
+        try:
+            with path.open("rb") as file:
+                return mark.encode() in file.read(_BEGINNING)
+        except OSError:  # a folder, or a file that cannot be read
+            return False
+
+    return holds
+
+
+def _check_place(option: str, path: Path) -> None:
+    problem = folder_problem(str(path.absolute().parent)) or _why_not_a_path(path)
+    if problem is None and len(os.fsencode(path.name)) > _LONGEST_NAME - _DRAFT:
+        problem = "its name is too long"
+    if problem:
+        raise UserError(f"{option}: {problem}; name another path than {_shown(path)}")
+
+
+def folder_problem(path: str) -> str | None:
+    """Return why a path is not, and cannot become, a folder that can be written; None if it is or can."""
+    folder = Path(path).absolute()
+    if wrong := _why_not_a_folder(folder):
+        return f"expected a folder, got {_shown(path)}: {wrong}"
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir():
+        return f"expected a folder, got {_shown(path)}, but {existing} is a file"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"expected a folder that may be written to, got {_shown(path)}, but {existing} may not"
+    return None
+
+
+def _why_not_a_folder(folder: Path) -> str | None:
+    """Return why a path can never be a folder; None if it is one or can become one."""
+    if folder.is_relative_to("/proc") or folder.is_relative_to("/sys"):
+        return "nothing can be kept there"
+    if wrong := _why_not_a_path(folder):
+        return wrong
+    for path in (folder, *folder.parents):
+        if path.is_symlink() and not path.exists():
+            return f"{path} is a link to nothing"
+    return None
+
+
+def _why_not_a_path(path: Path) -> str | None:
+    """Return why nothing can be at a path: its names are too long, or links in it lead in a circle."""
+    try:
+        # The system reports a name that is too long only if its folder exists.
+        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in path.parts):
+            return "a name in it is too long"
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.stat()
+    except OSError as error:
+        return str(error.strerror).lower()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _shown(path: str | Path) -> str:
+    text = repr(str(path))
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}…"

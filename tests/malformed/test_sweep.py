@@ -1,0 +1,35 @@
+"""A silly value of the right type for any key: `check` and the command that it concerns give the same answer, never a traceback."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.malformed import sweep
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sweep")
+    sweep.prepare(folder)
+    return folder
+
+
+@pytest.mark.slow
+def test_every_variant_is_accepted_without_a_change(folder) -> None:
+    for name, variant in sweep.variants(folder).items():
+        assert sweep.base(variant, folder).to_dict(), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [6, pytest.param(None, marks=[pytest.mark.long, pytest.mark.timeout(14400)])])
+def test_check_knows_what_a_command_refuses(folder, count) -> None:
+    """There are nearly a thousand cases of about two seconds each."""
+    every, made = sweep.variants(folder), list(sweep.cases(folder))
+    chosen = made if count is None else random.Random(0).sample(made, count)
+    wrong = []
+    for number, (case, tree) in enumerate(chosen):
+        if problem := sweep.disagreement(sweep.ask(number, tree, every[case.variant], folder)):
+            wrong.append(f"{case}: {problem}")
+    assert not wrong, "\n\n".join(wrong)
