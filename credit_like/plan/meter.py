@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, register_flop_formula
@@ -37,7 +37,6 @@ _COPY_IN = "fsdp::all_gather_copy_in"
 # Scopes that FSDP names for the profiler: where it gathers, has copied what it gathered, reduces, and waits.
 _BEGIN, _GATHER, _COPY_OUT = "FSDP::root_pre_forward", "FSDP::all_gather", "FSDP::all_gather_copy_out"
 _REDUCE, _REDUCED = "FSDP::post_backward_reduce", "FSDP::post_backward_rs_wait"
-_ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _DEVICE = torch.ops.prim.device.default
 _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
@@ -326,15 +325,23 @@ def total_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-class AttentionAsOnGpu(TorchFunctionMode):
-    """Computes `scaled_dot_product_attention` as GPUs do, whoever calls it."""
+@contextmanager
+def attention_as_on_gpu() -> Iterator[None]:
+    """Compute `torch.nn.functional.scaled_dot_product_attention` as GPUs do, whoever calls it.
 
-    def __torch_function__(
-        self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        efficient = func is _ATTENTION and not kwargs.get("enable_gqa")
-        return (_efficient_attention if efficient else func)(*args, **kwargs)
+    The function is replaced, because a TorchFunctionMode is not active in backward, where blocks are recomputed.
+    """
+    functional = torch.nn.functional
+    original = functional.scaled_dot_product_attention
+
+    def attention(*args: Any, **kwargs: Any) -> Tensor:
+        return (original if kwargs.get("enable_gqa") else _efficient_attention)(*args, **kwargs)
+
+    functional.scaled_dot_product_attention = attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = original
 
 
 def _efficient_attention(

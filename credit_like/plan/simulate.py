@@ -36,7 +36,7 @@ from credit_like.parallel.shards import local
 from credit_like.plan.events import Event, Run, Simulated, Trace
 from credit_like.plan.events import Sample as SampleNeeded
 from credit_like.plan.layouts import Candidate, with_layout
-from credit_like.plan.meter import GRADIENTS, AttentionAsOnGpu, Meter, total_bytes
+from credit_like.plan.meter import GRADIENTS, Meter, attention_as_on_gpu, total_bytes
 from credit_like.plan.replay import Recipes, Replay, cached
 from credit_like.schema.experiment import Experiment
 from credit_like.state import Sample
@@ -228,7 +228,7 @@ def simulate(
     with ExitStack() as stack:
         if gpu:
             stack.enter_context(ops.cpu.policy.disabled())
-            stack.enter_context(AttentionAsOnGpu())
+            stack.enter_context(attention_as_on_gpu())
         stack.enter_context(fake_group(rank, layout.world))
         runtime = Runtime.start(layout.parallelism, torch.device("cpu"), environment=Environment(rank, layout.world))
         # Meshes are built from real tensors, so they must be created before FakeTensorMode is entered.

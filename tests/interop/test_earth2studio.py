@@ -107,6 +107,34 @@ def test_forecasts_are_those_of_the_command_bit_by_bit(run, package, tmp_path): 
         np.testing.assert_array_equal(y[1, i], expected)
 
 
+class Analyses:
+    """A source of Earth2Studio's kind: fields of times and of names of variables."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __call__(self, time, variable):
+        names = [str(name).partition("@") for name in np.atleast_1d(variable)]
+        fields = [self.dataset[var].sel(level=float(level)) if level else self.dataset[var] for var, _, level in names]
+        values = np.stack([[field.sel(time=t).values for field in fields] for t in np.atleast_1d(time)])
+        at = {"time": np.atleast_1d(time), "variable": np.atleast_1d(variable)}
+        at |= {"lat": self.dataset["latitude"].values, "lon": self.dataset["longitude"].values}
+        return xr.DataArray(values, at, list(at))
+
+
+def test_its_workflow_gives_the_forecast_of_the_command(run, package, tmp_path):  # noqa: F811
+    workflow = pytest.importorskip("earth2studio.run", reason="the extra earth2studio is not installed")
+    backends = pytest.importorskip("earth2studio.io")
+    _, dataset, _ = run
+    model = load_model(package)
+    found = workflow.deterministic(
+        INIT[:1], 3, model, Analyses(dataset), backends.ZarrBackend(), device="cpu", verbose=False
+    )
+    expected = written(package, dataset, INIT[0], tmp_path)
+    for i, name in enumerate(model.outputs):
+        np.testing.assert_array_equal(np.asarray(found[str(name)])[0, 1:], expected[:, i])
+
+
 def test_one_call_is_one_step_of_the_iterator(run, package):  # noqa: F811
     _, dataset, _ = run
     model = load_model(package)

@@ -16,7 +16,7 @@ from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.environment import Environment
 from credit_like.parallel.observe import fake_group
 from credit_like.parallel.runtime import Runtime
-from credit_like.plan.meter import AttentionAsOnGpu
+from credit_like.plan.meter import attention_as_on_gpu
 from credit_like.schema.trainer import Parallelism
 
 MODEL = Path(__file__).parents[2] / "models" / "wxformer-0.25deg" / "model.yml"
@@ -27,7 +27,7 @@ def _kept(_rank: int, shape: tuple[int, int], place: int) -> int:
     """The bytes of all different storages that backward needs, without parameters."""
     config = yaml.safe_load(MODEL.read_text())["model"] | {"use_spectral_norm": False, "depth": [1, 1, 1, 1]}
     layout, part = Parallelism(data="none", domain=list(shape)), (HEIGHT, WIDTH)
-    with fake_group(place, shape[0] * shape[1]), ops.cpu.policy.disabled(), AttentionAsOnGpu():
+    with fake_group(place, shape[0] * shape[1]), ops.cpu.policy.disabled(), attention_as_on_gpu():
         with torch.device("meta"):
             model = wxformer.build(
                 wxformer.Config.model_validate(config),

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import checkpoint
 
 from credit_like import ops
 from credit_like.plan.events import LENGTH, Free, Run, Trace
-from credit_like.plan.meter import AttentionAsOnGpu, Meter
+from credit_like.plan.meter import Meter, attention_as_on_gpu
 
 HEADS, WINDOW, DIM = 4, 8, 16
 
 
 def _peak(bias_is_trained):
     """The peak of a window attention with a bias, forward and backward, in bytes."""
-    with FakeTensorMode(), AttentionAsOnGpu(), ops.cpu.policy.disabled():
+    with FakeTensorMode(), attention_as_on_gpu(), ops.cpu.policy.disabled():
         qkv = torch.empty(1, 5 * WINDOW, 6 * WINDOW, 3 * HEADS * DIM, dtype=torch.bfloat16, requires_grad=True)
         bias = torch.empty(WINDOW**2, WINDOW**2, dtype=torch.bfloat16, requires_grad=bias_is_trained)
         with Meter() as meter:
@@ -26,6 +27,20 @@ def _peak(bias_is_trained):
 def test_the_gradient_of_a_position_bias_is_counted_for_every_window_and_head():
     expanded = 5 * 6 * HEADS * WINDOW**4 * 2
     assert _peak(True) - _peak(False) == pytest.approx(expanded, rel=0.02)
+
+
+def test_a_recomputed_attention_is_that_of_the_forward():
+    with FakeTensorMode(), attention_as_on_gpu(), ops.cpu.policy.disabled():
+        qkv = torch.empty(1, 2 * WINDOW, WINDOW, 3 * HEADS * DIM, requires_grad=True)
+        bias = torch.empty(WINDOW**2, WINDOW**2, requires_grad=True)
+
+        def attend(x):
+            return ops.window_attention(x, bias, WINDOW, DIM, dilated=False)
+
+        # torch compares what both have saved, and raises an error if it differs.
+        checkpoint(attend, qkv, use_reentrant=False).sum().backward()
+        assert qkv.grad.shape == qkv.shape
+    assert torch.nn.functional.scaled_dot_product_attention.__module__ != attention_as_on_gpu.__module__
 
 
 def test_long_runs_are_cut():
