@@ -374,26 +374,30 @@ def import_credit(
     block lacks. Without it the checkpoint must fit CREDIT's default arguments. Returns the path. Raises UserError as
     `read_checkpoint`, `convert_model_args` and `convert_state_dict` do.
     """
+    check_output(checkpoint, Path(out))
     state = read_checkpoint(checkpoint)
     block = {} if config_yaml is None else model_block(_yaml(Path(config_yaml)))
     arguments = convert_model_args(block, upsample=decoder_of(state))
-    return write_weights(checkpoint, state, arguments, out, metadata)
+    return write_weights(state, arguments, out, metadata)
+
+
+def check_output(checkpoint: str | Path, out: Path) -> None:
+    """Raise UserError if the weights of `checkpoint` cannot be written to `out`, or would replace what is no import."""
+    check_own("--output", _section_file(out), "the model section of such weights", begins_with(_HEADER))
+    if out.exists() and Path(checkpoint).exists() and out.samefile(checkpoint):
+        raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
+    check_own("--output", out, "weights that were imported before", begins_with('"model":"'))
+
+
+def _section_file(out: Path) -> Path:
+    return out.with_name(f"{out.stem}.model.yml")
 
 
 def write_weights(
-    checkpoint: str | Path,
-    state: Mapping[str, Tensor],
-    arguments: ModelArguments,
-    out: str | Path,
-    metadata: Mapping[str, Any] | None = None,
+    state: Mapping[str, Tensor], arguments: ModelArguments, out: str | Path, metadata: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write CREDIT's weights, which were read from `checkpoint`, as `import_credit` does."""
+    """Write CREDIT's weights as `import_credit` does; `check_output` tells before whether that is possible."""
     out = Path(out)
-    if out.exists() and Path(checkpoint).exists() and out.samefile(checkpoint):
-        raise UserError(f"expected another output than the checkpoint itself, got {out}; change --output")
-    section_file = out.with_name(f"{out.stem}.model.yml")
-    check_own("--output", out, "weights that were imported before", begins_with('"model":"'))
-    check_own("--output", section_file, "the model section of such weights", begins_with(_HEADER))
     model = _load(arguments, state)
     described = {
         "config": arguments.config.model_dump(mode="json"),
@@ -409,7 +413,7 @@ def write_weights(
     about = {"model": described, **(metadata or {})}
     save_file(weights, beside, metadata={key: json.dumps(value) for key, value in about.items()})
     section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
-    replace_file(section_file, f"{_HEADER}\n{section}".encode())
+    replace_file(_section_file(out), f"{_HEADER}\n{section}".encode())
     beside.replace(out)
     return out
 

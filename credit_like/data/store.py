@@ -772,17 +772,25 @@ def _levels(variable: Variable, var: str, dims: tuple[str, ...], dataset: xr.Dat
 
 def _common_grid(
     sources: Sequence[_Source], datasets: Sequence[xr.Dataset], used: Sequence[int], problems: Problems
-) -> Grid:
-    """Return the grid of the first of the `used` sources; others that differ are added to `problems`."""
-    grids = {
-        i: Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude"))) for i in used
-    }
-    first = grids[used[0]]
+) -> Grid | None:
+    """Return the grid of the first of the `used` sources that has one.
+
+    Sources without a grid, or with another one, are added to `problems`.
+    """
+    grids = {}
+    for i in used:
+        try:
+            grids[i] = Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude")))
+        except UserError as error:
+            problems.append((sources[i].place, f"{sources[i].where}: {error}"))
+    if not grids:
+        return None
+    reference, first = next(iter(grids.items()))
     for i, grid in grids.items():
         for name in ("latitude", "longitude"):
             mine, theirs = getattr(grid, name), getattr(first, name)
             if mine.shape != theirs.shape or not np.allclose(mine, theirs, atol=1e-4):
-                told = _other_grid(name, sources[i].where, sources[used[0]].where, mine, theirs)
+                told = _other_grid(name, sources[i].where, sources[reference].where, mine, theirs)
                 problems.append((sources[i].place, told))
                 break
     return first

@@ -1031,17 +1031,19 @@ def run(path: Path, weights: Path | None, output: Path) -> Translation:
     Nothing is written before everything that can be refused has been. Raises UserError as `translate` does, if the
     output exists, or if the weights do not fit the model.
     """
-    from credit_like.checkpoint.credit import decoder_of, read_checkpoint, write_weights
+    from credit_like.checkpoint.credit import check_output, decoder_of, read_checkpoint, write_weights
     from credit_like.checkpoint.files import replace_file
 
     check_new("--output", output)
-    state = read_checkpoint(weights) if weights else {}
     converted = output.with_suffix(".safetensors")
+    if weights:
+        check_output(weights, converted)
+    state = read_checkpoint(weights) if weights else {}
     translation = translate(path, decoder_of(state) if weights else None, (weights, converted) if weights else None)
     if weights:
         if translation.arguments is None:
             raise UserError(f"{path}: expected the `model` section of the weights, got none; give their own experiment")
-        write_weights(weights, state, translation.arguments, converted, translation.metadata)
+        write_weights(state, translation.arguments, converted, translation.metadata)
     output.parent.mkdir(parents=True, exist_ok=True)
     replace_file(output, written(translation, path).encode())
     return translation

@@ -574,6 +574,11 @@ def _increasing(dataset: xr.Dataset, duplicates: str | None, path: str) -> xr.Da
         return dataset
     times = dataset["time"].values
     first = np.unique(times, return_index=True)[1]
+    if len(first) == 1 and len(times) > 2:
+        # What is missing at the end of a netCDF-3 file is read as zeros.
+        raise UserError(
+            f"expected times that differ in {path}, got {to_text(times[0])} {len(times)} times; the file may be cut off"
+        )
     if len(first) < len(times):
         if duplicates is None:
             again = times[np.setdiff1d(np.arange(len(times)), first)[0]]
