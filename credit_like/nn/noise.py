@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from credit_like import ops
 from credit_like.nn.layer import Layer
 from credit_like.nn.place import WHOLE, Place
 from credit_like.nn.precision import outside_autocast
-from credit_like.ops.cpu import policy
 
 
 def _signed(value: int) -> int:
@@ -96,54 +96,54 @@ def _mixed(x_BHWC: Tensor, z_BHWN: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Mix(torch.autograd.Function):
-    """`_mixed`, of which x and the keys of z are kept for backward: z is made again.
+    """`_mixed`, which saves x and the keys of z for backward and recomputes z.
 
-    The weight is copied, because FSDP2 frees it where `kept_as_made` still needs it. It is small.
+    The weight, which is small, is copied: FSDP2 frees its own where `recomputing` still needs it.
     """
 
     @staticmethod
     def forward(ctx: Any, x_BHWC: Tensor, key_BJ: Tensor, weight: Tensor, noise: Noise) -> Tensor:
         ctx.save_for_backward(x_BHWC, key_BJ, weight.detach().clone())
         ctx.noise = noise
-        ctx.made = None if policy.is_checkpointed() else []
+        ctx.recomputed = None if ops.is_checkpointed() else []
         with outside_autocast(x_BHWC):  # as backward is
             return _mixed(x_BHWC, noise.numbers(x_BHWC, key_BJ, weight.dtype), weight)
 
     @staticmethod
     def backward(ctx: Any, grad_BHWC: Tensor) -> tuple[Tensor, None, Tensor, None]:
         x_BHWC, key_BJ, weight = ctx.saved_tensors
-        z_BHWN = ctx.made.pop() if ctx.made else ctx.noise.numbers(x_BHWC, key_BJ, weight.dtype)
+        z_BHWN = ctx.recomputed.pop() if ctx.recomputed else ctx.noise.numbers(x_BHWC, key_BJ, weight.dtype)
         factor = nn.functional.linear(z_BHWN, weight[: len(weight) // 2]).to(grad_BHWC.dtype)
         of_mixed = torch.cat([grad_BHWC * x_BHWC, grad_BHWC], -1).to(z_BHWN.dtype)
         return grad_BHWC + grad_BHWC * factor, None, of_mixed.flatten(0, -2).mT @ z_BHWN.flatten(0, -2), None
 
 
 @contextmanager
-def kept_as_made(y: Tensor) -> Iterator[None]:
-    """Keep the output y of `Noise` for the backward of operations in this context as what it is made of.
+def recomputing(y: Tensor) -> Iterator[None]:
+    """Where an operation in this context saves y, an output of `Noise`, for backward, recompute y in backward instead.
 
-    The noise has kept its input, so y itself would be a second tensor of that size. Backward makes y again for the operation that
-    needs it, and leaves the noise to that of `Noise`, which follows.
+    `Noise` has saved its input, so y would be a second tensor of that size. The noise that y is recomputed with is passed
+    on to the backward of `Noise`, which follows.
     """
     mix: Any = y.grad_fn
-    # There is no noise or no gradient, or the compiler or activation checkpointing has chosen what is kept.
-    if getattr(mix, "made", None) is None:
+    # There is no noise or no gradient, or the compiler or activation checkpointing has chosen what is saved.
+    if getattr(mix, "recomputed", None) is None:
         yield
         return
-    x_BHWC, key_BJ, weight = (kept.detach() for kept in mix.saved_tensors)
-    noise, made, storage = mix.noise, mix.made, y.untyped_storage()._cdata
-
-    def pack(kept: Tensor) -> Tensor | Callable[[], Tensor]:
-        same = kept.untyped_storage()._cdata == storage and kept.shape == y_shape and kept.stride() == y_stride
-        return make if same else kept
-
-    def make() -> Tensor:
-        made[:] = [noise.numbers(x_BHWC, key_BJ, weight.dtype)]
-        return _mixed(x_BHWC, made[0], weight)
-
-    y_shape, y_stride = y.shape, y.stride()
+    x_BHWC, key_BJ, weight = (saved.detach() for saved in mix.saved_tensors)
+    noise, recomputed = mix.noise, mix.recomputed
+    shape, stride, storage = y.shape, y.stride(), y.untyped_storage()._cdata
     del y, mix
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept() if callable(kept) else kept):
+
+    def pack(saved: Tensor) -> Tensor | Callable[[], Tensor]:
+        is_y = saved.untyped_storage()._cdata == storage and saved.shape == shape and saved.stride() == stride
+        return recompute if is_y else saved
+
+    def recompute() -> Tensor:
+        recomputed[:] = [noise.numbers(x_BHWC, key_BJ, weight.dtype)]
+        return _mixed(x_BHWC, recomputed[0], weight)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved() if callable(saved) else saved):
         yield
 
 
@@ -174,7 +174,7 @@ class Noise(Layer):
         """Add noise to (B, H, W, C) by the keys of each sample, `innovations`; without keys return the input."""
         if key_BJ is None:
             return x_BHWC
-        # The compiler itself chooses what is kept; to trace the function, it makes an instance of it, which is deprecated.
+        # The compiler itself chooses what is saved; to trace the function, it makes an instance of it, which is deprecated.
         if torch.compiler.is_compiling():
             return _mixed(x_BHWC, self.numbers(x_BHWC, key_BJ, self.weight.dtype), self.weight)
         mixed: Tensor = _Mix.apply(x_BHWC, key_BJ, self.weight, self)

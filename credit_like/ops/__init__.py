@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from credit_like.ops import cpu
 from credit_like.ops.cpu import blocks, convolution, policy, weight_cache
-from credit_like.ops.cpu.policy import recompute_in_block, saves_activations
+from credit_like.ops.cpu.policy import is_checkpointed, recompute_in_block, saves_activations
 from credit_like.ops.protocols import ChannelNorm, GroupNorm, Linear, fusible, is_fusible, may_be_fusible
 from credit_like.ops.windows import (
     Pair,
@@ -72,7 +72,7 @@ def recomputed(function: Callable[..., Tensor], *arguments: Tensor | None) -> Te
     Within activation checkpointing, which does that for a larger part of the model, nothing changes. The function must not
     depend on a generator of random numbers.
     """
-    if not torch.is_grad_enabled() or policy.is_checkpointed():
+    if not torch.is_grad_enabled() or is_checkpointed():
         return function(*arguments)
     y: Tensor = checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     return y

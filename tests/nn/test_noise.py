@@ -205,8 +205,8 @@ def test_a_model_computes_again_what_its_blocks_have_not_kept():
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_the_decoder_makes_its_noisy_inputs_again(monkeypatch, frozen):
-    """The gradients are those with all inputs kept, bit by bit, and the noise is made once more for both of its uses."""
+def test_the_decoder_recomputes_its_noisy_inputs(monkeypatch, frozen):
+    """The gradients are bitwise those with all inputs saved, and the noise is recomputed once for both of its uses."""
     noisy, made = stirred(model()).double(), []
     numbers = Noise.numbers
     monkeypatch.setattr(Noise, "numbers", lambda self, *more: made.append(self) or numbers(self, *more))
@@ -216,7 +216,7 @@ def test_the_decoder_makes_its_noisy_inputs_again(monkeypatch, frozen):
     found = _gradients(noisy, x, key_B=KEYS)
     layers = list(noisy.noise.values())
     assert made == [*layers, *reversed(layers)]
-    monkeypatch.setattr(wxformer_model, "kept_as_made", lambda y: nullcontext())
+    monkeypatch.setattr(wxformer_model, "recomputing", lambda y: nullcontext())
     for one, other in zip(found, _gradients(noisy, x, key_B=KEYS), strict=True):
         assert torch.equal(one, other)
 

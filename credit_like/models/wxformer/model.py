@@ -28,7 +28,7 @@ from credit_like.nn.cross_embed import CrossEmbed
 from credit_like.nn.dropout import FIRST_SITE, path_factors
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.layer import Layer, Recompute
-from credit_like.nn.noise import Noise, NormNoise, absorb, innovation_weights, innovations, kept_as_made
+from credit_like.nn.noise import Noise, NormNoise, absorb, innovation_weights, innovations, recomputing
 from credit_like.nn.padding import Pad, Unpad
 from credit_like.nn.precision import in_own_precision
 from credit_like.nn.resize import BilinearResize
@@ -214,11 +214,11 @@ class WXFormer(nn.Module):
         }
 
     def _decoded(self, level: int, block: nn.Module, x_BHWC: Tensor, key_BJ: Tensor | None) -> Tensor:
-        """Return what a block of the decoder makes of its input, with noise if there is any at its resolution."""
+        """Apply a block of the decoder, to its input with noise if there is any at this resolution."""
         if str(level) not in self.noise:
             return in_own_precision(block, x_BHWC)
         noisy: Tensor = self.noise[str(level)](x_BHWC, key_BJ=key_BJ)
-        with kept_as_made(noisy):
+        with recomputing(noisy):
             return in_own_precision(block, noisy)
 
     def train(self, mode: bool = True) -> Self:
