@@ -42,6 +42,7 @@ __all__ = [
     "cross_embed",
     "feed_forward_block",
     "fusible",
+    "is_checkpointed",
     "keeps_of_weights",
     "norm_silu",
     "of_weights",
