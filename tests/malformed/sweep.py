@@ -41,6 +41,7 @@ STEPS = 3
 PROCESSES = 16
 MEMORY = 3 * 2**30
 SECONDS = 100
+HANG = 300  # seconds without an answer
 
 
 @dataclass(frozen=True)
@@ -299,18 +300,22 @@ def ask(number: int, made: dict[str, Any], variant: Variant, folder: Path) -> di
         made = {**made, "save_loc": str(own)}
     file = place / "x.yml"
     file.write_text(json.dumps(made))
-    context = multiprocessing.get_context("fork")
+    # Not forked from here: other tests of this process may have left threads, whose locks a child would wait for.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_ask, args=(file, variant, send))
     process.start()
     send.close()
     found = {}
-    while True:
+    while receive.poll(HANG):
         try:
             command, said = receive.recv()
         except EOFError:
             break
         found[command] = said
+    else:
+        process.kill()
     process.join()
     if process.exitcode:
         found.setdefault("check" if "check" not in found else variant.command, Answer(f"exit {process.exitcode}", ""))
