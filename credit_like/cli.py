@@ -46,7 +46,6 @@ Set = Annotated[
 ]
 
 _INTERRUPTED = 130
-_WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,10 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     A UserError or RunError, exhausted memory, a full disk and a rank that does not answer are printed as one message. Any other
     exception is a fault of the program and keeps its traceback; CREDIT_LIKE_TRACEBACK=1 shows the traceback of the former too.
     """
-    if not any(name in os.environ for name in _WAITING):
-        # OpenMP reads it when torch is imported. Threads that wait for each other would keep their cores, so that a step
-        # of several threads takes many times as long while other programs use the same cores.
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     for stream in (sys.stdout, sys.stderr):
         # Of names of files and of units, a terminal may lack some characters.
         if isinstance(stream, io.TextIOWrapper):

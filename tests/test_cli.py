@@ -116,19 +116,6 @@ def test_commands_that_compute_nothing_import_no_torch(arguments, small):
     assert not [name for name in imported(done) if name.split(".")[0] == "torch"]
 
 
-@pytest.mark.parametrize("given", [None, *cli._WAITING])
-def test_threads_that_wait_leave_their_cores_unless_told_otherwise(given, monkeypatch, capsys):
-    for name in cli._WAITING:
-        monkeypatch.setenv(name, "1")  # which is what undoes what the command sets
-        monkeypatch.delenv(name)
-    if given:
-        monkeypatch.setenv(given, "1")
-    assert call("--help") == 0
-    assert {name: os.environ[name] for name in cli._WAITING if name in os.environ} == (
-        {given: "1"} if given else {"OMP_WAIT_POLICY": "PASSIVE"}
-    )
-
-
 def test_figures_and_runs_need_no_torch():
     code = "import sys, credit_like.figures, credit_like.evaluation.compare; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
