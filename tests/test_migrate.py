@@ -250,6 +250,21 @@ def second_document(folder):
     return path
 
 
+def test_several_periods_of_the_second_generation(tmp_path):
+    path = second_document(tmp_path)
+    text = path.read_text()
+    one = '  start_datetime: "1980-01-01"\n  end_datetime: "1999-12-31T18:00:00"\n'
+    assert one in text
+    several = '  date_ranges: [["1990-01-01", "1999-12-31T18:00:00"], ["1980-01-01", "1984-12-31T18:00:00"]]\n'
+    path.write_text(text.replace(one, several))
+    run(path, None, tmp_path / "my.yml")
+    periods = [(str(period.start), str(period.end)) for period in loaded(tmp_path / "my.yml").data.train]
+    assert [(start[:10], end[:10]) for start, end in periods] == [
+        ("1980-01-01", "1984-12-31"),
+        ("1990-01-01", "1999-12-31"),
+    ]
+
+
 def test_the_second_generation(tmp_path):
     translation = run(second_document(tmp_path), None, tmp_path / "my.yml")
     ours = loaded(tmp_path / "my.yml")

@@ -303,12 +303,24 @@ def _second_generation(source: Document, functions: Mapping[str, Mapping[str, An
             keys = ("data", "source", name, "dataset_type")
             if source.get(*keys) in _PUBLIC:
                 source.remark(keys, "read from the public store, which needs gcsfs; a copy on disk is much faster")
-    start, end = (str(source.get("data", key, default="")) for key in ("start_datetime", "end_datetime"))
-    validation = [str(source.get("validation_data", key, default="")) for key in ("start_datetime", "end_datetime")]
     _validation_alike(source)
+    training, validation = _spans(source, "data"), _spans(source, "validation_data")
     step = str(source.get("data", "timestep", default="6h"))
-    periods = _periods(source, (start, end), (validation[0], validation[1]) if all(validation) else None, step)
+    last = validation[-1] if validation and all(validation[-1]) else None
+    periods: dict[str, Any] = dict(_periods(source, training[-1] if training else ("", ""), last, step))
+    for name, spans in (("train", training), ("valid", validation)):
+        if len(spans) > 1:
+            periods[name] = [[_time(time) for time in span] for span in spans[:-1]] + [periods[name]]
     return _data(source, roles, paths, levels, step, periods, shift=0)
+
+
+def _spans(source: Document, section: str) -> list[tuple[str, str]]:
+    """Return the periods of training (`data`) or validation in the second generation, in the order of time."""
+    spans = source.get(section, "date_ranges")
+    if spans:
+        return sorted((str(start), str(end)) for start, end in spans)
+    start, end = (str(source.get(section, key, default="")) for key in ("start_datetime", "end_datetime"))
+    return [(start, end)] if start or end else []
 
 
 def _spec(name: str, functions: Mapping[str, Mapping[str, Any]], keys: Mapping[str, Any] | None = None) -> Any:
@@ -326,7 +338,7 @@ def _validation_alike(source: Document) -> None:
                 compare((*keys, str(key)), value, theirs.get(key))
         elif ours == theirs:
             source.get("validation_data", *keys)
-        elif keys not in (("start_datetime",), ("end_datetime",)):
+        elif keys not in (("start_datetime",), ("end_datetime",), ("date_ranges",)):
             source.remark(("validation_data", *keys), f"validations are like training, with {_told(theirs)}")
 
     if "validation_data" in source.values:
@@ -390,7 +402,9 @@ def _periods(
         return (time - step).strftime("%Y-%m-%dT%H")
 
     if not all(train):
-        raise UserError("expected the training period of CREDIT's experiment (train_years or start_datetime), got none")
+        raise UserError(
+            "expected the training period of CREDIT's experiment (train_years, start_datetime or date_ranges), got none"
+        )
     train = (_time(train[0]), _time(train[1]))
     if valid is None:
         last = dt.datetime.fromisoformat(train[1]).year
