@@ -67,9 +67,9 @@ def write_forecasts(
     array, which do not wait for each other; the one that completes the last of them gives the files their final names.
     (A format that keeps all members in one file distributes whole initial times.) `checkpoint`
     identifies the weights, and is recorded with the resolved experiment. Ranks that share a field write whole chunks of it
-    where the format has chunks, else send it to the first one, a variable at a time. So they do, with all variables at once,
-    where fields are derived: those need the rows of other ranks. `progress(done, of)` counts steps. Raises UserError before
-    anything is written for an invalid request, and RuntimeError if writing fails.
+    where the format has chunks; otherwise they send it to the first one, a variable at a time. Where fields are derived, they
+    send all variables at once, because those need the rows of other ranks. `progress(done, of)` counts steps. Raises
+    UserError before anything is written for an invalid request, and RuntimeError if writing fails.
     """
     experiment, store, stepper = context.experiment, context.store, context.stepper
     derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
