@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             app(arguments, prog_name="credit-like")
     except SystemExit as end:
         if isinstance(end.__context__, typer.Exit) and end.code == _INTERRUPTED:  # from Ctrl-C, by way of typer
-            typer.echo("interrupted", err=True)
+            typer.echo("interrupted; the same command continues the work or repeats it", err=True)
         raise
 
 
