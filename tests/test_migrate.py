@@ -455,7 +455,7 @@ def test_every_key_is_translated_or_listed(generation, first, tmp_path):
 
     def translated():
         found = translate(path)
-        return written(found, path), {(r.key, r.value, r.meaning) for r in found.remarks}
+        return written(found.experiment, path), {(r.key, r.value, r.meaning) for r in found.remarks}
 
     same = translated()
     listed = {key for key, _, _ in same[1]}
@@ -549,7 +549,7 @@ def test_a_public_store_without_its_package_is_one_message(tmp_path, capsys, mon
     # The package would ask Google, and its threads would stay in this process.
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     path = tmp_path / "public.yml"
-    text = written(translate(_with_source(tmp_path)), path)
+    text = written(translate(_with_source(tmp_path)).experiment, path)
     path.write_text(text)
     with pytest.raises(SystemExit) as end:
         cli.main(["check", str(path)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,3 +141,13 @@ def _lines(node: yaml.Node | None, keys: Keys, loader: yaml.SafeLoader) -> Itera
 def _short(value: Any) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= 60 else text[:57] + "…"
+
+
+def iso_time(value: str) -> str:
+    """Return a time of CREDIT's in ISO 8601, without zero minutes and seconds."""
+    return value.strip().removesuffix("Z").replace(" ", "T").removesuffix(":00").removesuffix(":00")
+
+
+def shell_variables(text: str) -> str:
+    """Return a path with `$USER` as `${USER}`."""
+    return re.sub(r"\$([A-Za-z_]\w*)", r"${\1}", text)
