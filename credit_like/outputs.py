@@ -9,6 +9,8 @@ from pathlib import Path
 
 from credit_like.errors import UserError
 
+DRAWN = {"Software": "Drawn by credit-like"}
+"""Metadata of the figures (PNG) that commands draw under fixed names."""
 _BEGINNING = 1 << 20
 _LONGEST_NAME = 255
 _DRAFT = 40
@@ -35,6 +37,11 @@ def check_own(option: str, path: Path, what: str, is_own: Callable[[Path], bool]
             f"{option}: expected {what} or a path where nothing is, got something else at {path}; remove it or name "
             "another path"
         )
+
+
+def check_figure(path: Path) -> None:
+    """Raise UserError if something is at `path`, a name in a run's folder, that is no figure with the metadata `DRAWN`."""
+    check_own("save_loc", path, "a figure of this command", begins_with(DRAWN["Software"]))
 
 
 def begins_with(mark: str) -> Callable[[Path], bool]:
