@@ -46,11 +46,13 @@ def place_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:
 
 
 def _shared_folder(folder: str) -> str | None:
-    """Return a problem for a folder that is, or contains, the root, the home folder or the current folder.
+    """Return a problem for a folder that is, or contains, the root, the home folder or the current folder, or is blank.
 
     A folder that holds a run is allowed even if it is, or contains, the current folder.
     """
     expected = f"expected a folder of the run's own, got {folder!r}, which is"
+    if not folder.strip():
+        return f"{expected} blank"
     place = os.path.realpath(folder)
     if place == os.path.realpath(os.sep):
         return f"{expected} the root of the file system"

@@ -41,7 +41,7 @@ STEPS = 3
 PROCESSES = 16
 MEMORY = 3 * 2**30
 SECONDS = 60
-HANG = 300  # seconds without an answer
+HANG = 3600  # seconds without an answer; a process that computes has ended long before
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,9 @@ def test_training_is_the_same_with_and_without(tmp_path, caplog):
 def test_scores_that_are_not_finite_are_null_in_the_log(tmp_path) -> None:
     """Also those of short forecasts, which are lists: a training that diverges goes on to its own end."""
     rows = JsonLines(tmp_path / "log.jsonl")
-    rows.write({"step": 2, "valid_loss": math.inf, "forecast": {"rmse": {"u": [1.0, math.nan]}, "lead_hours": (6.0, 12.0)}})
+    rows.write(
+        {"step": 2, "valid_loss": math.inf, "forecast": {"rmse": {"u": [1.0, math.nan]}, "lead_hours": (6.0, 12.0)}}
+    )
     rows.close()
     (row,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
     assert row == {"step": 2, "valid_loss": None, "forecast": {"rmse": {"u": [1.0, None]}, "lead_hours": [6.0, 12.0]}}

@@ -20,6 +20,7 @@ from credit_like.data.aliases import ALIASES
 from credit_like.data.statistics import Scan, varying
 from credit_like.data.store import FieldStore
 from credit_like.data.times import to_text
+from credit_like.errors import replace
 from credit_like.naming import channel_text, exponent_of, with_units
 from credit_like.outputs import DRAWN, begins_with, check_figure, check_own
 from credit_like.variables import Variables
@@ -84,15 +85,19 @@ class Audit:
 
     def save(self, folder: Path) -> None:
         """Write `audit.csv`, one line per finding, and `audit.png`, a page of plots."""
-        with open(folder / "audit.csv", "w", newline="") as file:
+        part = folder / ".audit.csv.part"
+        with part.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(_COLUMNS)
             writer.writerows(self.rows())
+        replace(part, folder / "audit.csv")
         self.plot(folder / "audit.png")
 
     def plot(self, path: Path) -> None:
         """Plot mean, range and missing share of every field over time, one panel per channel."""
-        self.figure().savefig(path, dpi=100, metadata=DRAWN)
+        part = path.with_name(f".{path.name}.part")
+        self.figure().savefig(part, format="png", dpi=100, metadata=DRAWN)
+        replace(part, path)
 
     def figure(self) -> Figure:
         """Return the figure of `plot`: levels and units in the titles, dates below the lowest panels."""
