@@ -21,6 +21,7 @@ from credit_like.data.store import FieldStore, open_store
 from credit_like.data.stored_statistics import stored_statistics
 from credit_like.errors import RunError, UserError
 from credit_like.evaluation.derived import scored_variables, training_store
+from credit_like.evaluation.evaluate import check_results
 from credit_like.evaluation.evaluate import evaluate as score
 from credit_like.evaluation.frames import save_scores
 from credit_like.evaluation.needs import open_truth
@@ -324,6 +325,7 @@ def evaluate(experiment: Experiment) -> int:
 
     Writes the scores and an HTML report, and prints a table.
     """
+    check_results(experiment)
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
     forecasts, truth = forecast_path(experiment), open_truth(experiment, store)

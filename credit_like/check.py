@@ -346,12 +346,13 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     yield from derivable
     if not scoring or derivable:
         return
+    from credit_like.evaluation.evaluate import check_results, open_baselines
+
+    yield from _refusal(("save_loc",), check_results, experiment)
     yield from _refusal(("evaluation", "climatology_period"), climatology_times, store.fields, experiment)
     found = list(_refusal(("evaluation", "truth"), open_truth, experiment, store.fields))
     yield from found
     if section.baselines and not found:
-        from credit_like.evaluation.evaluate import open_baselines
-
         truth = open_truth(experiment, store.fields)
         for name, file in section.baselines.items():
             yield from _refusal(("evaluation", "baselines", name), open_baselines, {name: file}, truth)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from credit_like.errors import UserError
 
+DRAWN = {"Software": "Drawn by credit-like"}
+"""Metadata of the figures (PNG) that commands draw under fixed names."""
 _BEGINNING = 1 << 20
 _LONGEST_NAME = 255
 _DRAFT = 40
@@ -26,15 +28,22 @@ def check_new(option: str, path: Path) -> None:
 def check_own(option: str, path: Path, what: str, is_own: Callable[[Path], bool]) -> None:
     """Raise UserError if something is at `path` that is not `what`, or it cannot be written.
 
-    `is_own` tells whether a file or folder is `what`.
+    `is_own` tells whether a file or folder is `what`. An empty file, such as an interrupted command leaves, may be replaced.
     """
     _check_place(option, path)
     # Pipes and devices are not opened.
-    if os.path.lexists(path) and not ((path.is_file() or path.is_dir()) and is_own(path)):
+    known = path.is_file() or path.is_dir()
+    empty = path.is_file() and not path.stat().st_size
+    if os.path.lexists(path) and not (empty or (known and is_own(path))):
         raise UserError(
             f"{option}: expected {what} or a path where nothing is, got something else at {path}; remove it or name "
             "another path"
         )
+
+
+def check_figure(path: Path) -> None:
+    """Raise UserError if something is at `path`, a name in a run's folder, that is no figure with the metadata `DRAWN`."""
+    check_own("save_loc", path, "a figure of this command", begins_with(DRAWN["Software"]))
 
 
 def begins_with(mark: str) -> Callable[[Path], bool]:

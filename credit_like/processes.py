@@ -61,6 +61,41 @@ def signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def identity(pid: int | None = None) -> str:
+    """Return the name of a process (this one) among all of this machine, also earlier ones; empty where it is not known."""
+    pid = os.getpid() if pid is None else pid
+    machine, found = _machine(), _state(pid)
+    return f"{machine} {pid} {found[1]}" if machine and found is not None else ""
+
+
+def has_ended(name: str) -> bool:
+    """Return whether the process with this `identity` is known to have ended; one of another machine never is."""
+    machine, _, process = name.partition(" ")
+    if not machine or machine != _machine():
+        return False
+    pid, _, started = process.partition(" ")
+    now = _state(int(pid))
+    return now is None or now[0] in "ZX" or now[1] != started
+
+
+def _machine() -> str:
+    """Return a name of this start of the system and of the process numbers that this process sees."""
+    try:
+        started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{started}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return ""
+
+
+def _state(pid: int) -> tuple[str, str] | None:
+    """Return the state of a process and when it was started; None if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return fields[0], fields[19]
+
+
 def draft_beside(path: Path) -> Path:
     """Return a temporary name of this process beside `path`; remove the files that dead ones of this host left there."""
     stem = f".{path.name}.{socket.gethostname()}-"

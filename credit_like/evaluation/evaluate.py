@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,10 +29,12 @@ from credit_like.evaluation.climatology import Climatology, climatology_times, f
 from credit_like.evaluation.collect import VECTORS, Collected
 from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.fields import Fields, Regions
+from credit_like.evaluation.frames import COLUMNS
+from credit_like.evaluation.html_page import REPORT_MARK
 from credit_like.evaluation.metrics import needs
 from credit_like.evaluation.needs import check_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
-from credit_like.evaluation.results import is_results, read_results
+from credit_like.evaluation.results import evaluation_folder, is_results, read_results
 from credit_like.evaluation.sources import (
     ClimatologyForecast,
     ForecastFiles,
@@ -41,6 +44,7 @@ from credit_like.evaluation.sources import (
     open_forecast,
 )
 from credit_like.evaluation.thresholds import event_labels, event_thresholds
+from credit_like.outputs import begins_with, check_own
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable, Variables
 
@@ -105,6 +109,21 @@ def _applies(metric: ModuleType, fields: Fields) -> bool:
     if fields.events is not None:
         has.add("thresholds")
     return bool(has >= needs(metric))
+
+
+def check_results(experiment: Experiment) -> None:
+    """Raise UserError if `evaluate` would replace a file in the run's folder that it has not written."""
+    folder = evaluation_folder(experiment)
+    for source in (MODEL, PERSISTENCE, CLIMATOLOGY, *experiment.evaluation.baselines):
+        check_own("save_loc", folder / f"{source}.nc", "scores of this command", _has_scores)
+    check_own("save_loc", folder / "scores.csv", "a table of scores of this command", begins_with(",".join(COLUMNS)))
+    check_own("save_loc", folder / "report.html", "a report of this command", begins_with(REPORT_MARK))
+
+
+def _has_scores(path: Path) -> bool:
+    with suppress(UserError):
+        return is_results(path)
+    return False
 
 
 def evaluate(

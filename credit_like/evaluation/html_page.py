@@ -12,6 +12,9 @@ from typing import Any
 
 from credit_like.errors import replace
 
+REPORT_MARK = '<meta name="generator" content="credit-like evaluate">'
+"""A line of every report."""
+
 
 def render(template: str, data: Mapping[str, Any], title: str) -> str:
     """Return a page of the folder `page`: `{{title}}`, `{{data}}` and `{{name of a file there}}` are substituted."""

@@ -23,6 +23,8 @@ from credit_like.schema.base import one_line, one_word
 from credit_like.schema.launch import SiteSection, placeholders
 
 _ASSIGNED = re.compile(r"(?:^|[\s(])([a-z_]+|CREDIT_LIKE_\w+)=")
+MARK = "# Written by `credit-like submit`."
+"""A line of every script."""
 _OPTIONAL = re.compile(r"\[([^][]*\{\w+\}[^][]*)\]")
 
 _PORT = ("digits=${job%%[!0-9]*}", "port=$((20000 + 10#${digits:-$$} % 20000))")
@@ -39,7 +41,7 @@ def render(plan: Plan, site: SiteSection) -> dict[str, str]:
     _check_names(plan, (*constants, *itertools.chain(*work)))
     sections = [
         ["#!/bin/bash", *directives(plan, site)],
-        [f"# {_title(plan)}", "# Written by `credit-like submit`."],
+        [f"# {_title(plan)}", MARK],
         _surroundings(plan, site),
         constants,  # after what the user and the modules have set, under whatever names
         *work,

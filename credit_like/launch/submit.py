@@ -19,7 +19,8 @@ from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
 from credit_like.launch.resources import Options, resources, seconds
 from credit_like.launch.scheduler import Scheduler
-from credit_like.launch.script import render
+from credit_like.launch.script import MARK, render
+from credit_like.outputs import begins_with, check_own
 from credit_like.registry import did_you_mean
 from credit_like.schema.checks import section_findings, world_of
 from credit_like.schema.errors import ExperimentError
@@ -29,6 +30,7 @@ from credit_like.schema.load import load_experiment, load_located
 
 log = logging.getLogger(__name__)
 
+_SUBMITTED = "as submitted, includes and overrides merged"
 Check = Callable[[Path, Sequence[str], int | None], object]
 """Checks of an experiment file with overrides, for a world size (None unless training)."""
 
@@ -98,6 +100,8 @@ def submit(
     plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after), python=python)
     dialect = scheduler.of(profile)
     plan = replace(plan, scripts=render(plan, profile), notes=_state_of_run(plan, dialect, force))
+    check_own("save_loc", plan.script, "a script of this command", begins_with(MARK))
+    check_own("save_loc", plan.experiment, "an experiment that was submitted", begins_with(_SUBMITTED))
     if dry_run:
         return plan
     _check_surroundings(plan, dialect)
@@ -130,7 +134,7 @@ def _frozen(experiment: Experiment, file: Path) -> str:
 
     It is written as JSON, which is YAML in which text and numbers cannot be confused.
     """
-    return f"# {file.name} as submitted, includes and overrides merged\n{json.dumps(experiment.to_dict(), indent=2)}\n"
+    return f"# {file.name} {_SUBMITTED}\n{json.dumps(experiment.to_dict(), indent=2)}\n"
 
 
 def _state_of_run(plan: Plan, dialect: Scheduler, force: bool) -> tuple[str, ...]:

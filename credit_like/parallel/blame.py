@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ import torch.distributed as dist
 from credit_like.errors import known_message, of_another_rank
 from credit_like.parallel import hang
 from credit_like.parallel.environment import Environment
+from credit_like.processes import has_ended, identity
 
 _POLL = 1.0
 _PATIENCE = 5.0
@@ -35,6 +36,9 @@ _ANSWER = 8.0
 """Seconds in which a rank must report its position."""
 _CONSEQUENCE = 2.0
 """Seconds to wait after a lost connection, so that the rank with the original error can report first."""
+_IN_ALL = 14.0
+"""Seconds that a rank waits for others from the first sign of a failure to its end. A rank sees the first cause
+`_CONSEQUENCE` + `_POLL` later than others at most, so that none is left after `_IN_ALL` + 3 s and what it computes."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Causes:
         self._first: Cause | None = None
         self._over = threading.Event()
         self._answered = threading.Lock()
+        self._deadline: float | None = None
+        """When this rank waits for others no longer; None: there is no failure yet."""
         self._failed = False
         """Whether an error of another rank has ended the newest collective of this one."""
         # Until all ranks are present, the start is identified by torchrun's restart count, because the agent's store
@@ -68,6 +74,24 @@ class Causes:
     def name_start(self, name: str) -> None:
         """Save errors under the name shared by all ranks of this start from now on."""
         self._keys.append(f"failed/{name}")
+
+    def announce(self) -> None:
+        """Tell the others which process this rank is, so that none waits for it once it has ended."""
+        self._store.set(self._process(self._place.rank), identity())
+
+    def _process(self, rank: int) -> str:
+        return f"{self._keys[0]}/process/{rank}"
+
+    def _has_ended(self, rank: int) -> bool:
+        """Return whether a rank of this machine has ended; False if that is not known."""
+        key = self._process(rank)
+        return self._store.check([key]) and has_ended(self._store.get(key).decode())
+
+    def _left(self, patience: float) -> float:
+        """Return how much of `patience` is left of what this rank waits in all, counted from its first call."""
+        now = time.monotonic()
+        self._deadline = self._deadline or now + _IN_ALL
+        return max(0.0, min(patience, self._deadline - now))
 
     def first(self) -> Cause | None:
         """Return the first cause, or None. Raises torch's DistError if the store is gone."""
@@ -92,7 +116,7 @@ class Causes:
             # The process that holds the store may be the one that is stopped, and the store has no limit of time.
             thread = threading.Thread(target=record, daemon=True)
             thread.start()
-            thread.join(_ANSWER + _CONSEQUENCE + _PATIENCE)
+            thread.join(self._left(_ANSWER + _CONSEQUENCE + _PATIENCE))
             self._first = result[0] if result else self._first or self._without_store(cause)
         return self._first
 
@@ -115,7 +139,7 @@ class Causes:
         """Return the cause with the names of the ranks that hold up the others."""
         world = range(self._place.world)
         keys = {rank: f"{self._keys[-1]}/position/{rank}" for rank in world}
-        self._wait_for(lambda: self._store.check(list(keys.values())), _ANSWER)
+        self._wait_for_ranks(keys, _ANSWER)
         found = {rank: self._store.get(key) for rank, key in keys.items() if self._store.check([key])}
         positions = {rank: hang.Position.of_json(text) for rank, text in found.items()}
         stacks = stacks_folder if positions else None
@@ -152,7 +176,8 @@ class Causes:
         try:
             self._store.set(f"{self._keys[0]}/reported", "yes")
             if self._place.rank == 0 and not of_agent():  # the store ends with this process
-                self._wait_for(lambda: self._store.add(f"{self._keys[0]}/seen", 0) >= self._place.world - 1)
+                others = set(range(1, self._place.world))
+                self._wait_for_ranks({rank: f"{self._keys[0]}/seen/{rank}" for rank in others}, _PATIENCE)
         except dist.DistError:
             return
 
@@ -160,13 +185,25 @@ class Causes:
         """Wait until the rank of the first cause has reported it, for a limited time."""
         patience = _PATIENCE + (_ANSWER if self._first is not None and self._first.peers else 0.0)
         try:
-            self._store.add(f"{self._keys[0]}/seen", 1)
+            self._store.set(f"{self._keys[0]}/seen/{self._place.rank}", "yes")
             self._wait_for(lambda: self._store.check([f"{self._keys[0]}/reported"]), patience)
         except dist.DistError:
             return
 
-    def _wait_for(self, condition: Callable[[], bool], patience: float = _PATIENCE) -> None:
-        deadline = time.monotonic() + patience
+    def _wait_for_ranks(self, keys: Mapping[int, str], patience: float) -> None:
+        """Wait until every rank has set its key or has ended, for a limited time."""
+        absent = set(keys)
+
+        def have_come() -> bool:
+            absent.difference_update(
+                [rank for rank in absent if self._store.check([keys[rank]]) or self._has_ended(rank)]
+            )
+            return not absent
+
+        self._wait_for(have_come, patience)
+
+    def _wait_for(self, condition: Callable[[], bool], patience: float) -> None:
+        deadline = time.monotonic() + self._left(patience)
         while not condition() and time.monotonic() < deadline:
             time.sleep(0.05)
 
@@ -186,10 +223,11 @@ class Causes:
                     return
         except dist.DistError:  # the process that owned the store has ended, and the store's connections with it
             return
+        grace = self._left(_GRACE)
         if cause.peers:
             with suppress(dist.DistError):
                 self._answer()
-        if cause.rank != self._place.rank and not self._over.wait(_GRACE):
+        if cause.rank != self._place.rank and not self._over.wait(grace):
             self.wait_for_report()
             os._exit(cause.status)
 
@@ -210,6 +248,7 @@ def watch(place: Environment, timeout: dt.timedelta) -> Causes:
     global _causes
     close()
     _causes = Causes(place, _client(place, timeout)).watch()
+    _causes.announce()
     return _causes
 
 

@@ -42,18 +42,25 @@ def find(config: Config, variables: Variables) -> list[slice]:
 
 
 def check_data(config: Config, store: FieldStore) -> None:
-    """Raise UserError for a grid that does not cover the full circle of longitude."""
-    if config.variables and not store.grid.is_periodic:
+    """Raise UserError for a grid that does not cover the full circle of longitude or has no shorter waves."""
+    if not config.variables:
+        return
+    if not store.grid.is_periodic:
         raise UserError(
             "physics.type: expected a grid that covers the full circle of longitude for zonal-filter, got a part of it; "
             "remove the filter"
+        )
+    if (most := store.grid.width // 2 - 1) < config.highest:
+        raise UserError(
+            f"physics.highest: expected at most {most} on {store.grid.width} longitudes, where there are no shorter waves, "
+            f"got {config.highest}; change it"
         )
 
 
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
 
-    Raises UserError for a grid that does not cover the full circle of longitude, and for variables with points without data.
+    Raises UserError for a grid that `check_data` refuses, and for variables with points without data.
     """
     import torch
 

@@ -142,7 +142,7 @@ class InferenceSection(Section):
     """Format of the forecast files, by its `type` (or `format`), and its keys."""
     weights: Literal["ema", "raw"] = "ema"
     """Use the moving average of the weights if the run has one (`ema`), or the trained weights (`raw`)."""
-    batch_size: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=1, ge=1, le=100_000)
     """Number of forecasts (initial times, or members) that are computed at once."""
     amp: bool | None = None
     """Compute in bfloat16; by default as training does."""
@@ -213,7 +213,7 @@ class EvaluationSection(Section):
     """Name → box of regions to score beside the whole grid, which is `global`."""
     baselines: dict[FileName, str] = Field(default={})
     """Name → forecast store or results file in WeatherBench2 layout, scored beside persistence and climatology."""
-    climatology_window_days: int = Field(default=61, ge=1)
+    climatology_window_days: int = Field(default=61, ge=1, le=366)
     """Width in days of the window, centred on the day of year, over which the climatology averages."""
     climatology_period: Periods | None = None
     """Period of the climatology. Default: the training period."""

@@ -22,17 +22,19 @@ PLACEHOLDERS = (
 """Placeholders of a directive, besides the site's own fields. `gpus`, `cpus`, `memory_gb` and `processes` are
 per node; `walltime` is HH:MM:SS, `stop_before` seconds, `logs` a folder."""
 
+_MOST = 1_000_000
+"""Nodes, processes or GB that no batch system has."""
 ShellName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 class NodeKind(Section):
     """A kind of node, and the directives that request nodes of it."""
 
-    cpus: int = Field(default=1, ge=1)
+    cpus: int = Field(default=1, ge=1, le=_MOST)
     """CPUs per node."""
-    gpus: int | None = Field(default=0, ge=0)
+    gpus: int | None = Field(default=0, ge=0, le=_MOST)
     """GPUs per node; null = unknown, any number is accepted."""
-    memory_gb: int | None = Field(default=None, ge=1)
+    memory_gb: int | None = Field(default=None, ge=1, le=_MOST)
     """Memory per node that a job may request, in GB."""
     whole: bool = False
     """Whether nodes are allocated as a whole: a job gets all CPUs and memory, however few GPUs it uses."""
@@ -47,9 +49,9 @@ class Queue(Section):
     """Kinds of node that the queue serves, keys of the site's `nodes`."""
     max_walltime: Duration | None = None
     """Longest walltime. Default: no limit."""
-    min_nodes: int = Field(default=1, ge=1)
+    min_nodes: int = Field(default=1, ge=1, le=_MOST)
     """Fewest nodes of a job."""
-    max_nodes: int | None = Field(default=None, ge=1)
+    max_nodes: int | None = Field(default=None, ge=1, le=_MOST)
     """Most nodes of a job. Default: no limit."""
 
 
@@ -146,15 +148,15 @@ class Request(Section):
 
     queue: Word | None = None
     """Queue, or QOS on Slurm. Default: the site's first queue with suitable nodes."""
-    nodes: int | None = Field(default=None, ge=1)
+    nodes: int | None = Field(default=None, ge=1, le=_MOST)
     """Number of nodes."""
-    ngpus: int | None = Field(default=None, ge=0)
+    ngpus: int | None = Field(default=None, ge=0, le=_MOST)
     """GPUs per node; 0 = a CPU job."""
-    processes: int | None = Field(default=None, ge=1)
+    processes: int | None = Field(default=None, ge=1, le=_MOST)
     """Processes per node of a CPU job; GPU jobs have one per GPU."""
-    cpus: int | None = Field(default=None, ge=1)
+    cpus: int | None = Field(default=None, ge=1, le=_MOST)
     """CPUs per node. Default: the share that comes with the GPUs."""
-    memory_gb: int | None = Field(default=None, ge=1)
+    memory_gb: int | None = Field(default=None, ge=1, le=_MOST)
     """Memory per node in GB. Default: the share that comes with the GPUs."""
     walltime: Duration | None = None
     """Time limit of a job, such as 12:00:00 or 12h."""
@@ -173,11 +175,11 @@ class PbsSection(Request):
 
     account: Word | None = None
     """Account to charge."""
-    nodes: int = Field(default=1, ge=1)
+    nodes: int = Field(default=1, ge=1, le=_MOST)
     """Number of nodes."""
-    ngpus: int = Field(default=0, ge=0)
+    ngpus: int = Field(default=0, ge=0, le=_MOST)
     """GPUs per node; 0 = a CPU job."""
-    processes: int | None = Field(default=None, ge=1)
+    processes: int | None = Field(default=None, ge=1, le=_MOST)
     """Processes per node of a CPU job; GPU jobs have one per GPU."""
     walltime: Duration = Field(default="01:00:00")  # type: ignore[assignment]
     """Time limit of a job, such as 12:00:00 or 12h."""

@@ -11,12 +11,15 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from credit_like.outputs import begins_with
 from credit_like.schema.errors import Path as Key
 from credit_like.schema.experiment import Experiment
 
 FILES = ("experiment.yml", "status.json", "log.jsonl")
 """Files that training writes in `save_loc`, besides its folders."""
 FOLDERS = ("checkpoints", "tensorboard", "tracking")
+_MARKS = {"status.json": '"state":', "log.jsonl": '"step":'}
+"""What these files hold, which a start that failed leaves without an experiment."""
 _EVIDENCE = (".lock", "status.json", "log.jsonl", "checkpoints")
 
 
@@ -43,11 +46,13 @@ def place_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:
 
 
 def _shared_folder(folder: str) -> str | None:
-    """Return a problem for a folder that is, or contains, the root, the home folder or the current folder.
+    """Return a problem for a folder that is, or contains, the root, the home folder or the current folder, or is blank.
 
     A folder that holds a run is allowed even if it is, or contains, the current folder.
     """
     expected = f"expected a folder of the run's own, got {folder!r}, which is"
+    if not folder.strip():
+        return f"{expected} blank"
     place = os.path.realpath(folder)
     if place == os.path.realpath(os.sep):
         return f"{expected} the root of the file system"
@@ -73,8 +78,13 @@ def _taken_name(folder: str) -> str | None:
     for name in FOLDERS:
         if os.path.isfile(os.path.join(folder, name)):
             return f"{own} {name} is a file and not a run's folder"
-    if os.path.isfile(os.path.join(folder, "experiment.yml")) and not is_run(folder):
-        return f"{own} experiment.yml is not the record of a run and would be replaced"
+    if os.path.isfile(os.path.join(folder, "experiment.yml")):
+        # The logs of a run may be damaged; it goes on all the same.
+        return None if is_run(folder) else f"{own} experiment.yml is not the record of a run and would be replaced"
+    for name, mark in _MARKS.items():
+        file = os.path.join(folder, name)
+        if os.path.isfile(file) and os.path.getsize(file) and not begins_with(mark)(Path(file)):
+            return f"{own} {name} is not a run's and would be replaced"
     return None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     PlainSerializer,
@@ -21,7 +23,15 @@ from credit_like.schema.plugin import plugin
 
 _MOST = 1024
 """Processes, threads and samples ahead that no machine has more of: a larger number is a slip, and would take the machine down."""
+_LONGEST_WAIT = dt.timedelta(days=365)
 _Degree = Annotated[int, Field(ge=1)]
+
+
+def _patience(timeout: dt.timedelta) -> dt.timedelta:
+    """Return a timeout. Raises UserError for one that torch, which counts nanoseconds, takes for one that is over."""
+    if timeout > _LONGEST_WAIT:
+        raise UserError(f"expected at most {format_duration(_LONGEST_WAIT)}, got {format_duration(timeout)}")
+    return timeout
 
 
 def _domain(value: Any) -> int | tuple[int, int]:
@@ -239,7 +249,7 @@ class TrainerSection(PhaseKeys):
     stops."""
     stop_after: Duration | None = None
     """Wall-clock time after which the run saves and stops after the current step; it can be continued."""
-    timeout: Duration = Field(default="10min")  # type: ignore[assignment]
+    timeout: Annotated[Duration, AfterValidator(_patience)] = Field(default="10min")  # type: ignore[assignment]
     """Longest wait in a collective before the run is aborted."""
     checkpoint: CheckpointSection = CheckpointSection()
     """When to save checkpoints."""

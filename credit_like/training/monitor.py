@@ -67,6 +67,8 @@ class JsonLines:
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _finite(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from credit_like import build, cli
 from credit_like.checkpoint.lock import RunLock
 from credit_like.data.store import ReadError
 from credit_like.errors import UserError
+from credit_like.parallel import blame
+from credit_like.parallel.environment import Environment
+from credit_like.processes import identity
 from credit_like.schema.load import load_experiment
 from tests.experiments import DEMO
 from tests.faults import harness, planted
@@ -85,6 +91,79 @@ def test_a_rank_that_waits_for_ever_is_ended(tmp_path) -> None:
     job = harness.Job(tmp_path / "run", {}, 2, body=lonely)
     assert job.wait(300)
     assert job.end() == [2, 2]
+
+
+POLL = 0.05
+"""Seconds by which a wait may be longer."""
+
+
+class Clock:
+    """A clock that only sleeping moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(blame, "time", clock)
+    return clock
+
+
+def ranks(store, world: int) -> list[blame.Causes]:
+    return [blame.Causes(Environment(rank, world, rank, "localhost", 1), store) for rank in range(world)]
+
+
+@pytest.mark.parametrize("peers", ["lost", "silent", ""])
+@pytest.mark.parametrize("reports", [True, False])
+def test_what_a_rank_waits_in_all_is_limited(clock, monkeypatch, peers, reports) -> None:
+    """Whatever it waits for: others that do not answer, the report of the first cause, those that have to see it."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    first, other, _ = ranks(dist.HashStore(), 3)
+    began = clock.now
+    cause = first.claim(blame.Cause(0, "another rank did not answer: it hangs", peers=peers))
+    assert cause.rank == 0
+    if peers:
+        assert "ranks 1, 2 held up the others" in cause.message
+    if reports:
+        first.reported()
+    assert clock.now - began <= blame._IN_ALL + POLL
+    began = clock.now
+    assert other.claim(blame.Cause(1, "the connection to another rank was lost", peers="lost")).rank == 0
+    other.wait_for_report()
+    other.wait_for_report()
+    assert clock.now - began <= blame._IN_ALL + POLL
+
+
+def test_a_rank_that_has_ended_is_not_waited_for(clock, monkeypatch) -> None:
+    """One of this machine; of another one it is not known."""
+    store = dist.HashStore()
+    first, other, remote = ranks(store, 3)
+    first.announce()
+    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    with child:
+        monkeypatch.setattr(blame, "identity", lambda: identity(child.pid))
+        other.announce()
+        monkeypatch.setattr(blame, "identity", lambda: "elsewhere 17 4")
+        remote.announce()
+        assert not first._has_ended(1)
+        child.kill()
+        child.wait()
+    assert first._has_ended(1)
+    assert not first._has_ended(2)
+    store.set("failed/0/position/2", blame.hang.Position().to_json())
+    cause = first.claim(blame.Cause(0, "another rank did not answer: it hangs", peers="silent"))
+    assert "rank 1 held up the others: rank 1 does not respond" in cause.message
+    store.set("failed/0/seen/2", "yes")
+    first.reported()
+    assert clock.now == 0.0
 
 
 def start_that_fails(folder: Path, error: Exception, monkeypatch) -> dict | None:

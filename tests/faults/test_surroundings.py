@@ -178,6 +178,29 @@ def test_a_rank_that_the_kernel_kills_for_its_memory_is_named(tmp_path, control_
 
 # ---- the clock -----------------------------------------------------------------------------------------------------------
 
+
+def test_no_time_of_day_stops_a_run_or_saves_a_checkpoint(tmp_path, monkeypatch) -> None:
+    """Each look at it finds another year; what is due after hours is not due in a run of a second."""
+    section = {"epochs": 1, "checkpoint": {"every": "10h"}, "stop_after": "10h"}
+    tiny.trainer(tmp_path / "whole", **section).fit()
+    draw, looks = random.Random(3), []
+
+    def jumping() -> float:
+        looks.append(draw.uniform(0, 4e9))
+        return looks[-1]
+
+    monkeypatch.setattr(time, "time", jumping)
+    monkeypatch.setattr(time, "time_ns", lambda: int(jumping() * 1e9))
+    run = tiny.trainer(tmp_path / "run", **section)
+    saved, inner = [], run.state.save
+    monkeypatch.setattr(run.state, "save", lambda score: (saved.append(run.state.progress.step), inner(score))[1])
+    assert run.fit().state == "finished"
+    monkeypatch.undo()
+    assert looks
+    assert saved == harness.steps(tmp_path / "whole" / "checkpoints")
+    harness.assert_same(tmp_path / "run", tmp_path / "whole")
+
+
 FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"), None)
 
 

@@ -159,7 +159,7 @@ def test_relaxation_needs_the_data_of_its_period(variables):
 
 def test_zonal_filter_needs_whole_rows_with_data(variables):
     module = registry.module("physics", "zonal-filter")
-    config = module.Config(variables=("Q",))
+    config = module.Config(variables=("Q",), highest=3)
 
     class Holes(Statistics):
         def mask(self, variables):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from credit_like.schema.load import load_experiment
 from credit_like.schema.trainer import Parallelism
 from credit_like.stepper import Stepper
 from credit_like.training.forecasts import Allowance, ShortForecasts
+from credit_like.training.monitor import JsonLines
 from credit_like.training.validation import time_mean
 from credit_like.variables import Variables
 from tests.derived import everything, make_experiment, make_world
@@ -286,3 +288,14 @@ def test_training_is_the_same_with_and_without(tmp_path, caplog):
     rows, _ = trained(tmp_path / "thrifty", "trainer.monitor={every: 1, init: 2, lead: 12h, share: 1.0e-6}")
     assert not any("forecast" in row for row in rows)
     assert "short forecasts left out after epoch 1" in caplog.text
+
+
+def test_scores_that_are_not_finite_are_null_in_the_log(tmp_path) -> None:
+    """Also those of short forecasts, which are lists: a training that diverges goes on to its own end."""
+    rows = JsonLines(tmp_path / "log.jsonl")
+    rows.write(
+        {"step": 2, "valid_loss": math.inf, "forecast": {"rmse": {"u": [1.0, math.nan]}, "lead_hours": (6.0, 12.0)}}
+    )
+    rows.close()
+    (row,) = map(json.loads, (tmp_path / "log.jsonl").read_text().splitlines())
+    assert row == {"step": 2, "valid_loss": None, "forecast": {"rmse": {"u": [1.0, None]}, "lead_hours": [6.0, 12.0]}}

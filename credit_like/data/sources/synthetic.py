@@ -29,6 +29,9 @@ HOURS = 6
 SPIN_UP_STEPS = 200  # 50 days, after which the storms are at full strength
 CHUNK_STEPS = 8
 LAND_ABOVE = 150.0  # m
+_MOST_VALUES = 2**26
+"""Of one field at all times; a dataset holds eight fields, of eight bytes while it is made."""
+_DAYS = (dt.date(1678, 1, 1), dt.date(2261, 12, 31))
 
 # dimensions, units, standard name, long name
 VARIABLES: dict[str, tuple[str, str, str | None, str]] = {
@@ -64,6 +67,11 @@ class Config(Section):
                 f"expected an even number of latitudes and twice as many longitudes, got latitudes {self.latitudes} "
                 f"and longitudes {self.longitudes}; change longitudes to {2 * self.latitudes}"
             )
+        if (most := _most_steps(self)) < self.steps:
+            raise UserError(
+                f"expected at most {most} steps on a grid of {self.longitudes} × {self.latitudes} from {self.start} (they "
+                f"fit into memory, and lie between 1678 and 2261), got {self.steps}; change steps, the grid or start"
+            )
         return self
 
 
@@ -78,6 +86,15 @@ def open_dataset(config: Config) -> xarray.Dataset:
     if not path.exists():
         _store(generate(config), path)
     return xarray.open_zarr(path, chunks=None, consolidated=False)[list(VARIABLES)]
+
+
+def _most_steps(config: Config) -> int:
+    """Return how many times fit into memory and, as nanoseconds, into 64 bits."""
+    first, last = _DAYS
+    if not first <= config.start <= last:
+        return 0
+    left = ((last - config.start).days + 1) * 24 // HOURS
+    return min(_MOST_VALUES // (config.longitudes * config.latitudes), left)
 
 
 def cache_path(config: Config) -> Path:

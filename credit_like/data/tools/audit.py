@@ -20,7 +20,9 @@ from credit_like.data.aliases import ALIASES
 from credit_like.data.statistics import Scan, varying
 from credit_like.data.store import FieldStore
 from credit_like.data.times import to_text
+from credit_like.errors import replace
 from credit_like.naming import channel_text, exponent_of, with_units
+from credit_like.outputs import DRAWN, begins_with, check_figure, check_own
 from credit_like.variables import Variables
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 _OUTLIER = 10.0  # robust z-score: a Gaussian exceeds 6 once in 5e8 fields; slow seasonal changes stay well below 10
 _SHOWN = 5
+_COLUMNS = ("kind", "channel", "count", "detail")
 _POINTS = 600  # points of a curve, which is drawn 400 pixels wide
 _PLAUSIBLE: dict[str, tuple[str, float, float]] = {
     # name in WeatherBench2: (units, lowest, highest mean of a field on Earth, at any level in use)
@@ -74,17 +77,27 @@ class Audit:
         """Return (kind, channel, count, detail) of every finding, for a table."""
         return [(f.kind, f.channel, str(f.count), f.detail) for f in self.findings]
 
+    @staticmethod
+    def check(folder: Path) -> None:
+        """Raise UserError if `save` would replace anything but an earlier audit."""
+        check_own("save_loc", folder / "audit.csv", "an audit of this command", begins_with(",".join(_COLUMNS)))
+        check_figure(folder / "audit.png")
+
     def save(self, folder: Path) -> None:
         """Write `audit.csv`, one line per finding, and `audit.png`, a page of plots."""
-        with open(folder / "audit.csv", "w", newline="") as file:
+        part = folder / ".audit.csv.part"
+        with part.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(("kind", "channel", "count", "detail"))
+            writer.writerow(_COLUMNS)
             writer.writerows(self.rows())
+        replace(part, folder / "audit.csv")
         self.plot(folder / "audit.png")
 
     def plot(self, path: Path) -> None:
         """Plot mean, range and missing share of every field over time, one panel per channel."""
-        self.figure().savefig(path, dpi=100)
+        part = path.with_name(f".{path.name}.part")
+        self.figure().savefig(part, format="png", dpi=100, metadata=DRAWN)
+        replace(part, path)
 
     def figure(self) -> Figure:
         """Return the figure of `plot`: levels and units in the titles, dates below the lowest panels."""

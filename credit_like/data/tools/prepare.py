@@ -46,8 +46,12 @@ def prepare(
     data = experiment.data
     if rechunk_to is not None:
         check_new("--rechunk", rechunk_to)
-    if data.statistics is not None:
+    folder = Path(experiment.save_loc)
+    if data.statistics is None:
+        check_own("save_loc", folder / "statistics.nc", "a file of statistics", Statistics.is_file)
+    else:
         check_own("data.statistics", Path(data.statistics), "a file of statistics", Statistics.is_file)
+    Audit.check(folder)
     if climatology:
         check_climatology(Path(experiment.save_loc) / CLIMATOLOGY)
     if rechunk_to is not None and band is not None and band < 1:
@@ -55,7 +59,6 @@ def prepare(
     mapper = in_dask(dask) if dask else in_processes(workers) if workers > 1 else None
     variables = Variables(data)
     store = open_store(data, variables)
-    folder = Path(experiment.save_loc)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with progress("looking at the data") as tell:

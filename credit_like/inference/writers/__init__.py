@@ -27,7 +27,7 @@ class WriterConfig(Section):
     """Levels to write, as in `data.levels`. Default: all."""
     leads: tuple[Lead, ...] = ()
     """Leads to write, as steps or durations."""
-    chunk_mib: float = Field(default=4.0, gt=0)
+    chunk_mib: float = Field(default=4.0, gt=0, le=1024)
     """Largest chunk size; one chunk holds whole fields (in zarr the part of a rank, if several share a field), then levels, then
     leads as long as they fit."""
     flavour: Literal["weatherbench2", "cf"] = "weatherbench2"

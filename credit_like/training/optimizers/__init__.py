@@ -15,14 +15,20 @@ if TYPE_CHECKING:
     from credit_like.training.step import Optimizer
 
 
+Rate = Annotated[float, Field(gt=0, le=1000)]
+Decay = Annotated[float, Field(ge=0, le=1000)]
+Eps = Annotated[float, Field(ge=1e-30)]
+"""Of single precision, in which a smaller one is 0."""
+
+
 class Group(Section):
     """Parameters with a learning rate or weight decay of their own."""
 
     match: str = Field(min_length=1)
     """Pattern of names of parameters, such as `head.*`; a parameter belongs to the first group that matches it."""
-    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    learning_rate: Rate | None = None
     """Takes the place of the optimiser's in the schedule; default: that one."""
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    weight_decay: Decay | None = None
     """Default: that of the optimiser."""
 
 

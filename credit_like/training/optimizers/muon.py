@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from credit_like.training.optimizers import OptimizerConfig
+from credit_like.training.optimizers import Decay, Eps, OptimizerConfig, Rate
 from credit_like.training.optimizers.adamw import Beta
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ class Config(OptimizerConfig):
     """`learning_rate` is that of an AdamW run: updates of matrices are scaled to AdamW's typical size."""
 
     type: Literal["muon"] = "muon"
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: Rate = Field(default=1e-3)
     """Learning rate at the top of the schedule; updates of matrices are scaled to AdamW's typical size."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: Decay = Field(default=0.0)
     """Applied to matrices and convolution kernels only."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """Decay of the momentum of matrices."""
@@ -30,7 +30,7 @@ class Config(OptimizerConfig):
     """Look ahead by one step of the momentum."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
     """Of AdamW, for what is not a matrix."""
-    eps: float = Field(default=1e-8, gt=0)
+    eps: Eps = Field(default=1e-8)
     """Added to the root of the second moment, against a division by zero."""
 
 

@@ -85,3 +85,25 @@ def test_a_failed_write_leaves_no_store(tmp_path: Path, dataset: xr.Dataset, mon
 def test_wrong_shape_is_refused() -> None:
     with pytest.raises(ValidationError, match="change longitudes to 64"):
         Config(longitudes=60, latitudes=32)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": 10**12},
+        {"steps": 2**15 + 1},
+        {"longitudes": 512, "latitudes": 256, "steps": 2**9 + 1},
+        {"start": dt.date(2261, 12, 31), "steps": 5},
+        {"start": dt.date(2400, 1, 1)},
+        {"start": dt.date(1600, 1, 1)},
+    ],
+)
+def test_more_steps_than_can_be_held_are_refused(wrong) -> None:
+    with pytest.raises(ValidationError, match="steps on a grid of"):
+        Config(**wrong)
+
+
+def test_as_many_steps_as_can_be_held_are_accepted() -> None:
+    Config(steps=2**15)
+    Config(longitudes=512, latitudes=256, steps=2**9)
+    Config(start=dt.date(2261, 12, 31), steps=4)
