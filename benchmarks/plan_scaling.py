@@ -13,6 +13,7 @@ way. `--traces` keeps the simulated ranks, which take minutes; the rest takes se
 from __future__ import annotations
 
 import argparse
+import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,17 +23,21 @@ from typing import Any
 from benchmarks.plan import MODELS, experiment
 from credit_like.layout import domain_text
 from credit_like.plan.estimate import Estimate
-from credit_like.plan.events import Event, Sample, Simulated, Start, play
+from credit_like.plan.events import Event, Sample, Simulated, Start, Times, play
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.machine import Machine, machine_of
+from credit_like.plan.meter import _compact
 from credit_like.plan.run import grid_of, simulate_all
 from credit_like.plan.simulate import Rank
 
-SHAPES = {
-    "0.25°": ((1, 1), (2, 1), (4, 1), (4, 2), (4, 4), (4, 8)),
-    "0.1°": ((2, 1), (4, 1), (4, 2), (4, 4), (8, 4), (8, 8), (8, 16)),
+Shape = tuple[int, int, int]
+"""Ranks along rows and columns, and tensor ranks of each box."""
+
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    "0.25°": ((1, 1, 1), (2, 1, 1), (4, 1, 1), (4, 2, 1), (4, 4, 1), (4, 8, 1), (4, 8, 2), (4, 8, 4)),
+    "0.1°": ((2, 1, 1), (4, 1, 1), (4, 2, 1), (4, 4, 1), (8, 4, 1), (8, 8, 1), (8, 16, 1), (8, 16, 2)),
 }
-"""Ranks along rows and columns that divide powers of two and leave each rank a window at every stage."""
+"""Powers of two that leave each rank a window at every stage; tensor ranks where no smaller box does."""
 GPUS = (128, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (32, 128, 1024)
 COPIES, NODE = 4, 8
@@ -40,10 +45,11 @@ SCHEDULE = ((124_000, 1), (26_000, 8))
 """Updates and forecast steps of each: single-step training and the rollouts after it (Schreck et al. 2025)."""
 
 
-def layout_of(shape: tuple[int, int]) -> Candidate:
-    domain = shape[0] * shape[1]
-    world = COPIES * max(NODE, domain)
-    return Candidate(world // domain, domain=domain, columns=shape[1], replicate=COPIES)
+def layout_of(shape: Shape) -> Candidate:
+    rows, columns, tensor = shape
+    sharing = rows * columns * tensor
+    world = COPIES * max(NODE, sharing)
+    return Candidate(world // sharing, tensor, rows * columns, columns=columns, replicate=COPIES)
 
 
 def fullest(layout: Candidate) -> list[int]:
@@ -52,7 +58,7 @@ def fullest(layout: Candidate) -> list[int]:
     return [(rows - 1) // 2 * columns + (columns - 1) // 2]
 
 
-def traces(path: Path | None, processes: int) -> dict[tuple[str, tuple[int, int]], Rank]:
+def traces(path: Path | None, processes: int) -> dict[tuple[str, Shape], Rank]:
     """Return a simulated rank of each model and shape, with two micro-batches."""
     found: dict[Any, Rank] = pickle.loads(path.read_bytes()) if path and path.exists() else {}
     known: dict[Any, Any] = {}
@@ -82,10 +88,12 @@ class Point:
     model: str
     gpus: int
     batch: int
-    shape: tuple[int, int]
+    shape: Shape
     micro_batches: int
     peak: float
     estimate: Estimate
+    ends: tuple[Times, Times]
+    """What it does with every assumption at the fast and at the slow end of its range."""
 
     @property
     def seconds(self) -> float:
@@ -96,8 +104,21 @@ class Point:
         """What takes the most of the step, and its share."""
         times = self.estimate.times
         names = {"compute": "computing", "launched": "launching", "waited": "exchanges", "exposed": "parameters"}
-        share, name = max((getattr(times, field), name) for field, name in (names | {"read": "reading"}).items())
-        return f"{name} {share / times.total:.0%}"
+        _, field = max((getattr(times, field), field) for field in [*names, "read"])
+        shares = [getattr(each, field) / each.total for each in (times, *self.ends)]
+        return f"{(names | {'read': 'reading'})[field]} {percent(shares)}"
+
+    @property
+    def layout(self) -> str:
+        """Return the degrees that share a sample."""
+        *domain, tensor = self.shape
+        return domain_text((domain[0], domain[1])) + (f", tensor {tensor}" if tensor > 1 else "")
+
+    def speeds(self, base: Point) -> list[float]:
+        """Return samples per GPU and second relative to those of `base`: as assumed, and at either end."""
+        pairs = zip((base.estimate.times, *base.ends), (self.estimate.times, *self.ends), strict=True)
+        per_sample = base.gpus / base.batch, self.gpus / self.batch
+        return [per_sample[0] * one.total / (per_sample[1] * other.total) for one, other in pairs]
 
     def training(self, seconds: float) -> float:
         """Return the days of the published schedule, whose samples a larger batch takes in fewer updates."""
@@ -105,7 +126,13 @@ class Point:
         return forecasts * BATCHES[0] / self.batch * seconds / 86400
 
 
-def on(rank: Rank, shape: tuple[int, int], gpus: int, micro_batches: int) -> Simulated:
+def percent(shares: Sequence[float]) -> str:
+    """Return a share and its range, if it has one."""
+    found, low, high = (f"{share:.0%}" for share in (shares[0], min(shares), max(shares)))
+    return found if low == high else f"{found} ({low[:-1]}–{high})"
+
+
+def on(rank: Rank, shape: Shape, gpus: int, micro_batches: int) -> Simulated:
     """Return what the simulated rank does on more GPUs and with other micro-batches.
 
     Collectives that cross copies of the model have as many more ranks; the first of the two recorded micro-batches, which
@@ -120,11 +147,13 @@ def on(rank: Rank, shape: tuple[int, int], gpus: int, micro_batches: int) -> Sim
     def scaled(ranks: Sequence[int]) -> Sequence[int]:
         if max(ranks) - min(ranks) < shard:
             return ranks
-        if len(ranks) == world:
-            return range(gpus)
-        assert isinstance(ranks, range)
-        assert (ranks.step, len(ranks)) == (shard, COPIES), ranks
-        return range(ranks.start, gpus, shard)
+        first = [rank for rank in ranks if rank < shard]
+
+        def of(copies: int) -> tuple[int, ...]:
+            return tuple(copy * shard + rank for copy in range(copies) for rank in first)
+
+        assert tuple(ranks) == of(COPIES), ranks
+        return _compact(of(gpus // shard))
 
     changed: list[Event] = [e._replace(ranks=scaled(e.ranks)) if isinstance(e, Start) else e for e in events]
     return replace(rank.simulated, events=changed)
@@ -132,9 +161,9 @@ def on(rank: Rank, shape: tuple[int, int], gpus: int, micro_batches: int) -> Sim
 
 def best(found: dict[Any, Rank], machine: Machine, model: str, gpus: int, batch: int) -> Point | None:
     """Return the fastest layout that fits; None where the batch has too few samples for these GPUs."""
-    fit: dict[tuple[int, int], Simulated] = {}
+    fit: dict[Shape, Simulated] = {}
     for shape in SHAPES[model]:
-        rank, replicas = found[model, shape], gpus // (shape[0] * shape[1])
+        rank, replicas = found[model, shape], gpus // math.prod(shape)
         if (
             replicas
             and batch % replicas == 0
@@ -146,14 +175,14 @@ def best(found: dict[Any, Rank], machine: Machine, model: str, gpus: int, batch:
         return None
     times = {shape: play(machine, [simulated], gpus) for shape, simulated in fit.items()}
     shape = min(times, key=lambda shape: times[shape].total)
-    low, high = (play(machine.bound(fast), [fit[shape]], gpus).total for fast in (True, False))
-    micro_batches = batch * shape[0] * shape[1] // gpus
-    return Point(model, gpus, batch, shape, micro_batches, found[model, shape].peak, Estimate(times[shape], low, high))
+    fast, slow = (play(machine.bound(end), [fit[shape]], gpus) for end in (True, False))
+    estimate = Estimate(times[shape], fast.total, slow.total)
+    micro_batches = batch * math.prod(shape) // gpus
+    return Point(model, gpus, batch, shape, micro_batches, found[model, shape].peak, estimate, (fast, slow))
 
 
 def row(point: Point, base: Point) -> str:
     """Return a row of a table; the efficiency is against `base`."""
-    speed = (base.gpus * base.seconds / base.batch) / (point.gpus * point.seconds / point.batch)
     steps = point.seconds, point.estimate.low, point.estimate.high
     days = [point.training(seconds) for seconds in steps]
 
@@ -161,16 +190,16 @@ def row(point: Point, base: Point) -> str:
         return f"{values[0]:.2g} ({values[1]:.2g}–{values[2]:.2g})"
 
     cells = [
-        point.model, str(point.gpus), str(point.batch), domain_text(point.shape), str(point.micro_batches),
-        f"{point.peak / 1e9:.1f}", ranged(steps), f"{speed:.0%}", point.limit, ranged(days),
+        point.model, str(point.gpus), str(point.batch), point.layout, str(point.micro_batches),
+        f"{point.peak / 1e9:.1f}", ranged(steps), percent(point.speeds(base)), point.limit, ranged(days),
         ranged([24 * point.gpus * day / 1e3 for day in days]),
     ]  # fmt: skip
     return "| " + " | ".join(cells) + " |"
 
 
 HEAD = (
-    "| model | GPUs | batch | domain | micro-batches | peak GB | s/step | efficiency | most of it | days | thousand GPU-hours |\n"
-    "|---|---|---|---|---|---|---|---|---|---|---|"
+    "| model | GPUs | batch | ranks of a sample | micro-batches | peak GB | s/step | efficiency | most of it | days "
+    "| thousand GPU-hours |\n|---|---|---|---|---|---|---|---|---|---|---|"
 )
 
 

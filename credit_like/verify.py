@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -45,9 +45,14 @@ from credit_like.training.trainer import Trainer
 from credit_like.variables import Variables
 
 TOLERANCE = 1e-10
-"""Largest relative error of outputs, loss and gradients: many times the rounding error in fp64."""
-WEIGHTS_TOLERANCE = 1e-8
-"""Tolerance for weights after the steps: AdamW divides small gradients by their own size, which amplifies rounding."""
+"""Largest relative error where rounding does not grow: many times the rounding error in fp64."""
+GROWTH = 100
+"""How many times the effect of one rounding of each weight in one process, the largest of three, is allowed where that is more.
+
+AdamW divides a gradient by its own size, and Muon by its singular values, and with these the rounding of small ones. So what
+the steps make of rounding depends on the experiment. Layouts have been seen to add up to 9 times as much."""
+UNSTABLE = 1e-6
+"""Largest effect of one rounding with which an error of a layout can still be told from rounding."""
 SLOPE_TOLERANCE = 1e-6
 """Tolerance for the loss's gradient against a difference quotient."""
 
@@ -123,16 +128,20 @@ class Row:
     """Why the model does not support this case."""
     failed: str = ""
     """The error of a rank."""
+    allowed: dict[str, float] = field(default_factory=dict)
+    """Tolerated error of each quantity, if it is not `TOLERANCE`."""
 
     @property
     def ok(self) -> bool:
         """Return whether the comparison passed; a refused case counts as passed."""
-        return not self.failed and all(not error > tolerance(what) for what, error in self.errors.items())
+        return not self.failed and all(
+            error <= self.allowed.get(what, TOLERANCE) for what, error in self.errors.items()
+        )
 
 
-def tolerance(what: str) -> float:
-    """Return the tolerated relative error of `outputs`, `loss`, `gradients`, `weights` or `slope`."""
-    return {"weights": WEIGHTS_TOLERANCE, "slope": SLOPE_TOLERANCE}.get(what, TOLERANCE)
+def allowance(rounded: Mapping[str, float]) -> dict[str, float]:
+    """Return the tolerated relative errors where one rounding of the weights makes these of the same steps in one process."""
+    return {what: max(TOLERANCE, GROWTH * min(rounded.get(what, 0.0), UNSTABLE)) for what in _ERRORS}
 
 
 @dataclass
@@ -168,13 +177,29 @@ def verify(
         if answer.state == "failed":
             yield Row("one process", failed=_last_line(answer.value))
             return
-        yield Row("loss: gradient against differences", {"slope": answer.value}, _loss_name(experiment))
+        slope = {"slope": answer.value}
+        yield Row(
+            "loss: gradient against differences", slope, _loss_name(experiment), allowed={"slope": SLOPE_TOLERANCE}
+        )
+        allowed: dict[str, float] = {}
+
+        def judged(row: Row) -> list[Row]:
+            """Return the row, after what rounding makes of the steps if this is the first that rounding might explain."""
+            effect = []
+            explicable = not row.ok and not row.failed and max(row.errors.values()) <= GROWTH * UNSTABLE
+            if explicable and not allowed:
+                announce("one process, weights rounded")
+                runs = [run_ranks(1, partial(_rounded, problem, reference, seed), _TIMEOUT) for seed in range(3)]
+                effect = [_effect_of_rounding(runs)]
+                allowed.update(allowance(effect[0].errors))
+            return [*effect, replace(row, allowed=dict(allowed))]
+
         accepted: list[Case] = []
         for case in cases:
             announce(case.name)
-            row = _compared(case, run_ranks(case.world, partial(_layout, problem, case, reference), _TIMEOUT))
-            accepted += [case] if row.ok and not row.refused else []
-            yield row
+            rows = judged(_compared(case, run_ranks(case.world, partial(_layout, problem, case, reference), _TIMEOUT)))
+            accepted += [case] if rows[-1].ok and not rows[-1].refused else []
+            yield from rows
         for first, second in _continuations(accepted):
             name = f"{first.name}, continued in {second.name}"
             announce(name)
@@ -185,7 +210,9 @@ def verify(
             if row.failed:
                 yield Row(name, failed=row.failed)
                 continue
-            yield _compared(rest, run_ranks(rest.world, partial(_layout, problem, rest, reference), _TIMEOUT))
+            yield from judged(
+                _compared(rest, run_ranks(rest.world, partial(_layout, problem, rest, reference), _TIMEOUT))
+            )
 
 
 def _continuations(accepted: Sequence[Case]) -> Iterator[tuple[Case, Case]]:
@@ -407,6 +434,25 @@ def _reference(problem: Problem, path: Path) -> float:
     return abs((ahead - behind) / (2 * step) - slope) / max(abs(slope), 1e-12)
 
 
+def _rounded(problem: Problem, reference: Path, seed: int) -> dict[str, float]:
+    """Return the largest relative errors of one process whose weights are one rounding off at first, up or down at random."""
+    case = Case("rounded")
+    trainer = _start(problem, case)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in trainer.state.parameters.values():
+            sign = torch.randint(0, 2, parameter.shape, generator=generator, dtype=torch.float64) * 2 - 1
+            parameter.mul_(1 + sign * torch.finfo(torch.float64).eps)
+    numbers = _compute(problem, trainer, case)
+    expected = _Numbers(**torch.load(reference, weights_only=True))
+    return {
+        "outputs": max(map(_error, numbers.predictions, expected.predictions)),
+        "loss": max(map(_error, numbers.losses, expected.losses)),
+        "gradients": _worst(numbers.gradients, expected.gradients)[0],
+        "weights": _worst(numbers.weights, expected.weights)[0],
+    }
+
+
 def _layout(problem: Problem, case: Case, reference: Path) -> dict[str, Any]:
     """Run one rank of a layout; return its largest relative errors and the first place where the numbers differ."""
     trainer = _start(problem, case)
@@ -437,7 +483,7 @@ def _layout(problem: Problem, case: Case, reference: Path) -> dict[str, Any]:
         if errors["loss"] > TOLERANCE:
             culprits.append((10**5, _loss_name(problem.experiment)))
     errors["weights"], worst = _worst(numbers.weights, expected.weights)
-    if errors["weights"] > WEIGHTS_TOLERANCE:
+    if errors["weights"] > TOLERANCE:
         culprits.append((10**7, f"weights of {worst}"))
     runtime.close()
     return {"errors": errors, "first": min(culprits, default=None)}
@@ -532,6 +578,22 @@ def _compared(case: Case, answers: list[Answer]) -> Row:
     return Row(case.name, errors, first[1] if first else "")
 
 
+def _effect_of_rounding(runs: Sequence[list[Answer]]) -> Row:
+    """Return the largest errors of processes with rounded weights; the row fails if these leave no room for a comparison."""
+    name = "one process, weights rounded"
+    failed = [answer.value for (answer,) in runs if answer.state != "done"]
+    if failed:
+        return Row(name, failed=_last_line(failed[0]))
+    errors = {what: max(answer.value[what] for (answer,) in runs) for what in _ERRORS}
+    row = Row(name, errors, allowed=dict.fromkeys(errors, UNSTABLE))
+    if not row.ok:
+        row.failed = (
+            f"expected {STEPS} steps that one rounding of the weights changes by at most {UNSTABLE:g}, got "
+            f"{max(errors.values()):.1e}, which errors cannot be told from; use a smaller learning_rate, unless `again` differs"
+        )
+    return row
+
+
 def _last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
 
@@ -553,8 +615,8 @@ def print_rows(experiment: Experiment, rows: Sequence[Row]) -> None:
     console.print(f"[bold]{experiment.name}[/bold]: largest relative errors in fp64", highlight=False)
     console.print(table)
     console.print(
-        f"Tolerance {TOLERANCE:g}; {WEIGHTS_TOLERANCE:g} for weights after {STEPS} steps and {SLOPE_TOLERANCE:g} for the "
-        "loss's gradient against differences.",
+        f"Tolerance {TOLERANCE:g}, or {GROWTH} times what one rounding of the weights makes of {STEPS} steps in one process; "
+        f"{SLOPE_TOLERANCE:g} for the loss's gradient against differences.",
         highlight=False,
     )
     for row in rows:

@@ -37,5 +37,6 @@ def test_they_are_the_same_in_two_layouts(experiment):
 
 
 def test_the_tolerances_are_those_that_are_stated():
-    for value in (kit.TOLERANCE, kit.WEIGHTS_TOLERANCE, kit.SLOPE_TOLERANCE):
+    for value in (kit.TOLERANCE, kit.SLOPE_TOLERANCE, kit.UNSTABLE):
         assert f"{value:.0e}".replace("e-0", "e-") in TEXT
+    assert f"{kit.GROWTH} times" in TEXT

@@ -7,6 +7,7 @@ import pytest
 from credit_like import verify as kit
 from credit_like.check import checked_experiment
 from credit_like.cli import main
+from credit_like.parallel.processes import Answer
 from credit_like.schema.load import load_experiment
 
 PARTS = Path(__file__).parent / "parts"
@@ -69,6 +70,7 @@ def pointwise(config, error):
 def rows(experiment, *names):
     found = {row.name: row for row in kit.verify(experiment, [CASES[name] for name in names])}
     assert found.pop("loss: gradient against differences").ok
+    found.pop("one process, weights rounded", None)
     return found
 
 
@@ -107,6 +109,29 @@ def test_noise_without_a_seed_is_found(tmp_path):
     row = rows(with_model(tmp_path, f"x if x.is_meta else {noise}"), "again")["again"]
     assert not row.ok
     assert row.first == "planted"
+
+
+SMALL = {"outputs": 1e-15, "loss": 1e-15, "gradients": 1e-14}
+
+
+@pytest.mark.parametrize(
+    ("rounded", "within", "beyond"), [(1e-16, 9e-11, 2e-10), (1e-11, 9e-10, 2e-9), (1e-7, 9e-6, 2e-5)]
+)
+def test_weights_may_differ_as_much_as_rounding_makes_them(rounded, within, beyond):
+    runs = [[Answer("done", SMALL | {"weights": rounded * part})] for part in (0.1, 1.0, 0.5)]
+    row = kit._effect_of_rounding(runs)
+    assert row.ok
+    allowed = kit.allowance(row.errors)
+    assert kit.Row("DDP 2", SMALL | {"weights": within}, allowed=allowed).ok
+    assert not kit.Row("DDP 2", SMALL | {"weights": beyond}, allowed=allowed).ok
+    assert not kit.Row("DDP 2", SMALL | {"weights": within, "gradients": 2e-10}, allowed=allowed).ok
+
+
+def test_steps_that_rounding_changes_as_much_as_errors_are_not_compared():
+    row = kit._effect_of_rounding([[Answer("done", SMALL | {"weights": size})] for size in (1e-9, 2e-6, 1e-9)])
+    assert not row.ok
+    assert "changes by at most 1e-06, got 2.0e-06" in row.failed
+    assert kit._effect_of_rounding([[Answer("failed", "Traceback\nValueError: no")]]).failed == "ValueError: no"
 
 
 def test_a_loss_with_a_denominator_of_its_own_is_found(tmp_path):
@@ -173,6 +198,7 @@ def test_every_comparison(tmp_path, what):
     file, changes = (FILE, []) if what == "parts" else (ROOT / "config" / "demo.yml", short)
     experiment = checked_experiment(file, [*changes, f"save_loc={tmp_path / 'run'}"])[0]
     found = {row.name: row for row in kit.verify(experiment)}
+    found.pop("one process, weights rounded", None)
     assert len(found) == len(kit.CASES) + 3
     assert all(row.ok and not row.refused for row in found.values()), list(found.values())
     assert not (tmp_path / "run").exists()

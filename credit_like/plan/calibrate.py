@@ -1,8 +1,9 @@
 """`credit-like bench`: measure this machine for `credit-like plan --gpu FILE`.
 
 Peaks are measured with large matrix products, bandwidths with a copy and an all-reduce. `reached` is the fraction of them
-that a training step of a WXFormer achieves: its roofline time divided by its measured time. On a CPU, whose calls of
-small operations cost as much as their work, steps on two grids tell `reached` and the time of a call apart.
+that a training step of a WXFormer achieves, from the power iterations of its spectral norms to the average of its weights:
+its roofline time divided by its measured time. On a CPU, whose calls of small operations cost as much as their work, steps
+on two grids tell `reached` and the time of a call apart.
 
 Between CPUs, a collective amid the computation takes two or three times as long as one of many in a row, which find
 everything in the caches. So it is timed in steps of the model that send something after every second layer, forward and
@@ -31,8 +32,10 @@ from torch import Tensor, nn
 
 from credit_like.checkpoint.files import replace_file
 from credit_like.models import wxformer
+from credit_like.nn import spectral_norm
 from credit_like.nn.init import initialise
 from credit_like.nn.layer import is_shard_unit
+from credit_like.ops.cpu.matrix import product
 from credit_like.outputs import begins_with, check_own
 from credit_like.parallel.fsdp2 import apply_fsdp2
 from credit_like.parallel.runtime import Runtime
@@ -41,6 +44,9 @@ from credit_like.plan.events import Start, Trace
 from credit_like.plan.machine import Machine, Seen, compute_seconds, transfer, transfer_seconds
 from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
+from credit_like.training.ema import Ema
+from credit_like.training.optimizers import adamw
+from credit_like.training.optimizers._adamw import AdamW
 
 _HEADER = "# Measured by credit-like bench."
 _TURNS = 5
@@ -125,10 +131,11 @@ def _seconds(work: Callable[[], object], device: torch.device, clock: Clock = ti
 
 
 def _products(device: torch.device, dtype: torch.dtype, clock: Clock = time.perf_counter) -> float:
-    """Return the arithmetic throughput of a large matrix product in TFLOP/s."""
+    """Return the arithmetic throughput of a large matrix product in TFLOP/s, on a CPU by the library that models use."""
     n = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    return 2 * n**3 / _seconds(lambda: a @ b, device, clock) / 1e12
+    multiply: Callable[[Tensor, Tensor], Tensor] = product if device.type == "cpu" else torch.matmul
+    return 2 * n**3 / _seconds(lambda: multiply(a, b), device, clock) / 1e12
 
 
 def _launches(device: torch.device, clock: Clock = time.perf_counter) -> float:
@@ -301,7 +308,7 @@ def _of_fsdp2(machine: Machine, alone: float, plain: Trace, sharded: Sequence[tu
 
 
 def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str, Any]:
-    """Return `reached`, and on a CPU `floor`, from forward and backward of a small WXFormer, without autocast."""
+    """Return `reached`, and on a CPU `floor`, from training steps of a small WXFormer, without autocast."""
     seen = [_step(machine, device, grid, clock) for grid in _GRIDS[device.type]]
     if len(seen) == 1:
         ((count, ideal, took),) = seen
@@ -314,7 +321,7 @@ def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str,
 
 def _step(machine: Machine, device: torch.device, grid: tuple[int, int], clock: Clock) -> tuple[int, float, float]:
     """Return the operations of a step, its roofline time and its measured time, in seconds."""
-    work = partial(_forward_backward, *_model(grid, device))
+    work = _whole_step(*_model(grid, device))
     pieces = _trace(work).pieces
     return sum(pieces.values()), compute_seconds(replace(machine, floor=0.0), pieces), _seconds(work, device, clock)
 
@@ -329,6 +336,29 @@ def _model(grid: tuple[int, int], device: torch.device, width: int = _WIDTH) -> 
     )
     initialise(model, 0)
     return model.to(device), torch.randn(1, _CHANNELS, 1, *grid, device=device)
+
+
+def _whole_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
+    """Return what takes a training step, at a learning rate of 0; it sends nothing.
+
+    The norm of the gradients, the optimiser and the average go through lists of tensors: one operation, and on a CPU a call
+    for each of them.
+    """
+    parameters = dict(model.named_parameters())
+    optimizer, average = AdamW(adamw.Config(), parameters), Ema(parameters, 0.999)
+    skip = torch.zeros((), device=x.device)
+
+    def step() -> None:
+        spectral_norm.before_step(model)
+        _forward_backward(model, x)
+        spectral_norm.after_backward(model)
+        torch.stack(torch._foreach_norm([p.grad for p in parameters.values() if p.grad is not None])).norm()
+        optimizer.step(0.0, skip)
+        for parameter in parameters.values():
+            parameter.grad = None
+        average.update(1)
+
+    return step
 
 
 def _forward_backward(model: nn.Module, x: Tensor) -> None:

@@ -138,8 +138,10 @@ def test_a_run_goes_on_in_another_layout(tame, tmp_path, continued):
 @pytest.mark.long
 def test_adamw_amplifies_rounding_alone(tmp_path):
     """AdamW divides gradients by their own size: where they are near 0, rounding errors become visible in the weights."""
-    errors = compared(tmp_path).ranks(_case("fsdp2 1 4 1 1"))
-    assert errors.pop("weights") < kit.WEIGHTS_TOLERANCE
+    made = compared(tmp_path)
+    errors = made.ranks(_case("fsdp2 1 4 1 1"))
+    rounded = [run_ranks(1, partial(kit._rounded, made.problem, made.reference, n), 500)[0].value for n in range(3)]
+    assert errors.pop("weights") < kit.GROWTH * max(each["weights"] for each in rounded)
     assert max(errors.values()) < 1e-11, errors
 
 

@@ -69,7 +69,6 @@ def compared(folder, experiment, cases, **trainer):
         row = kit._compared(case, answers_of(case.world, partial(kit._layout, problem, case, reference), 300))
         assert not row.failed, row.failed
         assert not row.refused, row.refused
-        assert row.ok, row
         assert all(row.errors[what] < bound for what, bound in COARSE.items()), row.errors
 
 
