@@ -63,9 +63,10 @@ class Config(Section):
     @model_validator(mode="after")
     def _two_to_one(self) -> Config:
         if self.longitudes != 2 * self.latitudes or self.latitudes % 2:
+            rows = self.latitudes + self.latitudes % 2
             raise UserError(
                 f"expected an even number of latitudes and twice as many longitudes, got latitudes {self.latitudes} "
-                f"and longitudes {self.longitudes}; change longitudes to {2 * self.latitudes}"
+                f"and longitudes {self.longitudes}; change them to {rows} and {2 * rows}"
             )
         if (most := _most_steps(self)) < self.steps:
             raise UserError(

@@ -83,7 +83,7 @@ def test_a_failed_write_leaves_no_store(tmp_path: Path, dataset: xr.Dataset, mon
 
 
 def test_wrong_shape_is_refused() -> None:
-    with pytest.raises(ValidationError, match="change longitudes to 64"):
+    with pytest.raises(ValidationError, match="change them to 32 and 64"):
         Config(longitudes=60, latitudes=32)
 
 
