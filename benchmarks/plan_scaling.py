@@ -17,6 +17,7 @@ import math
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ SHAPES: dict[str, tuple[Shape, ...]] = {
 """Powers of two that leave each rank a window at every stage; tensor ranks where no smaller box does."""
 GPUS = (128, 256, 512, 1024, 2048, 4096, 8192)
 BATCHES = (32, 128, 1024)
-COPIES, NODE = 4, 8
+COPIES, NODE, MORE = 4, 8, 4
 SCHEDULE = ((124_000, 1), (26_000, 8))
 """Updates and forecast steps of each: single-step training and the rollouts after it (Schreck et al. 2025)."""
 
@@ -145,40 +146,47 @@ def on(rank: Rank, shape: Shape, gpus: int, micro_batches: int) -> Simulated:
     events = rank.events[:first] + rank.events[first:last] * (micro_batches - 1) + rank.events[last:]
 
     def scaled(ranks: Sequence[int]) -> Sequence[int]:
-        if max(ranks) - min(ranks) < shard:
-            return ranks
-        first = [rank for rank in ranks if rank < shard]
-
-        def of(copies: int) -> tuple[int, ...]:
-            return tuple(copy * shard + rank for copy in range(copies) for rank in first)
-
-        assert tuple(ranks) == of(COPIES), ranks
-        return _compact(of(gpus // shard))
+        return ranks if max(ranks) - min(ranks) < shard else repeated(ranks, shard, gpus // shard)
 
     changed: list[Event] = [e._replace(ranks=scaled(e.ranks)) if isinstance(e, Start) else e for e in events]
     return replace(rank.simulated, events=changed)
 
 
+@cache
+def repeated(ranks: Sequence[int], shard: int, copies: int) -> Sequence[int]:
+    """Return a group that crosses all copies of the model, of so many ranks each, with another number of copies."""
+    first = [rank for rank in ranks if rank < shard]
+
+    def of(copies: int) -> tuple[int, ...]:
+        return tuple(copy * shard + rank for copy in range(copies) for rank in first)
+
+    assert tuple(ranks) == of(COPIES), ranks
+    return _compact(of(copies))
+
+
 def best(found: dict[Any, Rank], machine: Machine, model: str, gpus: int, batch: int) -> Point | None:
-    """Return the fastest layout that fits; None where the batch has too few samples for these GPUs."""
-    fit: dict[Shape, Simulated] = {}
-    for shape in SHAPES[model]:
-        rank, replicas = found[model, shape], gpus // math.prod(shape)
-        if (
-            replicas
-            and batch % replicas == 0
-            and not gpus % max(NODE, gpus // replicas)
-            and rank.peak <= machine.usable
-        ):
-            fit[shape] = on(rank, shape, gpus, batch // replicas)
+    """Return the fastest layout that fits; None where the batch has too few samples for these GPUs.
+
+    Layouts with more than `MORE` times as many micro-batches as the one with fewest are left out: each of these takes the same
+    computation in smaller pieces, and exchanges besides.
+    """
+    fit = {
+        shape: batch * math.prod(shape) // gpus
+        for shape in SHAPES[model]
+        if gpus >= (ranks := math.prod(shape))
+        and batch * ranks % gpus == 0
+        and not gpus % max(NODE, ranks)
+        and found[model, shape].peak <= machine.usable
+    }
     if not fit:
         return None
-    times = {shape: play(machine, [simulated], gpus) for shape, simulated in fit.items()}
+    few = {shape: n for shape, n in fit.items() if n <= MORE * min(fit.values())}
+    simulated = {shape: on(found[model, shape], shape, gpus, n) for shape, n in few.items()}
+    times = {shape: play(machine, [one], gpus) for shape, one in simulated.items()}
     shape = min(times, key=lambda shape: times[shape].total)
-    fast, slow = (play(machine.bound(end), [fit[shape]], gpus) for end in (True, False))
+    fast, slow = (play(machine.bound(end), [simulated[shape]], gpus) for end in (True, False))
     estimate = Estimate(times[shape], fast.total, slow.total)
-    micro_batches = batch * math.prod(shape) // gpus
-    return Point(model, gpus, batch, shape, micro_batches, found[model, shape].peak, estimate, (fast, slow))
+    return Point(model, gpus, batch, shape, few[shape], found[model, shape].peak, estimate, (fast, slow))
 
 
 def row(point: Point, base: Point) -> str:
