@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from credit_like import bands, registry
 from credit_like.errors import UserError
 from credit_like.layout import Finding, domain_shape, domain_text
+from credit_like.outputs import folder_problem
 from credit_like.schema import losses
 from credit_like.schema.base import HiddenKey, format_duration
 from credit_like.schema.checks import (
@@ -348,7 +349,8 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
         return
     from credit_like.evaluation.evaluate import check_results, open_baselines
 
-    yield from _refusal(("save_loc",), check_results, experiment)
+    if folder_problem(experiment.save_loc) is None:  # which has been reported
+        yield from _refusal(("save_loc",), check_results, experiment)
     yield from _refusal(("evaluation", "climatology_period"), climatology_times, store.fields, experiment)
     found = list(_refusal(("evaluation", "truth"), open_truth, experiment, store.fields))
     yield from found
