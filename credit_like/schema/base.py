@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 import unicodedata
+from collections.abc import Iterator
 from decimal import Decimal
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union, get_args, get_origin
@@ -37,6 +38,7 @@ _WALLTIME = re.compile(r"(\d{1,15}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories that end a line, control a terminal, or cannot be encoded as UTF-8."""
+_LARGEST = 3.4e38
 _NAME_BYTES = 100
 _APART = re.compile(r"""[\s'"\\#]""")
 
@@ -94,6 +96,17 @@ def _is_number(annotation: Any) -> bool:
     return annotation in (int, float)
 
 
+def _floats(value: Any) -> Iterator[float]:
+    """Yield the floats in a value and in its tuples and mappings; sections look after their own."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _floats(part)
+    elif isinstance(value, dict):
+        yield from _floats((*value.keys(), *value.values()))
+
+
 class HiddenKey(Exception):
     """The value of this key is not valid, which has been reported: what depends on it cannot be checked."""
 
@@ -129,6 +142,15 @@ class Section(BaseModel):
             raise UserError(f"expected a number, got {str(value).lower()}")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise UserError("expected a number below 2**63, got a greater one")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _fits_single_precision(cls, value: Any) -> Any:
+        """Reject numbers in which models do not compute: torch refuses them in the middle of a step."""
+        for number in _floats(value):
+            if abs(number) > _LARGEST:
+                raise UserError(f"expected a number of at most {_LARGEST:g}, as single precision has, got {number:g}")
         return value
 
     @model_serializer(mode="wrap")
