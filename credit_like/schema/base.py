@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime as dt
 import re
 import unicodedata
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Field,
     GetJsonSchemaHandler,
     PlainSerializer,
     SerializerFunctionWrapHandler,
@@ -28,7 +31,6 @@ from credit_like.errors import UserError
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(s|min|h|d)", re.ASCII)
-_NUMBERS = (int, float, int | None, float | None)
 _BYTES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZE = re.compile(r"(\d{1,19}(?:\.\d{1,15})?)\s*(B|kB|MB|GB|TB)", re.ASCII)
 _WALLTIME = re.compile(r"(\d{1,15}):([0-5]\d):([0-5]\d)", re.ASCII)
@@ -36,6 +38,7 @@ _WALLTIME = re.compile(r"(\d{1,15}):([0-5]\d):([0-5]\d)", re.ASCII)
 
 _BREAKS = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories that end a line, control a terminal, or cannot be encoded as UTF-8."""
+_LARGEST = 3.4e38
 _NAME_BYTES = 100
 _APART = re.compile(r"""[\s'"\\#]""")
 
@@ -79,6 +82,29 @@ def file_name(text: str) -> str:
 Line = Annotated[str, AfterValidator(one_line)]
 Word = Annotated[str, AfterValidator(one_word)]
 FileName = Annotated[str, AfterValidator(file_name)]
+Latitude = Annotated[float, Field(ge=-90, le=90)]
+Longitude = Annotated[float, Field(ge=-360, le=720)]
+"""Degrees east of Greenwich, in any of the usual ranges."""
+
+
+def _is_number(annotation: Any) -> bool:
+    """Return whether a type is a number or an optional one, with or without bounds."""
+    if get_origin(annotation) is Annotated:
+        return _is_number(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return all(part is NoneType or _is_number(part) for part in get_args(annotation))
+    return annotation in (int, float)
+
+
+def _floats(value: Any) -> Iterator[float]:
+    """Yield the floats in a value and in its tuples and mappings; sections look after their own."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, tuple):
+        for part in value:
+            yield from _floats(part)
+    elif isinstance(value, dict):
+        yield from _floats((*value.keys(), *value.values()))
 
 
 class HiddenKey(Exception):
@@ -112,10 +138,19 @@ class Section(BaseModel):
     @classmethod
     def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
         """Reject `true` for a number (Python counts True as 1) and integers beyond 64 bits."""
-        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
+        if isinstance(value, bool) and _is_number(cls.model_fields[info.field_name or ""].annotation):
             raise UserError(f"expected a number, got {str(value).lower()}")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise UserError("expected a number below 2**63, got a greater one")
+        return value
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _fits_single_precision(cls, value: Any) -> Any:
+        """Reject numbers in which models do not compute: torch refuses them in the middle of a step."""
+        for number in _floats(value):
+            if abs(number) > _LARGEST:
+                raise UserError(f"expected a number of at most {_LARGEST:g}, as single precision has, got {number:g}")
         return value
 
     @model_serializer(mode="wrap")

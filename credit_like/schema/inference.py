@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from credit_like.errors import UserError
-from credit_like.schema.base import Duration, DurationText, FileName, Section, format_duration, parse_duration
+from credit_like.schema.base import (
+    Duration,
+    DurationText,
+    FileName,
+    Latitude,
+    Longitude,
+    Section,
+    format_duration,
+    parse_duration,
+)
 from credit_like.schema.data import Periods, Sources, Time, parse_time
 from credit_like.schema.derive import Derive
 from credit_like.schema.plugin import plugin
@@ -165,13 +174,13 @@ class InferenceSection(Section):
 class Box(Section):
     """A latitude-longitude box in degrees; `west > east` crosses the date line or Greenwich."""
 
-    south: float = Field(ge=-90, le=90)
+    south: Latitude
     """Southern limit in degrees north."""
-    north: float = Field(ge=-90, le=90)
+    north: Latitude
     """Northern limit in degrees north."""
-    west: float = 0.0
+    west: Longitude = 0.0
     """Western limit in degrees east."""
-    east: float = 360.0
+    east: Longitude = 360.0
     """Eastern limit in degrees east."""
 
     @model_validator(mode="after")

@@ -41,7 +41,7 @@ from credit_like.data.sources._index import About, Kind, indexed
 from credit_like.data.times import Times, to_text
 from credit_like.errors import UserError
 from credit_like.grid import Grid
-from credit_like.schema.base import Section
+from credit_like.schema.base import Latitude, Longitude, Section
 
 _DATE_CODES = {
     "%Y": "[0-9]" * 4,
@@ -75,13 +75,13 @@ class Dims(Section):
 class Region(Section):
     """A box in degrees, edges included; with `west > east` it crosses the longitude at which the data begin."""
 
-    south: float = -90.0
+    south: Latitude = -90.0
     """Southern limit in degrees north."""
-    north: float = 90.0
+    north: Latitude = 90.0
     """Northern limit in degrees north."""
-    west: float | None = None
+    west: Longitude | None = None
     """Western limit in degrees east. Default: no limit."""
-    east: float | None = None
+    east: Longitude | None = None
     """Eastern limit in degrees east. Default: no limit."""
 
 
