@@ -40,9 +40,11 @@ def test_recipes_that_are_compared_cost_the_same(recipes, tmp_path):
             samples = trainer.global_batch_size * trainer.members
             batches = trainer.batches_per_epoch or 8 * recipes.STEPS_PER_EPOCH // samples
             cost[recipe.name] += trainer.epochs * batches * length * samples / 8
-    for name in ("plain", "prognostic", "prognostic-sqrt", "small-batches", *(r.name for r in recipes.CURRICULA)):
+    same = ("plain", "turned", "prognostic", "prognostic-turned", "prognostic-sqrt", "small-batches")
+    for name in (*same, *(r.name for r in recipes.CURRICULA)):
         assert cost[name] == pytest.approx(recipes.BUDGET, rel=0.01), name
-    assert cost["added"] <= 0.25 * recipes.BUDGET
+    assert all(cost[recipe.name] == int(steps) for steps, recipe in recipes.SINGLE_STEPS.items() if steps.isdecimal())
+    assert cost["added-often"] == cost["added"] <= 0.25 * recipes.BUDGET
     assert cost["spectral-damped"] == cost["spectral-long"] == cost["spectral"] == cost["more-mse"]
     assert cost["fine-from-coarse"] == cost["fine"]
     assert cost["noise"] <= 0.05 * recipes.BUDGET
