@@ -369,7 +369,7 @@ CASES = {"demo": DEMO, "gcm-t21": GCM, "storm96": STORM96}
 
 
 def skill(bench: recipes.Bench, case: Case) -> str:
-    """Return a Markdown table of the recipes that have been run: means over variables and seeds, and their range."""
+    """Return a Markdown table of the recipes that have been run, and what it shows."""
     rows = []
     for recipe in (*case.others, *case.ensembles):
         seeds = bench.found(case.single, recipe)
@@ -390,7 +390,15 @@ def skill(bench: recipes.Bench, case: Case) -> str:
             missed = "" if recipe in case.others else _verdict(columns, lead)
             rows.append([recipe.what, ", ".join(map(str, seeds)), f"{lead} h", *cells, missed])
     heads = ["forecasts", "seeds", "lead", *HEADS.values(), "energy of waves / the truth's", "targets"]
-    return "\n".join(recipes.table(heads, rows))
+    what = (
+        f"{recipes.MEMBERS} members from initial times of the test period. MAE and RMSE are those of the deterministic model that "
+        f"the ensembles start from, after its training of {case.steps} steps. Each number is the mean over variables, levels and "
+        "seeds, with the smallest and the largest of them in brackets; targets are of these. The squared error of a mean of K "
+        "members exceeds that of infinitely many by variance / K. Perturbed initial states are those of the same model with the "
+        "same physics, and of several amplitudes the best one for each variable and lead; the fair CRPS of a single forecast is "
+        "its MAE."
+    )
+    return "\n".join([what, "", *recipes.table(heads, rows)])
 
 
 HEADS = {

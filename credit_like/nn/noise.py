@@ -33,6 +33,8 @@ GAMMA = _signed(0x9E3779B97F4A7C15)
 """The increment of SplitMix64's counter."""
 _LEFT_OUT = 0.01
 """Fraction of the variance of correlated noise in innovations that are so old that they are left out."""
+_AT_ONCE = 1 << 16
+"""Numbers of a layer's innovations that are made in one go."""
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
@@ -184,11 +186,15 @@ class Noise(Layer):
     def numbers(self, x_BHWC: Tensor, key_BJ: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the noise z (B, H, W, channels) at the points of x."""
         wide = torch.promote_types(x_BHWC.dtype, torch.float32)
-        _, height, width, _ = x_BHWC.shape
-        total: Tensor | None = None
-        for weight, key_B in zip(self.weights, key_BJ.unbind(1), strict=True):
-            new = standard_normal(absorb(key_B, self.level), (height, width), self.channels, wide, self.places)
-            total = new.mul_(weight) if total is None else total.add_(new.mul_(weight))
+        batch, height, width, _ = x_BHWC.shape
+        # Small fields are made together, because each operation costs more than its arithmetic; large ones one after the other.
+        at_once = max(1, _AT_ONCE // (batch * height * width * self.channels))
+        weights, total = iter(self.weights), None
+        for key_BI in absorb(key_BJ, self.level).split(at_once, 1):
+            new = standard_normal(key_BI.flatten(), (height, width), self.channels, wide, self.places)
+            for part in new.unflatten(0, key_BI.shape).unbind(1):
+                weighted = part * next(weights)
+                total = weighted if total is None else total.add_(weighted)
         assert total is not None
         return total.mul_(self.scale).to(dtype)
 
