@@ -82,7 +82,7 @@ def test_a_command_replaces_its_own_section_alone(ensemble, tmp_path):
     ensemble.write_section(page, "Skill", "new words\n\n| b |")
     text = page.read_text()
     assert text.startswith("# Ensembles\n")
-    assert text.index("## Cost\n\ntimes\n") < text.index("## Skill\n\nnew words\n\n| b |\n")
+    assert text.index("## Skill\n\nnew words\n\n| b |\n") < text.index("## Cost\n\ntimes\n")
     assert "old" not in text
     ensemble.write_section(page, "Skill", "new words\n\n| b |")
     assert page.read_text() == text
