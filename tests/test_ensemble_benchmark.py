@@ -41,6 +41,40 @@ def test_further_training_costs_what_its_description_says(ensemble, monkeypatch,
     assert trained
 
 
+def test_perturbed_states_are_compared_with_noise_in_the_same_model(ensemble, monkeypatch, tmp_path):
+    monkeypatch.setenv("CREDIT_LIKE_DATA", str(tmp_path))
+    bench = ensemble.recipes.Bench(tmp_path, (1,), False)
+    found = {
+        recipe.name: [each.name for each in case.perturbed(recipe, bench)]
+        for case in ensemble.CASES.values()
+        for recipe in case.ensembles
+        if recipe.forecasts_of is None
+    }
+    assert found["noise-alone"] == ["perturbed-1", "perturbed-1.5"]
+    assert found["noise-damped"] == ["perturbed-damped-1", "perturbed-damped-1.5"]
+    assert all(found.values())
+
+
+def test_a_row_names_the_targets_that_any_value_misses(ensemble):
+    met = {"spread": [0.9, 1.1], "CRPS": [0.7], "perturbed": [0.85], "RMSE": [1.0], "infinite": [1.2], "energy": [1.15]}
+    columns = {name: ensemble.np.array(values) for name, values in met.items()}
+    assert ensemble._verdict(columns, 72) == "met"
+    missed = {"spread": [1.0, 1.11], "CRPS": [1.01], "perturbed": [0.8, 0.86], "RMSE": [1.01], "energy": [0.84]}
+    for name, values in missed.items():
+        assert ensemble._verdict(columns | {name: ensemble.np.array(values)}, 72) == f"MISSED: {name}"
+    assert ensemble._verdict(columns | {"RMSE": ensemble.np.array([1.01])}, 24) == "met"
+
+
+def test_members_on_ranks_are_compared_with_a_step_and_the_exchange(ensemble):
+    """Seconds and processor seconds of the trainings, and of the exchange, in each of two rounds on two ranks."""
+    steps = [[(1.0, 0.5), (1.25, 0.75), (1.5, 1.0), (0.5, 0.5)]] * 2
+    ranks = [{"activations": [100, 110, 121], "seconds": steps}] * 2
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in ensemble.table(ranks, 2, 32).splitlines()[4:]]
+    assert rows[0] == ["seconds", "1.0000", "1.2500", "1.5000", "0.5000", "1.000", "0.857", "1.0"]
+    assert rows[1][-3:-1] == ["1.000", "0.800"]
+    assert rows[2][-3:-1] == ["1.210", "1.100"]
+
+
 def test_a_command_replaces_its_own_section_alone(ensemble, tmp_path):
     page = tmp_path / "ensemble.md"
     ensemble.write_section(page, "Skill", "old words\n\n| a |")
@@ -48,7 +82,7 @@ def test_a_command_replaces_its_own_section_alone(ensemble, tmp_path):
     ensemble.write_section(page, "Skill", "new words\n\n| b |")
     text = page.read_text()
     assert text.startswith("# Ensembles\n")
-    assert text.index("## Cost\n\ntimes\n") < text.index("## Skill\n\nnew words\n\n| b |\n")
+    assert text.index("## Skill\n\nnew words\n\n| b |\n") < text.index("## Cost\n\ntimes\n")
     assert "old" not in text
     ensemble.write_section(page, "Skill", "new words\n\n| b |")
     assert page.read_text() == text

@@ -33,17 +33,20 @@ GAMMA = _signed(0x9E3779B97F4A7C15)
 """The increment of SplitMix64's counter."""
 _LEFT_OUT = 0.01
 """Fraction of the variance of correlated noise in innovations that are so old that they are left out."""
+_AT_ONCE = 1 << 16
+"""Numbers of a layer's innovations that are made in one go."""
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def mix(x: Tensor) -> Tensor:
     """Return the 64 mixed bits of each int64: the finaliser of SplitMix64."""
-    x = (x ^ _shifted(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shifted(x, 27)) * _signed(0x94D049BB133111EB)
-    return x ^ _shifted(x, 31)
+    # In place: the numbers of a field are many, and memory that is new costs more than the arithmetic.
+    x = _shifted(x, 30).bitwise_xor_(x).mul_(_signed(0xBF58476D1CE4E5B9))
+    x = _shifted(x, 27).bitwise_xor_(x).mul_(_signed(0x94D049BB133111EB))
+    return _shifted(x, 31).bitwise_xor_(x)
 
 
 def absorb(key: Tensor, value: Tensor | int) -> Tensor:
@@ -64,10 +67,10 @@ def standard_normal(
     points_HW = rows_H[:, None] * (places[1].whole or shape[1]) + columns_W
     counter = (points_HW[..., None] * pairs + torch.arange(pairs, device=device)).flatten()
     # The key comes first: torch's compiler computes with bare positions in unbounded integers.
-    bits = mix((key_B[:, None] ^ counter) * GAMMA).unflatten(1, (*shape, pairs))
-    radius = (((bits & 0xFFFFFFFF).to(dtype) + 0.5) * 2.0**-32).log().mul(-2).sqrt()
-    angle = _shifted(bits, 32).to(dtype) * (2 * math.pi * 2.0**-32)
-    return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :channels]
+    bits = mix((key_B[:, None] ^ counter).mul_(GAMMA)).unflatten(1, (*shape, pairs))
+    radius = (bits & 0xFFFFFFFF).to(dtype).add_(0.5).mul_(2.0**-32).log_().mul_(-2).sqrt_()
+    angle = _shifted(bits, 32).to(dtype).mul_(2 * math.pi * 2.0**-32)
+    return torch.cat([angle.cos().mul_(radius), angle.sin_().mul_(radius)], -1)[..., :channels]
 
 
 def innovation_weights(correlation: float) -> tuple[float, ...]:
@@ -183,13 +186,17 @@ class Noise(Layer):
     def numbers(self, x_BHWC: Tensor, key_BJ: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the noise z (B, H, W, channels) at the points of x."""
         wide = torch.promote_types(x_BHWC.dtype, torch.float32)
-        _, height, width, _ = x_BHWC.shape
-        total: Tensor | None = None
-        for weight, key_B in zip(self.weights, key_BJ.unbind(1), strict=True):
-            new = standard_normal(absorb(key_B, self.level), (height, width), self.channels, wide, self.places)
-            total = weight * new if total is None else total + weight * new
+        batch, height, width, _ = x_BHWC.shape
+        # Small fields are made together, because each operation costs more than its arithmetic; large ones one after the other.
+        at_once = max(1, _AT_ONCE // (batch * height * width * self.channels))
+        weights, total = iter(self.weights), None
+        for key_BI in absorb(key_BJ, self.level).split(at_once, 1):
+            new = standard_normal(key_BI.flatten(), (height, width), self.channels, wide, self.places)
+            for part in new.unflatten(0, key_BI.shape).unbind(1):
+                weighted = part * next(weights)
+                total = weighted if total is None else total.add_(weighted)
         assert total is not None
-        return (self.scale * total).to(dtype)
+        return total.mul_(self.scale).to(dtype)
 
 
 class NormNoise(Noise):
