@@ -258,7 +258,8 @@ def _ask(file: Path, variant: Variant, pipe: Connection) -> None:
     pipe.send(("check", answer(["check", str(file)], said)))
     if variant.command == "submit":
         for mode in MODES:  # check looks at all of them
-            pipe.send((f"submit {mode}", answer(["submit", str(file), "--dry-run", "--mode", mode], said)))
+            after = ["--after", "1"] if mode in ("rollout", "evaluate") else []  # there is no checkpoint yet
+            pipe.send((f"submit {mode}", answer(["submit", str(file), "--dry-run", "--mode", mode, *after], said)))
     else:
         pipe.send((variant.command, answer([variant.command, str(file)], said)))
     pipe.close()
