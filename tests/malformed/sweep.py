@@ -254,6 +254,7 @@ def _ask(file: Path, variant: Variant, pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # as in a command; workers end with their parent
     _limit(pipe)
     pipe.send(("check", answer(["check", str(file)], said)))
     if variant.command == "submit":
