@@ -71,7 +71,7 @@ class Fix(nn.Module):
                 self.area.part((corrected_BCHW[:, where] - after_BCHW[:, where]).detach()).mean()
                 for where in self.changes.values()
             ]
-            self._added.append(torch.stack(change))
+            self._added.append(torch.stack(change) if change else corrected_BCHW.new_zeros(0))
         return corrected_BCHW
 
     def _mean(self, x_BHW: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from credit_like import cli, registry
 from credit_like.data.sources.synthetic import Config as Synthetic
 from credit_like.data.sources.synthetic import generate
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.launch import MODES
 from credit_like.schema.load import load_experiment
 from tests.experiments import DEMO
 from tests.faults.test_run_folder import TINY
@@ -253,11 +254,15 @@ def _ask(file: Path, variant: Variant, pipe: Connection) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, resource.RLIM_INFINITY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 5))
     torch.set_num_threads(1)
+    multiprocessing.set_start_method("fork", force=True)  # as in a command; workers end with their parent
     _limit(pipe)
     pipe.send(("check", answer(["check", str(file)], said)))
-    if variant.command != "check":
-        extra = ["--dry-run"] if variant.command == "submit" else []
-        pipe.send((variant.command, answer([variant.command, str(file), *extra], said)))
+    if variant.command == "submit":
+        for mode in MODES:  # check looks at all of them
+            after = ["--after", "1"] if mode in ("rollout", "evaluate") else []  # there is no checkpoint yet
+            pipe.send((f"submit {mode}", answer(["submit", str(file), "--dry-run", "--mode", mode, *after], said)))
+    else:
+        pipe.send((variant.command, answer([variant.command, str(file)], said)))
     pipe.close()
     os._exit(0)
 
@@ -329,11 +334,10 @@ def disagreement(found: dict[str, Answer]) -> str | None:
     check = found["check"]
     if check.status not in (0, 2):
         return f"check: {check.status} {check.said[-1500:]}"
-    for command, other in found.items():
-        if command == "check":
-            continue
-        if check.status == 2 and other.status in (0, "goes on"):
-            return f"check: 2 {check.said[-1500:]}, {command}: {other.status}"
+    others = {command: other for command, other in found.items() if command != "check"}
+    if check.status == 2 and all(other.status in (0, "goes on") for other in others.values()):
+        return f"check: 2 {check.said[-1500:]}, {', '.join(others)}: accepted"
+    for command, other in others.items():
         if check.status != 2 and other.status not in (0, "goes on") and "out of memory: " not in other.said:
             return f"check: 0, {command}: {other.status} {other.said[-1500:]}"
     return None

@@ -157,6 +157,14 @@ def test_relaxation_needs_the_data_of_its_period(variables):
         build({"type": "relax", "variables": ["Q"], "climatology": ["1999-01-01", "1999-02-01"]}, variables)
 
 
+def test_a_correction_of_no_variable_changes_nothing_and_records_nothing(variables):
+    fix, _ = build({"type": "conserve", "variables": []}, variables)
+    x = torch.randn(1, 4, HEIGHT, WIDTH)
+    fix.record()
+    assert torch.equal(fix(x, x), x)
+    assert fix.taken().shape == (0,)
+
+
 def test_zonal_filter_needs_whole_rows_with_data(variables):
     module = registry.module("physics", "zonal-filter")
     config = module.Config(variables=("Q",), highest=3)
