@@ -358,6 +358,7 @@ def curriculum(bench: Bench) -> list[str]:
         "the comparison at equal time. With a filter, forecasts of the 645 steps have the `spherical-filter` of damping 0.04 and "
         "order 4: a part of what a curriculum with a filter gains is the filter's. Processor minutes are those of the curriculum "
         "and of single steps.",
+        *([] if bench.found(LONGER) else ["", f"{LONGER.what} were not measured yet."]),
         "",
         *(table(heads, rows) if rows else ["Not measured yet."]),
         "",
