@@ -105,7 +105,7 @@ def _translated(source: Document, path: Path, upsample: str | None, weights: tup
         else:
             meaning = instead or "unknown to this translation; see whether it matters"
             source.remark(keys, meaning, covered=instead is not None)
-    remarks = sorted(set(source.remarks), key=lambda remark: (remark.line, remark.key))
+    remarks = sorted(set(source.remarks), key=lambda remark: (remark.line, remark.key, remark.meaning))
     made = {key: value for key, value in experiment.items() if value not in ({}, [])}
     return Translation(made, tuple(remarks), metadata, arguments)
 
