@@ -6,8 +6,12 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from credit_like.errors import UserError
+from credit_like.errors import UserError, replace
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DRAWN = {"Software": "Drawn by credit-like"}
 """Metadata of the figures (PNG) that commands draw under fixed names."""
@@ -44,6 +48,14 @@ def check_own(option: str, path: Path, what: str, is_own: Callable[[Path], bool]
 def check_figure(path: Path) -> None:
     """Raise UserError if something is at `path`, a name in a run's folder, that is no figure with the metadata `DRAWN`."""
     check_own("save_loc", path, "a figure of this command", begins_with(DRAWN["Software"]))
+
+
+def save_figure(figure: Figure, path: Path, dpi: int) -> None:
+    """Write a figure whole, or not at all. Raises UserError as `check_figure` does."""
+    check_figure(path)
+    part = path.with_name(f".{path.name}.part")
+    figure.savefig(part, format="png", dpi=dpi, metadata=DRAWN)
+    replace(part, path)
 
 
 def begins_with(mark: str) -> Callable[[Path], bool]:

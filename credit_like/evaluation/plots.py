@@ -12,10 +12,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from credit_like.errors import replace
+from credit_like import outputs
 from credit_like.evaluation.scorecard import IN_UNITS, channels, labels
 from credit_like.naming import channel_text, exponent_of, hours_text, level_units_of, with_units
-from credit_like.outputs import DRAWN, check_figure
 
 log = logging.getLogger(__name__)
 
@@ -49,10 +48,7 @@ def save_figure(figure: Figure, path: Path) -> Path:
 
     Raises UserError where it would replace anything but an earlier one.
     """
-    check_figure(path)
-    part = path.with_name(f".{path.name}.part")
-    figure.savefig(part, format="png", dpi=110, metadata=DRAWN)
-    replace(part, path)
+    outputs.save_figure(figure, path, dpi=110)
     log.info("%s", path)
     return path
 

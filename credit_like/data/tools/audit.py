@@ -22,7 +22,7 @@ from credit_like.data.store import FieldStore
 from credit_like.data.times import to_text
 from credit_like.errors import replace
 from credit_like.naming import channel_text, exponent_of, with_units
-from credit_like.outputs import DRAWN, begins_with, check_figure, check_own
+from credit_like.outputs import begins_with, check_figure, check_own, save_figure
 from credit_like.variables import Variables
 
 if TYPE_CHECKING:
@@ -95,9 +95,7 @@ class Audit:
 
     def plot(self, path: Path) -> None:
         """Plot mean, range and missing share of every field over time, one panel per channel."""
-        part = path.with_name(f".{path.name}.part")
-        self.figure().savefig(part, format="png", dpi=100, metadata=DRAWN)
-        replace(part, path)
+        save_figure(self.figure(), path, dpi=100)
 
     def figure(self) -> Figure:
         """Return the figure of `plot`: levels and units in the titles, dates below the lowest panels."""
