@@ -70,7 +70,7 @@ class Sample(_Batch):
 
 @dataclass(frozen=True, eq=False)
 class State(_Batch):
-    """The atmosphere at one time t, in physical units; missing points are NaN.
+    """The atmosphere at one time t, in physical units; points without data hold the channel's mean.
 
     prognostic (B, Cp, T, H, W), newest frame last; diagnostic (B, Cd, H, W), the diagnostic output of the
     step that led to this state (zeros for an initial state); index (B,) int64 as in `Sample`; key (B,) int64, of the

@@ -30,6 +30,7 @@ from credit_like.evaluation.collect import VECTORS, Collected
 from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.frames import COLUMNS
+from credit_like.evaluation.gaps import Gaps
 from credit_like.evaluation.html_page import REPORT_MARK
 from credit_like.evaluation.metrics import needs
 from credit_like.evaluation.needs import check_metrics
@@ -66,6 +67,17 @@ class ScoreBlock:
 
 
 @dataclass(frozen=True)
+class BlockScores:
+    """Results of one block: (source, metric, statistic) → (leads, levels, regions[, extra]).
+
+    `gaps`: source → the fraction of points at which its forecast is not finite, (leads,), of files alone.
+    """
+
+    statistics: Mapping[tuple[str, str, str], NDArray[np.float64]]
+    gaps: Mapping[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
 class Scorer:
     """The data and metrics with which a block is scored."""
 
@@ -78,14 +90,14 @@ class Scorer:
     dry: Mapping[str, float]
     events: Mapping[str, NDArray[np.float64]]
 
-    def score(self, block: ScoreBlock, inits: Sequence[int]) -> dict[tuple[str, str, str], NDArray[np.float64]]:
-        """Return (source, metric, statistic) → (leads, levels, regions[, extra])."""
+    def score(self, block: ScoreBlock, inits: Sequence[int]) -> BlockScores:
+        """Return the statistics of one block."""
         store, init = self.truth.store, inits[block.init]
         valid = init + np.array(block.leads, np.int64)
         truth = self.truth.at(valid, block.variable, block.levels)
         times = calendar.from_seconds(valid, store.calendar)
         mean = self.climatology.at(block.variable.name, times, block.levels).astype(np.float64)
-        result = {}
+        result, gaps = {}, {}
         for name, source in self.sources.items():
             forecast = source.fields(init, block.leads, block.variable, block.levels)
             if forecast is None:
@@ -93,11 +105,14 @@ class Scorer:
             rain = self.thresholds.get(block.variable.name), self.dry.get(block.variable.name, np.nan)
             events = self.events.get(block.variable.name)
             fields = Fields(forecast, truth, mean, self.regions, store.grid, *rain, events)
+            if isinstance(source, ForecastFiles):
+                lost = 1 - np.isfinite(forecast).all(0).mean((1, 2, 3))
+                gaps[name] = np.where(np.isin(block.leads, source.leads), lost, np.nan)
             for metric, module in self.metrics.items():
                 if _applies(module, fields):
                     for statistic, values in module.per_time(fields).items():
                         result[name, metric, statistic] = values
-        return result
+        return BlockScores(result, gaps)
 
 
 def _applies(metric: ModuleType, fields: Fields) -> bool:
@@ -141,8 +156,8 @@ def evaluate(
     in the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
     `provenance` (source), the number of initial times, the statistics of every initial time as `<variable>_by_init`
     (source, statistic, init_time, region, lead_time[, level]), and, if the section requests them, bounds of 95 % from
-    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Raises UserError for forecasts, baselines
-    or metrics that do not fit the truth.
+    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Warns of forecasts that are not finite
+    everywhere. Raises UserError for forecasts, baselines or metrics that do not fit the truth.
     """
     section = experiment.evaluation
     with registry.searching(experiment.plugins):
@@ -186,11 +201,16 @@ def evaluate(
     scorer = Scorer(truths, sources, climatology, regions, metrics, thresholds, dry, events)
     started = calendar.from_seconds(np.array(inits, np.int64), truth.calendar)
     collected = Collected(list(sources), metrics, started, leads, regions.names, labels)
+    gaps = Gaps(len(inits), leads)
     blocks = list(_blocks(scored, model, inits, leads, truth))
     for done, block, part in _run(scorer, blocks, inits):
-        collected.add(block.variable, block.levels, block.init, block.first_lead, part)
+        collected.add(block.variable, block.levels, block.init, block.first_lead, part.statistics)
+        for name, fractions in part.gaps.items():
+            gaps.add(name, block.variable.name, block.init, block.first_lead, fractions)
         if progress is not None:
             progress(done, len(blocks))
+    for message in gaps.messages():
+        _LOG.warning("%s", message)
     result = collected.dataset(section.bootstrap, experiment.seed)
     provenance = [source.provenance for source in sources.values()]
     result = result.assign_coords(provenance=("source", provenance))
@@ -287,8 +307,8 @@ def _blocks(
 
 def _run(
     scorer: Scorer, blocks: Sequence[ScoreBlock], inits: Sequence[int]
-) -> Iterator[tuple[int, ScoreBlock, dict[tuple[str, str, str], NDArray[np.float64]]]]:
-    """Yield (blocks done, block, its statistics), computed on the active dask scheduler."""
+) -> Iterator[tuple[int, ScoreBlock, BlockScores]]:
+    """Yield (blocks done, block, its scores), computed on the active dask scheduler."""
     for start in range(0, len(blocks), _AT_ONCE):
         some = blocks[start : start + _AT_ONCE]
         parts = dask.compute(*(dask.delayed(scorer.score, pure=False)(block, inits) for block in some))

@@ -28,6 +28,7 @@ from credit_like.inference.paths import forecast_folder, forecast_path
 from credit_like.inference.plan import ForecastPlan, output_attributes, plan
 from credit_like.inference.times import times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
+from credit_like.naming import hours_text
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import ChunkShare
 from credit_like.rollout import rollout
@@ -68,8 +69,9 @@ def write_forecasts(
     (A format that keeps all members in one file distributes whole initial times.) `checkpoint`
     identifies the weights, and is recorded with the resolved experiment. Ranks that share a field write whole chunks of it
     where the format has chunks; otherwise they send it to the first one, a variable at a time. Where fields are derived, they
-    send all variables at once, because those need the rows of other ranks. `progress(done, of)` counts steps. Raises
-    UserError before anything is written for an invalid request, and RuntimeError if writing fails.
+    send all variables at once, because those need the rows of other ranks. `progress(done, of)` counts steps. A forecast
+    that overflows is written as it is, and a warning says from which lead on it is not finite. Raises UserError before
+    anything is written for an invalid request, and RuntimeError if writing fails.
     """
     experiment, store, stepper = context.experiment, context.store, context.stepper
     derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
@@ -94,6 +96,7 @@ def write_forecasts(
     names = list(layout.chosen) if share is not None and share.alone and not derive else [None]
     background = Background(_WAITING if names == [None] else len(names))
     steps, done = forecast_plan.leads * sum(map(len, todo)), 0
+    finite: list[Tensor] = []  # of each lead of a batch
     stepper.eval()
     try:
         for unit in todo:
@@ -101,6 +104,13 @@ def write_forecasts(
                 if collects and lead in layout.leads:
                     for name, fields in _fields(stepper, state, share, derive, layout, names):
                         background.submit(partial(_write, writer, places, layout.leads.index(lead), name, fields))
+                finite.append(_finite(state))
+                if lead == forecast_plan.leads:
+                    # A field that ranks share is not finite where the part of any of them is not.
+                    wrong = to_host(context.runtime.sum_over_domain((~torch.stack(finite)).float()))
+                    if collects and (share is None or share.first):
+                        background.submit(partial(_warn, layout, places, wrong))
+                    finite = []
                 done += 1
                 if progress is not None:
                     progress(done, steps)
@@ -284,6 +294,35 @@ def _fields(
                 continue
             copy = to_host(fields if derive is None else derive.append(fields))
         yield name, copy
+
+
+def _finite(state: State) -> Tensor:
+    """Return which channels of the stepper's outputs are finite at all points of this rank, (B, C_out)."""
+    with torch.inference_mode():
+        # The sum is finite if all values are, and takes one pass over them.
+        return torch.cat([x.sum((-2, -1)).isfinite() for x in (state.now, state.diagnostic)], 1)
+
+
+def _warn(layout: ForecastLayout, places: Sequence[ForecastKey], wrong_LBC: HostCopy) -> None:
+    """Warn of the forecasts of a batch that are not finite at some lead."""
+    wrong = np.asarray(wrong_LBC.wait().numpy() > 0)
+    bad = np.flatnonzero(wrong.any((0, 2)))
+    if not bad.size:
+        return
+    first = int(wrong[:, bad[0]].any(-1).argmax())
+    init, member = places[bad[0]]
+    names = [channel for variable in layout.variables for channel in variable.channels]
+    channels = [names[i] for i in np.flatnonzero(wrong[first, bad[0]])]  # the stepper's outputs come first
+    _LOG.warning(
+        "the forecast from %s%s is not finite from a lead of %s on: %s%s (%d of %d forecasts of this batch are not)",
+        calendar.to_text(layout.init[init]),
+        f", member {member}," if layout.members > 1 else "",
+        hours_text(np.timedelta64((first + 1) * layout.timestep, "s")),
+        ", ".join(channels[:3]),
+        f" and {len(channels) - 3} others" if len(channels) > 3 else "",
+        len(bad),
+        len(places),
+    )
 
 
 def _write(writer: Writer, places: Sequence[ForecastKey], lead: int, name: str | None, fields: HostCopy) -> None:

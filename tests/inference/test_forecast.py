@@ -20,6 +20,7 @@ import xarray as xr
 import zarr
 from world import make_context, make_experiment
 
+from credit_like.data import times as calendar
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
@@ -108,6 +109,34 @@ def test_points_without_data_have_none(masked_data, tmp_path):
     for name, array in read(experiment).data_vars.items():
         assert np.isnan(array.values[..., :2, :3]).all(), name
         assert np.isfinite(array.values[..., 2:, :]).all(), name
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_a_forecast_that_overflows_is_written_with_a_warning(masked_data, tmp_path, caplog, kind):
+    experiment = make_experiment(masked_data, tmp_path, ensemble=ENSEMBLE, batch_size=2, output={"type": kind})
+    context, calls = make_context(experiment), []
+
+    def overflow(_module, _inputs, y_BCTHW):
+        """Make the second of the first two members infinite at its third lead, at one point of one channel."""
+        calls.append(1)
+        if len(calls) == 3:
+            y_BCTHW = y_BCTHW.clone()
+            y_BCTHW[1, 2, :, 5, 5] = torch.inf
+        return y_BCTHW
+
+    context.stepper.model.register_forward_hook(overflow)
+    write_forecasts(context, "step-7")
+    (message,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    init = calendar.to_text(read(experiment).isel(time=0)["time"].values)
+    assert message == (
+        f"the forecast from {init}, member 1, is not finite from a lead of 18 h on: temperature@500 "
+        "(1 of 2 forecasts of this batch are not)"
+    )
+
+
+def test_points_without_data_are_no_overflow(masked_data, tmp_path, caplog):
+    write(masked_data, tmp_path)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 def test_small_chunks_hold_the_same(data, tmp_path):

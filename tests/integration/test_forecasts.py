@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 import yaml
 
@@ -189,6 +191,40 @@ def test_the_rank_that_writes_collects_a_variable_at_a_time(run, tmp_path, run_r
             assert xr.load_dataset(a).identical(xr.load_dataset(b))
     else:
         assert xr.open_zarr(places[0]).load().identical(xr.open_zarr(places[1]).load())
+
+
+def _overflowed(rank, file, overrides):
+    """Forecast with a model that makes one point of the last rank infinite at the second lead; return the warnings."""
+    experiment = load_experiment(file, overrides).model_copy(update={"model": persistence.Config()})
+    context = build.build_context(experiment, build.start(experiment, training=False), train=False)
+    calls, said = [], []
+
+    def overflow(_module, _inputs, y_BCTHW):
+        calls.append(1)
+        y_BCTHW = y_BCTHW.clone()
+        if len(calls) == 2 and rank == context.runtime.world - 1:
+            y_BCTHW[0, 1, :, -1, -1] = torch.inf
+        return y_BCTHW
+
+    context.stepper.model.register_forward_hook(overflow)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("credit_like.inference").addHandler(handler)
+    write_forecasts(context, "step-0")
+    return said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["netcdf", "zarr"])
+def test_an_overflow_on_one_rank_is_said_once_and_as_by_one_process(run, tmp_path, run_ranks, kind):
+    said = {}
+    for world, layout in ((1, "{}"), (4, "{domain: [2, 2]}")):
+        output = {"type": kind, "path": str(tmp_path / str(world))}
+        sets = [f"trainer.parallelism={layout}", f"inference.output={json.dumps(output)}"]
+        said[world] = run_ranks(world, _overflowed, run, sets)
+    (alone,) = said[1][0]
+    assert "is not finite from a lead of 12 h on: " in alone
+    assert said[4] == [[alone], [], [], []]
 
 
 def refused(capsys, *arguments) -> str:
