@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
@@ -205,9 +205,23 @@ OPERATION = {
 }
 
 
+def image():
+    return torch.randn(2, CHANNELS, 1, HEIGHT, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+
+
+def runs(model):
+    """Whether the model works on the whole image at all."""
+    try:
+        with torch.no_grad():
+            model(image().float())
+    except (RuntimeError, IndexError, ValueError, UserWarning):  # a layer may only warn of a number of channels
+        return False
+    return True
+
+
 def changes_numbers(model, axis=0):
     """Whether the model gives other numbers for two bands than for the image."""
-    x = torch.randn(2, CHANNELS, 1, HEIGHT, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    x = image()
     model = model.to(torch.float64)
     try:
         with torch.no_grad():
@@ -252,6 +266,7 @@ PARTS = st.lists(st.sampled_from([*LOCAL, *MIXING]), min_size=1, max_size=4)
 def test_nothing_is_accepted_that_changes_numbers(names, seed, axis):
     torch.manual_seed(seed)
     model = Image(*(LOCAL[name]() if name in LOCAL else MIXING[name][0]() for name in names))
+    assume(runs(model))  # a part that needs a number of rows may follow one that changes it
     message = refusal(model, axis=axis)
     if axis == 0 and all(name in LOCAL for name in names):
         assert message == ""
