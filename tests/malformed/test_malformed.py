@@ -53,7 +53,10 @@ def folder(tmp_path_factory):
     for path, length in cut.items():
         path.write_bytes(path.read_bytes()[:length])
     good.drop_vars(["t2m", "rain"]).to_netcdf(folder / "wind.nc")
-    odd = good.assign(complex=good["t2m"].astype("c8"), infinite=good["t2m"] + np.inf, nothing=good["t2m"] * np.nan)
+    north = good["t2m"].where(good["latitude"] > 0)  # with whole rows that have no data, and points
+    odd = good.assign(
+        north=north, complex=good["t2m"].astype("c8"), infinite=good["t2m"] + np.inf, nothing=good["t2m"] * np.nan
+    )
     odd.to_zarr(folder / "odd.zarr", zarr_format=2)
     (folder / "notes.txt").write_text("not a store\n")
     (folder / "folder").mkdir()
