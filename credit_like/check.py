@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 # What the libraries behind a store raise for files that are not there, not whole or not what they should be.
 _UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, TypeError, IndexError, OverflowError)
 _KEY = re.compile(r"(\w+(?:\.[\w-]+)*): ")
+_SAMPLED = 20
+"""Times that are read before a point is taken for one that never has data; the first is the only one if nothing lacks there."""
 
 
 @dataclass
@@ -168,6 +170,8 @@ def _inspect(
     for check in (*_ON_THE_AXES, _content_findings, _statistics_findings):
         findings += visible(check, store)
     findings += visible(_variable_findings, experiment, variables)
+    if not any(path[:1] == ("data",) for path, _ in findings):
+        findings += visible(_gap_findings, store)
     findings += visible(_launch_findings, experiment, world_size is None and whole and not findings)
     # What follows calls functions that take the data and the times for granted.
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
@@ -551,12 +555,8 @@ def _content_findings(store: Store) -> Iterator[Finding]:
 
 def _odd_channels(store: Store, variable: Variable) -> str | None:
     """Return a problem if the first, middle or last field of the periods has infinite values, or if none has values."""
-    data, used = store.experiment.data, np.array([], np.int64)
-    with suppress(ValueError):  # a day that the calendar does not have is reported with the periods
-        used = store.fields.period((*data.train, *data.valid, *data.test))
-    used = used if len(used) else np.arange(len(store.seconds))
     has_data = np.zeros(len(variable), bool)
-    for position in sorted({int(used[i]) for i in (0, (len(used) - 1) // 2, -1)}):
+    for position in _sampled(store, 3):
         fields = store.fields.read([variable], [position])[0]
         infinite = np.isinf(fields).any((1, 2))
         if infinite.any():
@@ -567,6 +567,54 @@ def _odd_channels(store: Store, variable: Variable) -> str | None:
         return None
     channel = variable.channels[int(np.argmin(has_data))]
     return f"expected values, got none of {channel} in the first, the middle and the last field of the periods"
+
+
+def _sampled(store: Store, count: int) -> list[int]:
+    """Return at most so many positions of the periods on the time axis: the first, the last and some between."""
+    data, used = store.experiment.data, np.array([], np.int64)
+    with suppress(ValueError):  # a day that the calendar does not have is reported with the periods
+        used = store.fields.period((*data.train, *data.valid, *data.test))
+    used = used if len(used) else np.arange(len(store.seconds))
+    return sorted({int(used[i]) for i in np.linspace(0, len(used) - 1, count).astype(int)})
+
+
+def _gap_findings(store: Store) -> Iterator[Finding]:
+    """Check that there are data where the corrections need them.
+
+    What the data are is known from the statistics, or from a sample as long as there are none.
+    """
+    corrections = [
+        (i, config, check)
+        for i, config in enumerate(store.experiment.physics)
+        if (check := getattr(registry.of("physics", config), "check_mask", None))
+    ]
+    found: list[Finding] = []
+    for mask in _masks(store) if corrections else ():
+        found = [
+            (("physics", i, *path[1:]), message)
+            for i, config, check in corrections
+            for path, message in _refusal(("physics",), check, config, store.variables, mask)
+        ]
+        if not found:
+            return
+    yield from found
+
+
+def _masks(store: Store) -> Iterator[NDArray[np.bool_]]:
+    """Yield (C, H, W) of what the model predicts, True at points that have data: of more and more of the sample."""
+    from credit_like.data.statistics import Statistics
+
+    experiment, outputs = store.experiment, store.variables.outputs
+    given, own = experiment.data.statistics, FilePath(experiment.save_loc) / "statistics.nc"
+    path = own if experiment.start_from is not None else FilePath(given or own)
+    if path.is_file():
+        with suppress(*_UNREADABLE):  # statistics that do not fit are reported by themselves
+            yield Statistics.load(path, store.fields).mask(outputs)
+            return
+    mask = np.zeros((sum(map(len, outputs)), store.fields.grid.height, store.fields.grid.width), bool)
+    for position in _sampled(store, _SAMPLED):
+        mask |= np.isfinite(store.fields.read(outputs, [position])[0])
+        yield mask
 
 
 def _correction_findings(store: Store) -> Iterator[Finding]:

@@ -312,6 +312,8 @@ def test_the_second_generation(tmp_path):
         ({"scheduler_type": "cosine-annealing-restarts", "first_cycle_steps": 250, "warmup_steps": 50, "cycle_mult": 2.0,
           "max_lr": 1e-3, "min_lr": 1e-6},
          {"type": "cosine-restarts", "warmup_steps": 50, "period": 200, "factor": 2, "min_lr": 1e-6}, 1e-3),
+        ({"scheduler_type": "plateau", "min_lr": 1e-2},
+         {"type": "plateau", "factor": 0.1, "patience": 11, "min_change": 1e-4, "min_lr": 1e-4}, 1e-4),
         ({"scheduler_type": "unheard-of"}, {"type": "constant"}, 1e-4),
     ],
 )  # fmt: skip

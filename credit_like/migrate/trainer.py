@@ -56,6 +56,12 @@ def trainer_section(
     if get("weight_decay"):
         made["optimizer"]["weight_decay"] = float(get("weight_decay"))
     made["scheduler"] = _scheduler(source, made)
+    rate = made["optimizer"]["learning_rate"]
+    if made["scheduler"].get("min_lr", 0.0) > rate:
+        made["scheduler"]["min_lr"] = rate
+        source.remark(
+            ("trainer", "scheduler"), f"the lowest rate was above the learning rate {rate:g}: it is as high now"
+        )
     clip = get("grad_max_norm", 0.0)
     if clip == "dynamic":
         source.remark(("trainer", "grad_max_norm"), "clipped to a norm of 1, the default; there is no dynamic norm")

@@ -23,6 +23,7 @@ from pydantic import Field, model_validator
 from credit_like.errors import UserError
 from credit_like.physics._column import channels_of
 from credit_like.physics._correction import Correction
+from credit_like.physics._gaps import refuse_gaps
 from credit_like.schema.data import Periods
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ def check_data(config: Config, store: FieldStore) -> None:
         )
 
 
+def check_mask(config: Config, variables: Variables, mask: NDArray[np.bool_]) -> None:
+    """Raise UserError for a variable with rows without data."""
+    refuse_gaps(config.type, config.variables, find(config, variables), mask, rows=True)
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
 
@@ -120,9 +126,5 @@ def _climatology(config: Config, variables: Variables, store: FieldStore, rows: 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # rows without data in variables that are not relaxed
         mean: NDArray[np.float64] = np.nanmean(fields, (0, 3))[..., None]
-    for name, channels in zip(config.variables, find(config, variables), strict=True):
-        if not np.isfinite(mean[channels]).all():
-            raise UserError(
-                f"physics.variables: expected variables with data in all rows for relax, got {name}; remove it"
-            )
+    check_mask(config, variables, np.isfinite(mean))
     return mean

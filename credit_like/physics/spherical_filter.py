@@ -24,6 +24,7 @@ from pydantic import Field
 from credit_like.errors import UserError
 from credit_like.physics._column import channels_of
 from credit_like.physics._correction import Correction
+from credit_like.physics._gaps import refuse_gaps
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -107,10 +108,9 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     from credit_like.physics._fix import Fix
 
     where = find(config, variables)
-    names = (*config.variables, *config.winds)
     grid = store.grid
     check_data(config, store)
-    _check_values(statistics, variables, names, where)
+    check_mask(config, variables, statistics.mask(variables.outputs))
     rows = layout.get("rows", slice(None))
     reduce: Callable[[Tensor], Tensor] = layout.get("reduce", identity)
     columns: slice = layout.get("columns", slice(None))
@@ -148,7 +148,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
                 result[:, channels] = filtered(after_BCHW[:, channels].double(), fit, back).to(after_BCHW.dtype)
         return result
 
-    changes = dict(zip(names, where, strict=True))
+    changes = dict(zip((*config.variables, *config.winds), where, strict=True))
     fix = Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)
     fix.maps = maps
     return fix
@@ -170,11 +170,6 @@ def check_data(config: Config, store: FieldStore) -> None:
         )
 
 
-def _check_values(statistics: Statistics, variables: Variables, names: tuple[str, ...], where: list[slice]) -> None:
+def check_mask(config: Config, variables: Variables, mask: NDArray[np.bool_]) -> None:
     """Raise UserError for a variable with points without data."""
-    mask = statistics.mask(variables.outputs)
-    for name, channels in zip(names, where, strict=True):
-        if not mask[channels].all():
-            raise UserError(
-                f"physics.variables: expected variables with data at all points for spherical-filter, got {name}; remove it"
-            )
+    refuse_gaps(config.type, (*config.variables, *config.winds), find(config, variables), mask)

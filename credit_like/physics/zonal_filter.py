@@ -14,8 +14,11 @@ from pydantic import Field
 from credit_like.errors import UserError
 from credit_like.physics._column import channels_of
 from credit_like.physics._correction import Correction
+from credit_like.physics._gaps import refuse_gaps
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from credit_like.data.statistics import Statistics
@@ -57,6 +60,11 @@ def check_data(config: Config, store: FieldStore) -> None:
         )
 
 
+def check_mask(config: Config, variables: Variables, mask: NDArray[np.bool_]) -> None:
+    """Raise UserError for a variable with points without data."""
+    refuse_gaps(config.type, config.variables, find(config, variables), mask)
+
+
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:
     """Build the correction; the arguments are those of every kind (see `credit_like.physics`).
 
@@ -69,12 +77,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
     where = find(config, variables)
     check_data(config, store)
-    mask = statistics.mask(variables.outputs)
-    for name, channels in zip(config.variables, where, strict=True):
-        if not mask[channels].all():
-            raise UserError(
-                f"physics.variables: expected variables with data at all points for zonal-filter, got {name}; remove it"
-            )
+    check_mask(config, variables, statistics.mask(variables.outputs))
 
     columns: slice = layout.get("columns", slice(None))
     whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)

@@ -53,7 +53,15 @@ def folder(tmp_path_factory):
     for path, length in cut.items():
         path.write_bytes(path.read_bytes()[:length])
     good.drop_vars(["t2m", "rain"]).to_netcdf(folder / "wind.nc")
-    odd = good.assign(complex=good["t2m"].astype("c8"), infinite=good["t2m"] + np.inf, nothing=good["t2m"] * np.nan)
+    north = good["t2m"].where(good["latitude"] > 0)  # with whole rows that have no data, and points
+    late = good["t2m"].where((good["latitude"] > 0) | (good["time"] > good["time"][30]))
+    odd = good.assign(
+        north=north,
+        late=late,
+        complex=good["t2m"].astype("c8"),
+        infinite=good["t2m"] + np.inf,
+        nothing=good["t2m"] * np.nan,
+    )
     odd.to_zarr(folder / "odd.zarr", zarr_format=2)
     (folder / "notes.txt").write_text("not a store\n")
     (folder / "folder").mkdir()
@@ -182,6 +190,15 @@ def test_the_file_that_the_others_include_is_right(folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["credit-like", "check", str(HERE / "parts/base.yml"), "--json"])
     with pytest.raises(SystemExit) as end:
         cli.main()
+    assert not end.value.code, capsys.readouterr().err
+
+
+def test_points_that_have_data_at_some_times_are_no_gaps(folder, tmp_path, capsys):
+    text = (HERE / "zonal-filter-of-a-variable-with-gaps.yml").read_text().replace("north", "late")
+    file = tmp_path / "late.yml"
+    file.write_text(text.replace("parts/base.yml", str(HERE / "parts/base.yml")))
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", str(file)])
     assert not end.value.code, capsys.readouterr().err
 
 

@@ -73,10 +73,6 @@ def compared(folder, experiment, cases, **trainer):
 
 
 BOXES = [
-    ("rollout", BANDED_MODEL, kit.Case("1 × 2", 2, domain=(1, 2)), False),
-    ("whole rows", BANDED_MODEL, kit.Case("1 × 2", 2, "fsdp2", domain=(1, 2)), False),
-    ("rollout", BANDED_MODEL, kit.Case("2 × 2", 4, "fsdp2", domain=(2, 2)), True),
-    ("whole rows", BANDED_MODEL, kit.Case("2 × 2", 4, "fsdp2", domain=(2, 2)), False),
     ("members", BANDED_MODEL, kit.Case("1 × 2, ensemble 2", 4, "fsdp2", domain=(1, 2), ensemble=2), False),
     ("whole rows", WIDE, kit.Case("2 × 3", 6, "fsdp2", domain=(2, 3)), True),
     ("rollout", WIDE, kit.Case("3 × 2", 6, "none", domain=(3, 2)), False),
@@ -90,7 +86,7 @@ BOXES = [
 
 @pytest.mark.parametrize(
     ("way", "model", "case", "shifted"),
-    [pytest.param(*box, marks=pytest.mark.slow if i < 5 else pytest.mark.long) for i, box in enumerate(BOXES)],
+    [pytest.param(*box, marks=pytest.mark.slow if i < 1 else pytest.mark.long) for i, box in enumerate(BOXES)],
     ids=lambda value: getattr(value, "name", None),
 )
 def test_a_box_has_the_numbers_of_the_whole(tmp_path, way, model, case, shifted):
@@ -98,17 +94,22 @@ def test_a_box_has_the_numbers_of_the_whole(tmp_path, way, model, case, shifted)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [("domain 1 × 2", "domain 2"), ("domain 2 × 2", "one process"), ("FSDP2 2", "domain 2 × 2")],
-)
-def test_a_run_continues_in_any_other_layout(tmp_path, monkeypatch, first, second):
+@pytest.mark.parametrize(("way", "data", "shifted"), [("rollout", "none", True), ("whole rows", "fsdp2", False)])
+def test_small_boxes_have_the_numbers_of_the_whole(tmp_path, way, data, shifted):
+    cases = kit.Case("1 × 2", 2, data, domain=(1, 2)), kit.Case("2 × 2", 4, "fsdp2", domain=(2, 2))
+    compared(tmp_path, experiment_in(tmp_path, BANDED_MODEL, *WAYS[way]), cases, shift_longitude=shifted)
+
+
+@pytest.mark.slow
+def test_a_run_continues_in_any_other_layout(tmp_path, monkeypatch):
     cases = {case.name: case for case in kit.CASES} | {"one process": kit.Case("one process")}
-    monkeypatch.setattr(kit, "_continuations", lambda accepted: [(cases[first], cases[second])])
+    pairs = [("domain 1 × 2", "domain 2"), ("domain 2 × 2", "one process"), ("FSDP2 2", "domain 2 × 2")]
+    monkeypatch.setattr(kit, "_continuations", lambda accepted: [(cases[a], cases[b]) for a, b in pairs])
     rows = {row.name: row for row in kit.verify(experiment_in(tmp_path, BANDED_MODEL), [])}
-    row = rows[f"{first}, continued in {second}"]
-    assert row.ok, row
-    assert row.errors["weights"] < COARSE["weights"]
+    for first, second in pairs:
+        row = rows[f"{first}, continued in {second}"]
+        assert row.ok, row
+        assert row.errors["weights"] < COARSE["weights"]
 
 
 def test_every_correction_that_ships_shares_columns():

@@ -139,12 +139,6 @@ def load(run_ranks, folder, statistics, sources, target):
     return values[0]
 
 
-@pytest.mark.slow
-def test_from_layout_to_layout(run_ranks, shared):
-    save(run_ranks, *shared, [Case(1, 1, 2)])
-    assert load(run_ranks, *shared, [Case(1, 1, 2)], SERIAL)
-
-
 @pytest.fixture(scope="module")
 def every_source(run_ranks, shared, tmp_path_factory):
     """(folder with a checkpoint of every layout, the loss of the next step in one process)."""
@@ -156,7 +150,7 @@ def every_source(run_ranks, shared, tmp_path_factory):
 @pytest.mark.slow
 def test_from_some_layouts_to_others(run_ranks, shared, tmp_path):
     """Between data, tensor and domain parallel, boxes, DDP and FSDP2; all pairs are among the long tests."""
-    sources = [Case(1, 2, 2, columns=2), Case(2, 1, 1, data="ddp")]
+    sources = [Case(1, 1, 2), Case(1, 2, 2, columns=2), Case(2, 1, 1, data="ddp")]
     save(run_ranks, tmp_path, shared[1], sources)
     losses = [
         load(run_ranks, tmp_path, shared[1], sources, target)

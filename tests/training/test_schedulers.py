@@ -65,6 +65,16 @@ def test_plateau() -> None:
     assert rate(9, [1, 2, 2, 2, 2]) == rate(9, [1] * 50) == 0.01
 
 
+@pytest.mark.parametrize("kind", [name for name in registry.names("scheduler") if name != "constant"])
+def test_no_rate_is_below_the_lowest(kind) -> None:
+    """A lowest rate above that of the optimiser is refused in the first step, also where it would apply to a later one."""
+    assert rates(kind, min_lr=BASE) == [BASE] * 20
+    with pytest.raises(
+        ValueError, match=r"^trainer\.scheduler\.min_lr: expected at most the learning rate 0\.4, got 0\.5"
+    ):
+        rates(kind, min_lr=0.5, warmup_steps=1)
+
+
 STILL = {"learning_rate": 1e-30}
 SECTION = {
     "checkpoint": {"every": 1, "keep": 1000, "async": False},

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from credit_like.schema.base import Section
+from credit_like.training.schedulers._lowest import lowest
 
 
 class Config(Section):
@@ -23,7 +24,11 @@ class Config(Section):
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:
-    """Return the rate of optimiser step `step` = 0, 1, …: min + (base − min)·(1 + cos(π t/T))/2 at step t of T."""
+    """Return the rate of optimiser step `step` = 0, 1, …: min + (base − min)·(1 + cos(π t/T))/2 at step t of T.
+
+    Raises UserError where min is above base.
+    """
+    low = lowest(config.min_lr, base)
     if step < config.warmup_steps:
         return base * (step + 1) / config.warmup_steps
     step, period = step - config.warmup_steps, config.period
@@ -31,5 +36,4 @@ def learning_rate(config: Config, base: float, step: int, total_steps: int) -> f
         step %= period
     while step >= period:
         step, period = step - period, period * config.factor
-    low = min(config.min_lr, base)
     return low + (base - low) * 0.5 * (1.0 + math.cos(math.pi * step / period))

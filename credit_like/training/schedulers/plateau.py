@@ -9,6 +9,7 @@ from pydantic import Field
 
 from credit_like.schema.base import Section
 from credit_like.training.patience import stalls
+from credit_like.training.schedulers._lowest import lowest
 
 
 class Config(Section):
@@ -26,7 +27,10 @@ class Config(Section):
 
 
 def learning_rate(config: Config, base: float, step: int, total_steps: int) -> float:
-    """Return the rate of optimiser step `step` = 0, 1, … before any validation."""
+    """Return the rate of optimiser step `step` = 0, 1, … before any validation.
+
+    Raises UserError where `min_lr` is above `base`.
+    """
     return learning_rate_after(config, base, step, total_steps, ())
 
 
@@ -35,5 +39,5 @@ def learning_rate_after(
 ) -> float:
     """Return the rate of optimiser step `step` after validations with these losses, the oldest first."""
     reduced = base * config.factor ** stalls(losses, config.patience, config.min_change)
-    rate = max(reduced, min(config.min_lr, base))
+    rate = max(reduced, lowest(config.min_lr, base))
     return rate * min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else rate
