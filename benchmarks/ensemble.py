@@ -119,6 +119,7 @@ class Training:
         from credit_like.plan.simulate import measured_step
 
         meter, found = Meter(), []
+        meter.ignore([self.sample.prognostic, self.sample.forcing, self.sample.target])
         hook = self.trainer.loss.register_forward_hook(lambda *_: found.append(meter.by_part[ACTIVATIONS]))
         measured_step(self.trainer, iter([self.sample]), 1, meter)
         hook.remove()

@@ -195,13 +195,17 @@ class Stepper(nn.Module):
         one after the other. Each has its own noise and its own trajectory. `backprop_steps` as in `rollout`.
         """
         some = range(members) if isinstance(members, int) else members
-        prognostic, forcing, index = (
-            x if len(some) == 1 else x.repeat_interleave(len(some), 0)
-            for x in (sample.prognostic, sample.forcing, sample.index)
-        )
+
+        def of_members(x: Tensor) -> Tensor:
+            return x if len(some) == 1 else x.repeat_interleave(len(some), 0)
+
+        index = of_members(sample.index)
         member = torch.arange(some.start, some.stop, device=index.device).repeat(len(sample.index))
-        state = self.initial(prognostic, index, member)
-        for lead, after in enumerate(self.rollout(state, forcing, sample.leads, backprop_steps)):
+        # Neither the members' copies of the fields nor their first state have a name here, which would keep them to the last lead.
+        state = self.initial(of_members(sample.prognostic), index, member)
+        states = self.rollout(state, of_members(sample.forcing), sample.leads, backprop_steps)
+        del state
+        for lead, after in enumerate(states):
             yield self.outputs(after), sample.target[:, :, lead]
 
     @staticmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -68,6 +70,24 @@ def test_each_member_keeps_its_own_trajectory(context):
     spread = together[1].unflatten(0, (-1, 3)).std(1)
     assert float(spread.flatten(2).mean(-1).min()) > 0
     stepper.float()
+
+
+@torch.no_grad()
+def test_copies_of_the_fields_for_the_members_are_freed_with_the_first_step(context, monkeypatch):
+    """A deterministic step has the sample and no copy: what members keep of it must not exceed that of as many samples."""
+    sample, stepper = sample_of(context), context.stepper
+    copies, initial = [], stepper.initial
+
+    def noted(prognostic, index, member=None):
+        state = initial(prognostic, index, member)
+        copies.extend(map(weakref.ref, (prognostic, state.prognostic)))
+        return state
+
+    monkeypatch.setattr(stepper, "initial", noted)
+    states = stepper.predict_sample(sample, members=3)
+    next(states)
+    assert [copy() for copy in copies] == [None, None]
+    states.close()
 
 
 @torch.no_grad()
