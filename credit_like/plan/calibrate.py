@@ -106,7 +106,7 @@ def measure(runtime: Runtime, clock: Clock = time.perf_counter) -> Machine:
         doubt=_DOUBT,
     )
     machine = replace(bare, **_collective(bare, runtime, small), **_training(bare, device, clock))
-    return machine if machine.streams or runtime.world == 1 else _between_cpus(machine, runtime, clock)
+    return machine if machine.streams or runtime.world == 1 else _between_cpus(machine, device, clock)
 
 
 def _name(device: torch.device) -> str:
@@ -225,19 +225,27 @@ class _Timed:
             taken.clear()
 
 
-def _between_cpus(machine: Machine, runtime: Runtime, clock: Clock) -> Machine:
+def _between_cpus(machine: Machine, device: torch.device, clock: Clock) -> Machine:
     """Return the machine with the times of collectives amid a step, of all ranks and of pairs, and those of FSDP2."""
-    timed = _Timed(clock)
-    sizes = sorted({size for _, _, size in timed.works})
-    grid = _GRIDS["cpu"][0]
-    silent, sending = (_model(grid, runtime.device) for _ in range(2))
-    plain, units, one = (_model(grid, runtime.device, _NARROW) for _ in range(3))
-    _after_layers(silent[0], lambda: None)
-    _after_layers(sending[0], timed)
+    machine = replace(machine, collectives=_amid_steps(device, clock))
+    plain, units, one = (_model(_GRIDS["cpu"][0], device, _NARROW) for _ in range(3))
     for module in one[0].modules():
         if is_shard_unit(module):
             module._fsdp2_shard = False  # type: ignore[assignment]
     units, one = ((apply_fsdp2(model, None, {"trainer": {}}), x) for model, x in (units, one))
+    works = [partial(_forward_backward, *made) for made in (plain, units, one)]
+    traces = [_trace(work) for work in works]
+    usual, many, single = map(statistics.median, _in_turn(works, clock, 3 * _TURNS))  # quick, and all of it counts
+    return replace(machine, **_of_fsdp2(machine, usual, traces[0], [(many, traces[1]), (single, traces[2])]))
+
+
+def _amid_steps(device: torch.device, clock: Clock) -> tuple[Seen, ...]:
+    """Return the collectives of training with their times in µs."""
+    timed = _Timed(clock)
+    sizes = sorted({size for _, _, size in timed.works})
+    silent, sending = (_model(_GRIDS["cpu"][0], device) for _ in range(2))
+    _after_layers(silent[0], lambda: None)
+    _after_layers(sending[0], timed)
 
     def send(size: int) -> None:
         timed.begin(size)
@@ -252,11 +260,7 @@ def _between_cpus(machine: Machine, runtime: Runtime, clock: Clock) -> Machine:
         size: len(times) * statistics.median(whole - alone for whole, alone in zip(times, silently, strict=True))
         for size, times in zip(sizes, sent, strict=True)
     }
-    machine = replace(machine, collectives=_as_in_steps(timed.taken, more))
-    works = [partial(_forward_backward, *made) for made in (plain, units, one)]
-    traces = [_trace(work) for work in works]
-    usual, many, single = map(statistics.median, _in_turn(works, clock, 3 * _TURNS))  # quick, and all of it counts
-    return replace(machine, **_of_fsdp2(machine, usual, traces[0], [(many, traces[1]), (single, traces[2])]))
+    return _as_in_steps(timed.taken, more)
 
 
 def _after_layers(model: nn.Module, send: Callable[[], None]) -> None:

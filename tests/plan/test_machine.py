@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.trials import trials
+from credit_like.plan import calibrate
 from credit_like.plan.calibrate import _as_in_steps, _network, _of_fsdp2, _products, bench, measure
 from credit_like.plan.events import Start, Trace
 from credit_like.plan.machine import PRESETS, Machine, compute_seconds, machine_of, transfer, transfer_seconds
@@ -265,6 +266,22 @@ def _measured_by_ranks(rank, path):
         return measure(runtime)
     finally:
         runtime.close()
+
+
+def test_those_that_take_ten_times_as_long_are_part_of_what_is_sent(monkeypatch):
+    """Time stands still but for what is sent: a second, and eleven for every tenth. A step sends some forty times."""
+    now, sent = [0.0], [0]
+
+    def send():
+        sent[0] += 1
+        now[0] += 11.0 if sent[0] % 10 == 0 else 1.0
+
+    kinds = ("all-reduce", "all-gather")
+    monkeypatch.setattr(calibrate, "_TURNS", 1)
+    monkeypatch.setattr(calibrate, "trials", lambda sizes: [((kind, 2, n), send) for n in sizes for kind in kinds])
+    found = calibrate._amid_steps(torch.device("cpu"), lambda: now[0])
+    assert len(found) == 8
+    assert all(1.9e6 < took < 2.3e6 for *_, took in found)
 
 
 @pytest.mark.slow
