@@ -6,10 +6,12 @@ its roofline time divided by its measured time. On a CPU, whose calls of small o
 on two grids tell `reached` and the time of a call apart.
 
 Between CPUs, a collective amid the computation takes two or three times as long as one of many in a row, which find
-everything in the caches. So it is timed in steps of the model that send something after every second layer, forward and
-backward; what these steps compute more slowly than those of a model with the same hooks that send nothing is added. What
-FSDP2 does besides for each unit and each parameter is what is left of the steps of two sharded models, one of many units and
-one of a single unit with the same parameters, which are so small that little is sent.
+everything in the caches. What sending costs is therefore what steps of the model that send something after every second
+layer, forward and backward, take longer than those of a model with the same hooks that send nothing. That contains what the
+computation loses, and the few collectives that take ten times as long as most. Each such step sends one size, because a
+small collective costs the computation as much as a large one. What FSDP2 does besides for each unit and each parameter is
+what is left of the steps of two sharded models, one of many units and one of a single unit with the same parameters, which
+are so small that little is sent.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import platform
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,7 +56,7 @@ _CHANNELS = 16  # of the timed training steps
 _GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
 _DOUBT = 0.4  # of a measured machine
 _WIDTH, _NARROW = 32, 16  # of the models: the usual, and those that FSDP2 shards
-_SIZES = (2**8, 2**14, 2**17, 2**20, 2**22)  # bytes of the measured collectives
+_SIZES = (2**8, 2**17, 2**20, 2**22)  # bytes of the measured collectives
 
 Clock = Callable[[], float]
 
@@ -104,7 +106,7 @@ def measure(runtime: Runtime, clock: Clock = time.perf_counter) -> Machine:
         doubt=_DOUBT,
     )
     machine = replace(bare, **_collective(bare, runtime, small), **_training(bare, device, clock))
-    return machine if machine.streams or runtime.world == 1 else _between_cpus(machine, runtime, clock)
+    return machine if machine.streams or runtime.world == 1 else _between_cpus(machine, device, clock)
 
 
 def _name(device: torch.device) -> str:
@@ -199,55 +201,66 @@ class _Sending(torch.autograd.Function):
 
 
 class _Timed:
-    """Issues one of the collectives of training after the other and times it."""
+    """Issues one of the collectives of training of one size after the other and times it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.works = dict(trials(_SIZES))
         self.taken: dict[Trial, list[float]] = {key: [] for key in self.works}
-        self.steps: list[float] = []
-        """What the collectives of each step took together."""
-        self._next = itertools.cycle(self.works)
+        self._next: Iterator[Trial] = iter(())
+
+    def begin(self, size: int) -> None:
+        """Begin a step that sends `size` bytes at a time, the same kinds in the same order as every other."""
+        self._next = itertools.cycle([key for key in self.works if key[2] == size])
 
     def __call__(self) -> None:
         key = next(self._next)
         began = self.clock()
         self.works[key]()
-        took = self.clock() - began
-        self.taken[key].append(took)
-        self.steps[-1] += took
+        self.taken[key].append(self.clock() - began)
 
     def clear(self) -> None:
         """Forget what was timed."""
-        self.steps.clear()
         for taken in self.taken.values():
             taken.clear()
 
 
-def _between_cpus(machine: Machine, runtime: Runtime, clock: Clock) -> Machine:
+def _between_cpus(machine: Machine, device: torch.device, clock: Clock) -> Machine:
     """Return the machine with the times of collectives amid a step, of all ranks and of pairs, and those of FSDP2."""
-    timed = _Timed(clock)
-    grid = _GRIDS["cpu"][0]
-    silent, sending = (_model(grid, runtime.device) for _ in range(2))
-    plain, units, one = (_model(grid, runtime.device, _NARROW) for _ in range(3))
-    _after_layers(silent[0], lambda: None)
-    _after_layers(sending[0], timed)
+    machine = replace(machine, collectives=_amid_steps(device, clock))
+    plain, units, one = (_model(_GRIDS["cpu"][0], device, _NARROW) for _ in range(3))
     for module in one[0].modules():
         if is_shard_unit(module):
             module._fsdp2_shard = False  # type: ignore[assignment]
     units, one = ((apply_fsdp2(model, None, {"trainer": {}}), x) for model, x in (units, one))
-    sending[0].register_forward_pre_hook(lambda *_: timed.steps.append(0.0))
-    works = [partial(_forward_backward, *made) for made in (silent, sending, plain, units, one)]
+    works = [partial(_forward_backward, *made) for made in (plain, units, one)]
     traces = [_trace(work) for work in works]
+    usual, many, single = map(statistics.median, _in_turn(works, clock, 3 * _TURNS))  # quick, and all of it counts
+    return replace(machine, **_of_fsdp2(machine, usual, traces[0], [(many, traces[1]), (single, traces[2])]))
+
+
+def _amid_steps(device: torch.device, clock: Clock) -> tuple[Seen, ...]:
+    """Return the collectives of training with their times in µs."""
+    timed = _Timed(clock)
+    sizes = sorted({size for _, _, size in timed.works})
+    silent, sending = (_model(_GRIDS["cpu"][0], device) for _ in range(2))
+    _after_layers(silent[0], lambda: None)
+    _after_layers(sending[0], timed)
+
+    def send(size: int) -> None:
+        timed.begin(size)
+        _forward_backward(*sending)
+
+    works = [partial(_forward_backward, *silent), *(partial(send, size) for size in sizes)]
+    for work in works:
+        work()
     timed.clear()
-    silently, sent = _in_turn(works[:2], clock, _TURNS)
-    alone, in_units, whole = _in_turn(works[2:], clock, 3 * _TURNS)  # quick, and all of it counts
-    slower = statistics.median(
-        all_of_it - sending - silent for all_of_it, sending, silent in zip(sent, timed.steps, silently, strict=True)
-    )
-    machine = replace(machine, collectives=_as_in_steps(timed.taken, slower))
-    usual, many, single = map(statistics.median, (alone, in_units, whole))
-    return replace(machine, **_of_fsdp2(machine, usual, traces[2], [(many, traces[3]), (single, traces[4])]))
+    silently, *sent = _in_turn(works, clock, 2 * _TURNS)
+    more = {
+        size: len(times) * statistics.median(whole - alone for whole, alone in zip(times, silently, strict=True))
+        for size, times in zip(sizes, sent, strict=True)
+    }
+    return _as_in_steps(timed.taken, more)
 
 
 def _after_layers(model: nn.Module, send: Callable[[], None]) -> None:
@@ -273,16 +286,19 @@ def _in_turn(works: Sequence[Callable[[], object]], clock: Clock, turns: int) ->
     return times
 
 
-def _as_in_steps(taken: Mapping[Trial, list[float]], slower: float) -> tuple[Seen, ...]:
+def _as_in_steps(taken: Mapping[Trial, list[float]], more: Mapping[int, float]) -> tuple[Seen, ...]:
     """Return the collectives with their times in µs.
 
-    They share the seconds by which they make a step compute slower, by the time that they take: what sends more leaves less
-    in the caches.
+    `more` holds the seconds by which steps that send so many bytes at a time are longer, together, than as many that send
+    nothing. Their collectives share them by the time that they usually take. None takes less than at its quickest.
     """
-    median = {key: statistics.median(times) for key, times in taken.items()}
-    of_a_step = sum(median[key] * len(times) for key, times in taken.items()) / _TURNS
-    more = 1e6 * (1 + max(0.0, slower) / of_a_step)
-    return tuple((*key, more * time) for key, time in median.items())
+    usual = {key: statistics.median(times) for key, times in taken.items()}
+    together = dict.fromkeys(more, 0.0)
+    for (_, _, size), times in taken.items():
+        together[size] += len(times) * statistics.median(times)
+    return tuple(
+        (*key, 1e6 * max(time * more[key[2]] / together[key[2]], min(taken[key]))) for key, time in usual.items()
+    )
 
 
 def _trace(work: Callable[[], object]) -> Trace:

@@ -190,6 +190,20 @@ def test_aeris_with_as_many_samples_a_copy_on_10080_nodes(samples):
     assert found[0] == pytest.approx(0.955, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"spread": 0.1}, {"links": AURORA.links / 10}, {"latency": 1400.0, "hop_inter": 400.0}], ids=str
+)
+def test_what_aeris_loses_is_no_figure_of_a_tile_or_its_network(changes):
+    """Not a spread of ten times the assumed one, a tenth of the bandwidth, or 100 times the latency: a copy has these alone."""
+    assert aeris_scales(replace(AURORA, **changes), 140, 14 * 140) > 0.955
+
+
+def test_copies_whose_steps_vary_by_a_fortieth_lose_what_aeris_lost():
+    """They meet once a step, and wait for the last of 14. Why they would vary, the source at hand does not say."""
+    varied = replace(AURORA, spread=0.024).pace(14)
+    assert aeris_scales(AURORA, 140, 14 * 140) / varied == pytest.approx(0.955, abs=0.002)
+
+
 def test_aeris_with_the_same_samples_on_10080_nodes():
     """Strong scaling 81.6 %: the more copies share the samples of a step, the longer their pipelines are half empty.
 
