@@ -52,7 +52,7 @@ def held(number: int):
 
 def whole(folder: Path, section: list[str], world: int = 1) -> None:
     job = harness.Job(folder, section, world, body=train)
-    assert job.wait(300), Path(folder).with_suffix(".0.out").read_text()[-4000:]
+    assert job.wait(), Path(folder).with_suffix(".0.out").read_text()[-4000:]
     assert job.end() == [0] * world, Path(folder).with_suffix(".0.out").read_text()[-4000:]
 
 
@@ -118,7 +118,7 @@ def test_moved_through_every_kind_of_layout(tmp_path, extra) -> None:
             wait_for_a_step(tmp_path / "moved", job)
             if job.processes[0].is_alive():
                 job.signal(signal.SIGUSR1, 0)
-            assert job.wait(300)
+            assert job.wait()
             assert job.end() == [0] * world, (tmp_path / "moved.0.out").read_text()[-4000:]
         else:
             whole(tmp_path / "moved", section, world)
