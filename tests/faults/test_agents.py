@@ -21,7 +21,7 @@ from tests.integration import test_restart
 
 SETTINGS = ["trainer.parallelism={data: ddp}", "inference.init=null", "inference.lead=12h"]
 WHAT = ("agent", "rank", "all ranks")
-PATIENCE = 300
+PATIENCE = harness.HANG
 """Seconds until the last process has ended: a limit for hangs on a busy machine."""
 
 

@@ -114,7 +114,7 @@ def _vanishing(rank, world, port, save_loc, section) -> int:
 
 def test_a_save_loc_that_vanishes_fails_with_the_cause(tmp_path) -> None:
     job = harness.Job(tmp_path / "run", {}, body=_vanishing)
-    assert job.wait(300)
+    assert job.wait()
     assert job.end() == [1]
     said = (tmp_path / "run.0.out").read_text()
     assert said.count("ERROR") == 1

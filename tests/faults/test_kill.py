@@ -42,12 +42,14 @@ def test_a_few_kills_leave_the_run_bitwise_as_if_never_interrupted(tmp_path, wor
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "data"),
-    [LAYOUTS[1], *(pytest.param(*case, marks=pytest.mark.long) for case in (LAYOUTS[0], *LAYOUTS[2:]))],
+    ("world", "data", "kills"),
+    [
+        (2, "fsdp2", 12),
+        *(pytest.param(*case, {1: 60, 2: 25, 4: 20}[case[0]], marks=pytest.mark.long) for case in LAYOUTS),
+    ],
 )
-def test_a_hundred_kills(tmp_path, world, data, monkeypatch) -> None:
+def test_a_hundred_kills(tmp_path, world, data, kills, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.005")
-    kills = {1: 60, 2: 25, 4: 20}[world]
     total = many_kills(tmp_path, world, data, kills, within=1.0 + 0.5 * world)
     assert total.in_save > 0
 

@@ -105,7 +105,7 @@ def start(run: Path, changes: Path, line: list[str], at: int | None = None) -> l
     """Return the kinds of all changes of a command, each an event and a path without numbers; None if it was killed."""
     changes.unlink(missing_ok=True)
     job = harness.Job(run, {"arguments": line, "at": at, "changes": str(changes)}, body=call)
-    assert job.wait(300)
+    assert job.wait()
     (code,) = job.end()
     assert code in (0, -signal.SIGKILL), run.with_suffix(".0.out").read_text()[-4000:]
     return changes.read_text().splitlines() if code == 0 else None

@@ -54,7 +54,7 @@ def raising(rank, world, port, save_loc, section):
 def test_a_rank_that_raises_ends_the_others_and_is_the_one_to_blame(tmp_path) -> None:
     harness.reference(tmp_path / "whole", SECTION, 2)
     job = harness.Job(tmp_path / "run", {**SECTION, "raises": True}, 2, body=raising)
-    assert job.wait(300)
+    assert job.wait()
     assert job.end() == [1, 1]
     assert (tmp_path / "run.1.out").read_text().count("RuntimeError: the wind has changed") == 1
     harness.reference(tmp_path / "run", SECTION, 2)

@@ -25,7 +25,7 @@ def test_the_second_training_is_refused_and_the_first_unharmed(tmp_path, monkeyp
     with pytest.raises(Locked, match=f"is in use by .*{first.processes[0].pid}"):
         tiny.trainer(run, **SECTION).fit()
     harness.release(run)
-    assert first.wait(300)
+    assert first.wait()
     assert first.end() == [0]
     harness.assert_same(run, tmp_path / "whole")
 
@@ -35,7 +35,7 @@ def test_many_at_once_one_trains(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(trainer_module, "_LOCK_PATIENCE", 0.0)
     harness.reference(tmp_path / "whole", SECTION)
     jobs = [harness.Job(tmp_path / "run", SECTION) for _ in range(4)]
-    codes = sorted(code for job in jobs if job.wait(300) for code in job.end())
+    codes = sorted(code for job in jobs if job.wait() for code in job.end())
     # A late one may come when the first has finished, and find nothing to do.
     assert codes[0] == 0
     assert set(codes) <= {0, 1}

@@ -74,7 +74,7 @@ def test_signals_end_the_run_to_be_continued(tmp_path, world, how, monkeypatch) 
         how(job)
         job.end()
     else:
-        assert job.wait(300)
+        assert job.wait()
         assert job.end() == [0] * world
     assert status(run)["state"] == "continue"
     assert "SIG" in status(run)["reason"] or "another process" in status(run)["reason"]
@@ -87,7 +87,7 @@ def test_stop_after_is_a_time(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PAUSE", "0.02")
     section = {**SECTION, "stop_after": "0.4s"}
     job = harness.Job(tmp_path / "run", section)
-    assert job.wait(300)
+    assert job.wait()
     assert job.end() == [0]
     found = status(tmp_path / "run")
     assert found["state"] == "continue"
@@ -108,11 +108,11 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch) -> None:
     harness.reference(tmp_path / "whole", section)
     run = tmp_path / "run"
     job = harness.Job(run, {**section, "stop_after": "0.4s"}, body=_under_a_jumping_clock)
-    assert job.wait(300)
+    assert job.wait()
     assert job.end() == [0]
     assert status(run)["step"] < 18
     job = harness.Job(run, section, body=_under_a_jumping_clock)
-    assert job.wait(300)
+    assert job.wait()
     assert job.end() == [0]
     harness.assert_same(run, tmp_path / "whole")
 

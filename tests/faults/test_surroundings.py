@@ -113,7 +113,7 @@ def _limited(rank, world, port, save_loc, section) -> int:
 @pytest.mark.slow
 def test_a_limit_of_memory_fails_the_run_with_one_message(tmp_path) -> None:
     job = harness.Job(tmp_path / "run", {}, body=_limited)
-    assert job.wait(300)
+    assert job.wait()
     said = (tmp_path / "run.0.out").read_text()
     assert job.end() == [1], said
     assert said.count("out of memory: ") == 1
@@ -163,7 +163,7 @@ def _killed_for_its_memory(rank, world, port, save_loc, section) -> int:
 def test_a_rank_that_the_kernel_kills_for_its_memory_is_named(tmp_path, control_group) -> None:
     run = tmp_path / "run"
     job = harness.Job(run, {"group": str(control_group)}, 2, body=_killed_for_its_memory)
-    assert job.wait(300)
+    assert job.wait()
     said = [run.with_suffix(f".{rank}.out").read_text() for rank in range(2)]
     assert job.end() == [1, -signal.SIGKILL], said
     assert said[0].count("rank 1 does not respond: it was stopped or killed") == 1, said[0]

@@ -52,7 +52,7 @@ def held(number: int):
 
 def whole(folder: Path, section: list[str], world: int = 1) -> None:
     job = harness.Job(folder, section, world, body=train)
-    assert job.wait(300), Path(folder).with_suffix(".0.out").read_text()[-4000:]
+    assert job.wait(), Path(folder).with_suffix(".0.out").read_text()[-4000:]
     assert job.end() == [0] * world, Path(folder).with_suffix(".0.out").read_text()[-4000:]
 
 
@@ -67,17 +67,17 @@ def wait_for_a_step(folder: Path, job: harness.Job) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "section",
+    ("section", "moments"),
     [
-        pytest.param(["trainer.loader.num_workers=1"], id="workers", marks=pytest.mark.long),
-        pytest.param([*PHASES, "trainer.loader.num_workers=1"], id="phases", marks=pytest.mark.long),
-        pytest.param([*ROLLOUT, "trainer.optimizer={type: muon, learning_rate: 0.001}"], id="rollout-muon"),
+        pytest.param(["trainer.loader.num_workers=1"], 5, id="workers", marks=pytest.mark.long),
+        pytest.param([*PHASES, "trainer.loader.num_workers=1"], 5, id="phases", marks=pytest.mark.long),
+        pytest.param([*ROLLOUT, "trainer.optimizer={type: muon, learning_rate: 0.001}"], 3, id="rollout-muon"),
     ],
 )
-def test_kill_minus_nine_at_five_moments(tmp_path, section) -> None:
+def test_kill_minus_nine_at_some_moments(tmp_path, section, moments) -> None:
     whole(tmp_path / "whole", section)
     rng, kills = random.Random(0), 0
-    for start in range(5):
+    for start in range(moments):
         job = harness.Job(tmp_path / "killed", section, body=held(3 * start + 3) if start < 2 else train)
         wait_for_a_step(tmp_path / "killed", job)
         time.sleep(rng.uniform(0.0, 0.4))
@@ -118,7 +118,7 @@ def test_moved_through_every_kind_of_layout(tmp_path, extra) -> None:
             wait_for_a_step(tmp_path / "moved", job)
             if job.processes[0].is_alive():
                 job.signal(signal.SIGUSR1, 0)
-            assert job.wait(300)
+            assert job.wait()
             assert job.end() == [0] * world, (tmp_path / "moved.0.out").read_text()[-4000:]
         else:
             whole(tmp_path / "moved", section, world)

@@ -117,7 +117,7 @@ def test_three_jobs_end_as_one(tmp_path, monkeypatch):
     python = here(tmp_path)
     whole, chained = tmp_path / "whole", tmp_path / "chained"
     job = harness.Job(whole, {"file": str(write(tmp_path, "whole", "generic-pbs"))}, 2, body=left_alone)
-    assert job.wait(300)
+    assert job.wait()
     assert job.end() == [0, 0], whole.with_suffix(".0.out").read_text()
     with StandIn(tmp_path / "pbs", kill_delay=120.0) as pbs:
         ids = ["1.standin", "2.standin", "3.standin"]

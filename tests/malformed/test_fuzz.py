@@ -135,7 +135,8 @@ def answer(folder, text, capsys):
 
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-many = settings(few, max_examples=300)
+many = settings(few, max_examples=100)
+very_many = settings(few, max_examples=1000)
 
 
 def test_the_experiment_that_is_changed_is_right(folder, capsys):
@@ -166,4 +167,11 @@ def test_any_texts_are_answered(text, folder, capsys):
 @many
 @given(changes=mutations)
 def test_many_changed_values_are_answered(changes, folder, capsys):
+    assert answer(folder, yaml.safe_dump(changed(changes), sort_keys=False, allow_unicode=True), capsys) in (0, 2)
+
+
+@pytest.mark.long
+@very_many
+@given(changes=mutations)
+def test_very_many_changed_values_are_answered(changes, folder, capsys):
     assert answer(folder, yaml.safe_dump(changed(changes), sort_keys=False, allow_unicode=True), capsys) in (0, 2)

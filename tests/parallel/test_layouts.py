@@ -231,7 +231,7 @@ SLOW = [
 @pytest.mark.parametrize("data", ["fsdp2", "ddp"])
 @pytest.mark.parametrize("layout", representatives(LAYOUTS, "(1, 1, 4)", "(2, 2, 2)"), ids=str)
 def test_every_layout(run_ranks, tiny, layout, data):
-    check(run_ranks, tiny, layout, data=data, steps=5, changes=TRANSPOSE if data == "ddp" else {})
+    check(run_ranks, tiny, layout, data=data, steps=3, changes=TRANSPOSE if data == "ddp" else {})
 
 
 @pytest.mark.slow

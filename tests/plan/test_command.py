@@ -81,7 +81,8 @@ def test_plan_of_some_ranks(small, tmp_path, capsys, ranks, layouts):
 @pytest.mark.slow
 def test_submit_says_the_plan_and_refuses_what_cannot_fit(small, tmp_path, capsys):
     file, machine = tmp_path / "small.yml", tmp_path / "machine.yml"
-    document = small.experiment(parallelism={"data": "none"}).to_dict() | {"save_loc": str(tmp_path / "run")}
+    trainer = {"parallelism": {"data": "none"}, "global_batch_size": 2}
+    document = small.experiment(**trainer).to_dict() | {"save_loc": str(tmp_path / "run")}
     file.write_text(yaml.safe_dump(document))
     submit = ["submit", file, "--site", "local", "--dry-run", "--gpu", machine]
     for memory, more, status in ((1e-3, [], 2), (1e-3, ["--force"], 0)):

@@ -152,7 +152,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", representatives(LAYOUTS, "FSDP2 over 2 x domain 2"))
 def test_a_simulation_is_the_same_with_and_without_what_others_found_out(run_ranks, small, name):
     # What one layout found out serves the next run of it; recomputation repeats operations of its own.
-    experiment = small.experiment(global_batch_size=8, activation_checkpoint=True)
+    experiment = small.experiment(global_batch_size=4, activation_checkpoint=True)
     layout = LAYOUTS[name]
     (plain,) = run_ranks(1, without_recipes, small, experiment, layout, 0, timeout=300)
     ((found, known, learnt),) = run_ranks(1, with_recipes, small, experiment, layout, 0, {}, timeout=300)

@@ -169,7 +169,7 @@ def diverging(rank, world, port, save_loc, section) -> int:
 def test_the_module_is_named_in_layouts(tmp_path, world, rank, layout) -> None:
     run = tmp_path / "run"
     job = harness.Job(run, {"rank": rank, "layout": layout}, world, body=diverging)
-    assert job.wait(300)
+    assert job.wait()
     said = "".join(run.with_suffix(f".{r}.out").read_text() for r in range(world))
     assert job.end() == [1] * world, said
     reason = json.loads((run / "status.json").read_text())["reason"]
