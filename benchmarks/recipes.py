@@ -429,7 +429,8 @@ def added(bench: Bench) -> list[str]:
     return [
         f"Column water and precipitation are added to a trained run of wind and height (`{DRY.name}`), and trained for 160 steps "
         f"of 8 samples (25 % of {BUDGET}). RMSE relative to {BUDGET} steps from initial weights (`{PLAIN.name}`), which took "
-        f"{bench.minutes(PLAIN, bench.found(PLAIN))} processor minutes. Target: at most 1 at all leads.",
+        f"{bench.minutes(PLAIN, bench.found(PLAIN))} processor minutes. Target: at most 1 at all leads. The "
+        "learning rate rises to 1.0e-3; with 3.0e-3 the loss went from 0.3 to 78 by step 40.",
         *legend(measured),
         "",
         *(table(heads, rows) if rows else ["Not measured yet."]),
