@@ -122,12 +122,20 @@ class Bench:
             if done.returncode:
                 raise SystemExit(f"{stage} of {recipe.name} failed: {log.name}")
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            spent[stage] = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+            took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime + spent.pop("stopped", 0.0)
+            if stage == "train" and not self.is_trained(recipe, seed):  # a signal ends a training without a failure
+                cost.write_text(json.dumps(spent | {"stopped": took}))
+                raise SystemExit(f"train of {recipe.name} was stopped; the same command continues it")
+            spent[stage] = took
             spent[f"{stage}_wall"] = time.time() - began
             cost.write_text(json.dumps(spent))
 
+    def is_trained(self, recipe: Recipe, seed: int) -> bool:
+        """Return whether the training has ended by itself."""
+        return bool(json.loads((self.folder(recipe, seed) / "status.json").read_text())["state"] == "finished")
+
     def spent(self, recipe: Recipe, seed: int) -> dict[str, float]:
-        """Return the processor time (s) of each stage that has been done, and of what a run was copied from."""
+        """Return the processor time (s) of each stage that has been done, and of what a run was copied from or trained so far."""
         path = self.folder(recipe, seed) / "cost.json"
         return dict(json.loads(path.read_text())) if path.exists() else {}
 

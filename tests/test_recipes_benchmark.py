@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -150,3 +151,26 @@ def test_free_runs_of_all_seeds_are_one_row(recipes, tmp_path):
     assert "| run | 1, 2 | 2.00 | 1 of 4, day 2–2 | 4 |" in text
     # The kept forecasts have the means 1, 1 and 3, and as many times the truth's eddies; the last year's energy too.
     assert "| run | u | 1 ± 0.1 | 1.6667 → 1.6667 | 2 | 1.67 → 1.67 | 1.00–1.00 → 1.67–1.67 | 3e-01 → 6e-01 |" in text
+
+
+def test_a_training_that_was_stopped_is_continued_and_its_time_counts(recipes, tmp_path, monkeypatch):
+    """A signal ends a training with exit status 0."""
+    bench, folder = recipes.Bench(tmp_path, (1,), False), tmp_path / "plain-s1"
+    states = iter(["continue", "finished"])
+
+    def run(command, **options):
+        if "train" in command:
+            (folder / "status.json").write_text(json.dumps({"state": next(states)}))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(recipes.subprocess, "run", run)
+    with pytest.raises(SystemExit, match="the same command continues it"):
+        bench.run(recipes.PLAIN, 1)
+    assert bench.spent(recipes.PLAIN, 1).keys() == {"stopped"}
+    cost = folder / "cost.json"
+    cost.write_text(json.dumps({"stopped": 100.0}))
+    bench.run(recipes.PLAIN, 1)
+    spent = bench.spent(recipes.PLAIN, 1)
+    assert spent["train"] >= 100.0
+    assert {"rollout", "evaluate"} <= spent.keys()
+    assert "stopped" not in spent
