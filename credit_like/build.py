@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def _new_statistics(
     """Return the statistics of the experiment's file, else those that the source holds, else fitted ones."""
     given = experiment.data.statistics
     if given:
-        if not Path(given).exists():
+        if not os.path.exists(given):
             raise UserError(
                 f"data.statistics: expected a file, got nothing at {given}; run `credit-like preprocess` first"
             )

@@ -7,6 +7,7 @@ torch is imported only where the experiment requests a GPU of this machine.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -639,7 +640,7 @@ _ON_THE_AXES = (
 def _statistics_file_findings(store: Store) -> Iterator[Finding]:
     """Check that the statistics file is there, if the experiment names one."""
     name = store.experiment.data.statistics
-    if name is not None and not FilePath(name).is_file():
+    if name is not None and not os.path.isfile(name):  # also for a name that no path can have
         yield (
             ("data", "statistics"),
             f"expected a netCDF file, got {name!r}, which is none, change it or run `credit-like preprocess`",

@@ -18,6 +18,7 @@ _SURROUNDINGS = {
         (("ENOSPC", "EDQUOT"), "make room, or write to another disk"),
         (("EROFS", "EIO", "ESTALE"), "write to another disk, or ask who looks after this one"),
         (("EMFILE", "ENFILE"), "raise the limit of open files (ulimit -n)"),
+        (("ENAMETOOLONG", "ELOOP"), "name another path"),
     )
     for name in numbers
     if (number := getattr(errno, name, None)) is not None
@@ -57,7 +58,7 @@ def known_message(error: BaseException) -> str | None:
             "trainer.micro_batch_size, set trainer.activation_checkpoint: true, or request more memory"
         )
     if isinstance(error, OSError) and error.errno in _SURROUNDINGS:
-        where = f": {error.filename}" if error.filename is not None else ""
+        where = f": {str(error.filename)[:200]}" if error.filename is not None else ""
         return f"{error.strerror}{where}; {_SURROUNDINGS[error.errno]}"
     if isinstance(error, RuntimeError) and _NO_ANSWER.search(text):
         return f"another rank did not answer within trainer.timeout: it hangs, was stopped, or its node is gone ({text[:300]})"

@@ -215,3 +215,31 @@ def test_of_several_processes_one_speaks(small, launch_ranks, tmp_path):
     said = [(tmp_path / f"{rank}.err").read_text() for rank in range(2)]
     assert sum(text.count("absent.yml") for text in said) == 1, said
     assert any(said[rank].startswith(f"rank {rank}: ") for rank in range(2))
+
+
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", LONG],
+        ["new", LONG, "-o", "new.yml"],
+        ["import-credit", LONG, "-o", "new.yml"],
+        ["evaluate", LONG],
+        ["export", LONG, "-o", "a.safetensors"],
+        ["forecast", LONG, "--from", LONG, "--lead", "1d", "-o", "a.zarr"],
+        ["plot", LONG],
+        ["runs", LONG],
+        ["status", LONG],
+        ["cancel", LONG],
+        ["submit", "absent.yml", "--site", LONG],
+        ["schema", "--plugins", LONG],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_name_that_no_path_can_have_is_one_message(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(*command) in (1, 2)
+    assert "Traceback" not in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())

@@ -202,7 +202,7 @@ def _with_absolute_plugins(tree: _Tree, folder: FilePath) -> _Tree:
             return entry
         there = folder / FilePath(entry.value).expanduser()
         is_path = os.sep in entry.value or entry.value.startswith((".", "~"))
-        return _Tree(os.path.abspath(there), entry.place) if is_path or there.is_dir() else entry
+        return _Tree(os.path.abspath(there), entry.place) if is_path or os.path.isdir(there) else entry
 
     entries = _Tree([absolute(entry) for entry in plugins.value], plugins.place)
     return _Tree({**tree.value, "plugins": entries}, tree.place, tree.problems)
