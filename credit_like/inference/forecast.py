@@ -96,28 +96,22 @@ def write_forecasts(
     names = list(layout.chosen) if share is not None and share.alone and not derive else [None]
     background = Background(_WAITING if names == [None] else len(names))
     steps, done = forecast_plan.leads * sum(map(len, todo)), 0
-    finite: list[Tensor] = []  # of each lead of a batch
+    tells = collects and (share is None or share.first)
     stepper.eval()
     try:
         for unit in todo:
-            for places, lead, state in _states(context, forecast_plan, unit, noise, perturb):
+            states = _states(context, forecast_plan, unit, noise, perturb)
+            for places, lead, state in _watched(states, context, forecast_plan, background if tells else None):
                 if collects and lead in layout.leads:
                     for name, fields in _fields(stepper, state, share, derive, layout, names):
                         background.submit(partial(_write, writer, places, layout.leads.index(lead), name, fields))
-                finite.append(_finite(state))
-                if lead == forecast_plan.leads:
-                    # A field that ranks share is not finite where the part of any of them is not.
-                    wrong = to_host(context.runtime.sum_over_domain((~torch.stack(finite)).float()))
-                    if collects and (share is None or share.first):
-                        background.submit(partial(_warn, layout, places, wrong))
-                    finite = []
                 done += 1
                 if progress is not None:
                     progress(done, steps)
             if share is not None and not share.alone:
                 background.flush()
                 share.wait_for_all(context.runtime.device)
-            if collects and (share is None or share.first):
+            if tells:
                 background.submit(partial(_complete, writer, unit))
         background.close()
     except BaseException:
@@ -147,10 +141,14 @@ def _differences(context: Context) -> tuple[bool, ForMembers | None]:
     return from_noise, initial_states(context, computes_in_bfloat16(experiment))
 
 
+Step = tuple[Sequence[ForecastKey], int, State]
+"""(Initial times and members, lead, state)."""
+
+
 def _states(
     context: Context, forecast_plan: ForecastPlan, unit: Unit, noise: bool, perturb: ForMembers | None
-) -> Iterator[tuple[Sequence[ForecastKey], int, State]]:
-    """Yield (initial times and members, lead, state) of every step of a unit's forecasts."""
+) -> Iterator[Step]:
+    """Yield every step of a unit's forecasts."""
     for places in unit:
         members = [member for _, member in places]
         for lead, state in rollout(
@@ -294,6 +292,22 @@ def _fields(
                 continue
             copy = to_host(fields if derive is None else derive.append(fields))
         yield name, copy
+
+
+def _watched(
+    states: Iterator[Step], context: Context, forecast_plan: ForecastPlan, background: Background | None
+) -> Iterator[Step]:
+    """Yield the steps; after the last one of a batch, `background` warns of what is not finite. Collective over a field's ranks."""
+    finite = []
+    for places, lead, state in states:
+        finite.append(_finite(state))
+        yield places, lead, state
+        if lead == forecast_plan.leads:
+            # A field that ranks share is not finite where the part of any of them is not.
+            wrong = to_host(context.runtime.sum_over_domain((~torch.stack(finite)).float()))
+            if background is not None:
+                background.submit(partial(_warn, forecast_plan.layout, places, wrong))
+            finite = []
 
 
 def _finite(state: State) -> Tensor:
