@@ -294,8 +294,8 @@ def _as_in_steps(taken: Mapping[Trial, list[float]], more: Mapping[int, float]) 
     """
     usual = {key: statistics.median(times) for key, times in taken.items()}
     together = dict.fromkeys(more, 0.0)
-    for (_, _, size), times in taken.items():
-        together[size] += len(times) * statistics.median(times)
+    for key, times in taken.items():
+        together[key[2]] += len(times) * usual[key]
     return tuple(
         (*key, 1e6 * max(time * more[key[2]] / together[key[2]], min(taken[key]))) for key, time in usual.items()
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import xarray as xr
-from world import make_context, make_data, make_experiment
+from world import forecasts_of_truth, make_context, make_data, make_experiment
 
 from credit_like.evaluation.evaluate import evaluate
 
@@ -17,22 +16,8 @@ def world(tmp_path):
     """(experiment, forecasts that are the truth, store, variables), with points without data."""
     experiment = make_experiment(make_data(tmp_path / "world.nc", masked=True), tmp_path)
     context = make_context(experiment)
-    store, variables, init = context.store, context.variables, [32, 34, 36]
-    dataset = xr.Dataset(
-        coords={
-            "time": store.times[init].astype("datetime64[ns]"),
-            "prediction_timedelta": np.arange(1, LEADS + 1) * np.timedelta64(6, "h").astype("timedelta64[ns]"),
-            "level": [500.0, 850.0],
-            "latitude": store.grid.latitude,
-            "longitude": store.grid.longitude,
-        }
-    )
-    for variable in variables.outputs:
-        values = np.stack([store.read([variable], range(i + 1, i + 1 + LEADS)) for i in init])
-        dims = ("time", "prediction_timedelta", "level", "latitude", "longitude")
-        surface = (dims[:2] + dims[3:], values[:, :, 0])
-        dataset[variable.name] = (dims, values) if variable.levels else surface
-    return experiment, dataset, store, variables
+    store, variables = context.store, context.variables
+    return experiment, forecasts_of_truth(store, variables, [32, 34, 36], LEADS), store, variables
 
 
 def warnings(caplog):

@@ -10,11 +10,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from world import make_context, make_data, make_experiment
+from world import forecasts_of_truth, make_context, make_data, make_experiment
 
 from credit_like.evaluation import report
 from credit_like.evaluation.evaluate import evaluate
@@ -34,23 +33,13 @@ def made(tmp_path_factory):
     )
     context = make_context(experiment)
     store, variables = context.store, context.variables
-    rng, init = np.random.default_rng(3), [32, 34, 36]
-    dataset = xr.Dataset(
-        coords={
-            "time": store.times[init].astype("datetime64[ns]"),
-            "prediction_timedelta": np.arange(1, LEADS + 1) * np.timedelta64(6, "h").astype("timedelta64[ns]"),
-            "level": [500.0, 850.0],
-            "latitude": store.grid.latitude,
-            "longitude": store.grid.longitude,
-        }
-    )
-    for variable in variables.outputs:
-        truth = np.stack([store.read([variable], range(i + 1, i + 1 + LEADS)) for i in init])
+    rng = np.random.default_rng(3)
+
+    def noisy(truth):
         noise = rng.standard_normal(truth.shape) * np.arange(1, LEADS + 1)[:, None, None, None]
-        values = (truth + np.nanstd(truth) * 0.1 * noise).astype("f4")
-        dims = ("time", "prediction_timedelta", "level", "latitude", "longitude")
-        surface = (dims[:2] + dims[3:], values[:, :, 0])
-        dataset[variable.name] = (dims, values) if variable.levels else surface
+        return truth + np.nanstd(truth) * 0.1 * noise
+
+    dataset = forecasts_of_truth(store, variables, [32, 34, 36], LEADS, noisy)
     results = evaluate(experiment, dataset, store, store, variables)
     page = write_report(folder / "report.html", results, dataset, store, variables)
     return page, results, dataset, store, variables

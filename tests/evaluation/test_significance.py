@@ -12,7 +12,7 @@ import scipy.stats
 import xarray as xr
 from rich.console import Console
 from scores.stats.statistical_tests import diebold_mariano
-from world import make_context, make_data, make_experiment
+from world import forecasts_of_truth, make_context, make_data, make_experiment
 
 from credit_like.errors import UserError
 from credit_like.evaluation import compare_scores, load_scores_by_init
@@ -159,19 +159,11 @@ def evaluated(tmp_path_factory):
     init, results = list(range(20, 32)), []
     for seed, size in ((0, 1.0), (1, 0.5)):
         rng = np.random.default_rng(seed)
-        coords = {
-            "time": store.times[init].astype("datetime64[ns]"),
-            "prediction_timedelta": np.arange(1, 3) * np.timedelta64(6, "h").astype("timedelta64[ns]"),
-            "level": [500.0, 850.0],
-            "latitude": store.grid.latitude,
-            "longitude": store.grid.longitude,
-        }
-        dataset = xr.Dataset(coords=coords)
-        for variable in variables.outputs:
-            truth = np.stack([store.read([variable], range(i + 1, i + 3)) for i in init])
-            values = (truth + size * np.nanstd(truth) * rng.standard_normal(truth.shape)).astype("f4")
-            dims = tuple(coords)
-            dataset[variable.name] = (dims, values) if variable.levels else (dims[:2] + dims[3:], values[:, :, 0])
+
+        def noisy(truth, rng=rng, size=size):
+            return truth + size * np.nanstd(truth) * rng.standard_normal(truth.shape)
+
+        dataset = forecasts_of_truth(store, variables, init, 2, noisy)
         results.append(evaluate(experiment, dataset, store, store, variables))
     runs = [make_run(folder / name) for name in "ab"]
     for run, one in zip(runs, results, strict=True):

@@ -106,3 +106,19 @@ def make_context(experiment: Experiment) -> Context:
     model = Stir(variables.in_channels, variables.out_channels)
     stepper = Stepper(model, variables, statistics, store.static(), "increment")
     return Context(experiment, Runtime(), variables, store, statistics, stepper)
+
+
+def forecasts_of_truth(store, variables, init, leads, change=lambda truth: truth) -> xr.Dataset:
+    """Return forecasts from the positions `init` that are the truth, or what `change` makes of it, (init, leads, levels, H, W)."""
+    coords = {
+        "time": store.times[init].astype("datetime64[ns]"),
+        "prediction_timedelta": np.arange(1, leads + 1) * np.timedelta64(6, "h").astype("timedelta64[ns]"),
+        "level": [500.0, 850.0],
+        "latitude": store.grid.latitude,
+        "longitude": store.grid.longitude,
+    }
+    dataset, dims = xr.Dataset(coords=coords), tuple(coords)
+    for variable in variables.outputs:
+        values = change(np.stack([store.read([variable], range(i + 1, i + 1 + leads)) for i in init])).astype("f4")
+        dataset[variable.name] = (dims, values) if variable.levels else (dims[:2] + dims[3:], values[:, :, 0])
+    return dataset
