@@ -26,9 +26,19 @@ _SURROUNDINGS = {
 """Errors of the system that are no fault of the program's, and what to do about them."""
 _OUT_OF_MEMORY = re.compile("can't allocate memory|[Oo]ut of memory")
 """torch's messages for exhausted memory of the host or the GPU."""
-_NO_ANSWER = re.compile("gloo.*Timed out waiting|Watchdog caught collective operation timeout")
-_LOST = re.compile("gloo.*(Connection (closed|reset) by peer|pair closure)|ncclRemoteError")
-"""Messages of gloo and NCCL about a rank that does not answer, or that has ended."""
+_NO_ANSWER = re.compile(
+    "gloo.*(Timed out waiting|(Connect|Read|Write) timeout)|Application timeout caused pair closure|"
+    "Watchdog caught collective operation timeout"
+)
+_LOST = re.compile(
+    "gloo.*(Connection (closed|reset) by peer|Connection (refused|timed out)|Broken pipe|Socket closed|"
+    "No route to host|Network is unreachable)|ncclRemoteError"
+)
+"""Messages of gloo and NCCL about a rank that does not answer, or that has ended.
+
+Where several collectives of a process wait at a time, one of them reports gloo's time-out. Gloo then closes the connections,
+and the others report the closure, without the name of a file of gloo's; either may be the error that is raised.
+"""
 
 
 class UserError(ValueError):

@@ -59,8 +59,18 @@ def test_positions_survive_their_way_through_the_store() -> None:
         assert Position.of_json(made.to_json()) == made
 
 
-def test_a_lost_connection_is_one_message_too() -> None:
-    error = RuntimeError("[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:48031.")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:48031.",
+        "[../gloo/transport/tcp/pair.cc:525] Read error [10.0.0.2]:48031: Connection reset by peer",
+        "[../gloo/transport/tcp/pair.cc:331] writev [10.0.0.2]:48031: Broken pipe",
+        "[../gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:48031: Connection refused",
+        "[../gloo/transport/tcp/pair.cc:525] Read error [10.0.0.2]:48031: Connection timed out",
+    ],
+)
+def test_a_lost_connection_is_one_message_too(text) -> None:
+    error = RuntimeError(text)
     assert of_another_rank(error) == "lost"
     assert (known_message(error) or "").startswith("the connection to another rank was lost: ")
     assert not of_another_rank(RuntimeError("shape"))
