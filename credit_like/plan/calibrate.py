@@ -9,9 +9,9 @@ Between CPUs, a collective amid the computation takes two or three times as long
 everything in the caches. What sending costs is therefore what steps of the model that send something after every second
 layer, forward and backward, take longer than those of a model with the same hooks that send nothing. That contains what the
 computation loses, and the few collectives that take ten times as long as most. Each such step sends one size, because a
-small collective costs the computation as much as a large one. What FSDP2 does besides for each unit and each parameter is
-what is left of the steps of two sharded models, one of many units and one of a single unit with the same parameters, which
-are so small that little is sent.
+small collective costs the computation as much as a large one. What FSDP2 does besides for each unit, each parameter and
+each byte is what is left of the steps of three sharded models: a small one of many units, the same as a single unit, and one
+of as many units and parameters that are larger.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import yaml
@@ -55,7 +55,7 @@ _TURNS = 5
 _CHANNELS = 16  # of the timed training steps
 _GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
 _DOUBT = 0.4  # of a measured machine
-_WIDTH, _NARROW = 32, 16  # of the models: the usual, and those that FSDP2 shards
+_WIDTH, _NARROW = 32, 16  # of the models: the usual, and the small ones that FSDP2 shards
 _SIZES = (2**8, 2**17, 2**20, 2**22)  # bytes of the measured collectives
 
 Clock = Callable[[], float]
@@ -228,15 +228,20 @@ class _Timed:
 def _between_cpus(machine: Machine, device: torch.device, clock: Clock) -> Machine:
     """Return the machine with the times of collectives amid a step, of all ranks and of pairs, and those of FSDP2."""
     machine = replace(machine, collectives=_amid_steps(device, clock))
-    plain, units, one = (_model(_GRIDS["cpu"][0], device, _NARROW) for _ in range(3))
-    for module in one[0].modules():
+    # Each pair is a model as it is and the same model sharded: small of many units, as a single one, and larger.
+    pairs = [[_model(_GRIDS["cpu"][0], device, width) for _ in range(2)] for width in (_NARROW, _NARROW, _WIDTH)]
+    for module in pairs[1][1][0].modules():
         if is_shard_unit(module):
             module._fsdp2_shard = False  # type: ignore[assignment]
-    units, one = ((apply_fsdp2(model, None, {"trainer": {}}), x) for model, x in (units, one))
-    works = [partial(_forward_backward, *made) for made in (plain, units, one)]
+    for _, (model, _) in pairs:
+        apply_fsdp2(model, None, {"trainer": {}})
+    works = [partial(_forward_backward, *made) for pair in pairs for made in pair]
     traces = [_trace(work) for work in works]
-    usual, many, single = map(statistics.median, _in_turn(works, clock, 3 * _TURNS))  # quick, and all of it counts
-    return replace(machine, **_of_fsdp2(machine, usual, traces[0], [(many, traces[1]), (single, traces[2])]))
+    times = [statistics.median(taken) for taken in _in_turn(works, clock, 3 * _TURNS)]  # quick, and all of it counts
+    few, one, large = (
+        _beyond(machine, times[i + 1] - times[i], traces[i], traces[i + 1]) for i in range(0, len(works), 2)
+    )
+    return replace(machine, **_of_fsdp2(few, one, large))
 
 
 def _amid_steps(device: torch.device, clock: Clock) -> tuple[Seen, ...]:
@@ -309,18 +314,35 @@ def _trace(work: Callable[[], object]) -> Trace:
     return meter.work
 
 
-def _of_fsdp2(machine: Machine, alone: float, plain: Trace, sharded: Sequence[tuple[float, Trace]]) -> dict[str, Any]:
-    """Return `unit` and `packed` in µs: what sharded models take longer than their operations and collectives."""
-    rest, starts = [], []
-    for took, trace in sharded:
-        sent = [event for event in trace.events if isinstance(event, Start)]
-        more = compute_seconds(machine, trace.pieces) - compute_seconds(machine, plain.pieces)
-        more += sum(transfer_seconds(machine, one.kind, one.ranks, one.bytes) for one in sent)
-        rest.append(1e6 * max(0.0, took - alone - more))
-        starts.append(sum(one.packed > 0 for one in sent))
-    packed = sum(one.packed for one in sent)
-    unit = max(0.0, rest[0] - rest[1]) / (starts[0] - starts[1])
-    return {"unit": unit, "packed": max(0.0, sum(rest) - unit * sum(starts)) / 2 / packed}
+class _Beyond(NamedTuple):
+    """What a sharded model takes longer than its operations and collectives, in µs, and for what."""
+
+    took: float
+    collectives: int
+    packed: int
+    megabytes: float
+
+
+def _beyond(machine: Machine, longer: float, plain: Trace, sharded: Trace) -> _Beyond:
+    """Return what is left of the seconds by which a sharded model takes longer than the same model as it is."""
+    sent = [event for event in sharded.events if isinstance(event, Start)]
+    more = compute_seconds(machine, sharded.pieces) - compute_seconds(machine, plain.pieces)
+    more += sum(transfer_seconds(machine, one.kind, one.ranks, one.bytes) for one in sent)
+    packs = [one for one in sent if one.packed]
+    return _Beyond(
+        1e6 * (longer - more), len(packs), sum(one.packed for one in packs), 1e-6 * sum(one.bytes for one in packs)
+    )
+
+
+def _of_fsdp2(many: _Beyond, single: _Beyond, large: _Beyond) -> dict[str, Any]:
+    """Return `unit`, `packed` and `copied` in µs.
+
+    `many` and `single` differ in their collectives alone, and `many` and `large` in their bytes.
+    """
+    unit = max(0.0, many.took - single.took) / (many.collectives - single.collectives)
+    copied = max(0.0, large.took - many.took) / (large.megabytes - many.megabytes)
+    rest = [one.took - unit * one.collectives - copied * one.megabytes for one in (many, single, large)]
+    return {"unit": unit, "packed": max(0.0, statistics.mean(rest)) / many.packed, "copied": copied}
 
 
 def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str, Any]:

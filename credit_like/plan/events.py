@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from credit_like.plan.machine import Machine, Piece, compute_seconds, launches, transfer
+from credit_like.plan.machine import Machine, Piece, compute_seconds, launches, packing_seconds, transfer
 
 QUEUE = 1000
 """Number of operations that the host can launch before the device must have completed the first of them."""
@@ -217,7 +217,7 @@ class _Clock:
 
     def _ready(self, start: Start) -> float:
         if start.packed:
-            self._handle(1e-6 * (self.machine.unit + self.machine.packed * start.packed))
+            self._handle(packing_seconds(self.machine, start.packed, start.bytes))
         if start.behind:
             since = self.ends[-start.behind]
         else:

@@ -77,9 +77,11 @@ class Machine:
     streams: bool = True
     """Whether collectives run beside the computation; those of a CPU block it, except DDP's."""
     unit: float = 0.0
-    """Time in which the host gathers or reduces for a unit of FSDP2, in µs, besides the collective and `packed`."""
+    """Time in which the host gathers or reduces for a unit of FSDP2, in µs, besides the collective and what follows."""
     packed: float = 0.0
     """Time in which the host handles each parameter or gradient that a collective of FSDP2 packs, in µs."""
+    copied: float = 0.0
+    """Time in which it allocates and copies each MB (10⁶ bytes) that such a collective sends, in µs."""
     collectives: tuple[Seen, ...] = ()
     """Measured collectives, which replace latency, hops and bandwidth for their kinds."""
     doubt: float = 1.0
@@ -91,7 +93,18 @@ class Machine:
         for field in ("memory", "peak", "wide_peak", "bandwidth", "intra", "inter", "node", "reading"):
             if not getattr(self, field) > 0:
                 raise UserError(f"expected {field} above 0, got {getattr(self, field)}, change it")
-        for field in ("latency", "hop_intra", "hop_inter", "launch", "floor", "spread", "doubt", "unit", "packed"):
+        for field in (
+            "latency",
+            "hop_intra",
+            "hop_inter",
+            "launch",
+            "floor",
+            "spread",
+            "doubt",
+            "unit",
+            "packed",
+            "copied",
+        ):
             if not getattr(self, field) >= 0:
                 raise UserError(f"expected {field} of at least 0, got {getattr(self, field)}, change it")
         for field in ("reached", "links", "fused", "moved"):
@@ -139,6 +152,7 @@ RANGES = {
     "floor": (1.7, False),
     "unit": (1.7, False),
     "packed": (1.7, False),
+    "copied": (1.7, False),
     "moved": (1.3, False),
     "spread": (3.0, False),
     "reading": (2.0, True),
@@ -199,23 +213,44 @@ def _is_seen(one: Any) -> bool:
     )
 
 
+_Curve = tuple[tuple[int, float, float], ...]
+"""Bytes, latency and time to send, in seconds, by bytes."""
+
+
 @cache
-def _curve(seen: tuple[Seen, ...], kind: str, n: int) -> tuple[tuple[int, float, float], ...]:
-    """Return bytes → latency and time to send, in seconds, of a kind of collective of n ranks, by bytes; () if not measured.
+def _curve(seen: tuple[Seen, ...], kind: str, n: int) -> _Curve:
+    """Return what a kind of collective of n ranks takes; () if it was not measured.
 
-    If it was not measured of n ranks, it takes that of the number nearest to n with as many more hops and as much more sent
-    as further ranks make of a ring. The latency is the time of the smallest.
+    Between two numbers of ranks that were measured, times are on a straight line. Beyond them, n ranks have as many more
+    hops and as much more sent than the nearest number as further ranks make of a ring.
     """
-    near = min((ranks for which, ranks, _, _ in seen if which == kind), key=lambda m: abs(math.log(n / m)), default=0)
-    points = sorted((size, 1e-6 * took) for which, ranks, size, took in seen if (which, ranks) == (kind, near))
-    if not points:
+    measured = {ranks for which, ranks, _, _ in seen if which == kind}
+    below, above = (m for m in measured if m <= n), (m for m in measured if m >= n)
+    low, high = max(below, default=0), min(above, default=0)
+    if low and high:
+        few, many = (_measured(seen, kind, m) for m in (low, high))
+        part = (n - low) / max(1, high - low)
+        between = []
+        for size in sorted({size for size, *_ in (*few, *many)}):
+            ends = zip(_on_curve(few, size), _on_curve(many, size), strict=True)
+            latency, sent = ((1 - part) * first + part * last for first, last in ends)
+            between.append((size, latency, sent))
+        return tuple(between)
+    if not measured:
         return ()
+    near = low or high
     hops, sent = (n - 1) / (near - 1), (n - 1) / n * near / (near - 1)
+    return tuple((size, hops * latency, sent * busy) for size, latency, busy in _measured(seen, kind, near))
+
+
+def _measured(seen: tuple[Seen, ...], kind: str, n: int) -> _Curve:
+    """Return what was measured of n ranks. The latency is the time of the smallest."""
+    points = sorted((size, 1e-6 * took) for which, ranks, size, took in seen if (which, ranks) == (kind, n))
     latency = points[0][1]
-    return tuple((size, hops * latency, sent * (took - latency)) for size, took in points)
+    return tuple((size, latency, took - latency) for size, took in points)
 
 
-def _on_curve(curve: tuple[tuple[int, float, float], ...], size: int) -> tuple[float, float]:
+def _on_curve(curve: _Curve, size: int) -> tuple[float, float]:
     """Return latency and time to send of a size: straight lines between the measured sizes, the last one goes on."""
     for (small, latency, low), (large, _, high) in pairwise(curve):
         if size <= large or large == curve[-1][0]:
@@ -270,6 +305,11 @@ def transfer_seconds(machine: Machine, kind: str, ranks: Sequence[int], size: in
     """Return the time of one collective of `size` bytes that nothing else disturbs, in seconds."""
     latency, links = transfer(machine, kind, tuple(ranks), size)
     return latency + max(links.values(), default=0.0)
+
+
+def packing_seconds(machine: Machine, packed: int, size: int) -> float:
+    """Return what the host spends on a collective of FSDP2 of so many parameters or gradients and bytes, in seconds."""
+    return 1e-6 * (machine.unit + machine.packed * packed + machine.copied * 1e-6 * size)
 
 
 def launches(machine: Machine, operations: int, compiled: bool) -> float:

@@ -50,7 +50,7 @@ def test_an_estimate_is_within_its_range_and_the_range_follows_from_the_assumpti
 
 
 def test_every_figure_of_a_range_makes_a_fast_machine_faster():
-    machine = replace(PRESETS["h100"], unit=1.0, packed=1.0)  # which a preset does not know
+    machine = replace(PRESETS["h100"], unit=1.0, packed=1.0, copied=1.0)  # which a preset does not know
     fast, slow = (machine.bound(speed) for speed in (True, False))
     for figure, (_, larger) in RANGES.items():
         ends = getattr(slow, figure), getattr(machine, figure), getattr(fast, figure)

@@ -93,8 +93,8 @@ def test_the_host_launches_ahead_of_the_device():
 
 
 def test_what_the_host_does_for_a_unit_delays_a_cpu_and_a_gpu_only_where_nothing_hides_it():
-    """A gather of 1 s, for which the host handles 3 parameters in 2 + 3 · 1 s; a GPU computes meanwhile."""
-    machine = replace(PLAIN, unit=2e6, packed=1e6)
+    """A gather of 1 s, for which the host handles 3 parameters of 2 GB in 2 + 3 · 0.5 + 2 · 0.75 s; a GPU computes meanwhile."""
+    machine = replace(PLAIN, unit=2e6, packed=0.5e6, copied=750)
     events = [run(1), gather(1, packed=3), run(7), Wait(1, False)]
     assert parts(events, replace(machine, streams=False)) == pytest.approx((13, 0, 0, 1, 0))
     assert parts(events, machine) == pytest.approx((8, 0, 0, 0, 0))

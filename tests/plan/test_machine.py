@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.trials import trials
 from credit_like.plan import calibrate
-from credit_like.plan.calibrate import _as_in_steps, _network, _of_fsdp2, _products, bench, measure
+from credit_like.plan.calibrate import _as_in_steps, _beyond, _network, _of_fsdp2, _products, bench, measure
 from credit_like.plan.events import Start, Trace
 from credit_like.plan.machine import PRESETS, Machine, compute_seconds, machine_of, transfer, transfer_seconds
 from credit_like.plan.meter import Meter
@@ -94,6 +94,8 @@ SEEN = replace(
         ("all-gather", 2, 2000, 50.0),
         ("all-gather", 8, 100, 200.0),
         ("broadcast", 2, 100, 7.0),
+        ("all-to-all", 4, 100, 30.0),
+        ("all-to-all", 4, 300, 60.0),
     ),
 )
 
@@ -106,8 +108,11 @@ SEEN = replace(
         ("all-gather", (2, 3), 200, 20),
         ("all-gather", (0, 1), 700, 30),
         ("all-gather", (0, 1), 4000, 90),  # 20 µs for each 1,000 bytes, as between the largest two
-        ("all-gather", range(3), 300, 2 * 10 + 20 * 4 / 3),  # twice the hops, 2/3 instead of 1/2 of it sent
-        ("all-gather", range(6), 4000, 5 / 7 * 200),  # nearer to eight, of which one size was measured
+        ("all-gather", range(3), 300, 5 / 6 * 30 + 1 / 6 * 200),  # a sixth of the way from two to eight
+        ("all-gather", range(6), 4000, 1 / 3 * 90 + 2 / 3 * 200),  # of eight, one size was measured
+        ("all-gather", range(15), 4000, 2 * 200),  # twice the hops of eight
+        ("all-to-all", range(7), 300, 2 * 30 + 30 * 6 / 7 * 4 / 3),  # 6/7 instead of 3/4 of it sent
+        ("all-to-all", range(3), 300, 2 / 3 * 30 + 30 * 2 / 3 * 4 / 3),
         ("all-gather", (0,), 100, 0),
         ("broadcast", (0, 1), 10**6, 7),
         ("all-reduce", (0, 1), 0, 1e6),  # not measured
@@ -243,21 +248,24 @@ def test_collectives_share_what_steps_that_send_take_longer():
     assert _as_in_steps(rare, {4: -1.0}) == (("all-reduce", 2, 4, pytest.approx(1000)),)  # by chance
 
 
-def test_what_fsdp2_costs_is_told_by_units_and_by_parameters():
-    """Of 100 µs for each of 3 and of 30 collectives, 10 µs for each of 90 parameters, and what these send and compute."""
+def test_what_fsdp2_costs_is_told_by_units_parameters_and_bytes():
+    """100 µs for each of 30 and of 3 collectives, 10 µs for each of 90 parameters, 7 µs for each MB; and what these take."""
     machine = replace(PLAIN, floor=5.0, latency=50.0)
 
-    def trace(units):
-        found = Trace([Start("all-gather", range(2), 0, waits=False, packed=30 // units) for _ in range(3 * units)])
+    def beyond(units, size, quicker=0.0):
+        trace = Trace([Start("all-gather", range(2), size // units, waits=False, packed=30 // units)] * (3 * units))
+        trace.append(Start("all-reduce", range(2), 0, waits=False))  # of no unit
         for _ in range(7):
-            found.add(True, 0, 0)
-        return found
+            trace.add(True, 0, 0)
+        sent = sum(transfer_seconds(machine, one.kind, one.ranks, one.bytes) for one in trace.events[: 3 * units + 1])
+        took = 1e-6 * (3 * units * 100 + 90 * 10 + 3 * size * 7e-6 + 7 * 5) + sent
+        return _beyond(machine, took - quicker, Trace(), trace)
 
-    took = [1e-6 * (n * (100 + 50) + 90 * 10 + 7 * 5) for n in (30, 3)]
-    sharded = [(1.0 + took[0], trace(10)), (1.0 + took[1], trace(1))]
-    assert _of_fsdp2(machine, 1.0, Trace(), sharded) == {"unit": pytest.approx(100), "packed": pytest.approx(10)}
-    quicker = [(1.0, made) for _, made in sharded]  # by chance
-    assert _of_fsdp2(machine, 1.0, Trace(), quicker) == {"unit": 0, "packed": 0}
+    made = [(10, 10**6), (1, 10**6), (10, 10**7)]
+    wanted = {"unit": pytest.approx(100), "packed": pytest.approx(10), "copied": pytest.approx(7)}
+    assert _of_fsdp2(*(beyond(*one) for one in made)) == wanted
+    by_chance = [beyond(*one, quicker) for one, quicker in zip(made, (1.0, 0.1, 2.0), strict=True)]
+    assert _of_fsdp2(*by_chance) == {"unit": 0, "packed": 0, "copied": 0}
 
 
 def _measured_by_ranks(rank, path):
