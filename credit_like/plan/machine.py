@@ -227,9 +227,11 @@ def _curve(seen: tuple[Seen, ...], kind: str, n: int) -> _Curve:
     measured = {ranks for which, ranks, _, _ in seen if which == kind}
     below, above = (m for m in measured if m <= n), (m for m in measured if m >= n)
     low, high = max(below, default=0), min(above, default=0)
+    if low == high == n:
+        return _measured(seen, kind, n)
     if low and high:
         few, many = (_measured(seen, kind, m) for m in (low, high))
-        part = (n - low) / max(1, high - low)
+        part = (n - low) / (high - low)
         between = []
         for size in sorted({size for size, *_ in (*few, *many)}):
             ends = zip(_on_curve(few, size), _on_curve(many, size), strict=True)
