@@ -37,7 +37,7 @@ _LOST = re.compile(
 """Messages of gloo and NCCL about a rank that does not answer, or that has ended.
 
 Where several collectives of a process wait at a time, one of them reports gloo's time-out. Gloo then closes the connections,
-and the others report the closure, without the name of a file of gloo's; either may be the error that is raised.
+and the others report the closure, in a message that names no source file of gloo. Either error may be the one raised.
 """
 
 

@@ -228,20 +228,22 @@ class _Timed:
 def _between_cpus(machine: Machine, device: torch.device, clock: Clock) -> Machine:
     """Return the machine with the times of collectives amid a step, of all ranks and of pairs, and those of FSDP2."""
     machine = replace(machine, collectives=_amid_steps(device, clock))
-    # Each pair is a model as it is and the same model sharded: small of many units, as a single one, and larger.
-    pairs = [[_model(_GRIDS["cpu"][0], device, width) for _ in range(2)] for width in (_NARROW, _NARROW, _WIDTH)]
-    for module in pairs[1][1][0].modules():
+    # The small model as it is, sharded in many units and as a single unit; the larger one as it is and in many units.
+    widths = _NARROW, _NARROW, _NARROW, _WIDTH, _WIDTH
+    _, many, single, _, large = models = [_model(_GRIDS["cpu"][0], device, width) for width in widths]
+    for module in single[0].modules():
         if is_shard_unit(module):
             module._fsdp2_shard = False  # type: ignore[assignment]
-    for _, (model, _) in pairs:
+    for model, _ in (many, single, large):
         apply_fsdp2(model, None, {"trainer": {}})
-    works = [partial(_forward_backward, *made) for pair in pairs for made in pair]
+    works = [partial(_forward_backward, *made) for made in models]
     traces = [_trace(work) for work in works]
     times = [statistics.median(taken) for taken in _in_turn(works, clock, 3 * _TURNS)]  # quick, and all of it counts
-    few, one, large = (
-        _beyond(machine, times[i + 1] - times[i], traces[i], traces[i + 1]) for i in range(0, len(works), 2)
-    )
-    return replace(machine, **_of_fsdp2(few, one, large))
+
+    def beyond(sharded: int, plain: int) -> _Beyond:
+        return _beyond(machine, times[sharded] - times[plain], traces[plain], traces[sharded])
+
+    return replace(machine, **_of_fsdp2(beyond(1, 0), beyond(2, 0), beyond(4, 3)))
 
 
 def _amid_steps(device: torch.device, clock: Clock) -> tuple[Seen, ...]:

@@ -77,11 +77,11 @@ class Machine:
     streams: bool = True
     """Whether collectives run beside the computation; those of a CPU block it, except DDP's."""
     unit: float = 0.0
-    """Time in which the host gathers or reduces for a unit of FSDP2, in µs, besides the collective and what follows."""
+    """Time in which the host gathers or reduces for a unit of FSDP2, in µs, besides the collective, `packed` and `copied`."""
     packed: float = 0.0
     """Time in which the host handles each parameter or gradient that a collective of FSDP2 packs, in µs."""
     copied: float = 0.0
-    """Time in which it allocates and copies each MB (10⁶ bytes) that such a collective sends, in µs."""
+    """Time in which the host allocates and copies each MB (10⁶ bytes) that a collective of FSDP2 packs, in µs."""
     collectives: tuple[Seen, ...] = ()
     """Measured collectives, which replace latency, hops and bandwidth for their kinds."""
     doubt: float = 1.0
@@ -218,45 +218,41 @@ _Curve = tuple[tuple[int, float, float], ...]
 
 
 @cache
-def _curve(seen: tuple[Seen, ...], kind: str, n: int) -> _Curve:
-    """Return what a kind of collective of n ranks takes; () if it was not measured.
+def _curves(seen: tuple[Seen, ...], kind: str) -> dict[int, _Curve]:
+    """Return number of ranks → what was measured of a kind of collective. The latency is the time of the smallest."""
+    points: dict[int, list[tuple[int, float]]] = {}
+    for which, ranks, size, took in sorted(seen):
+        if which == kind:
+            points.setdefault(ranks, []).append((size, 1e-6 * took))
+    return {
+        ranks: tuple((size, some[0][1], took - some[0][1]) for size, took in some) for ranks, some in points.items()
+    }
 
-    Between two numbers of ranks that were measured, times are on a straight line. Beyond them, n ranks have as many more
+
+def _as_measured(seen: tuple[Seen, ...], kind: str, n: int, size: int) -> tuple[float, float] | None:
+    """Return latency and time to send of a collective of n ranks, in seconds; None if its kind was not measured.
+
+    Between two numbers of ranks that were measured, both are on a straight line. Beyond them, n ranks have as many more
     hops and as much more sent than the nearest number as further ranks make of a ring.
     """
-    measured = {ranks for which, ranks, _, _ in seen if which == kind}
-    below, above = (m for m in measured if m <= n), (m for m in measured if m >= n)
-    low, high = max(below, default=0), min(above, default=0)
-    if low == high == n:
-        return _measured(seen, kind, n)
-    if low and high:
-        few, many = (_measured(seen, kind, m) for m in (low, high))
-        part = (n - low) / (high - low)
-        between = []
-        for size in sorted({size for size, *_ in (*few, *many)}):
-            ends = zip(_on_curve(few, size), _on_curve(many, size), strict=True)
-            latency, sent = ((1 - part) * first + part * last for first, last in ends)
-            between.append((size, latency, sent))
-        return tuple(between)
-    if not measured:
-        return ()
-    near = low or high
-    hops, sent = (n - 1) / (near - 1), (n - 1) / n * near / (near - 1)
-    return tuple((size, hops * latency, sent * busy) for size, latency, busy in _measured(seen, kind, near))
-
-
-def _measured(seen: tuple[Seen, ...], kind: str, n: int) -> _Curve:
-    """Return what was measured of n ranks. The latency is the time of the smallest."""
-    points = sorted((size, 1e-6 * took) for which, ranks, size, took in seen if (which, ranks) == (kind, n))
-    latency = points[0][1]
-    return tuple((size, latency, took - latency) for size, took in points)
+    curves = _curves(seen, kind)
+    if not curves:
+        return None
+    few = max((m for m in curves if m <= n), default=min(curves))
+    many = min((m for m in curves if m >= n), default=max(curves))
+    latency, sent = _on_curve(curves[few], size)
+    if few == many:
+        return (n - 1) / (few - 1) * latency, (n - 1) / n * few / (few - 1) * sent
+    part = (n - few) / (many - few)
+    last = _on_curve(curves[many], size)
+    return (1 - part) * latency + part * last[0], (1 - part) * sent + part * last[1]
 
 
 def _on_curve(curve: _Curve, size: int) -> tuple[float, float]:
     """Return latency and time to send of a size: straight lines between the measured sizes, the last one goes on."""
     for (small, latency, low), (large, _, high) in pairwise(curve):
         if size <= large or large == curve[-1][0]:
-            return latency, max(0.0, low + (high - low) * max(0, size - small) / (large - small))
+            return latency, max(0.0, low + (high - low) * (max(0, size - small) / (large - small)))
     ((_, latency, _),) = curve
     return latency, 0.0
 
@@ -280,8 +276,8 @@ def transfer(machine: Machine, kind: str, ranks: Sequence[int], size: int) -> tu
     n, nodes, here = _shape(ranks, machine.node)
     if n == 1:
         return 0.0, {}
-    if curve := _curve(machine.collectives, kind, n):
-        latency, busy = _on_curve(curve, size)
+    if (measured := _as_measured(machine.collectives, kind, n, size)) is not None:
+        latency, busy = measured
         return latency, {"network" if nodes > 1 else "node": busy}
     if kind == "reduce-scatter" and not machine.streams:
         kind = "all-reduce"  # which is what gloo does
@@ -310,7 +306,7 @@ def transfer_seconds(machine: Machine, kind: str, ranks: Sequence[int], size: in
 
 
 def packing_seconds(machine: Machine, packed: int, size: int) -> float:
-    """Return what the host spends on a collective of FSDP2 of so many parameters or gradients and bytes, in seconds."""
+    """Return the time of the host for a collective of FSDP2, in seconds, which packs so many tensors of `size` bytes in all."""
     return 1e-6 * (machine.unit + machine.packed * packed + machine.copied * 1e-6 * size)
 
 

@@ -76,6 +76,20 @@ def test_a_lost_connection_is_one_message_too(text) -> None:
     assert not of_another_rank(RuntimeError("shape"))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 15000ms for recv operation to complete",
+        "Application timeout caused pair closure",
+        "[../gloo/transport/tcp/pair.cc:144] Application timeout caused pair closure",
+    ],
+)
+def test_a_rank_that_does_not_answer_is_one_message(text) -> None:
+    error = RuntimeError(text)
+    assert of_another_rank(error) == "silent"
+    assert (known_message(error) or "").startswith("another rank did not answer within trainer.timeout: ")
+
+
 def hanging(rank, world, port, save_loc, section) -> int:
     """Train, and sleep or count for ever on one rank in the middle of step 3, before the gradients are reduced."""
     if rank == section["rank"]:

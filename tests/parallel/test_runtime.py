@@ -216,27 +216,31 @@ def test_a_rank_that_dies_ends_the_others_before_the_timeout(launch_ranks):
 
 
 def _absent(rank, done):
-    Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=3))
+    """Wait for rank 1 in two collectives at a time, for 3 s once both ranks are connected; return both errors."""
+    runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=120))
+    runtime.barrier()
+    torch.distributed.all_reduce(torch.ones(1))
+    torch.distributed.distributed_c10d._set_pg_timeout(dt.timedelta(seconds=3))
     if rank == 1:
         while not done.exists():
             time.sleep(0.05)
         return None
-    said = []
+    errors = []
     for work in [torch.distributed.all_reduce(torch.ones(1), async_op=True) for _ in range(2)]:
         try:
             work.wait()
         except RuntimeError as error:
-            said.append((of_another_rank(error), str(error)))
+            errors.append(error)
     done.touch()
-    return said
+    return [(of_another_rank(error), str(error)) for error in errors]
 
 
 def test_each_collective_that_waits_for_an_absent_rank_says_that_it_is_silent(launch_ranks, tmp_path):
-    """Gloo reports the time-out in one of the two collectives, and in the other that the connections were closed."""
+    """Gloo reports the time-out in one of the two collectives, and mostly in the other that the connections were closed."""
     status, said, *_ = launch_ranks(2, _absent, tmp_path / "done")[0]
     assert status == "ok"
     assert [kind for kind, _ in said] == ["silent", "silent"], said
-    assert any("Timed out waiting" not in text for _, text in said), said
+    assert any("imed out" in text for _, text in said), said
 
 
 def _start_again(rank):

@@ -130,7 +130,7 @@ def test_what_a_measured_collective_sends_occupies_the_link():
 @given(st.integers(0, 10**7), st.integers(2, 64))
 def test_a_larger_collective_takes_no_less_and_its_range_contains_it(size, n):
     took = transfer_seconds(SEEN, "all-gather", range(n), size)
-    assert transfer_seconds(SEEN, "all-gather", range(n), size + 100) >= took * (1 - 1e-12)
+    assert transfer_seconds(SEEN, "all-gather", range(n), size + 100) >= took
     fast, slow = (transfer_seconds(SEEN.bound(fast), "all-gather", range(n), size) for fast in (True, False))
     assert (fast, slow) == (pytest.approx(took / 2), pytest.approx(2 * took))
 
