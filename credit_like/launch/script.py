@@ -4,7 +4,7 @@ A script runs once as the job, and again on each node as `script node …`, star
 part starts torchrun's agent with the stop signals ignored, so that neither the agent nor the launcher ends the workers
 in the middle of a step. It waits for the deadline, or for a stop file that the job's part creates when the scheduler
 sends SIGTERM or SIGUSR1, and then sends SIGUSR1 to the workers of its node. This works however the launcher forwards
-signals.
+signals. A node whose agent fails leaves a file beside the stop file, for the other nodes to end too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ MARK = "# Written by `credit-like submit`."
 """A line of every script."""
 _OPTIONAL = re.compile(r"\[([^][]*\{\w+\}[^][]*)\]")
 
+PATIENCE = 60
+"""Seconds that the other nodes have to end by themselves when the agent of one has failed; torchrun would wait for 10 minutes
+for an agent that never started. Ranks that have started end sooner, with a message of their own."""
 _PORT = ("digits=${job%%[!0-9]*}", "port=$((20000 + 10#${digits:-$$} % 20000))")
 """Bash commands that derive a port from the job's number, so that two jobs on a node use different ports."""
 
@@ -129,7 +132,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
     dialect = scheduler.of(site)
     r = plan.resources
     yield [
-        "# One node: torchrun's agent, and a watch that tells its workers when to stop.",
+        "# One node: torchrun's agent, and a watch that tells its workers when to stop, and ends them after another node's.",
         "node() {",
         "    local rank=$1 master=$2 port=$3 deadline=$4 stop=$5 agent watch status=0",
         "    trap '' TERM USR1  # for the workers to take at the end of a step, not for the agent or this shell",
@@ -145,12 +148,14 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
         '        -m credit_like.cli train "$experiment" &',
         "    agent=$!",
         "    (",
-        "        until [[ -e $stop ]] || (( $(date +%s) >= deadline )); do sleep 1; done",
-        '        while true; do pkill -USR1 -P "$agent"; sleep 5; done',
+        "        until [[ -e $stop || -e $stop.failed ]] || (( $(date +%s) >= deadline )); do sleep 1; done",
+        '        until [[ -e $stop.failed ]]; do pkill -USR1 -P "$agent"; sleep 5; done',
+        f'        sleep {PATIENCE}; pkill -KILL -P "$agent"; kill -KILL "$agent"',
         "    ) >/dev/null 2>&1 &",
         "    watch=$!",
         '    wait "$agent" || status=$?',
         '    { kill -KILL "$watch"; wait "$watch"; } 2>/dev/null',
+        '    (( status == 0 )) || touch "$stop.failed"',
         '    return "$status"',
         "}",
         'if [[ ${1:-} == node ]]; then node "${@:2}"; exit $?; fi',
@@ -182,7 +187,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
         *_PORT,
         "deadline=$((started + walltime - stop_before))",
         "stop=$save_loc/jobs/stop.$job",
-        'rm -f "$stop"',
+        'rm -f "$stop" "$stop.failed"',
         "interrupted=no",
         "trap 'interrupted=yes; touch \"$stop\"' TERM USR1",
     ]
@@ -199,7 +204,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
     ]
     yield [
         *_launch(site, r.nodes),
-        'rm -f "$stop"',
+        'rm -f "$stop" "$stop.failed"',
         '"$python" -m credit_like.launch.chain end "$save_loc" train "$job" "$status"',
     ]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -34,12 +37,31 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+def free_job_number(count: int = 20) -> int:
+    """Return the first of `count` job numbers whose ports are free now.
+
+    A job script derives its port from its number (20000 + number), so servers that all begin at 1 collide on one machine.
+    The ports stay below those that the kernel hands out.
+    """
+    while True:
+        first = random.SystemRandom().randrange(1, 12000 - count)
+        with contextlib.ExitStack() as stack:
+            try:
+                for number in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("", 20000 + number))
+            except OSError:
+                continue
+            return first
+
+
 class Slurm:
     """A context manager; `environ` is the environment of its commands."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "state").mkdir(parents=True)
+        # a socket's path has at most 108 characters, and the spool folder is part of it
+        self.spool = tempfile.TemporaryDirectory(prefix="slurm-", ignore_cleanup_errors=True)
         host, ports = socket.gethostname().split(".")[0], free_ports(3)
         self.config = folder / "slurm.conf"
         self.config.write_text(
@@ -62,10 +84,11 @@ SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0
 KillWait=5
 OverTimeLimit=10
 MinJobAge=3600
+FirstJobId={free_job_number()}
 SlurmctldPort={ports[0]}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
-SlurmdSpoolDir={folder}/spool-%n
+SlurmdSpoolDir={self.spool.name}/%n
 StateSaveLocation={folder}/state
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
@@ -98,6 +121,7 @@ PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP
             daemon.terminate()
         for daemon in self.daemons:
             daemon.wait(300)
+        self.spool.cleanup()
 
     def ask(self, *command: str) -> str:
         done = subprocess.run(command, env={**os.environ, **self.environ}, capture_output=True, text=True)

@@ -22,6 +22,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.launch import slurm as local_slurm
+
 HOSTS = ("127.0.0.1", "localhost")
 
 _CLIENT = r"""
@@ -74,7 +76,7 @@ if name == "qsub":
     array = re.search(r"^#PBS -J 0-(\d+)$", text, re.M)
     if array and int(array[1]) == 0:
         fail("illegal -J value", 2)
-    number = 1 + max([int(re.match(r"\d+", job)[0]) for job in known] + [0])
+    number = 1 + max([int(re.match(r"\d+", job)[0]) for job in known] + [{first} - 1])
     job = {{"id": "%d%s.standin" % (number, "[]" if array else ""), "text": text, "after": after,
            "variables": variables, "array": int(array[1]) + 1 if array else 0,
            "state": "H" if after else "Q", "code": None, "path": files[0]}}
@@ -122,7 +124,7 @@ elif name == "sbatch":
         elif word != "--parsable":
             fail("unrecognized option " + word, 1)
     text = open(arguments[-1]).read()
-    number = 1 + max([int(job) for job in jobs()] + [0])
+    number = 1 + max([int(job) for job in jobs()] + [{first} - 1])
     save({{"id": str(number), "text": text, "after": after, "variables": {{}}, "array": 0,
           "state": "H" if after else "Q", "code": None, "path": arguments[-1]}})
     print(number)
@@ -160,11 +162,13 @@ class StandIn:
     ) -> None:
         self.spool, self.bin, self.home = folder / "spool", folder / "bin", folder / "home"
         self.kill_delay = kill_delay
+        self.first = local_slurm.free_job_number()
+        """The number of the first job."""
         for path in (self.spool, self.bin, self.home):
             path.mkdir(parents=True)
         self.nodefile = folder / "nodefile"
         self.nodefile.write_text("".join(f"{host}\n" * lines_per_host for host in hosts))
-        client = f"#!{sys.executable} -IS\n" + _CLIENT.format(spool=str(self.spool))
+        client = f"#!{sys.executable} -IS\n" + _CLIENT.format(spool=str(self.spool), first=self.first)
         for name in ("qsub", "qstat", "qdel", "mpiexec", "pbsdsh", "sbatch", "squeue", "scancel", "scontrol"):
             (self.bin / name).write_text(client)
             (self.bin / name).chmod(0o755)

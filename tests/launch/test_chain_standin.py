@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -172,12 +174,30 @@ def test_walltime_neither_breaks_the_chain_nor_repeats_work(tmp_path, pbs, site,
         assert "SIGUSR1" in json.loads((tmp_path / "run" / "seen" / f"{plan.ids[0]}-{rank}-signals.json").read_text())
 
 
+@pytest.mark.slow
+def test_an_agent_that_cannot_start_ends_the_job(tmp_path, pbs):
+    """The other node's agent would wait for the first one's port until its own limit of ten minutes."""
+    pbs.overtime = 3600.0  # the job has to end by itself
+    with socket.socket() as other:
+        other.bind(("", 20000 + pbs.first))
+        other.listen()
+        began = time.monotonic()
+        submit(write_experiment(tmp_path, steps=3, seconds=0.01), python=python(tmp_path, real_agent=True))
+        (job,) = pbs.wait().values()
+        seconds = time.monotonic() - began
+    assert job["code"] != 0, pbs.outputs
+    assert pbs.killed == []
+    assert "EADDRINUSE" in pbs.outputs[job["id"]]
+    assert seconds < 500
+    assert not list((tmp_path / "run" / "jobs").glob("stop.*"))
+
+
 def end_first_job(pbs: StandIn, run: Path, steps: int, how: str = "TERM") -> None:
     """End the first job when it has logged that many steps, however fast this machine is."""
     log = run / "log.jsonl"
 
     def over(job: str) -> str | None:
-        return how if job == "1.standin" and log.exists() and log.read_text().count("\n") >= steps else None
+        return how if job == f"{pbs.first}.standin" and log.exists() and log.read_text().count("\n") >= steps else None
 
     pbs.over = over
 
@@ -189,7 +209,7 @@ def test_killed_jobs_go_on_from_the_last_checkpoint(tmp_path, pbs):
     submit(file, chain="auto", python=python(tmp_path))
     jobs = pbs.wait()
     assert run_folder_says(tmp_path / "run") == ("finished", 140, uninterrupted(140)), pbs.outputs
-    assert pbs.killed == ["1.standin"]
+    assert pbs.killed == [f"{pbs.first}.standin"]
     assert len(jobs) >= 2
 
 

@@ -120,7 +120,7 @@ def test_three_jobs_end_as_one(tmp_path, monkeypatch):
     assert job.wait()
     assert job.end() == [0, 0], whole.with_suffix(".0.out").read_text()
     with StandIn(tmp_path / "pbs", kill_delay=120.0) as pbs:
-        ids = ["1.standin", "2.standin", "3.standin"]
+        ids = [f"{pbs.first + i}.standin" for i in range(3)]
         ends = {ids[0]: ("TERM", 5), ids[1]: ("KILL", 19)}
         pbs.over = lambda job: ends[job][0] if job in ends and trained(chained) >= ends[job][1] else None
         assert list(submit(write(tmp_path, "chained", "generic-pbs"), chain=3, python=python).ids) == ids

@@ -27,7 +27,7 @@ per_node=4
 walltime=21600
 stop_before=300
 
-# One node: torchrun's agent, and a watch that tells its workers when to stop.
+# One node: torchrun's agent, and a watch that tells its workers when to stop, and ends them after another node's.
 node() {
     local rank=$1 master=$2 port=$3 deadline=$4 stop=$5 agent watch status=0
     trap '' TERM USR1  # for the workers to take at the end of a step, not for the agent or this shell
@@ -38,12 +38,14 @@ node() {
         -m credit_like.cli train "$experiment" &
     agent=$!
     (
-        until [[ -e $stop ]] || (( $(date +%s) >= deadline )); do sleep 1; done
-        while true; do pkill -USR1 -P "$agent"; sleep 5; done
+        until [[ -e $stop || -e $stop.failed ]] || (( $(date +%s) >= deadline )); do sleep 1; done
+        until [[ -e $stop.failed ]]; do pkill -USR1 -P "$agent"; sleep 5; done
+        sleep 60; pkill -KILL -P "$agent"; kill -KILL "$agent"
     ) >/dev/null 2>&1 &
     watch=$!
     wait "$agent" || status=$?
     { kill -KILL "$watch"; wait "$watch"; } 2>/dev/null
+    (( status == 0 )) || touch "$stop.failed"
     return "$status"
 }
 if [[ ${1:-} == node ]]; then node "${@:2}"; exit $?; fi
@@ -66,7 +68,7 @@ digits=${job%%[!0-9]*}
 port=$((20000 + 10#${digits:-$$} % 20000))
 deadline=$((started + walltime - stop_before))
 stop=$save_loc/jobs/stop.$job
-rm -f "$stop"
+rm -f "$stop" "$stop.failed"
 interrupted=no
 trap 'interrupted=yes; touch "$stop"' TERM USR1
 
@@ -83,5 +85,5 @@ await() {
 ( trap '' TERM USR1; exec srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --cpu-bind=none bash "$script" node launcher "${hosts[0]}" "$port" "$deadline" "$stop" ) &
 status=0
 await $! || status=$?
-rm -f "$stop"
+rm -f "$stop" "$stop.failed"
 "$python" -m credit_like.launch.chain end "$save_loc" train "$job" "$status"
