@@ -17,7 +17,7 @@ from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
 from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
-from credit_like.data.statistics import Statistics, fit_statistics, varying, wanted_times
+from credit_like.data.statistics import Statistics, fit_statistics, refuse_long_fit
 from credit_like.data.store import FieldStore, open_store
 from credit_like.data.stored_statistics import stored_statistics
 from credit_like.errors import RunError, UserError
@@ -48,9 +48,6 @@ from credit_like.training.trainer import Trainer, record_failed_start
 from credit_like.variables import Variables
 
 log = logging.getLogger(__name__)
-
-_FITTED_AT_START = 16e9
-"""Bytes of fields that one process reads within a minute or two; trainer.timeout is ten minutes by default."""
 
 
 def build_context(experiment: Experiment, runtime: Runtime, train: bool = True) -> Context:
@@ -103,7 +100,7 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     the source holds. A run that starts from another one has a file of its own in either case: the channels of both keep the
     normalisation of the source, also if `preprocess` has written the file.
     Raises UserError where the experiment names a file that does not exist, and where several ranks would wait for the main
-    process to read more than `_FITTED_AT_START` bytes.
+    process to fit them (`refuse_long_fit`).
     """
     given, own = experiment.data.statistics, Path(experiment.save_loc) / "statistics.nc"
     path = own if experiment.start_from is not None else Path(given or own)
@@ -144,19 +141,8 @@ def _new_statistics(
     if stored is not None:
         return stored
     if runtime.world > 1:
-        _refuse_long_fit(store, variables, experiment, path)
+        refuse_long_fit(store, variables, experiment.data, path)
     return fit_statistics(store, variables, experiment.data)
-
-
-def _refuse_long_fit(store: FieldStore, variables: Variables, experiment: Experiment, path: Path) -> None:
-    """Raise UserError if fitting the statistics takes so long that the other ranks' collective may time out."""
-    positions, _ = wanted_times(store, experiment.data)
-    size = 4 * sum(map(len, varying(variables))) * store.grid.height * store.grid.width * len(positions)
-    if size > _FITTED_AT_START:
-        raise UserError(
-            f"data.statistics: expected {path} before a run of several ranks, because {size / 1e9:.0f} GB of fields have to be "
-            "read for it, got none; run `credit-like preprocess` first"
-        )
 
 
 def build_loader(

@@ -115,12 +115,14 @@ def checked_experiment(
     scoring: bool = False,
     forecasting: bool = False,
     training: bool = False,
+    launching: bool = False,
 ) -> tuple[Experiment, Store, int]:
     """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
     `scoring`: the files that forecasts are compared with must be there too; a training does not wait for them.
     `forecasting`: the default forecasts must fit the data too; otherwise only those that the experiment requests.
     `training`: the model must be one that can be trained.
+    `launching`: all ranks begin at once, so statistics that take long to fit must be there.
     Raises ExperimentError with every problem of the file, its sections and stores that no other one hides.
     """
     experiment, locations, problems = load_partly(file, overrides)
@@ -128,6 +130,8 @@ def checked_experiment(
     if experiment is not None:
         findings, store = _inspect(experiment, world_size, scoring, forecasting, whole=not problems)
         findings = [*(visible(_trained_findings, experiment) if training else ()), *findings]
+        if launching and store is not None and not findings and not problems:
+            findings += _fit_findings(store, world_size or world_of(experiment))
         problems = [*problems, *(locations.problem(*finding) for finding in findings)]
     if problems or experiment is None or store is None:
         raise ExperimentError(in_order(problems, str(file)))
@@ -676,6 +680,20 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
                 channels = np.array(store.variables.channel_names(wanted))[wrong]
                 good = "finite" if what == "mean" else "finite and positive"
                 yield where, f"expected {good} {what}, got {values[wrong][0]} for {', '.join(channels)}, make them anew"
+
+
+def _fit_findings(store: Store, world: int) -> Iterator[Finding]:
+    """Check that statistics which take long to fit have been fitted before several ranks wait for them."""
+    from credit_like.data.statistics import refuse_long_fit
+    from credit_like.data.stored_statistics import stored_statistics
+
+    experiment, own = store.experiment, FilePath(store.experiment.save_loc) / "statistics.nc"
+    if world == 1 or experiment.data.statistics is not None or own.exists():
+        return
+    if stored_statistics(store.fields, store.variables, experiment.data) is None:
+        yield from _refusal(
+            ("data", "statistics"), refuse_long_fit, store.fields, store.variables, experiment.data, own
+        )
 
 
 def _launch_findings(experiment: Experiment, whole: bool) -> Iterator[Finding]:

@@ -541,7 +541,12 @@ def submit(
             site=site,
             dry_run=dry_run,
             force=force,
-            check=partial(checked_experiment, forecasting=mode in ("rollout", "evaluate"), training=mode == "train"),
+            check=partial(
+                checked_experiment,
+                forecasting=mode in ("rollout", "evaluate"),
+                training=mode == "train",
+                launching=mode == "train" and not (after or dry_run),
+            ),
         )
 
     if gpu is not None and mode == "train":

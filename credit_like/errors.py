@@ -77,6 +77,16 @@ def known_message(error: BaseException) -> str | None:
     return known_message(error.__cause__) if error.__cause__ is not None else None
 
 
+def reason(error: BaseException, path: object = None) -> str:
+    """Return on one line why a file cannot be read or written, for a message that names the file.
+
+    This is the system's text without its number and path, or the first 300 characters of a library's message, without
+    `path` at its end.
+    """
+    text = error.strerror if isinstance(error, OSError) and isinstance(error.strerror, str) else str(error)
+    return " ".join(text.removesuffix(f": {path}").split())[:300] or type(error).__name__
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that the memory of the host or of the GPU is exhausted."""
     text = " ".join(str(error).split())
@@ -102,8 +112,7 @@ def reading(what: str, path: object, advice: str) -> Iterator[None]:
     except UserError:
         raise
     except UNREADABLE as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise UserError(f"expected {what}, got {path}, which cannot be read: {reason}; {advice}") from error
+        raise UserError(f"expected {what}, got {path}, which cannot be read: {reason(error)}; {advice}") from error
 
 
 def replace(draft: Path, path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import pytest
 import torch
 import xarray as xr
 import yaml
+from typer.testing import CliRunner
 
 from credit_like import build, figures
+from credit_like.cli import app
+from credit_like.data import statistics
 from credit_like.errors import UserError
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
@@ -86,7 +90,7 @@ def test_several_ranks_do_not_wait_for_a_long_pass_over_the_data(tmp_path, monke
     experiment = load_experiment(DEMO, [*TINY, f"save_loc={tmp_path}"])
     variables = Variables(experiment.data)
     store = build.open_store(experiment.data, variables)
-    monkeypatch.setattr(build, "_FITTED_AT_START", 0)
+    monkeypatch.setattr(statistics, "_FITTED_AT_START", 0)
     with pytest.raises(UserError, match="credit-like preprocess"):
         build.load_statistics(experiment, store, variables, Runtime(world=2))
     assert not list(tmp_path.iterdir())
@@ -94,6 +98,27 @@ def test_several_ranks_do_not_wait_for_a_long_pass_over_the_data(tmp_path, monke
     monkeypatch.setattr(Runtime, "barrier", lambda runtime: None)
     again = build.load_statistics(experiment, store, variables, Runtime(world=2))
     assert again.dataset.identical(fitted.dataset)
+
+
+def test_a_job_of_several_ranks_is_not_submitted_before_such_a_pass(tmp_path, monkeypatch):
+    monkeypatch.setattr(statistics, "_FITTED_AT_START", 0)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no batch system is found, after all checks
+    settings = [*TINY, f"save_loc={tmp_path}/run"]
+    trainer = "trainer={micro_batch_size: 1, global_batch_size: 4, parallelism: {data: ddp}}"
+    options = [f"--set={text}" for text in (*settings, trainer)]
+
+    def refusal(*more: str) -> str:
+        request = ["--site", "derecho", "--account", "A1", "--nodes", "1"]
+        return str(CliRunner().invoke(app, ["submit", str(DEMO), *request, *more, *options]).exception)
+
+    assert re.search("data.statistics: expected.*`credit-like preprocess`", refusal("--ngpus", "4"))
+    for allowed in (["--ngpus", "1"], ["--ngpus", "4", "--after", "7"], ["--mode", "preprocess"]):
+        assert "expected qsub" in refusal(*allowed)  # one rank, statistics to come, the pass itself
+    assert refusal("--ngpus", "4", "--dry-run") == "None"
+    experiment = load_experiment(DEMO, settings)
+    variables = Variables(experiment.data)
+    build.load_statistics(experiment, build.open_store(experiment.data, variables), variables, Runtime())
+    assert "expected qsub" in refusal("--ngpus", "4")
 
 
 def test_a_run_leaves_what_it_promises(run):

@@ -13,7 +13,6 @@ ELSEWHERE = {
     "bands": "parallel/domain/test_rows.py",
     "check": "malformed/test_malformed.py",
     "context": "test_build.py",
-    "errors": "test_cli.py",
     "figures": "evaluation/test_plots.py",
     "naming": "evaluation/test_plots.py",
     "host": "inference/test_forecast.py",

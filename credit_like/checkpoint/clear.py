@@ -6,7 +6,7 @@ from pathlib import Path
 
 from credit_like.checkpoint.files import remove
 from credit_like.checkpoint.lock import RunLock
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 from credit_like.schema.places import FILES, is_run
 
 _CHECKPOINTS = ("step-*", ".step-*.tmp", ".trash-step-*", ".damaged-step-*")
@@ -37,7 +37,9 @@ def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
         with RunLock(save_loc):
             _clear(save_loc, statistics)
     except OSError as error:
-        raise UserError(f"save_loc: expected a run that can be removed, got {save_loc}: {error}; remove it") from error
+        raise UserError(
+            f"save_loc: expected a run that can be removed, got {save_loc}: {reason(error)}; remove it"
+        ) from error
 
 
 def _clear(save_loc: Path, statistics: bool) -> None:

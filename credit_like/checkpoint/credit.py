@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from credit_like.checkpoint.files import replace_file
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 from credit_like.outputs import begins_with, check_own
@@ -422,7 +422,7 @@ def _yaml(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {error}") from error
+        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {reason(error)}") from error
 
 
 def load_export(path: str | Path) -> nn.Module:

@@ -27,7 +27,7 @@ from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 from credit_like.nn import spectral_norm
 from credit_like.nn.lora import merged
 from credit_like.outputs import begins_with, check_own
@@ -202,7 +202,7 @@ def load_export(path: str | Path) -> Export:
             metadata = file.metadata() or {}
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
-        raise DamagedCheckpoint(f"{path} is not readable: {error}") from error
+        raise DamagedCheckpoint(f"{path} is not readable: {reason(error, path)}") from error
     if "model" not in metadata:
         raise UserError(
             f"{path}: expected metadata `model`, got {sorted(metadata)}; write it with `credit-like export`"

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.files import digest, to_json
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 from credit_like.parallel.shards import Division
 
 FORMAT = 2
@@ -143,7 +143,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path} is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{path} is not readable: {error}") from error
+        raise DamagedCheckpoint(f"{path} is not readable: {reason(error)}") from error
     if not intact:
         raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")
     foreign = DamagedCheckpoint(f"{path} is intact but not in the form of a manifest; another program wrote it")
@@ -252,7 +252,7 @@ def check_size(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DamagedCheckpoint(f"{path} is not readable: {error.strerror}") from error
+        raise DamagedCheckpoint(f"{path} is not readable: {reason(error)}") from error
     if size != entry["bytes"]:
         raise DamagedCheckpoint(f"{path} has {size} bytes instead of {entry['bytes']}")
 
@@ -265,7 +265,7 @@ def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
         if digest(path) != entry["sha256"]:
             raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")
     except OSError as error:
-        raise DamagedCheckpoint(f"{path} is not readable: {error.strerror}") from error
+        raise DamagedCheckpoint(f"{path} is not readable: {reason(error)}") from error
 
 
 class Reader:
@@ -321,7 +321,7 @@ class Reader:
                 self._open[file] = safe_open(path, framework="pt")
             values: Tensor = self._open[file].get_slice(key)[source] if source else self._open[file].get_tensor(key)
         except (SafetensorError, OSError) as error:
-            raise DamagedCheckpoint(f"{path} is not readable: {error}") from error
+            raise DamagedCheckpoint(f"{path} is not readable: {reason(error, path)}") from error
         return values
 
 

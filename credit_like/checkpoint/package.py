@@ -24,7 +24,7 @@ from credit_like.checkpoint.export import card, export, load_export
 from credit_like.checkpoint.files import digest, to_json, write_bytes
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import FieldStore, open_store
-from credit_like.errors import UserError, reading
+from credit_like.errors import UserError, reading, reason
 from credit_like.outputs import check_new
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import ROLES, Variables
@@ -76,7 +76,9 @@ def _verified(name: str | Path, path: Path, file: str, wanted: str) -> Path:
     try:
         there = digest(path)
     except OSError as error:
-        raise DamagedCheckpoint(f"{name}: expected {file}, which {CONFIG} lists, got {error}; copy it again") from error
+        raise DamagedCheckpoint(
+            f"{name}: expected {file}, which {CONFIG} lists, got {reason(error)}; copy it again"
+        ) from error
     if there != wanted:
         raise DamagedCheckpoint(
             f"{name}: expected {file} with SHA-256 {wanted[:12]}…, got {there[:12]}…; copy the package again"

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.data.times import Times, from_seconds, seconds, to_text, year_fraction
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 
 SOLAR_CONSTANT = 1360.8
 """W m-2 at the mean distance of the Sun (Kopp and Lean 2011, doi:10.1029/2010GL045777)."""
@@ -84,7 +84,7 @@ def read_irradiance(path: str) -> Irradiance:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"expected a table of years and W m-2, got {path}: {error}") from error
+        raise UserError(f"expected a table of years and W m-2, got {path}: {reason(error)}; change the path") from error
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if not text:

@@ -43,6 +43,8 @@ _DIMENSIONS = {
     "missing_time": ("missing",),
 }
 _BLOCK_BYTES = 64 * 2**20
+_FITTED_AT_START = 16e9
+"""Bytes of fields that one process reads within a minute or two; trainer.timeout is ten minutes by default."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -399,6 +401,17 @@ def fit_statistics(
             progress(done, total)
 
     return finish(store, variables, data, scan(store, varying(variables), parts, progress=count))
+
+
+def refuse_long_fit(store: FieldStore, variables: Variables, data: DataSection, path: Path) -> None:
+    """Raise UserError if fitting the statistics takes so long that a collective of waiting ranks may time out."""
+    positions, _ = wanted_times(store, data)
+    size = 4 * sum(map(len, varying(variables))) * store.grid.height * store.grid.width * len(positions)
+    if size > _FITTED_AT_START:
+        raise UserError(
+            f"data.statistics: expected {path} before a run of several ranks, because {size / 1e9:.0f} GB of fields have to be "
+            "read for it, got none; run `credit-like preprocess` first"
+        )
 
 
 def varying(variables: Variables) -> list[Variable]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 
 Keys = tuple[str | int, ...]
 """Path of a key in a document."""
@@ -91,8 +91,8 @@ def read(path: Path) -> Document:
         values = loader.construct_document(root) if root else None
         lines = dict(_lines(root, (), loader))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = "it contains itself" if isinstance(error, RecursionError) else error
-        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {reason}") from error
+        told = "it contains itself" if isinstance(error, RecursionError) else reason(error)
+        raise UserError(f"{path}: expected CREDIT's YAML, got a file that cannot be read: {told}") from error
     if not isinstance(values, dict) or not isinstance(values.get("data"), dict):
         raise UserError(
             f"{path}: expected CREDIT's YAML with a `data` section, got none; is it an experiment of CREDIT?"

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 from credit_like.registry import did_you_mean
 
 GIB = 2**30
@@ -193,7 +193,10 @@ def _from_file(path: Path) -> Machine:
     try:
         figures = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {error}") from error
+        raise UserError(
+            f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {reason(error)}; change the path, or let "
+            "`credit-like bench` write it"
+        ) from error
     wanted = {field.name: field.type for field in fields(Machine)}
     kinds = {"name": str, "collectives": list}
     right = isinstance(figures, dict) and all(

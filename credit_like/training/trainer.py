@@ -19,7 +19,7 @@ from credit_like.checkpoint.manager import CheckpointManager, steps
 from credit_like.context import Context
 from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import is_compiled
@@ -227,9 +227,7 @@ class Trainer:
             except Locked as error:
                 refused = str(error)
             except OSError as error:
-                refused = (
-                    f"save_loc: expected a folder that can be written, got {self.folder}: {error}; change save_loc"
-                )
+                refused = f"save_loc: expected a folder that can be written, got {self.folder}: {reason(error)}; change save_loc"
         refused = self.runtime.broadcast(refused)
         if refused:
             raise Locked(refused)

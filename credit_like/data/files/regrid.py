@@ -22,7 +22,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from credit_like.data.files.netcdf_files import reading
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 from credit_like.grid import Grid
 
 
@@ -144,7 +144,9 @@ def read_weights(path: str) -> Stored:
                 )
             row, col, factor, y, x, to, of = (np.asarray(file[name][:]) for name in names)
     except OSError as error:
-        raise UserError(f"expected a netCDF file of regridding weights, got {path}: {error}") from error
+        raise UserError(
+            f"expected a netCDF file of regridding weights, got {path}: {reason(error)}; change the path"
+        ) from error
     shape, source_shape = (int(to[1]), int(to[0])), (int(of[1]), int(of[0]))
     latitude, longitude = y.reshape(shape), x.reshape(shape)
     if np.ptp(latitude, axis=1).max() > 1e-6 or np.ptp(longitude, axis=0).max() > 1e-6:

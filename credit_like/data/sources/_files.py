@@ -39,7 +39,7 @@ from credit_like.data.sources._conventions import (
 )
 from credit_like.data.sources._index import About, Kind, indexed
 from credit_like.data.times import Times, to_text
-from credit_like.errors import UserError
+from credit_like.errors import UserError, reason
 from credit_like.grid import Grid
 from credit_like.schema.base import Latitude, Longitude, Section
 
@@ -157,7 +157,7 @@ def source_type(path: str) -> str:
         with first.open("rb") as file:
             start = file.read(4)
     except OSError as error:
-        raise UserError(f"expected a file or a store, got {path}: {error.strerror}; change it") from error
+        raise UserError(f"expected a file or a store, got {path}: {reason(error)}; change it") from error
     for magic, kind in _MAGIC.items():
         if start.startswith(magic):
             return kind
@@ -207,14 +207,10 @@ def _matches(path: str, pattern: str, storage_options: dict[str, Any]) -> list[s
         raise UserError(_lacking("files that match", path, error)) from error
     except failures(ValueError, TypeError) as error:
         raise UserError(
-            f"expected files that match {path}, got none that can be listed: {_reason(error)}; "
+            f"expected files that match {path}, got none that can be listed: {reason(error)}; "
             "change data.source.path or storage_options"
         ) from error
     return sorted(fs.unstrip_protocol(match) if is_url(path) else match for match in found)
-
-
-def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _is_there(path: str) -> bool:
@@ -224,8 +220,9 @@ def _is_there(path: str) -> bool:
     except FileNotFoundError:
         return False
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"expected a file or folder, got {path[:200]!r}: {reason}; change data.source.path") from error
+        raise UserError(
+            f"expected a file or folder, got {path[:200]!r}: {reason(error)}; change data.source.path"
+        ) from error
     if path and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise UserError(f"expected a file or folder, got {path!r}, a pipe, socket or device; change data.source.path")
     return bool(path)
@@ -318,7 +315,7 @@ def _open(path: str, open_one: Callable[[str], xr.Dataset], expected: str) -> xr
     except ImportError as error:
         raise UserError(_lacking(expected, path, error)) from error
     except failures(ValueError, KeyError, RuntimeError, TypeError) as error:
-        raise UserError(f"expected {expected}, got {path}, which does not open: {_reason(error)}") from error
+        raise UserError(f"expected {expected}, got {path}, which does not open: {reason(error)}") from error
 
 
 def _lacking(expected: str, path: str, error: ImportError) -> str:

@@ -1,0 +1,59 @@
+"""What a message says of a file that cannot be read: its name and the reason on one line, without the system's numbers."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.export import load_export
+from credit_like.data.files.regrid import read_weights
+from credit_like.data.solar import read_irradiance
+from credit_like.errors import UserError, reason
+from credit_like.migrate import document
+from credit_like.plan.machine import machine_of
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "an export": load_export,
+    "a file of bench": lambda path: machine_of(str(path), {}),
+    "a table of irradiance": lambda path: read_irradiance(str(path)),
+    "CREDIT's YAML": document.read,
+    "regridding weights": lambda path: read_weights(str(path)),
+}
+
+
+def make(path: Path, kind: str) -> Path:
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "garbage":
+        path.write_bytes(b"\xff: [\n\x00")
+    elif kind == "loop":
+        path.symlink_to(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["nothing", "folder", "garbage", "loop"])
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_a_file_that_cannot_be_read_is_one_line_with_its_path(tmp_path, read, kind) -> None:
+    path = make(tmp_path / "file.yml", kind)
+    with pytest.raises((UserError, DamagedCheckpoint)) as refused:
+        read(path)
+    said = str(refused.value)
+    assert said.count(path.name) == 1
+    assert "Errno" not in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(errno.EACCES, os.strerror(errno.EACCES), "/a"), "Permission denied"),
+        (OSError("no server\n answers"), "no server answers"),
+        (ValueError("x" * 400), "x" * 300),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_reasons(error, text) -> None:
+    assert reason(error) == text
