@@ -14,6 +14,12 @@ SHORT = (
 )
 """Sixty times of the synthetic source."""
 
+FOUR_STEPS = (
+    "trainer={global_batch_size: 4, micro_batch_size: 2, epochs: 2, batches_per_epoch: 2, checkpoint: {async: false}}",
+    "trainer.scheduler.warmup_steps=1",
+)
+"""Two epochs of two steps, each of two micro-batches."""
+
 SMALL_MODEL = "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8}"
 
 BANDED_MODEL = (

@@ -8,18 +8,13 @@ import pytest
 
 from credit_like import build
 from credit_like.schema.load import load_experiment
-from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.experiments import BANDED_MODEL, DEMO, FOUR_STEPS, SHORT
 from tests.training.continued import stopped_in_step
 
 SETTINGS = [
     *SHORT,
     BANDED_MODEL,
-    "trainer.global_batch_size=4",
-    "trainer.micro_batch_size=2",
-    "trainer.epochs=2",
-    "trainer.batches_per_epoch=2",
-    "trainer.scheduler.warmup_steps=1",
-    "trainer.checkpoint.async=false",
+    *FOUR_STEPS,
     "inference.init=null",
     "inference.lead=12h",
 ]

@@ -12,21 +12,16 @@ from credit_like import verify as kit
 from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
-from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.experiments import BANDED_MODEL, DEMO, FOUR_STEPS, SHORT
 from tests.training.continued import assert_same_when_continued
 
 TINY = [
     *SHORT,
     BANDED_MODEL,
+    *FOUR_STEPS,
     "model.attn_dropout=0.1",
     "model.ff_dropout=0.2",
     "model.drop_path=0.3",
-    "trainer.global_batch_size=4",
-    "trainer.micro_batch_size=2",
-    "trainer.epochs=2",
-    "trainer.batches_per_epoch=2",
-    "trainer.scheduler.warmup_steps=1",
-    "trainer.checkpoint.async=false",
     "trainer.activation_checkpoint=true",
     "data.forecast_len=2",
 ]

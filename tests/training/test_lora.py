@@ -12,19 +12,14 @@ from credit_like.checkpoint.export import find, load_export
 from credit_like.errors import UserError
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
-from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.experiments import BANDED_MODEL, DEMO, FOUR_STEPS, SHORT
 from tests.training.continued import assert_same_when_continued
 
 TINY = [
     *SHORT,
     BANDED_MODEL,
-    "trainer.global_batch_size=4",
-    "trainer.micro_batch_size=2",
-    "trainer.epochs=2",
-    "trainer.batches_per_epoch=2",
-    "trainer.scheduler.warmup_steps=1",
+    *FOUR_STEPS,
     "trainer.optimizer.learning_rate=0.01",
-    "trainer.checkpoint.async=false",
 ]
 
 

@@ -15,21 +15,16 @@ from credit_like.nn.noise import Noise, NoiseKeys
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.checks import section_findings
 from credit_like.schema.load import load_experiment
-from tests.experiments import BANDED_MODEL, DEMO, SHORT
+from tests.experiments import BANDED_MODEL, DEMO, FOUR_STEPS, SHORT
 from tests.training.continued import assert_same_when_continued
 
 TINY = [
     *SHORT,
     BANDED_MODEL,
+    *FOUR_STEPS,
     "model.noise={channels: 3}",
     "loss={type: crps}",
     "trainer.members=3",
-    "trainer.global_batch_size=4",
-    "trainer.micro_batch_size=2",
-    "trainer.epochs=2",
-    "trainer.batches_per_epoch=2",
-    "trainer.scheduler.warmup_steps=1",
-    "trainer.checkpoint.async=false",
     "data.forecast_len=2",
 ]
 
