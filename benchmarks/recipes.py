@@ -25,7 +25,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -62,6 +62,13 @@ class Recipe:
     free: tuple[str, ...] = ()
     """Overrides for free runs alone."""
     file: Path = DEMO
+    batches: int = STEPS_PER_EPOCH
+    epochs: int = 5
+    """Epochs of so many batches of 8 samples, of a training on single steps that others continue."""
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.batches
 
     def all(self) -> list[Recipe]:
         """Return this recipe after those that it needs."""
@@ -142,10 +149,10 @@ class Bench:
     def branch(self, trunk: Recipe, recipe: Recipe, seed: int) -> float:
         """Begin a run with the checkpoint of another one at the end of what both have; return the processor time of that."""
         there, here = self.folder(trunk, seed), self.folder(recipe, seed)
-        steps = 2 if self.small else recipe.trunk * STEPS_PER_EPOCH
+        steps = 2 if self.small else recipe.trunk * trunk.batches
         shutil.copytree(there / "checkpoints" / f"step-{steps}", here / "checkpoints" / f"step-{steps}")
         shutil.copy(there / "statistics.nc", here)
-        return self.spent(trunk, seed)["train"] * recipe.trunk * STEPS_PER_EPOCH / BUDGET
+        return self.spent(trunk, seed)["train"] * recipe.trunk / trunk.epochs
 
     def found(self, *recipes: Recipe) -> list[int]:
         """Return the seeds of which all these recipes have scores."""
@@ -257,23 +264,27 @@ def longer(
     physics: str = "",
     what: str = "",
     *,
+    single: Recipe = PLAIN,
     trunk: int = 3,
     batches: int | None = None,
+    rate: str = "1.0e-3",
 ) -> Recipe:
-    """The first `trunk` epochs of `PLAIN`, then batches of fewer samples and more steps, by default of its cost in all."""
-    single = f"{{epochs: {trunk}, scheduler: {{total_steps: {BUDGET}}}}}"
-    batches = batches or (5 - trunk) * 8 * STEPS_PER_EPOCH // (samples * steps)
+    """The first `trunk` epochs of `single`, then batches of fewer samples and more steps, by default of its cost in all."""
+    first = f"{{epochs: {trunk}, scheduler: {{total_steps: {single.steps}}}}}"
+    batches = batches or (single.epochs - trunk) * 8 * single.batches // (samples * steps)
     phase = (
         f"{{epochs: 1, batches_per_epoch: {batches}, forecast_len: {steps}, global_batch_size: {samples}, "
-        f"micro_batch_size: {samples}, optimizer: {{learning_rate: 1.0e-3}}, scheduler: {{warmup_steps: 10}}, "
+        f"micro_batch_size: {samples}, optimizer: {{learning_rate: {rate}}}, scheduler: {{warmup_steps: 10}}, "
         f"loss: {{type: {loss}}}}}"
     )
+    kept = [each for each in single.sets if not each.startswith(("trainer.epochs=", "trainer.checkpoint="))]
     return Recipe(
         name,
         f"{trunk} epochs on single steps, then {batches} batches of {samples} sample{'s' * (samples > 1)} and {steps} steps{what}",
-        (*DIAGNOSTIC, f"trainer.phases=[{single}, {phase}]", *([physics] if physics else [])),
-        like=PLAIN,
+        (*kept, f"trainer.phases=[{first}, {phase}]", *([physics] if physics else [])),
+        like=single,
         trunk=trunk,
+        file=single.file,
     )
 
 
@@ -283,16 +294,24 @@ def damping(strength: float, more: str = "") -> str:
     return f"physics=[{{type: spherical-filter, {fields}, highest: 21, damping: {strength:g}, order: 4{more}}}]"
 
 
-def sharp(name: str, trunk: int = 3, batches: int | None = None) -> Recipe:
+def sharp(name: str, trunk: int = 3, batches: int | None = None, single: Recipe = PLAIN) -> Recipe:
     """Return the curriculum with a loss that keeps the energy of waves, and a diffusion of the short ones, which grow."""
-    what = " on `spectral` with `spherical-filter` of damping 0.12 and order 4"
     physics = damping(0.12, f", after_epochs: {trunk}")
-    return longer(name, 2, 4, "spectral", physics, what, trunk=trunk, batches=batches)
+    what = " on `spectral` with `spherical-filter` of damping 0.12 and order 4"
+    return longer(name, 2, 4, "spectral", physics, what, single=single, trunk=trunk, batches=batches)
 
 
 SHARP = sharp("curriculum-sharp")
 EQUAL = sharp("curriculum-equal", batches=172)
 """As many batches as take the processor time of the rest of `PLAIN`: 0.32 s each, where its batches took 0.21 s."""
+TWICE = Recipe(
+    "plain-twice",
+    "the same, 10 epochs instead of 5",
+    (*DIAGNOSTIC, EPOCHS_KEPT, "trainer.epochs=10"),
+    epochs=10,
+)
+EQUAL_TWICE = sharp("curriculum-twice", trunk=6, batches=344, single=TWICE)
+"""Of as much time as `TWICE`, like `EQUAL`."""
 CURRICULA = [longer("curriculum", 2, 4), longer("curriculum-8", 1, 8), sharp("curriculum-early", trunk=2), SHARP]
 TURN = "trainer.shift_longitude=true"
 TURNED = Recipe("turned", "precipitation diagnostic, with `shift_longitude`", (*DIAGNOSTIC, TURN))
@@ -343,14 +362,57 @@ DAMPED = Recipe(
     forecasts_of=PLAIN,
 )
 """What the filter does without the curriculum and the loss."""
+TWICE_DAMPED = replace(DAMPED, name="damped-twice", what="likewise of `plain-twice`", forecasts_of=TWICE)
 SINGLE_STEPS = (PLAIN, DAMPED)
 """What curricula are compared with."""
 
+GCM_SINGLE = Recipe(
+    "gcm-single",
+    "config/gcm-t21.yml, forecasts of 5 days",
+    (
+        "inference.init=[2000-08-11, 2000-09-30, 2d]",
+        "inference.lead=120h",
+        "trainer.epochs=18",
+        "trainer.checkpoint={every: 97, keep: 9}",
+    ),
+    file=GCM,
+    batches=97,
+    epochs=18,
+)
 
-def curriculum(bench: Bench) -> list[str]:
-    """RMSE of the curriculum relative to training on single steps for as many model steps, and for as long."""
-    rows = []
-    for phased, single in itertools.product([*CURRICULA, EQUAL], SINGLE_STEPS):
+
+def gcm_damping(strength: float, more: str = "") -> str:
+    """Return the override for the diffusion of config/gcm-t21-ensemble.yml with another strength."""
+    fields = "variables: [temperature, specific_humidity, geopotential_500], winds: [u, v]"
+    return f"physics=[{{type: spherical-filter, {fields}, damping: {strength:g}, order: 2{more}}}]"
+
+
+GCM_DAMPED = Recipe(
+    "gcm-damped",
+    "the training of `gcm-single`, forecasts with `spherical-filter` of damping 0.03 and order 2",
+    (*GCM_SINGLE.sets[:2], gcm_damping(0.03)),
+    forecasts_of=GCM_SINGLE,
+    file=GCM,
+)
+GCM_CURRICULA = [
+    longer(
+        "gcm-curriculum",
+        2,
+        4,
+        physics=gcm_damping(0.03, ", after_epochs: 12"),
+        what=" with `spherical-filter` of damping 0.03 and order 2",
+        single=GCM_SINGLE,
+        trunk=12,
+        batches=388,
+        rate="5.0e-4",
+    )
+]
+
+
+def compared(bench: Bench, pairs: Sequence[tuple[Recipe, Recipe]]) -> list[str]:
+    """Return a table of the RMSE of curricula, each divided by that of a training on single steps."""
+    rows, measured = [], list[Recipe]()
+    for phased, single in pairs:
         seeds = bench.found(single, phased)
         if not seeds:
             continue
@@ -359,23 +421,46 @@ def curriculum(bench: Bench) -> list[str]:
         met = verdict(of_channels.mean()[[72, 120]].max() <= 0.9)
         rows.append([phased.name, single.name, "mean", *mean, met, spent, ", ".join(map(str, seeds))])
         rows.append([phased.name, single.name, "single", *of_single, "", "", ""])
+        measured += (recipe for recipe in (phased, single) if recipe not in measured)
     heads = ["curriculum", "single steps", "variables", *(f"{lead} h" for lead in LEADS)]
     heads += ["target", "processor minutes", "seeds"]
-    measured = [recipe for recipe in (*CURRICULA, EQUAL, *SINGLE_STEPS) if bench.found(recipe)]
+    return [*legend(measured), "", *(table(heads, rows) if rows else ["Not measured yet."])]
+
+
+COMPARED = (
+    "Target: at most 0.9 at 72 and 120 h in the mean over variables and levels; `single` are the lowest and the highest of them. "
+    "Processor minutes are those of the curriculum and of single steps."
+)
+
+
+def curriculum(bench: Bench) -> list[str]:
+    """RMSE of the curriculum relative to training on single steps for as many model steps, and for as long."""
     return [
         f"RMSE divided by that of training on single steps, of which {BUDGET} with 8 samples are as many steps of the model as "
         "a curriculum has. Their first epochs are the same to the bit, so that the curriculum continues from their checkpoint, "
         "and differs in the rest alone. Small batches take more processor time per sample, with this model on one core: "
         f"`{EQUAL.name}` has as many batches as take the time of the single steps that it does without, from the times of "
-        f"`{PLAIN.name}` and `{SHARP.name}` with seeds 2 and 3 (other trainings ran under load, which costs processor time too). A "
-        "part of what a curriculum with a filter gains is the filter's, so that forecasts of single steps with a filter are "
-        "compared too. Target: at most 0.9 at 72 and 120 h in the mean over variables and levels; `single` are the lowest and the "
-        "highest of them. Processor minutes are those of the curriculum and of single steps.",
-        *legend(measured),
-        "",
-        *(table(heads, rows) if rows else ["Not measured yet."]),
+        f"`{PLAIN.name}` and `{SHARP.name}` with seeds 2 and 3 (other trainings ran under load, which costs processor time too), "
+        f"and `{EQUAL_TWICE.name}` beside twice as many single steps. A part of what a curriculum with a filter gains is the "
+        f"filter's, so that forecasts of single steps with a filter are compared too. {COMPARED}",
+        *compared(
+            bench,
+            [
+                *itertools.product([*CURRICULA, EQUAL], SINGLE_STEPS),
+                *itertools.product([EQUAL_TWICE], (TWICE, TWICE_DAMPED)),
+            ],
+        ),
         "",
         "A part of the gain is a smoother forecast: see the zonal energy in [Sharpness](#sharpness).",
+    ]
+
+
+def curriculum_gcm(bench: Bench) -> list[str]:
+    """RMSE of curricula on the general circulation model's data relative to training on single steps for as long."""
+    return [
+        f"As above, on the data of config/gcm-t21.yml, of which {GCM_SINGLE.steps} single steps with 8 samples are the training. "
+        f"{COMPARED}",
+        *compared(bench, list(itertools.product(GCM_CURRICULA, (GCM_SINGLE, GCM_DAMPED)))),
     ]
 
 
@@ -411,7 +496,17 @@ ADDED_OFTEN = Recipe(
     ),
     start=DRY,
 )
-ADDITIONS = [ADDED, ADDED_OFTEN]
+ADDED_WEIGHTED = Recipe(
+    "added-weighted",
+    "the same with a weight of 4 on the new variables and twice the learning rate",
+    (
+        *ADDED_OFTEN.sets,
+        "trainer.optimizer.learning_rate=2.0e-3",
+        "loss.variable_weights={column_water: 4, precipitation: 4}",
+    ),
+    start=DRY,
+)
+ADDITIONS = [ADDED, ADDED_OFTEN, ADDED_WEIGHTED]
 SHORT = Recipe(
     "short", "from initial weights, as many steps", (*DIAGNOSTIC, "trainer.epochs=2", "trainer.batches_per_epoch=80")
 )
@@ -1183,8 +1278,13 @@ CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
     "precipitation": ("Precipitation and humidity", PRECIPITATION, precipitation),
     "curriculum": (
         "Pretraining and longer forecasts",
-        [*SINGLE_STEPS, *CURRICULA, EQUAL],
+        [*SINGLE_STEPS, *CURRICULA, EQUAL, TWICE, TWICE_DAMPED, EQUAL_TWICE],
         curriculum,
+    ),
+    "curriculum-gcm": (
+        "Longer forecasts of gcm-t21",
+        [GCM_SINGLE, GCM_DAMPED, *GCM_CURRICULA],
+        curriculum_gcm,
     ),
     "added": ("Two variables added", [PLAIN, *ADDITIONS, SHORT], added),
     "finer": ("From a coarse to a fine grid", [FINE, FINE_FROM_COARSE], finer),

@@ -46,29 +46,34 @@ def test_recipes_that_are_compared_cost_the_same(recipes, tmp_path):
         assert cost[name] == pytest.approx(recipes.BUDGET, rel=0.01), name
     # A batch of two samples and four steps takes 1.5 times the processor time of one of eight samples.
     assert cost["curriculum-equal"] == 3 * recipes.STEPS_PER_EPOCH + recipes.BUDGET / 5 * 2 * 2 / 3
-    assert cost["added-often"] == cost["added"] <= 0.25 * recipes.BUDGET
+    assert cost["curriculum-twice"] == 6 * recipes.STEPS_PER_EPOCH + recipes.BUDGET / 5 * 4 * 2 / 3
+    assert cost["added-weighted"] == cost["added-often"] == cost["added"] <= 0.25 * recipes.BUDGET
     assert cost["spectral-damped"] == cost["spectral-long"] == cost["spectral"] == cost["more-mse"]
     assert cost["fine-from-coarse"] == cost["fine"]
     assert cost["noise"] <= 0.05 * recipes.BUDGET
     assert cost["noise"] + cost["noise-long"] <= 0.1 * recipes.BUDGET
 
 
-def test_a_curriculum_begins_as_the_training_that_it_continues(recipes, tmp_path):
+def test_a_curriculum_begins_as_the_training_that_it_continues(recipes, tmp_path, monkeypatch):
     """Its first phase has the keys and the learning rates of that training, and ends at the checkpoint that is copied."""
+    monkeypatch.setenv("CREDIT_LIKE_DATA", str(tmp_path))
     bench = recipes.Bench(tmp_path, (1,), False)
-    plain = load_experiment(recipes.DEMO, bench.overrides(recipes.PLAIN, 1))
-    for recipe in (*recipes.CURRICULA, recipes.EQUAL):
-        first = phases(load_experiment(recipes.DEMO, bench.overrides(recipe, 1)))[0].experiment
-        steps = first.trainer.epochs * recipes.STEPS_PER_EPOCH
+    for recipe in (*recipes.CURRICULA, recipes.EQUAL, recipes.EQUAL_TWICE, *recipes.GCM_CURRICULA):
+        single = load_experiment(recipe.file, bench.overrides(recipe.like, 1))
+        first = phases(load_experiment(recipe.file, bench.overrides(recipe, 1)))[0].experiment
+        assert single.trainer.epochs == recipe.like.epochs
         assert first.trainer.epochs == recipe.trunk
+        assert recipe.like.epochs - recipe.trunk <= single.trainer.checkpoint.keep
+        assert single.trainer.checkpoint.every == recipe.like.batches
         for section in ("data", "model", "loss", "seed"):
-            assert getattr(first, section) == getattr(plain, section)
+            assert getattr(first, section) == getattr(single, section)
         assert all(correction.after_epochs >= first.trainer.epochs for correction in first.physics)
         same = {"epochs": 0, "scheduler": None, "checkpoint": None}
-        assert first.trainer.model_copy(update=same) == plain.trainer.model_copy(update=same)
+        assert first.trainer.model_copy(update=same) == single.trainer.model_copy(update=same)
+        steps = recipe.trunk * recipe.like.batches
         rates = [
             [linear_warmup_cosine.learning_rate(e.trainer.scheduler, 1.0, k, total) for k in range(steps)]
-            for e, total in ((first, steps), (plain, recipes.BUDGET))
+            for e, total in ((first, steps), (single, recipe.like.steps))
         ]
         assert rates[0] == rates[1]
 
