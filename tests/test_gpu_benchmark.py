@@ -45,6 +45,17 @@ def test_every_row_is_measured(tmp_path):
             assert 0.8 < float(re.search(r"\((.*) ×\)", row[7]).group(1)) < 1.2
 
 
+def test_shares_of_a_slow_step_are_not_rounded_to_nothing(monkeypatch):
+    """On a busy processor a step takes many times as long as on a free one."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import gpu
+
+    row = {"what": "training step", "setting": "small", "seconds": 1e5, "batch": 1, "memory": 2e9, "note": ""}
+    about = {"small": True, "peak": 1.0, "bandwidth": 10.0}
+    cells = gpu.line(row, about, {"flops": 1e9, "traffic": 1e9, "memory": 2e9}).split("|")
+    assert [float(cell.strip(" %")) for cell in cells[5:7]] == pytest.approx([1e-6, 1e-4])
+
+
 def test_without_a_device_it_is_one_message(tmp_path):
     path = tmp_path / "gpu.md"
     done = _run("--output", str(path))
