@@ -382,15 +382,15 @@ GCM_SINGLE = Recipe(
 
 
 def gcm_damping(strength: float, more: str = "") -> str:
-    """Return the override for the diffusion of config/gcm-t21-ensemble.yml with another strength."""
+    """Return the entry of `physics` of config/gcm-t21-ensemble.yml with another strength."""
     fields = "variables: [temperature, specific_humidity, geopotential_500], winds: [u, v]"
-    return f"physics=[{{type: spherical-filter, {fields}, damping: {strength:g}, order: 2{more}}}]"
+    return f"{{type: spherical-filter, {fields}, damping: {strength:g}, order: 2{more}}}"
 
 
 GCM_DAMPED = Recipe(
     "gcm-damped",
     "the training of `gcm-single`, forecasts with `spherical-filter` of damping 0.03 and order 2",
-    (*GCM_SINGLE.sets[:2], gcm_damping(0.03)),
+    (*GCM_SINGLE.sets[:2], f"physics=[{gcm_damping(0.03)}]"),
     forecasts_of=GCM_SINGLE,
     file=GCM,
 )
@@ -399,7 +399,7 @@ GCM_CURRICULA = [
         "gcm-curriculum",
         2,
         4,
-        physics=gcm_damping(0.03, ", after_epochs: 12"),
+        physics=f"physics=[{gcm_damping(0.03, ', after_epochs: 12')}]",
         what=" with `spherical-filter` of damping 0.03 and order 2",
         single=GCM_SINGLE,
         trunk=12,
@@ -935,8 +935,7 @@ GCM_HELD = Recipe(
     "gcm-held",
     "forecasts of the same training with the diffusion of config/gcm-t21-ensemble.yml and zonal means relaxed by 0.01",
     (
-        "physics=[{type: spherical-filter, winds: [u, v], variables: [temperature, specific_humidity, geopotential_500], "
-        "damping: 0.06, order: 2}, {type: relax, variables: [u, v, temperature, specific_humidity, surface_pressure, "
+        f"physics=[{gcm_damping(0.06)}, {{type: relax, variables: [u, v, temperature, specific_humidity, surface_pressure, "
         "geopotential_500], rate: 0.01, climatology: [2000-01-02, 2000-07-14]}]",
     ),
     forecasts_of=GCM_PLAIN,
