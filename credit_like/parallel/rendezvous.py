@@ -12,7 +12,7 @@ from contextlib import suppress
 import torch
 import torch.distributed as dist
 
-from credit_like.errors import RunError
+from credit_like.errors import RunError, reason
 from credit_like.parallel import blame
 from credit_like.parallel.environment import Environment
 
@@ -38,15 +38,15 @@ def join(place: Environment, device: torch.device, timeout: dt.timedelta) -> Non
     try:
         _join(place, device, timeout)
     except (dist.DistError, TimeoutError) as error:
-        reason = " ".join(str(error).split())[:300]
-        if "EADDRINUSE" in reason:
+        said = reason(error)
+        if "EADDRINUSE" in said:
             told = f"expected a free port at {place.address}, got {place.port}, which another program uses; set MASTER_PORT"
         elif isinstance(error, TimeoutError):
-            told = reason
+            told = said
         else:
             told = (
                 f"expected {place.world} ranks at {place.address}:{place.port} within {timeout}, got fewer; start all, or "
-                f"raise trainer.timeout ({reason})"
+                f"raise trainer.timeout ({said})"
             )
         raise RunError(told) from error
 
