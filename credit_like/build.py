@@ -102,8 +102,7 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     Raises UserError where the experiment names a file that does not exist, and where several ranks would wait for the main
     process to fit them (`refuse_long_fit`).
     """
-    given, own = experiment.data.statistics, Path(experiment.save_loc) / "statistics.nc"
-    path = own if experiment.start_from is not None else Path(given or own)
+    path = experiment.statistics_file
     if runtime.is_main and (not path.exists() or _is_to_adopt(experiment, path, store)):
         if path.exists():
             statistics = Statistics.load(path, store)

@@ -172,7 +172,7 @@ def _inspect(
         return list(dict.fromkeys([*findings, *visible(_variable_findings, experiment, variables)])), None
     except _UNREADABLE as error:
         return [*findings, (("data", "source"), _one_line(error))], None
-    for check in (*_ON_THE_AXES, _content_findings, _statistics_findings):
+    for check in (*_ON_THE_AXES, _content_findings, _statistics_findings, _stored_findings):
         findings += visible(check, store)
     findings += visible(_variable_findings, experiment, variables)
     if not any(path[:1] == ("data",) for path, _ in findings):
@@ -610,8 +610,7 @@ def _masks(store: Store) -> Iterator[NDArray[np.bool_]]:
     from credit_like.data.statistics import Statistics
 
     experiment, outputs = store.experiment, store.variables.outputs
-    given, own = experiment.data.statistics, FilePath(experiment.save_loc) / "statistics.nc"
-    path = own if experiment.start_from is not None else FilePath(given or own)
+    path = experiment.statistics_file
     if path.is_file():
         with suppress(*_UNREADABLE):  # statistics that do not fit are reported by themselves
             yield Statistics.load(path, store.fields).mask(outputs)
@@ -682,17 +681,27 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
                 yield where, f"expected {good} {what}, got {values[wrong][0]} for {', '.join(channels)}, make them anew"
 
 
+def _stored_findings(store: Store) -> Iterator[Finding]:
+    """Check that a source whose statistics are to be used has those of every variable that is read."""
+    from credit_like.data.stored_statistics import read_stored
+
+    experiment = store.experiment
+    if experiment.data.statistics is None and not experiment.statistics_file.exists():
+        yield from _refusal(("data", "source"), read_stored, store.fields, store.variables, experiment.data)
+
+
 def _fit_findings(store: Store, world: int) -> Iterator[Finding]:
     """Check that statistics which take long to fit have been fitted before several ranks wait for them."""
     from credit_like.data.statistics import refuse_long_fit
-    from credit_like.data.stored_statistics import stored_statistics
+    from credit_like.data.stored_statistics import read_stored
 
-    experiment, own = store.experiment, FilePath(store.experiment.save_loc) / "statistics.nc"
-    if world == 1 or experiment.data.statistics is not None or own.exists():
+    experiment = store.experiment
+    path = experiment.statistics_file
+    if world == 1 or experiment.data.statistics is not None or path.exists():
         return
-    if stored_statistics(store.fields, store.variables, experiment.data) is None:
+    if read_stored(store.fields, store.variables, experiment.data) is None:
         yield from _refusal(
-            ("data", "statistics"), refuse_long_fit, store.fields, store.variables, experiment.data, own
+            ("data", "statistics"), refuse_long_fit, store.fields, store.variables, experiment.data, path
         )
 
 

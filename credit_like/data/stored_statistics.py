@@ -18,15 +18,37 @@ from credit_like.variables import Variable, Variables
 _TIMES = 1000  # at which computed variables are sampled
 _CURE = "remove `statistics` from the source, so that they are fitted"
 _LOG = logging.getLogger(__name__)
-Table = dict[tuple[str, float | None], tuple[float, float, float]]
-"""Mean, standard deviation and that of the change, by name and level in the source."""
+Row = tuple[float, float, float]
+"""Mean, standard deviation and that of the change."""
+Table = dict[tuple[str, float | None], Row]
+"""The statistics of a source, by name and level."""
 
 
 def stored_statistics(store: FieldStore, variables: Variables, data: DataSection) -> Statistics | None:
     """Return the statistics that a source with `statistics: true` holds, or None if there is no such source.
 
     Static variables are fitted, since they are a single field, and computed ones to a sample of the training period.
-    Raises UserError if the source lacks a variable's statistics, or they are not those of the values that are read.
+    Raises UserError as `read_stored` does.
+    """
+    stored = read_stored(store, variables, data)
+    if stored is None:
+        return None
+    rows = [row for variable, found in stored for row in (found or _sampled(store, variable, data))]
+    mean, std, change = np.array(rows).T
+    _LOG.info("statistics are those in the data, of the period for which they were made")
+    made = finish(store, variables, data, _as_scan(store, mean, std, change)).dataset.drop_vars("count")
+    for fitted in ("training_period", "scanned_periods"):
+        del made.attrs[fitted]
+    return Statistics(made.assign_attrs(title="Statistics that the data hold"))
+
+
+def read_stored(
+    store: FieldStore, variables: Variables, data: DataSection
+) -> list[tuple[Variable, list[Row] | None]] | None:
+    """Return what a source with `statistics: true` holds, or None if there is no such source.
+
+    This is a row for each channel of every variable in time, and None for a computed variable. Raises UserError if the
+    source lacks a variable's statistics, or they are not those of the values that are read.
     """
     wanted = varying(variables)
     if not any(getattr(source, "statistics", False) for source in data.source):
@@ -42,22 +64,17 @@ def stored_statistics(store: FieldStore, variables: Variables, data: DataSection
     hours = data.timestep.total_seconds() / 3600
     predicted = set(Variables.channel_names(variables.outputs))
     tables: dict[int, Table] = {}
-    rows: list[tuple[float, float, float]] = []
+    stored: list[tuple[Variable, list[Row] | None]] = []
     for variable in wanted:
         place = store.source_of(variable)
         if place is None:
-            rows += _sampled(store, variable, data)
+            stored.append((variable, None))
             continue
         config, name = place
         if id(config) not in tables:
             tables[id(config)] = _table(config, hours)
-        rows += _rows(variable, name, tables[id(config)], predicted, hours)
-    mean, std, change = np.array(rows).T
-    _LOG.info("statistics are those in the data, of the period for which they were made")
-    made = finish(store, variables, data, _as_scan(store, mean, std, change)).dataset.drop_vars("count")
-    for fitted in ("training_period", "scanned_periods"):
-        del made.attrs[fitted]
-    return Statistics(made.assign_attrs(title="Statistics that the data hold"))
+        stored.append((variable, _rows(variable, name, tables[id(config)], predicted, hours)))
+    return stored
 
 
 def _table(config: object, hours: float) -> Table:
@@ -70,9 +87,7 @@ def _table(config: object, hours: float) -> Table:
     return table
 
 
-def _rows(
-    variable: Variable, name: str, table: Table, predicted: set[str], hours: float
-) -> list[tuple[float, float, float]]:
+def _rows(variable: Variable, name: str, table: Table, predicted: set[str], hours: float) -> list[Row]:
     """Return the statistics of the channels of a variable."""
     levels: Sequence[float | None] = variable.levels or variable.spec.levels or (None,)
     found = []
@@ -90,7 +105,7 @@ def _rows(
     return found
 
 
-def _sampled(store: FieldStore, variable: Variable, data: DataSection) -> list[tuple[float, float, float]]:
+def _sampled(store: FieldStore, variable: Variable, data: DataSection) -> list[Row]:
     """Return the statistics of a computed variable, of a sample of the training period."""
     train = store.period(data.train)
     chosen = np.sort(np.random.default_rng(0).choice(train, min(_TIMES, len(train)), replace=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
@@ -68,6 +69,15 @@ class Experiment(Section):
         """Validate with this experiment's plug-ins only, not those of experiments loaded before."""
         with registry.searching():
             return validate(_with_whole_phases(data))
+
+    @property
+    def statistics_file(self) -> Path:
+        """Return the file of statistics that the run reads; `save_loc` has it, unless `data.statistics` names another.
+
+        A run that starts from another one always has its own, since that also holds what the source was normalised by.
+        """
+        own = Path(self.save_loc) / "statistics.nc"
+        return own if self.start_from is not None else Path(self.data.statistics or own)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data for YAML or JSON; it loads back to an equal experiment."""

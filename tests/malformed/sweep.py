@@ -16,21 +16,26 @@ import sys
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
 from pydantic import BaseModel
 
+import credit_like.physics.energy
 from credit_like import cli, registry
 from credit_like.data.sources.synthetic import Config as Synthetic
 from credit_like.data.sources.synthetic import generate
+from credit_like.schema.checks import SPLITS
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.launch import MODES
 from credit_like.schema.load import load_experiment
+from tests.data.sources.test_anemoi import make as anemoi
 from tests.experiments import DEMO
 from tests.faults.test_run_folder import TINY
 
@@ -45,6 +50,26 @@ MEMORY = 3 * 2**30
 SECONDS = 60
 """Of processor time, after which a command that `check` accepts is taken to go on."""
 HANG = 3600  # seconds without an answer; a process that computes has ended long before
+FLUXES = (*credit_like.physics.energy.Config().top.down, *credit_like.physics.energy.Config().surface.down)
+ROLES: dict[str, dict[str, Any]] = {
+    "columns.zarr": {
+        "levels": [1, 2],
+        "prognostic": {"level": ["u", "v", "temperature", "specific_humidity"], "surface": ["surface_pressure"]},
+        "diagnostic": {"surface": ["total_precipitation", "evaporation", *FLUXES]},
+        "static": {"surface": ["geopotential_at_surface"]},
+    },
+    "made.grib": {
+        "levels": [850, 500],
+        "prognostic": {"level": ["t"], "surface": ["2t"]},
+        "static": {"surface": ["lsm"]},
+    },
+    "anemoi.zarr": {
+        "levels": [850, 500],
+        "prognostic": {"level": ["t", "u"], "surface": ["2t"]},
+        "static": {"surface": ["lsm"]},
+    },
+}
+"""The variables of data that the synthetic source cannot stand for."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +85,13 @@ def variants(folder: Path) -> dict[str, Variant]:
     """Return experiments in which every key has a section of its own to stand in; `folder` has what they read."""
     noise = ("model.noise={correlation: 0.5}", "trainer.members=2", "loss={type: crps}")
     members = "inference.ensemble={members: 3, amplitude: {u: 0.5}, perturbations: "
+    tiny = load_experiment(DEMO, TINY).to_dict()["data"]
+    times = {key: tiny[key] for key in ("timestep", *SPLITS)}
+
+    def on(name: str, kind: str, **keys: Any) -> str:
+        source = {"type": kind, "path": str(folder / name), **keys}
+        return "data=" + json.dumps({"source": source, **ROLES[name], **times})
+
     phases = "trainer.phases=[{epochs: 1, loss: {type: mae}}, {epochs: 1, forecast_len: 2}]"
     scored = (
         "evaluation.regions={belt: {south: -20, north: 20}}", "evaluation.thresholds={values: {u: [5]}, quantiles: [0.5]}",
@@ -102,17 +134,22 @@ def variants(folder: Path) -> dict[str, Variant]:
     }  # fmt: skip
     for kind, (place, extra) in rows.items():
         for name in registry.names(kind):
-            if kind == "physics" and name in ("mass", "moisture", "energy"):  # for which these data have no variables
-                continue
             text = ", ".join(part for part in (f"type: {name}", extra, keys.get(name, "")) if part)
             text = f"[{{{text}}}]" if kind == "physics" else f"{{{text}}}"
             more = noise if kind == "loss" and ("crps" in name or name == "energy") else ()
+            if kind == "physics" and name in ("mass", "moisture", "energy"):
+                more = (on("columns.zarr", "zarr"),)
             command = "rollout" if kind == "writer" else "train"
             made[f"{kind} {name}"] = Variant(command, (*more, f"{place}={text}"), (place.split(".")[0],))
     for name in ("zarr", "netcdf"):
         ending = {"zarr": "zarr", "netcdf": "nc"}[name]
         source = f"data.source={{type: {name}, path: {folder / f'data.{ending}'}, dims: {{}}, region: {{}}}}"
         made[f"source {name}"] = Variant("train", (source,), ("data",))
+    if find_spec("eccodes"):
+        made["source grib"] = Variant("train", (on("made.grib", "grib"),), ("data",))
+    windows = "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8, local_window_size: 1, "
+    windows += "global_window_size: [1, 1, 1, 1], padding_conf: {activate: true, mode: earth, pad_lat: [3, 4], pad_lon: [2, 2]}}"
+    made["source anemoi"] = Variant("train", (on("anemoi.zarr", "anemoi", statistics=True), windows), ("data",))
     return made
 
 
@@ -130,11 +167,34 @@ def prepare(folder: Path) -> None:
     made = generate(Synthetic(steps=60))
     made.to_zarr(folder / "data.zarr", zarr_format=3, consolidated=False)
     made.to_netcdf(folder / "data.nc")
+    on_levels = made.rename(height="temperature")
+    on_levels["specific_humidity"] = 1e-6 * on_levels["temperature"]
+    at_surface = {"surface_pressure": 1e5, "total_precipitation": 1.0, "evaporation": 1.0, **dict.fromkeys(FLUXES, 1e3)}
+    on_levels = on_levels.assign({name: scale * made["column_water"] for name, scale in at_surface.items()})
+    on_levels["geopotential_at_surface"] = 9.8 * made["orography"]
+    on_levels.to_zarr(folder / "columns.zarr", zarr_format=3, consolidated=False)
+    anemoi(folder / "anemoi.zarr", dates=60, start="2000-01-01")
+    if find_spec("eccodes"):
+        _write_grib(folder / "made.grib")
     for command in ("train", "rollout"):
         sets = [part for item in (*TINY, f"save_loc={folder / 'run'}") for part in ("--set", item)]
         with pytest.raises(SystemExit) as end:
             cli.main([command, str(DEMO), *sets])
         assert not end.value.code, command
+
+
+def _write_grib(path: Path) -> None:
+    """Write two variables in time and a static one, 32 x 64 points, in GRIB."""
+    from tests.data.sources.test_grib import message, surface, write
+
+    random, shape = np.random.default_rng(0), (32, 64)
+    messages = [surface("lsm", random.random(shape), shape=shape, dataDate=20000101)]
+    for step in range(60):
+        day, hour = divmod(6 * step, 24)
+        when = {"dataDate": 20000101 + day, "dataTime": 100 * hour, "shape": shape}
+        messages += [message(random.random(shape), level=level, **when) for level in (850, 500)]
+        messages.append(surface("2t", random.random(shape), **when))
+    write(path, *messages)
 
 
 # ---- cases -----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from credit_like.data.statistics import (
     wanted_times,
 )
 from credit_like.data.store import Fields, FieldStore
+from credit_like.data.stored_statistics import stored_statistics
 from credit_like.data.times import to_text
 from credit_like.data.tools.audit import Audit, audit
 from credit_like.data.tools.climatology import CLIMATOLOGY, Slot, SlotMeans, period_text, slots_of, write_climatology
@@ -88,11 +89,13 @@ def preprocess(
 ) -> tuple[Statistics, Audit]:
     """Fit the statistics, audit every field, and write `statistics.nc`, `audit.csv` and `audit.png` into `folder`.
 
+    Statistics that the data hold are written as they are (`stored_statistics`).
     If `climatology_days` > 0, also write `climatology.zarr` of the predicted variables, smoothed over that window; the
     pass then runs in the order of days of the year. Pieces that an earlier, unfinished pass over the same data left in
     `folder` are not read again. Raises UserError as `fit_statistics` does, after writing the audit, since it shows the
     cause.
     """
+    stored = stored_statistics(store, variables, data)
     parts = folder / "preprocess-parts"
     parts.mkdir(parents=True, exist_ok=True)
     pieces = list(_pieces(store, variables, data, parts, by_day=climatology_days > 0))
@@ -112,7 +115,7 @@ def preprocess(
             whole = whole.merge(load_scan(piece.file))
     found = audit(store, variables, whole)
     found.save(folder)
-    statistics = finish(store, variables, data, whole)
+    statistics = stored if stored is not None else finish(store, variables, data, whole)
     statistics.save(statistics_path or folder / "statistics.nc")
     if climatology_days:
         means = [(piece.file.with_suffix(""), piece.slots) for piece in pieces if piece.slots]

@@ -16,8 +16,11 @@ from credit_like.data.sources import anemoi as source
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import StoreError, open_store
 from credit_like.data.stored_statistics import stored_statistics
+from credit_like.data.tools.prepare import prepare
 from credit_like.errors import UserError
 from credit_like.schema.data import DataSection
+from credit_like.schema.errors import ExperimentError
+from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
 from tests.experiments import SMALL_MODEL
 from tests.stores import serving
@@ -390,13 +393,50 @@ inference: {{init: [2001-01-05T06, 2001-01-05T06, 12h], lead: 12h}}
 """
 
 
+WINDOWS = "model={local_window_size: 1, global_window_size: [1, 1, 1, 1]}"
+PADS = "model.padding_conf={activate: true, mode: earth, pad_lat: [3, 4], pad_lon: [2, 2]}"
+
+
+@pytest.mark.parametrize(
+    ("made", "override"),
+    [
+        ({"tendencies": ""}, "data={}"),
+        ({"nans": ("sst",)}, "data.dynamic_forcing={surface: [sst]}"),
+        ({}, "data.diagnostic={surface: [{name: w_500, transform: sqrt}]}"),
+        ({}, "data.source.region={south: 0}"),
+        ({}, "data.source.path=[{folder}/a.zarr, {folder}/b.zarr]"),
+    ],
+)
+def test_check_refuses_the_statistics_that_training_refuses(tmp_path, made, override):
+    make(tmp_path / "a.zarr", **made)
+    make(tmp_path / "b.zarr", start="2001-01-07")
+    (tmp_path / "a.yml").write_text(EXPERIMENT.format(folder=tmp_path))
+    overrides = [SMALL_MODEL, WINDOWS, PADS, override.replace("{folder}", str(tmp_path))]
+    with pytest.raises(ExperimentError, match=r"data\.source(\.statistics)?: ") as checked:
+        checked_experiment(tmp_path / "a.yml", overrides)
+    with pytest.raises(UserError) as trained:
+        build.preprocess(load_experiment(tmp_path / "a.yml", overrides))
+    assert str(trained.value).removeprefix("data.source.statistics: ") in str(checked.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_preprocessing_keeps_the_statistics_that_training_would_take(tmp_path):
+    make(tmp_path / "a.zarr")
+    (tmp_path / "a.yml").write_text(EXPERIMENT.format(folder=tmp_path))
+    kept = []
+    for command in (build.preprocess, prepare):
+        experiment = load_experiment(tmp_path / "a.yml", [SMALL_MODEL, f"save_loc={tmp_path}/{command.__module__}"])
+        command(experiment)
+        kept.append(xr.load_dataset(experiment.statistics_file))
+    assert kept[0].attrs["title"] == "Statistics that the data hold"
+    xr.testing.assert_identical(*kept)
+
+
 @pytest.mark.slow
 def test_it_trains_and_forecasts(tmp_path):
     make(tmp_path / "a.zarr")
     (tmp_path / "a.yml").write_text(EXPERIMENT.format(folder=tmp_path))
-    windows = "model={local_window_size: 1, global_window_size: [1, 1, 1, 1]}"
-    pads = "model.padding_conf={activate: true, mode: earth, pad_lat: [3, 4], pad_lon: [2, 2]}"
-    experiment = checked_experiment(tmp_path / "a.yml", [SMALL_MODEL, windows, pads])[0]
+    experiment = checked_experiment(tmp_path / "a.yml", [SMALL_MODEL, WINDOWS, PADS])[0]
     assert build.train(experiment) == 0
     assert build.rollout(experiment) == 0
     with xr.open_dataset(tmp_path / "run" / "statistics.nc") as statistics:
