@@ -12,7 +12,6 @@ Suarez (1994), Bull. Amer. Meteor. Soc. 75, 1825-1830, who force a dynamical cor
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -120,11 +119,22 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
 
 def _climatology(config: Config, variables: Variables, store: FieldStore, rows: slice) -> NDArray[np.float64]:
-    """Return the mean over longitude and times of this rank's rows, (C, H, 1), of all predicted channels."""
+    """Return the mean over longitude and times of this rank's rows, (C, H, 1), NaN for channels that are not relaxed."""
+    slices = variables.slices(variables.outputs)
+    is_relaxed = np.zeros(sum(map(len, variables.outputs)), bool)
+    for channels in find(config, variables):
+        is_relaxed[channels] = True
+    relaxed = [variable for variable in variables.outputs if is_relaxed[slices[variable.name]].all()]
     positions = store.period(config.climatology or ())
-    fields = store.read(variables.outputs, positions[:: max(1, len(positions) // TIMES)], rows).astype(np.float64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # rows without data in variables that are not relaxed
-        mean: NDArray[np.float64] = np.nanmean(fields, (0, 3))[..., None]
+    total = count = np.zeros(())
+    for position in positions[
+        :: max(1, len(positions) // TIMES)
+    ]:  # one at a time: a state of a fine grid takes gigabytes
+        field = store.read(relaxed, [int(position)], rows)[0]
+        total = total + np.nansum(field, -1, dtype=np.float64, keepdims=True)
+        count = count + np.isfinite(field).sum(-1, keepdims=True)
+    mean = np.full((len(is_relaxed), *total.shape[1:]), np.nan)
+    with np.errstate(invalid="ignore"):  # rows without data
+        mean[is_relaxed] = total / count
     check_mask(config, variables, np.isfinite(mean))
     return mean
