@@ -35,6 +35,14 @@ def channels_of(name: str, variables: Sequence[Variable], key: str) -> slice:
     return slices[found]
 
 
+def channel_of(name: str, variables: Sequence[Variable], key: str) -> int:
+    """Return the channel of a variable at the surface, likewise. Raises UserError if it is absent or on levels."""
+    where = channels_of(name, variables, key)
+    if where.stop - where.start != 1:
+        raise UserError(f"{key}: expected a variable at the surface, got {name!r} on levels, change it")
+    return where.start
+
+
 @dataclass(frozen=True)
 class Column:
     """Column water W in kg m⁻² (times g in Pa), from humidity on levels or from a variable that holds W itself.
@@ -83,13 +91,8 @@ def make_column(config: ColumnConfig, variables: Variables) -> Column:
     """Build the column of a correction. Raises UserError if coefficients and levels do not fit."""
     prognostic = variables.role("prognostic")
     if config.column_water is not None:
-        where = channels_of(config.column_water, prognostic, "physics.column_water")
-        if where.stop - where.start != 1:
-            raise UserError(
-                f"physics.column_water: expected a variable at the surface, got {config.column_water!r} on levels, "
-                "change it"
-            )
-        return Column(where, (GRAVITY,), (0.0,))
+        water = channel_of(config.column_water, prognostic, "physics.column_water")
+        return Column(slice(water, water + 1), (GRAVITY,), (0.0,))
     where, delta_a, delta_b = layers(config, variables)
     return Column(
         where, tuple((delta_a / config.humidity_scale).tolist()), tuple((delta_b / config.humidity_scale).tolist())

@@ -31,7 +31,7 @@ from pydantic import model_validator
 
 from credit_like.data.aliases import find as find_alias
 from credit_like.errors import UserError
-from credit_like.physics._column import GRAVITY, ColumnConfig, channels_of, layers
+from credit_like.physics._column import GRAVITY, ColumnConfig, channel_of, channels_of, layers
 from credit_like.schema.base import Section
 from credit_like.variables import Variables
 
@@ -118,30 +118,38 @@ def find(config: Config, variables: Variables) -> Places:
     prognostic, static = variables.role("prognostic"), variables.role("static")
     humidity, delta_a, delta_b = layers(config, variables)
     at = {name: channels_of(getattr(config, name), prognostic, f"physics.{name}") for name in ("temperature", "u", "v")}
-    n = humidity.stop - humidity.start
+    first_channels = (where.start for where in Variables.slices(prognostic).values())
+    levels = {first: variable.levels for first, variable in zip(first_channels, prognostic, strict=True)}
     for name, where in at.items():
-        if where.stop - where.start != n:
+        if (got := levels[where.start]) != levels[humidity.start]:
             raise UserError(
-                f"physics.{name}: expected a variable on the {n} levels of {config.humidity}, got "
-                f"{getattr(config, name)!r} on {where.stop - where.start}, change it"
+                f"physics.{name}: expected a variable on the levels of {config.humidity} "
+                f"({_text(levels[humidity.start])}), got {getattr(config, name)!r} on {_text(got)}, change it"
             )
     pressure = None
     if delta_b.any():
-        pressure = channels_of(config.surface_pressure, prognostic, "physics.surface_pressure").start
-    geopotential = channels_of(config.surface_geopotential, static, "physics.surface_geopotential").start
-    predicted, forced = [], []
+        pressure = channel_of(config.surface_pressure, prognostic, "physics.surface_pressure")
+    geopotential = channel_of(config.surface_geopotential, static, "physics.surface_geopotential")
+    predicted: dict[int, float] = {}
+    forced: dict[int, float] = {}
     forcing = variables.role("dynamic_forcing")
     given = Variables.slices(forcing)
     for name, sign, key in _fluxes(config):
-        if (found := find_alias(name, given)) is not None:
-            forced.append((given[found].start, sign))
-        else:
-            where = channels_of(name, [*variables.outputs, *forcing], key)
-            predicted.append((where.start, sign))
+        among, terms = (
+            ([*variables.outputs, *forcing], predicted) if find_alias(name, given) is None else (forcing, forced)
+        )
+        channel = channel_of(name, among, key)
+        if channel in terms:
+            raise UserError(f"{key}: expected each flux once, got {name!r} more than once; remove the others")
+        terms[channel] = sign
     return Places(
         at["temperature"], humidity, at["u"], at["v"], pressure, tuple(delta_a.tolist()), tuple(delta_b.tolist()),
-        geopotential, tuple(predicted), tuple(forced),
+        geopotential, tuple(predicted.items()), tuple(forced.items()),
     )  # fmt: skip
+
+
+def _text(levels: Sequence[float]) -> str:
+    return ", ".join(f"{level:g}" for level in levels) or "none"
 
 
 def _fluxes(config: Config) -> Iterator[tuple[str, float, str]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from credit_like.physics._column import Column, ColumnConfig, channels_of, make_column
+from credit_like.physics._column import Column, ColumnConfig, channel_of, make_column
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -36,7 +36,7 @@ class Config(ColumnConfig):
 
 def find(config: Config, variables: Variables) -> tuple[int, Column]:
     """Return the channels of surface pressure and the column of water; see `credit_like.physics`."""
-    pressure = channels_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure").start
+    pressure = channel_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure")
     return pressure, make_column(config, variables)
 
 

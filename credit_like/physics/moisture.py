@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from credit_like.physics._column import GRAVITY, Column, ColumnConfig, channels_of, make_column
+from credit_like.physics._column import GRAVITY, Column, ColumnConfig, channel_of, make_column
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,12 +44,12 @@ class Config(ColumnConfig):
 
 def find(config: Config, variables: Variables) -> tuple[int, int, Column, int]:
     """See `credit_like.physics`: precipitation, evaporation, the water of the column, surface pressure (0: not needed)."""
-    rain = channels_of(config.precipitation, variables.outputs, "physics.precipitation").start
-    evaporation = channels_of(config.evaporation, variables.outputs, "physics.evaporation").start
+    rain = channel_of(config.precipitation, variables.outputs, "physics.precipitation")
+    evaporation = channel_of(config.evaporation, variables.outputs, "physics.evaporation")
     column = make_column(config, variables)
     if not any(column.delta_b):
         return rain, evaporation, column, 0
-    pressure = channels_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure").start
+    pressure = channel_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure")
     return rain, evaporation, column, pressure
 
 

@@ -333,6 +333,10 @@ BOTH = {
 @pytest.fixture
 def moist():
     """Variables of an energy budget: channels T, Q, u, v on three levels, SP; three fluxes; one forcing."""
+    return moist_variables()
+
+
+def moist_variables(**roles):
     return Variables(
         DataSection.model_validate(
             {
@@ -343,6 +347,7 @@ def moist():
                 "diagnostic": {"surface": ["solar", "thermal", "sensible"]},
                 "dynamic_forcing": {"surface": ["incident"]},
                 "static": {"surface": ["PHIS"]},
+                **roles,
                 "train": ["2000-01-01", "2000-02-01"],
                 "valid": ["2000-03-01", "2000-03-02"],
                 "test": ["2000-04-01", "2000-04-02"],
@@ -405,19 +410,45 @@ def test_energy_budget_closes(moist, variant, hybrid):
     assert torch.equal(fixed[:, 3:], after[:, 3:])
 
 
-def test_energy_needs_what_its_budget_needs(moist):
+def test_energy_needs_what_its_budget_needs():
+    variables = moist_variables(
+        prognostic={"level": ["T", "Q", "u", "v", {"name": "w", "levels": [200, 500, 1000]}], "surface": ["SP"]},
+        dynamic_forcing={"level": ["heating"], "surface": ["incident"]},
+        static={"level": ["profile"], "surface": ["PHIS"]},
+    )
     for change, message in [
-        ({"temperature": "SP"}, "physics.temperature: expected a variable on the 3 levels of Q, got 'SP' on 1"),
+        (
+            {"temperature": "SP"},
+            r"physics.temperature: expected a variable on the levels of Q \(200, 500, 850\), got 'SP' on none, change",
+        ),
+        ({"u": "w"}, r"physics.u: .* the levels of Q \(200, 500, 850\), got 'w' on 200, 500, 1000, change"),
+        (
+            {"surface_geopotential": "profile"},
+            "physics.surface_geopotential: expected a variable at the surface, got 'pro",
+        ),
+        ({"surface": {"down": ["T"]}}, "physics.surface.down: expected a variable at the surface, got 'T' on levels"),
+        (
+            {"top": {"down": ["heating"]}},
+            "physics.top.down: expected a variable at the surface, got 'heating' on levels",
+        ),
+        (
+            {"top": {"down": ["solar"], "up": ["solar"]}},
+            "physics.top.up: expected each flux once, got 'solar' more than",
+        ),
+        (
+            {"surface_pressure": "T", "a": A, "b": B},
+            "physics.surface_pressure: expected a variable at the surface, got",
+        ),
         (
             {"top": {"down": ["solr"]}},
             "physics.top.down: expected one of .*, incident, got 'solr'; did you mean 'solar'",
         ),
-        ({"surface_geopotential": "Z"}, "physics.surface_geopotential: expected one of PHIS"),
+        ({"surface_geopotential": "Z"}, "physics.surface_geopotential: expected one of profile, PHIS"),
         ({"top": {}}, "top: expected at least one flux"),
         ({"column_water": "SP"}, "column_water: expected none"),
     ]:
         with pytest.raises(ValueError, match=message):
-            build({"type": "energy", **ENERGY, **NET, **change}, moist)
+            build({"type": "energy", **ENERGY, **NET, **change}, variables)
 
 
 def test_a_maximum_clips_too(variables, states):
@@ -515,7 +546,10 @@ def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config)
         ({"type": "mass", "a": (0.0, 1.0), "b": (0.0, 1.0)}, "expected 4 interface coefficients"),
         ({"type": "mass", "column_water": "u"}, "expected a variable at the surface"),
         ({"type": "mass", "humidity": "SP"}, "on at least two levels"),
+        ({"type": "mass", "surface_pressure": "Q"}, "physics.surface_pressure: expected a variable at the surface"),
         ({"type": "moisture", "evaporation": "evap"}, "did you mean 'evaporation'"),
+        ({"type": "moisture", "evaporation": "Q"}, "physics.evaporation: expected a variable at the surface, got 'Q'"),
+        ({"type": "moisture", "precipitation": "u"}, "physics.precipitation: expected a variable at the surface"),
         ({"type": "clip", "variables": ["rainfall"]}, "physics.variables"),
         ({"type": "zonal-filter", "variables": ["rainfall"]}, "physics.variables"),
         (
