@@ -201,8 +201,32 @@ class Derivation:
                 f"or a file, or remove {name}"
             )
         for need in needs:
-            if (variable := self._predicted(need)) is not None and (variable.levels or need in (_T, _Q, _U, _V)):
-                self.positions(variable)
+            variable = self._ground if need == _GROUND else self._predicted(need)
+            assert variable is not None
+            if need not in (_PS, _T2M, _GROUND):
+                if variable.levels or need in (_T, _Q, _U, _V):
+                    self.positions(variable)
+            elif variable.levels:
+                raise UserError(
+                    f"{self.key}: expected {variable.name} at the surface for {name}, got it on levels; change it or remove {name}"
+                )
+        self._require_the_same_levels(name)
+
+    def _require_the_same_levels(self, name: str) -> None:
+        """Raise UserError where levels of different variables would be combined that are not the same ones."""
+        together: tuple[str, ...] = ()
+        if name == "total_column_water" and self.hybrid is None:
+            together = (_Q, *_CONDENSATE)
+        elif not self.config.pressure_levels:
+            pairs = {"relative_humidity": (_T, _Q), **dict.fromkeys(("wind_speed", *_HORIZONTAL), (_U, _V))}
+            together = pairs.get(name, ())
+        found = [variable for need in together if (variable := self._predicted(need)) is not None]
+        for other in found[1:]:
+            if other.levels != found[0].levels:
+                raise UserError(
+                    f"{self.key}: expected {other.name} on the levels of {found[0].name} ({_listed(found[0])}) for {name}, got it "
+                    f"on {_listed(other)}; change its levels or remove {name}"
+                )
 
     def positions(self, variable: Variable) -> np.ndarray:
         """Return which of the hybrid levels the levels of a variable are, or the order of its pressure levels.
@@ -414,6 +438,10 @@ def _stack(*parts: Tensor) -> Tensor:
     import torch
 
     return torch.cat(parts, -3)
+
+
+def _listed(variable: Variable) -> str:
+    return ", ".join(f"{level:g}" for level in variable.levels) or "none"
 
 
 def _variable(name: str, levels: Sequence[float]) -> Variable:

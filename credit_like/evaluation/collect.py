@@ -184,4 +184,5 @@ class Collected:
             vector += end
             self.levels[vector] = self.levels[u]
             for key in [key for key in self._scalar if key[0] == u and key[2] in ("mse", "rmse")]:
-                self._scalar[vector, *key[1:]] = self._scalar[key] + self._scalar[v, *key[1:]]
+                if (of_v := self._scalar.get((v, *key[1:]))) is not None:  # a baseline may have one component alone
+                    self._scalar[vector, *key[1:]] = self._scalar[key] + of_v

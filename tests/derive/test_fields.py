@@ -178,6 +178,59 @@ def test_what_is_not_possible_is_refused(world, config, message):
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields_of", "pressure_levels", "message"),
+    [
+        ("v", "wind_speed", [], "expected v on the levels of u (2, 3, 6) for wind_speed, got it on 2, 3, 7"),
+        ("v", "vorticity", [], "expected v on the levels of u (2, 3, 6) for vorticity, got it on 2, 3, 7"),
+        ("u", "divergence", [], "expected v on the levels of u (2, 3, 7) for divergence, got it on 2, 3, 6"),
+        (
+            "specific_humidity",
+            "relative_humidity",
+            [],
+            "expected specific_humidity on the levels of temperature (2, 3, 6)",
+        ),
+        (
+            "cloud",
+            "total_column_water",
+            [],
+            "expected cloud on the levels of specific_humidity (2, 3, 6) for total_column",
+        ),
+        ("v", "wind_speed", [2.5], None),
+        ("specific_humidity", "relative_humidity", [2.5], None),
+    ],
+)
+def test_fields_of_one_level_after_the_other_need_variables_on_the_same(
+    world, name, fields_of, pressure_levels, message
+):
+    plain = make_experiment(world, world / "run", (2, 3, 6)).to_dict()
+    plain["data"]["diagnostic"]["level"] = [{"name": "specific_cloud_liquid_water_content"}]
+    name = name.replace("cloud", "specific_cloud_liquid_water_content")
+    for variable in plain["data"]["prognostic"]["level"] + plain["data"]["diagnostic"]["level"]:
+        if variable["name"] == name:
+            variable["levels"] = [2, 3, 7]
+    variables = Variables(make_experiment(world, world / "run").model_validate(plain).data)
+    config = Derive(fields=(fields_of,), pressure_levels=pressure_levels)
+    if message is None:
+        assert Derivation(config, variables).outputs[-1].levels == (2.5,)
+        return
+    with pytest.raises(UserError) as refused:
+        Derivation(config, variables)
+    assert message.replace("cloud", "specific_cloud_liquid_water_content") in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["surface_pressure", "geopotential_at_surface"])
+def test_what_is_at_the_surface_is_not_taken_from_levels(world, name):
+    plain = make_experiment(world, world / "run").to_dict()
+    for role in ("prognostic", "static"):
+        parts = plain["data"][role]
+        parts["level"] += [spec for spec in parts["surface"] if spec["name"] == name]
+        parts["surface"] = [spec for spec in parts["surface"] if spec["name"] != name]
+    variables = Variables(make_experiment(world, world / "run").model_validate(plain).data)
+    with pytest.raises(UserError, match=f"derive: expected {name} at the surface for geopotential, got it on levels"):
+        Derivation(Derive(fields=("geopotential",), model_levels=str(world / "levels.yml")), variables)
+
+
 def test_levels_that_the_coefficients_do_not_have_are_refused(world, tmp_path):
     make_world(tmp_path, (1, 2, 12))
     (tmp_path / "levels.yml").write_text("a: [0, 5000, 0]\nb: [0, 0.3, 1]\n")

@@ -71,6 +71,22 @@ def test_the_wind_vector_on_pressure_levels(world, tmp_path):
     assert of["wind_vector"].sel(level=12).notnull().all()  # that of the model's own levels is there too
 
 
+def test_a_baseline_with_one_component_of_the_wind_has_no_score_of_the_vector(world, tmp_path):
+    experiment = make_experiment(world, tmp_path, inference=INFERENCE, evaluation={"metrics": ["rmse"]})
+    files = written(experiment)
+    files[["u", "temperature"]].to_netcdf(tmp_path / "other.nc")
+    section = experiment.evaluation.model_copy(update={"baselines": {"other": str(tmp_path / "other.nc")}})
+    results, _, _ = scores(experiment.model_copy(update={"evaluation": section}), files)
+    has = {
+        name: results[name].notnull().all(["region", "lead_time", "level"]).values for name in ("u", "v", "wind_vector")
+    }
+    at = results["source"].values.tolist().index("other")
+    assert has["u"].all()
+    assert not has["v"][at].any()
+    assert not has["wind_vector"][at].any()
+    assert np.delete(has["wind_vector"], at, 0).all()
+
+
 @pytest.mark.slow
 def test_scores_are_the_same_whether_fields_were_written_or_derived_from_the_files(world, tmp_path):
     derive = everything(world)
