@@ -89,6 +89,19 @@ def _parse(text: str) -> tuple[float, float, tuple[int, ...]]:
     return factor, offset, tuple(powers)
 
 
+def between(source: str, target: str) -> tuple[float, float] | None:
+    """Return `conversion(source, target)`, or None where one of them is missing or unknown.
+
+    Raises UserError for units of different dimensions.
+    """
+    for text in (source, target):
+        try:
+            _parse(text)
+        except UserError:
+            return None
+    return conversion(source, target) if source.strip() and target.strip() else None
+
+
 def conversion(source: str, target: str) -> tuple[float, float]:
     """Return (a, b) of target = a · source + b.
 

@@ -89,8 +89,17 @@ class DerivedFiles(ForecastFiles):
     """Forecasts with derived variables: those of the files where these have them, others computed from the files."""
 
     def __init__(self, dataset: xr.Dataset, truth: DerivedStore, provenance: str) -> None:
-        super().__init__(dataset, truth.grid, provenance)
-        self.truth = truth
+        self.derivation, self.ground = truth.derivation, truth.ground
+        super().__init__(dataset, truth, provenance)
+        for variable in self.derivation.outputs:
+            self._fit(self._in_files(variable))
+
+    def units_of(self, variable: Variable) -> tuple[str, str]:
+        if variable.role != "derived":
+            return super().units_of(variable)
+        names = {one.name for one in self.derivation.outputs}
+        own = variable if variable.name in names else replace(variable, name=f"{variable.name}{PL}")
+        return self.truth.attrs(own).get("units", ""), "hPa" if self.derivation.config.pressure_levels else ""
 
     def levels_of(self, variable: Variable) -> list[int]:
         there = super().levels_of(self._in_files(variable))
@@ -99,7 +108,7 @@ class DerivedFiles(ForecastFiles):
         return list(range(len(variable))) if self._can_derive(variable) else []
 
     def _can_derive(self, variable: Variable) -> bool:
-        inputs = self.truth.derivation.inputs(variable.name)
+        inputs = self.derivation.inputs(variable.name)
         return all(len(super(DerivedFiles, self).levels_of(one)) == len(one) for one in inputs)
 
     def _in_files(self, variable: Variable) -> Variable:
@@ -115,12 +124,12 @@ class DerivedFiles(ForecastFiles):
             return super().fields(init, leads, there, levels)
         if not self._can_derive(variable):
             return None
-        inputs = self.truth.derivation.inputs(variable.name)
+        inputs = self.derivation.inputs(variable.name)
         result = []
         for lead in leads:
             parts = [super(DerivedFiles, self).fields(init, [lead], one, range(len(one))) for one in inputs]
             fields = np.concatenate([part[:, 0] for part in parts if part is not None], 1)
-            values = derive(self.truth.derivation, variable, inputs, fields, self.truth.ground, self.truth.grid)
+            values = derive(self.derivation, variable, inputs, fields, self.ground, self.truth.grid)
             result.append(values[:, list(levels)].astype(np.float64))
         return np.stack(result, 1)
 
@@ -148,7 +157,7 @@ def forecast_files(dataset: xr.Dataset, truth: FieldStore, provenance: str) -> F
     """Return forecasts on the truth's grid, with derived variables where the truth has them."""
     if isinstance(truth, DerivedStore):
         return DerivedFiles(dataset, truth, provenance)
-    return ForecastFiles(dataset, truth.grid, provenance)
+    return ForecastFiles(dataset, truth, provenance)
 
 
 def published(variable: Variable) -> Variable:

@@ -163,8 +163,6 @@ def evaluate(
     with registry.searching(experiment.plugins):
         metrics = {name: registry.module("metric", name) for name in section.metrics}
     model = _files(forecasts, truth, "the forecasts")
-    if model.calendar != truth.calendar:
-        raise UserError(f"expected forecasts in the truth's calendar {truth.calendar}, got {model.calendar}")
     scored = _scored(variables, model)
     others, published = open_baselines(section.baselines, truth)
     inits = _common(model, others)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
+from credit_like.data import units
 from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.derive.fields import Derivation, scored_derivation
 from credit_like.errors import UserError
 from credit_like.evaluation.metrics import needs
 from credit_like.registry import did_you_mean
-from credit_like.schema.data import Role
+from credit_like.schema.data import DataSection, Role
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import Thresholds
 from credit_like.variables import Variable, Variables
@@ -66,13 +67,19 @@ def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:
     ground = derivation.ground(store)
     if experiment.evaluation.truth is not None:
         archived = {variable.name: published(variable) for variable in derivation.outputs}
-        if (found := _open_archived(experiment, tuple(archived.values()))) is not None:
+        units_of = {archived[name].name: derivation.attrs(name, store).get("units", "") for name in archived}
+        if (found := _open_archived(experiment, tuple(archived.values()), units_of)) is not None:
             return DerivedStore(found, derivation, ground, archived)
     return DerivedStore(_open_own(experiment, store, derivation), derivation, ground)
 
 
-def _open_archived(experiment: Experiment, variables: Sequence[Variable]) -> FieldStore | None:
-    """Open `evaluation.truth` with variables on pressure levels, or return None if it lacks one of them."""
+def _open_archived(
+    experiment: Experiment, variables: Sequence[Variable], units_of: Mapping[str, str]
+) -> FieldStore | None:
+    """Open `evaluation.truth` with variables on pressure levels, or return None if it lacks one of them.
+
+    `units_of` has their units by name.
+    """
     nothing = Role()
     on_levels = tuple(v.spec.model_copy(update={"levels": v.levels}) for v in variables if v.levels)
     surface = tuple(v.spec for v in variables if not v.levels)
@@ -84,8 +91,9 @@ def _open_archived(experiment: Experiment, variables: Sequence[Variable]) -> Fie
         "static": nothing,
     }
     data = experiment.data.model_copy(update=update)
+    wanted = {variable.name: units_of[variable.name] for variable in variables}
     try:
-        return open_store(data, Variables(data))
+        return _open_in_units(data, wanted)
     except StoreError:
         return None
 
@@ -112,7 +120,44 @@ def _open_own(experiment: Experiment, store: FieldStore, derivation: Derivation 
     nothing = {"level": (), "surface": ()}
     other = {role: getattr(data, role).model_copy(update=nothing) for role in ("dynamic_forcing", "static")}
     data = data.model_copy(update={"source": experiment.evaluation.truth, **scored, **other})
+    wanted = {variable.name: store.attrs(variable).get("units", "") for variable in Variables(data).outputs}
     try:
-        return open_store(data, Variables(data))
+        return _open_in_units(data, wanted)
     except StoreError as error:
         raise UserError("\n".join(f"evaluation.truth: {message}" for _, message in error.problems)) from error
+
+
+def _open_in_units(data: DataSection, wanted: Mapping[str, str]) -> FieldStore:
+    """Open the truth with variables in these units, by name, where these and the truth's own are known.
+
+    Raises UserError for units that cannot be converted, and StoreError as `open_store` does.
+    """
+    store = open_store(data, Variables(data))
+    others = {}
+    for variable in store.variables.outputs:
+        found = store.attrs(variable).get("units", "")
+        try:
+            factors = units.between(found, wanted[variable.name])
+        except UserError as error:
+            raise UserError(
+                f"evaluation.truth: expected {variable.name} in units that convert to {wanted[variable.name]!r}, in which it is "
+                f"predicted, got {found!r}; convert it or correct its units"
+            ) from error
+        if factors not in (None, (1.0, 0.0)):
+            others[variable.name] = wanted[variable.name]
+    if not others:
+        return store
+    roles = {name: _in_units(getattr(data, name), others) for name in ("prognostic", "diagnostic")}
+    data = data.model_copy(update=roles)
+    return open_store(data, Variables(data))
+
+
+def _in_units(role: Role, wanted: Mapping[str, str]) -> Role:
+    """Return a role whose variables are converted to these units, by name."""
+    kinds = {
+        kind: tuple(
+            spec.model_copy(update={"units": wanted.get(spec.name, spec.units)}) for spec in getattr(role, kind)
+        )
+        for kind in ("level", "surface")
+    }
+    return role.model_copy(update=kinds)

@@ -17,16 +17,18 @@ from dask.utils import SerializableLock
 from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
+from credit_like.data import units
 from credit_like.data.aliases import find
 from credit_like.data.files import netcdf_files
+from credit_like.data.sources._conventions import role_of
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology
-from credit_like.grid import Grid
 from credit_like.variables import Variable
 
 _CF = {"forecast_reference_time": "time", "forecast_period": "prediction_timedelta"}
 _OTHER_NAMES = {"init_time": "time", "lead_time": "prediction_timedelta", "lat": "latitude", "lon": "longitude"}
+_MEMBERS = ("realization", "member", "ensemble", "ensemble_member", "ens")
 _FORECAST_DIMS = ("time", "prediction_timedelta", "latitude", "longitude")
 Array = NDArray[np.float64]
 
@@ -96,15 +98,28 @@ class ClimatologyForecast:
         return self.climatology.at(variable.name, times, levels)[None].astype(np.float64)
 
 
+@dataclass(frozen=True)
+class _Fitted:
+    """A variable of a forecast dataset, on the dimensions of forecasts; the truth's units are a · its own + b."""
+
+    array: xr.DataArray
+    levels: tuple[float, ...]
+    """In the truth's units; empty at the surface, and for levels of another kind."""
+    a: float
+    b: float
+
+
 class ForecastFiles:
     """A forecast dataset in WeatherBench2 layout on the truth's grid; names are matched through the alias table.
 
-    Raises UserError if it is not a forecast, or is on another grid.
+    Values and levels are converted to the truth's units where both are known. Raises UserError if it is not a forecast, is
+    on another grid or in another calendar, or has a variable of the truth on other dimensions or in units of something else.
     """
 
-    def __init__(self, dataset: xr.Dataset, grid: Grid, provenance: str) -> None:
-        self.provenance = provenance
-        self.dataset = dataset
+    def __init__(self, dataset: xr.Dataset, truth: FieldStore, provenance: str) -> None:
+        self.provenance, self.truth = provenance, truth
+        self.dataset, grid = dataset, truth.grid
+        self._fitted: dict[tuple[str, str], _Fitted] = {}
         self.init: NDArray[np.int64] = calendar.seconds(_plain(dataset["time"].values))
         self.leads: NDArray[np.int64] = dataset["prediction_timedelta"].values.astype("timedelta64[s]").astype(np.int64)
         self.calendar = calendar.calendar_of(_plain(dataset["time"].values))
@@ -114,6 +129,12 @@ class ForecastFiles:
         self._init_at = {int(second): i for i, second in enumerate(self.init)}
         self._lead_at = {int(second): i for i, second in enumerate(self.leads)}
         self._lock = SerializableLock()
+        if self.calendar != truth.calendar:
+            raise UserError(
+                f"expected forecasts in the truth's calendar {truth.calendar}, got {self.calendar} in {provenance}; change them"
+            )
+        for variable in truth.variables.outputs:
+            self._fit(variable)
 
     def name_of(self, variable: Variable) -> str | None:
         """Return the dataset's name of a variable, or None if it lacks the variable."""
@@ -121,46 +142,102 @@ class ForecastFiles:
 
     def levels_of(self, variable: Variable) -> list[int]:
         """Return the positions, among the variable's own levels, of those in the files."""
-        name = self.name_of(variable)
-        if name is None:
+        fitted = self._fit(variable)
+        if fitted is None:
             return []
         if not variable.levels:
             return [0]
-        there = set(self.dataset[_level_dim(self.dataset[name])].values.tolist())
-        return [i for i, level in enumerate(variable.levels) if level in there]
+        return [i for i, level in enumerate(variable.levels) if level in fitted.levels]
 
     def fields(self, init: int, leads: Sequence[int], variable: Variable, levels: Sequence[int]) -> Array | None:
-        name = self.name_of(variable)
-        if name is None:
+        fitted = self._fit(variable)
+        if fitted is None:
             return None
         shape = (self.members, len(leads), len(levels), len(self._rows), len(self._columns))
         result = np.full(shape, np.nan)
         at = [(i, self._lead_at[lead]) for i, lead in enumerate(leads) if lead in self._lead_at]
         own = self.levels_of(variable)
-        of_level = [(i, own.index(level)) for i, level in enumerate(levels) if level in own]
-        if init not in self._init_at or not at or not of_level:
+        to_level = [i for i, level in enumerate(levels) if level in own]
+        if init not in self._init_at or not at or not to_level:
             return result
         to_lead, from_lead = map(list, zip(*at, strict=True))
-        to_level = [i for i, _ in of_level]
-        array = self.dataset[name].isel(time=self._init_at[init], prediction_timedelta=from_lead)
+        array = fitted.array.isel(time=self._init_at[init], prediction_timedelta=from_lead)
         if variable.levels:
-            array = array.sel({_level_dim(array): [variable.levels[levels[i]] for i in to_level]})
+            array = array.isel(level=[fitted.levels.index(variable.levels[levels[i]]) for i in to_level])
         else:
             array = array.expand_dims("level")
         if "number" not in array.dims:
             array = array.expand_dims("number")
-        dims = ("number", "prediction_timedelta", _level_dim(array), "latitude", "longitude")
+        dims = ("number", "prediction_timedelta", "level", "latitude", "longitude")
         start = calendar.to_text(calendar.from_seconds(np.array([init]), self.calendar)[0])
         with (
             self._lock,
             reading(
-                f"values of {name} from {start}", self.provenance, "remove them and run `credit-like rollout` again"
+                f"values of {fitted.array.name} from {start}",
+                self.provenance,
+                "remove them and run `credit-like rollout` again",
             ),
         ):
             values = array.transpose(*dims).values
         values = values[..., self._rows, :][..., self._columns].astype(np.float64)
+        if (fitted.a, fitted.b) != (1.0, 0.0):
+            values = fitted.a * values + fitted.b
         result[np.ix_(range(self.members), to_lead, to_level)] = values
         return result
+
+    def units_of(self, variable: Variable) -> tuple[str, str]:
+        """Return the units of a variable in the truth, and those of its levels; empty where they are unknown."""
+        return self.truth.attrs(variable).get("units", ""), self.truth.level_units(variable)
+
+    def _fit(self, variable: Variable) -> _Fitted | None:
+        """Return a variable of the truth in the files, or None if they lack it."""
+        name, key = self.name_of(variable), (variable.name, variable.role)
+        if name is None or key in self._fitted:
+            return self._fitted.get(key)
+        what = f"{name} of {self.provenance}"
+        array = _on_forecast_dims(self.dataset[name], bool(variable.levels), what)
+        wanted, level_units = self.units_of(variable)
+        found = str(array.attrs.get("units", ""))
+        try:
+            a, b = units.between(found, wanted) or (1.0, 0.0)
+        except UserError as error:
+            raise UserError(
+                f"expected {what} in units that convert to the truth's {wanted!r}, got {found!r}; convert it or correct its units"
+            ) from error
+        levels = _levels(array["level"], level_units) if variable.levels else ()
+        return self._fitted.setdefault(key, _Fitted(array, levels, a, b))
+
+
+def _on_forecast_dims(array: xr.DataArray, on_levels: bool, what: str) -> xr.DataArray:
+    """Return a field on the dimensions of forecasts, with `number` and `level` where it has them."""
+    vertical = [str(dim) for dim in array.dims if str(dim).startswith("level")]
+    if on_levels and not vertical:  # one level that was selected, whose number remains
+        vertical = [str(name) for name in array.coords if str(name).startswith("level") and not array[name].ndim][:1]
+        array = array.expand_dims(vertical)
+    known = (*_FORECAST_DIMS, "number", *(vertical[:1] if on_levels else ()))
+    array = array.squeeze([dim for dim in array.dims if dim not in known and array.sizes[dim] == 1], drop=True)
+    absent = [dim for dim in _FORECAST_DIMS if dim not in array.dims]
+    if absent or (on_levels and not vertical):
+        raise UserError(
+            f"expected {what} on {', '.join(known)}, got {', '.join(map(str, array.dims))} without "
+            f"{', '.join(absent) or 'levels'}; add them or remove the variable"
+        )
+    if further := [dim for dim in array.dims if dim not in known]:
+        raise UserError(
+            f"expected {what} on {', '.join(known)}, got {array.sizes[further[0]]} values of {further[0]!r} too; select one of "
+            "them"
+        )
+    return array.rename({vertical[0]: "level"}) if on_levels and vertical[0] != "level" else array
+
+
+def _levels(coordinate: xr.DataArray, wanted: str) -> tuple[float, ...]:
+    """Return levels in the wanted units, those of the files where one of both is unknown; none for levels of another kind."""
+    try:
+        a, b = units.between(str(coordinate.attrs.get("units", "")), wanted) or (1.0, 0.0)
+    except UserError:  # numbers of model levels beside pressures
+        return ()
+    found: list[float] = coordinate.values.tolist()
+    return tuple(found if (a, b) == (1.0, 0.0) else (round(a * level + b, 6) for level in found))
 
 
 def open_forecast(path: Path | str) -> xr.Dataset:
@@ -217,6 +294,10 @@ def _canonical(dataset: xr.Dataset, path: Path) -> xr.Dataset:
     if _CF.keys() <= set(dataset.dims):
         dataset = dataset.drop_vars("time", errors="ignore").rename(_CF)
     dataset = dataset.rename({old: new for old, new in _OTHER_NAMES.items() if old in dataset.dims})
+    members = [name for name in _MEMBERS if name in dataset.dims]
+    if len(members) == 1 and "number" not in dataset.variables and "number" not in dataset.dims:
+        dataset = dataset.rename({members[0]: "number"})
+    dataset = _with_level(dataset)
     if absent := [name for name in _FORECAST_DIMS if name not in dataset.dims]:
         raise UserError(
             f"expected forecasts with dimensions {', '.join(_FORECAST_DIMS)} in {path}, got none of {', '.join(absent)}"
@@ -224,8 +305,17 @@ def _canonical(dataset: xr.Dataset, path: Path) -> xr.Dataset:
     return dataset
 
 
-def _level_dim(array: xr.DataArray) -> str:
-    return next(str(dim) for dim in array.dims if str(dim).startswith("level"))
+def _with_level(dataset: xr.Dataset) -> xr.Dataset:
+    """Return a dataset whose levels are the dimension or the single coordinate `level`, if they have another known name."""
+    dims = [str(dim) for dim in dataset.dims]
+    single = [str(name) for name in dataset.coords if not dataset[name].ndim]
+    if "level" in dataset.variables or any(dim.startswith("level") for dim in dims):
+        return dataset
+    for names in (dims, single):
+        vertical = [name for name in names if name not in _FORECAST_DIMS and role_of(dataset, name) == "level"]
+        if vertical:
+            return dataset.rename({vertical[0]: "level"}) if len(vertical) == 1 else dataset
+    return dataset
 
 
 def _plain(times: NDArray[Any]) -> NDArray[Any]:

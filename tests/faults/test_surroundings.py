@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import netCDF4
 import numpy as np
@@ -352,8 +353,11 @@ def test_a_truncated_chunk_of_a_forecast_is_named(tmp_path) -> None:
     dataset.to_zarr(tmp_path / "f.zarr", zarr_format=3, consolidated=False, encoding={"u": {"chunks": (1, 1, 6, 8)}})
     chunk = tmp_path / "f.zarr" / "u" / "c" / "1" / "0" / "0" / "0"
     chunk.write_bytes(chunk.read_bytes()[:-20])
-    (variable,) = Variables(tiny.experiment(tmp_path / "run").data).role("prognostic")[:1]
-    files = ForecastFiles(open_forecast(tmp_path / "f.zarr"), grid, str(tmp_path / "f.zarr"))
+    variables = Variables(tiny.experiment(tmp_path / "run").data)
+    (variable,) = variables.role("prognostic")[:1]
+    unknown = {"attrs": lambda _: {}, "level_units": lambda _: ""}
+    truth = SimpleNamespace(grid=grid, variables=variables, calendar="standard", **unknown)
+    files = ForecastFiles(open_forecast(tmp_path / "f.zarr"), truth, str(tmp_path / "f.zarr"))
     hours = [6 * 3600, 12 * 3600]
     read = files.fields(int(times[0].astype("datetime64[s]").astype(int)), hours, variable, [0])
     np.testing.assert_array_equal(read[0, :, 0], values[0])

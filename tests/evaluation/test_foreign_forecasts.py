@@ -1,0 +1,152 @@
+"""Forecasts and truths of others, in their names, dimensions and units: the same scores, or one message."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import xarray as xr
+from world import forecasts_of_truth, make_context, make_data, make_experiment
+
+from credit_like.data.units import conversion
+from credit_like.errors import UserError
+from credit_like.evaluation.evaluate import evaluate
+from credit_like.evaluation.needs import open_truth
+
+LEADS = 2
+OTHER_UNITS = {"u": "knots", "temperature": "degC", "sp": "hPa", "rain": "m"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """(experiment, store, variables, forecasts with errors)."""
+    folder = tmp_path_factory.mktemp("world")
+    experiment = make_experiment(make_data(folder / "world.nc"), folder / "run")
+    context = make_context(experiment)
+    store, variables = context.store, context.variables
+    forecasts = forecasts_of_truth(store, variables, [32, 34], LEADS, lambda truth: 1.01 * truth)
+    for variable in variables.outputs:
+        forecasts[variable.name].attrs = store.attrs(variable)
+    return experiment, store, variables, forecasts
+
+
+def scored(world, other, tmp_path):
+    """Scores of the forecasts beside a baseline, without what is known of the sources."""
+    experiment, store, variables, forecasts = world
+    other.to_netcdf(tmp_path / "other.nc")
+    section = experiment.evaluation.model_copy(update={"baselines": {"other": str(tmp_path / "other.nc")}})
+    experiment = experiment.model_copy(update={"evaluation": section})
+    return evaluate(experiment, forecasts, store, store, variables)
+
+
+def in_units(dataset, wanted):
+    result = dataset.copy()
+    for name, units in wanted.items():
+        a, b = conversion(dataset[name].attrs["units"], units)
+        result[name] = (a * dataset[name].astype("f8") + b).assign_attrs(units=units)
+    return result
+
+
+def in_pascal(dataset):
+    return dataset.assign_coords(level=("level", 100 * dataset["level"].values, {"units": "Pa"}))
+
+
+def with_members(dataset):
+    return xr.concat([dataset, dataset], "realization").drop_vars("sp").assign(sp=dataset["sp"])
+
+
+FORMS = {
+    "other units": lambda x: in_units(x, OTHER_UNITS),
+    "levels in Pa": in_pascal,
+    "levels named by the CDS": lambda x: x.rename(level="pressure_level"),
+    "levels named by CMIP6": lambda x: in_pascal(x).rename(level="plev"),
+    "levels named by cfgrib": lambda x: x.rename(level="isobaricInhPa"),
+    "levels of each variable": lambda x: x.rename(level="level_u"),
+    "short names of axes": lambda x: x.rename(time="init_time", prediction_timedelta="lead_time", latitude="lat", longitude="lon"),
+    "two members that are the same": with_members,
+    "a further dimension of one": lambda x: x.expand_dims("surface", -1),
+    "levels of one at the surface": lambda x: x.assign(sp=x["sp"].expand_dims(level_sp=[0.0], axis=2)),
+    "units that nobody knows": lambda x: x.assign(rain=x["rain"].assign_attrs(units="mm of rain")),
+    "no units": lambda x: x.assign({name: x[name].assign_attrs(units="") for name in x}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_scores_do_not_depend_on_how_forecasts_are_written(world, tmp_path, form):
+    results = scored(world, FORMS[form](world[3]), tmp_path)
+    for variable in world[2].outputs:
+        mine, other = (results[variable.name].sel(source=name) for name in ("model", "other"))
+        assert (abs(mine) > 0).all(), "the test needs forecasts with errors"
+        np.testing.assert_allclose(other, mine, rtol=1e-4)
+
+
+def test_one_level_that_was_selected_is_scored(world, tmp_path):
+    one = world[3][["temperature", "sp"]].sel(level=850)
+    results = scored(world, one.rename(level="pressure_level"), tmp_path)
+    mine, other = (results["temperature"].sel(source=name) for name in ("model", "other"))
+    np.testing.assert_array_equal(other.sel(level=850), mine.sel(level=850))
+    assert other.sel(level=500).isnull().all()
+    np.testing.assert_array_equal(*(results["sp"].sel(source=name) for name in ("model", "other")))
+
+
+REFUSED = {
+    "other quantity": (
+        lambda x: x.assign(temperature=x["temperature"].assign_attrs(units="m")),
+        r"temperature of .*other\.nc in units that convert to the truth's 'K', got 'm'; convert it",
+    ),
+    "no levels": (
+        lambda x: x.sel(level=850).drop_vars("level"),
+        r"u of .*other\.nc on time, .* got .* without levels; add them",
+    ),
+    "many sites": (
+        lambda x: x.assign(sp=xr.concat([x["sp"], x["sp"]], "site")),
+        r"sp of .*other\.nc on time, .* got 2 values of 'site' too; select one",
+    ),
+    "levels at the surface": (
+        lambda x: x.assign(sp=x["temperature"].assign_attrs(units="Pa")),
+        r"sp of .*other\.nc on time, .* got 2 values of 'level' too",
+    ),
+    "no leads": (
+        lambda x: x.assign(sp=x["sp"].isel(prediction_timedelta=0)),
+        r"sp of .*other\.nc on .* without prediction_timedelta",
+    ),
+    "other calendar": (
+        lambda x: x.assign_coords(time=x["time"].convert_calendar("noleap", use_cftime=True)["time"]),
+        r"forecasts in the truth's calendar standard, got noleap in .*other\.nc; change them",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_compared_is_one_message(world, tmp_path, case):
+    change, message = REFUSED[case]
+    with pytest.raises(UserError, match=rf"^evaluation\.baselines\.other: expected {message}") as refused:
+        scored(world, change(world[3]), tmp_path)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def with_truth(experiment, path):
+    tree = experiment.to_dict()
+    tree["evaluation"]["truth"] = {"type": "netcdf", "path": str(path)}
+    return type(experiment).model_validate(tree)
+
+
+def test_scores_do_not_depend_on_the_units_of_the_truth(world, tmp_path):
+    experiment, store, variables, forecasts = world
+    own = xr.load_dataset(experiment.data.source[0].path)
+    in_units(own, OTHER_UNITS).to_netcdf(tmp_path / "truth.nc")
+    truth = open_truth(with_truth(experiment, tmp_path / "truth.nc"), store)
+    results = [evaluate(experiment, forecasts, one, store, variables) for one in (store, truth)]
+    for variable in variables.outputs:
+        assert truth.attrs(truth.variables[variable.name])["units"] == store.attrs(variable)["units"]
+        np.testing.assert_allclose(*(found[variable.name] for found in results), rtol=1e-3, atol=1e-5)
+
+
+def test_a_truth_of_another_quantity_is_refused(world, tmp_path):
+    experiment, store, _, _ = world
+    own = xr.load_dataset(experiment.data.source[0].path)
+    own["rain"].attrs["units"] = "kg m-2 s-1"
+    own.to_netcdf(tmp_path / "truth.nc")
+    with pytest.raises(
+        UserError, match=r"^evaluation\.truth: expected rain in units that convert to 'kg m-2', in which"
+    ):
+        open_truth(with_truth(experiment, tmp_path / "truth.nc"), store)
