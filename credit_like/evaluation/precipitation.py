@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from credit_like.data import units
 from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
 from credit_like.variables import Variable
 
 DRY_MM = 0.25
@@ -15,9 +17,9 @@ _BLOCK_BYTES = 128 * 2**20
 
 
 def is_precipitation(variable: Variable, store: FieldStore) -> bool:
-    """Return whether a variable is precipitation, by standard name, name or alias."""
+    """Return whether a variable is precipitation at the surface, by standard name, name or alias."""
     standard = str(store.attrs(variable).get("standard_name", ""))
-    return (
+    return not variable.levels and (
         "precipitation" in standard
         or "precip" in variable.name
         or find(variable.name, ["total_precipitation"]) is not None
@@ -25,8 +27,18 @@ def is_precipitation(variable: Variable, store: FieldStore) -> bool:
 
 
 def dry_limit(variable: Variable, store: FieldStore) -> float:
-    """Return the limit below which a step is dry, in the variable's units (m, or kg m⁻² = mm)."""
-    return DRY_MM / 1000 if store.attrs(variable).get("units") == "m" else DRY_MM
+    """Return the limit below which a step is dry, in the variable's units: an amount in a step, or a rate.
+
+    Unknown units count as mm in a step.
+    """
+    given = store.attrs(variable).get("units", "")
+    for base, of_step in (("kg m-2", 1), ("kg m-2 s-1", store.step_seconds)):
+        try:
+            to_base, _ = units.between(given, base) or (1.0, 0.0)
+        except UserError:  # the other of them
+            continue
+        return DRY_MM / of_step / to_base
+    return DRY_MM
 
 
 def seeps_thresholds(
