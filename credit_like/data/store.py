@@ -181,7 +181,8 @@ class FieldStore:
 
     def attrs(self, variable: Variable) -> dict[str, str]:
         """Return units, long_name and standard_name, as far as the files or the experiment specify them."""
-        return dict(_SOLAR_ATTRS if variable.spec.compute else self._places[variable.name].attrs)
+        place = self._places.get(variable.name)
+        return dict(_SOLAR_ATTRS if variable.spec.compute else place.attrs if place else {})
 
     def level_units(self, variable: Variable) -> str:
         """Return the units of the levels of a variable, empty if the files do not specify them."""

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from credit_like.physics._column import Column, ColumnConfig, channel_of, make_column
+from credit_like.physics._column import Column, ColumnConfig, channel_of, check_column, make_column
+from credit_like.physics._units import check_units
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,6 +39,12 @@ def find(config: Config, variables: Variables) -> tuple[int, Column]:
     """Return the channels of surface pressure and the column of water; see `credit_like.physics`."""
     pressure = channel_of(config.surface_pressure, variables.role("prognostic"), "physics.surface_pressure")
     return pressure, make_column(config, variables)
+
+
+def check_data(config: Config, store: FieldStore) -> None:
+    """Raise UserError for data in other units than the correction counts on."""
+    check_units(store, "surface_pressure", config.surface_pressure, "Pa")
+    check_column(config, store)
 
 
 def build(config: Config, variables: Variables, store: FieldStore, statistics: Statistics, **layout: Any) -> nn.Module:

@@ -168,6 +168,7 @@ def prepare(folder: Path) -> None:
     made.to_zarr(folder / "data.zarr", zarr_format=3, consolidated=False)
     made.to_netcdf(folder / "data.nc")
     on_levels = made.rename(height="temperature")
+    on_levels["temperature"].attrs["units"] = "K"
     on_levels["specific_humidity"] = 1e-6 * on_levels["temperature"]
     at_surface = {"surface_pressure": 1e5, "total_precipitation": 1.0, "evaporation": 1.0, **dict.fromkeys(FLUXES, 1e3)}
     on_levels = on_levels.assign({name: scale * made["column_water"] for name, scale in at_surface.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
@@ -449,6 +450,97 @@ def test_energy_needs_what_its_budget_needs():
     ]:
         with pytest.raises(ValueError, match=message):
             build({"type": "energy", **ENERGY, **NET, **change}, variables)
+
+
+@dataclass
+class Declared:
+    """A store whose variables declare units."""
+
+    variables: Variables
+    units: dict[str, str]
+    levels: str = "hPa"
+    step_seconds: int = 21600
+
+    def attrs(self, variable):
+        return {"units": self.units[variable.name]} if variable.name in self.units else {}
+
+    def level_units(self, variable):
+        return self.levels
+
+
+WATER = {"Q": "kg kg-1", "SP": "Pa", "water": "kg m-2", "tp": "m", "evaporation": "m"}
+HEAT = {"T": "K", "Q": "kg kg**-1", "u": "m/s", "v": "m s-1", "SP": "Pa", "PHIS": "m2/s2"} | dict.fromkeys(
+    ("solar", "thermal", "sensible"), "J m**-2"
+)
+MOISTURE = {"type": "moisture", "precipitation": "tp", "water_scale": 1000}
+HYBRID = {"a": A, "b": B}
+
+
+@pytest.mark.parametrize(
+    ("config", "declared", "levels", "message"),
+    [
+        ({"type": "mass"}, {}, "hPa", None),
+        ({"type": "mass"}, {"SP": "Pascal", "Q": "1"}, "mb", None),
+        ({"type": "mass"}, {"SP": "", "Q": "parts"}, "", None),
+        ({"type": "mass", "humidity_scale": 1000, "level_pa": 1}, {"Q": "g kg-1"}, "Pa", None),
+        ({"type": "mass", **HYBRID}, {}, "1", None),
+        (
+            {"type": "mass"},
+            {"SP": "hPa"},
+            "hPa",
+            "surface_pressure: expected SP in 'Pa', got 'hPa', give the variable `units",
+        ),
+        ({"type": "mass"}, {"SP": "K"}, "hPa", "surface_pressure: expected SP in 'Pa', got 'K', change it"),
+        ({"type": "mass"}, {"Q": "g/kg"}, "hPa", "humidity_scale: expected 1000 for Q in 'g/kg', got 1, change it"),
+        ({"type": "mass"}, {}, "Pa", "level_pa: expected 1 for levels in 'Pa', got 100, change it"),
+        (
+            {"type": "mass", "column_water": "water"},
+            {"water": "m"},
+            "hPa",
+            "column_water: expected water in 'kg m-2', got",
+        ),
+        (MOISTURE, {}, "hPa", None),
+        ({**MOISTURE, "water_scale": 1.0}, {"tp": "kg m-2", "evaporation": "mm"}, "hPa", None),
+        ({**MOISTURE, "water_scale": 21600.0}, {"tp": "kg m-2 s-1", "evaporation": "mm/s"}, "hPa", None),
+        ({**MOISTURE, "water_scale": 1.0}, {}, "hPa", "water_scale: expected 1000 for tp in 'm', got 1, change it"),
+        (MOISTURE, {"evaporation": "mm"}, "hPa", "water_scale: expected 1 for evaporation in 'mm', got 1000"),
+        (MOISTURE, {"tp": "kg m-2 s-1"}, "hPa", "water_scale: expected 21600 for tp in 'kg m-2 s-1', got 1000"),
+        (MOISTURE, {"tp": "K"}, "hPa", "precipitation: expected tp in 'kg m-2', got 'K', change it"),
+        ({**MOISTURE, **HYBRID}, {"SP": "hPa"}, "1", "surface_pressure: expected SP in 'Pa', got 'hPa'"),
+        ({"type": "energy", **ENERGY, **NET}, {}, "hPa", None),
+        (
+            {"type": "energy", **ENERGY, **NET},
+            {"T": "degC"},
+            "hPa",
+            "temperature: expected T in 'K', got 'degC', give the",
+        ),
+        (
+            {"type": "energy", **ENERGY, **NET},
+            {"PHIS": "m"},
+            "hPa",
+            "surface_geopotential: expected PHIS in 'm2 s-2', got 'm'",
+        ),
+        ({"type": "energy", **ENERGY, **NET}, {"u": "kt"}, "hPa", "u: expected u in 'm s-1', got 'kt'"),
+        (
+            {"type": "energy", **ENERGY, **NET},
+            {"thermal": "W m-2"},
+            "hPa",
+            "top.down: expected thermal in 'J m-2', got 'W m-2', change it or flux_units",
+        ),
+        ({"type": "energy", **ENERGY, **NET, "humidity_scale": 1000}, {}, "hPa", "humidity_scale: expected 1 for Q in"),
+    ],
+)
+def test_units_that_the_data_declare_are_those_that_a_budget_counts_on(
+    variables, moist, config, declared, levels, message
+):
+    of_data, known = (moist, HEAT) if config["type"] == "energy" else (variables, WATER)
+    module = registry.module("physics", config["type"])
+    store = Declared(of_data, {**known, **declared}, levels)
+    if message is None:
+        module.check_data(module.Config(**config), store)
+        return
+    with pytest.raises(ValueError, match=re.escape(f"physics.{message}")):
+        module.check_data(module.Config(**config), store)
 
 
 def test_a_maximum_clips_too(variables, states):

@@ -1,0 +1,92 @@
+"""Comparison of the units that the data declare with those that a correction counts on; unknown units are left alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from credit_like.data import units
+from credit_like.data.aliases import find
+from credit_like.errors import UserError
+
+if TYPE_CHECKING:
+    from credit_like.data.store import FieldStore
+    from credit_like.variables import Variable
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A key with a number of `wanted` units per unit of the data, or with `inverse` the other way round."""
+
+    key: str
+    value: float
+    inverse: bool = False
+
+
+def check_units(
+    store: FieldStore,
+    key: str,
+    name: str,
+    wanted: str,
+    scale: Scale | None = None,
+    rate: str | None = None,
+    other: str = "it",
+) -> None:
+    """Raise UserError where a variable, given by its name or an alias, is in other units than a correction takes it to be in.
+
+    `key` of `physics` names the variable. A variable in units of `rate` is multiplied by the time step. `other` says what to
+    change where units are those of something else.
+    """
+    variable = _variable(store, name)
+    if variable is None:
+        return
+    declared = store.attrs(variable).get("units", "")
+    try:
+        factor, offset = units.between(declared, wanted) or (None, 0.0)
+    except UserError as error:
+        factor, offset = _per_step(declared, rate, store.step_seconds), 0.0
+        if not factor:
+            raise UserError(
+                f"physics.{key}: expected {variable.name} in {wanted!r}, got {declared!r}, change {other}"
+            ) from error
+    if factor is None:
+        return
+    if offset or (scale is None and factor != 1):
+        raise UserError(
+            f"physics.{key}: expected {variable.name} in {wanted!r}, got {declared!r}, give the variable `units: {wanted}`"
+        )
+    if scale is not None:
+        _check_scale(scale, factor, f"{variable.name} in {declared!r}")
+
+
+def check_levels(store: FieldStore, name: str, scale: Scale) -> None:
+    """Raise UserError where `scale` is not the number of Pa per unit of the levels of a variable, if these are pressures."""
+    variable = _variable(store, name)
+    declared = store.level_units(variable) if variable is not None else ""
+    try:
+        factor, _ = units.between(declared, "Pa") or (None, 0.0)
+    except UserError:  # numbers of levels
+        return
+    if factor is not None:
+        _check_scale(scale, factor, f"levels in {declared!r}")
+
+
+def _variable(store: FieldStore, name: str) -> Variable | None:
+    known = {variable.name: variable for variable in store.variables}
+    found = find(name, known)
+    return None if found is None else known[found]
+
+
+def _per_step(declared: str, rate: str | None, seconds: int) -> float:
+    try:
+        factor, _ = units.between(declared, rate or "") or (0.0, 0.0)
+    except UserError:
+        return 0.0
+    return factor * seconds
+
+
+def _check_scale(scale: Scale, factor: float, what: str) -> None:
+    right = 1 / factor if scale.inverse else factor
+    if not math.isclose(right, scale.value, rel_tol=1e-6):
+        raise UserError(f"physics.{scale.key}: expected {right:g} for {what}, got {scale.value:g}, change it")
