@@ -323,6 +323,8 @@ def _forecast_findings(store: Store) -> Iterator[Finding]:
     if not found:
         found += _refusal(("inference", "init"), initial_times, inference, store.fields, data)
     underivable = list(_refusal(("inference", "derive"), written_derivation, store.experiment, store.variables))
+    if not underivable and (derivation := written_derivation(store.experiment, store.variables)) is not None:
+        underivable += _refusal(("inference", "derive"), derivation.check_units, store.fields)
     yield from found
     yield from underivable
     if not found and not underivable:
@@ -348,6 +350,8 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
             metrics[name] = registry.module("metric", name)
     derivable = list(_refusal(("evaluation", "derive"), scored_derivation, experiment, store.variables))
     derivation = None if derivable else scored_derivation(experiment, store.variables)
+    if derivation is not None:
+        derivable += _refusal(("evaluation", "derive"), derivation.check_units, store.fields)
     scored = [variable.name for variable in (*outputs, *(derivation.outputs if derivation else ()))]
     members = experiment.inference.ensemble.members
     yield from _refusal(("evaluation",), check_metrics, metrics, members, rainy, section.thresholds, scored)

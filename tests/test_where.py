@@ -31,6 +31,7 @@ ELSEWHERE = {
     "data/sources/_files": "data/sources/test_netcdf.py",
     "data/sources/_cache": "data/sources/test_synthetic.py",
     "data/sources/_grib_files": "data/sources/test_grib.py",
+    "data/declared": "physics/test_physics.py",
     "data/stored_statistics": "data/sources/test_anemoi.py",
     "data/tools/audit": "data/tools/test_preprocess.py",
     "evaluation": "evaluation/test_metrics.py",

@@ -65,6 +65,7 @@ _WORDS = {
 }
 _TOKEN = re.compile(r"([A-Za-z%_]+|1)(?:\*\*|\^)?([+-]?\d+)?")
 _WATER_DEPTH = 1e-3  # m of liquid water per kg m-2
+_MASS_PER_AREA, _DEPTH = (1, -2), (0, 1)  # exponents of kg and m
 
 
 def _parse(text: str) -> tuple[float, float, tuple[int, ...]]:
@@ -112,10 +113,10 @@ def conversion(source: str, target: str) -> tuple[float, float]:
         return 1.0, 0.0
     (f0, o0, p0), (f1, o1, p1) = _parse(source), _parse(target)
     if p0 != p1:
-        difference = tuple(b - a for a, b in zip(p0, p1, strict=True))
-        if difference == (-1, 3, 0, 0):
+        dimensions = (p0[:2], p1[:2]) if p0[2:] == p1[2:] else None
+        if dimensions == (_MASS_PER_AREA, _DEPTH):
             f0 *= _WATER_DEPTH
-        elif difference == (1, -3, 0, 0):
+        elif dimensions == (_DEPTH, _MASS_PER_AREA):
             f0 /= _WATER_DEPTH
         else:
             raise UserError(f"expected units that {source!r} converts to, got {target!r}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit_like.data.aliases import find
+from credit_like.data.declared import check_units, level_factor
 from credit_like.derive.levels import HybridLevels, read_levels
 from credit_like.errors import UserError
 from credit_like.grid import Grid
@@ -47,6 +48,14 @@ _ATTRS = {
     "divergence": {"units": "s-1", "standard_name": "divergence_of_wind"},
     "total_column_water": {"units": "kg m-2", "standard_name": "atmosphere_mass_content_of_water"},
 }
+_UNITS = {
+    **dict.fromkeys((_T, _T2M), "K"),
+    **dict.fromkeys((_Q, *_CONDENSATE), "kg kg-1"),
+    **dict.fromkeys((_U, _V), "m s-1"),
+    _PS: "Pa",
+    _PHI: "m2 s-2",
+}
+"""Units of what fields are computed from."""
 _HORIZONTAL = ("vorticity", "divergence")
 _BLOCK_BYTES = 32 * 2**20  # of one field of a column, in double precision
 
@@ -122,6 +131,24 @@ class Derivation:
         values = store.read([variable], [0])[0, 0].astype(np.float64)
         metres = store.attrs(variable).get("units", "m" if variable.name in _HEIGHTS else "") in ("m", "meter", "metre")
         return values * GRAVITY if metres else values
+
+    def check_units(self, store: FieldStore) -> None:
+        """Raise UserError where the data declare other units than those that the fields are computed from."""
+        needed = set(_CONDENSATE) if "total_column_water" in self.config.fields else set()
+        for output in self.outputs:
+            needs = self._needs(output.name)
+            is_computed = self.hybrid is not None and find(output.name.removesuffix(PL), (_T, _PHI)) is not None
+            # What is interpolated alone may be in any units.
+            needed |= set(needs if is_computed or not output.name.endswith(PL) else needs[1:])
+        for name in _UNITS:
+            if name in needed:
+                check_units(store, self.key, name, _UNITS[name])
+        for variable in self.variables.outputs if self.hybrid is None else ():
+            if variable.levels and level_factor(store, variable, "hPa") not in (None, 1):
+                raise UserError(
+                    f"{self.key}: expected levels of {variable.name} in hPa, got {store.level_units(variable)!r}; convert those of "
+                    "the files"
+                )
 
     # --- values ------------------------------------------------------------------------------------------------------
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from credit_like.data.aliases import find
+from credit_like.data.declared import Scale, check_levels, check_units
 from credit_like.errors import UserError
 from credit_like.physics._correction import Correction
-from credit_like.physics._units import Scale, check_levels, check_units
 from credit_like.registry import did_you_mean
 from credit_like.variables import Variable, Variables
 
@@ -105,14 +105,14 @@ def make_column(config: ColumnConfig, variables: Variables) -> Column:
 def check_column(config: ColumnConfig, store: FieldStore) -> None:
     """Raise UserError where the data declare other units of water, levels or surface pressure than the correction counts on."""
     if config.column_water is not None:
-        check_units(store, "column_water", config.column_water, "kg m-2")
+        check_units(store, "physics.column_water", config.column_water, "kg m-2")
         return
-    of_humidity = Scale("humidity_scale", config.humidity_scale, inverse=True)
-    check_units(store, "humidity", config.humidity, "kg kg-1", of_humidity)
+    of_humidity = Scale("physics.humidity_scale", config.humidity_scale, inverse=True)
+    check_units(store, "physics.humidity", config.humidity, "kg kg-1", of_humidity)
     if config.b:
-        check_units(store, "surface_pressure", config.surface_pressure, "Pa")
+        check_units(store, "physics.surface_pressure", config.surface_pressure, "Pa")
     else:
-        check_levels(store, config.humidity, Scale("level_pa", config.level_pa))
+        check_levels(store, config.humidity, Scale("physics.level_pa", config.level_pa))
 
 
 def layers(config: ColumnConfig, variables: Variables) -> tuple[slice, NDArray[np.float64], NDArray[np.float64]]:

@@ -30,9 +30,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pydantic import model_validator
 
 from credit_like.data.aliases import find as find_alias
+from credit_like.data.declared import check_units
 from credit_like.errors import UserError
 from credit_like.physics._column import GRAVITY, ColumnConfig, channel_of, channels_of, check_column, layers
-from credit_like.physics._units import check_units
 from credit_like.schema.base import Section
 from credit_like.variables import Variables
 
@@ -166,9 +166,9 @@ def check_data(config: Config, store: FieldStore) -> None:
     """Raise UserError for data in other units than the correction counts on."""
     wanted = {"temperature": "K", "u": "m s-1", "v": "m s-1", "surface_geopotential": "m2 s-2"}
     for key, unit in wanted.items():
-        check_units(store, key, getattr(config, key), unit)
+        check_units(store, f"physics.{key}", getattr(config, key), unit)
     for name, _, key in _fluxes(config):
-        check_units(store, key.removeprefix("physics."), name, config.flux_units, other="it or flux_units")
+        check_units(store, key, name, config.flux_units, other="it or flux_units")
     check_column(config, store)
 
 

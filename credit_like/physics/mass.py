@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from credit_like.data.declared import check_units
 from credit_like.physics._column import Column, ColumnConfig, channel_of, check_column, make_column
-from credit_like.physics._units import check_units
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -43,7 +43,7 @@ def find(config: Config, variables: Variables) -> tuple[int, Column]:
 
 def check_data(config: Config, store: FieldStore) -> None:
     """Raise UserError for data in other units than the correction counts on."""
-    check_units(store, "surface_pressure", config.surface_pressure, "Pa")
+    check_units(store, "physics.surface_pressure", config.surface_pressure, "Pa")
     check_column(config, store)
 
 

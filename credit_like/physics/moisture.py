@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from credit_like.data.declared import Scale, check_units
 from credit_like.physics._column import GRAVITY, Column, ColumnConfig, channel_of, check_column, make_column
-from credit_like.physics._units import Scale, check_units
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,9 +56,9 @@ def find(config: Config, variables: Variables) -> tuple[int, int, Column, int]:
 
 def check_data(config: Config, store: FieldStore) -> None:
     """Raise UserError for data in other units than the correction counts on."""
-    scale = Scale("water_scale", config.water_scale)
+    scale = Scale("physics.water_scale", config.water_scale)
     for key, name in (("precipitation", config.precipitation), ("evaporation", config.evaporation)):
-        check_units(store, key, name, "kg m-2", scale, rate="kg m-2 s-1")
+        check_units(store, f"physics.{key}", name, "kg m-2", scale, rate="kg m-2 s-1")
     check_column(config, store)
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from credit_like.data.units import conversion
+from credit_like.data.units import between, conversion
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,20 @@ def test_known_conversions(source, target, value, expected):
     assert back * expected + shift == pytest.approx(value, rel=1e-12)
 
 
-@pytest.mark.parametrize(("source", "target"), [("K", "Pa"), ("m", "m s-1"), ("furlong", "m"), ("K", "Kelvins?")])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [("K", "Pa"), ("m", "m s-1"), ("furlong", "m"), ("K", "Kelvins?"), ("kg m-3", "kg kg-1"), ("1", "kg m-3")],
+)
 def test_what_does_not_convert_says_so(source, target):
     with pytest.raises(ValueError, match=r"expected units"):
         conversion(source, target)
+
+
+def test_units_that_nobody_knows_are_not_compared():
+    assert between("furlong", "m") is None
+    assert between("m", "of water equivalent") is None
+    assert between("", "m") is None
+    assert between("1", "") is None
+    assert between("cm", "m") == (0.01, 0.0)
+    with pytest.raises(ValueError, match="expected units that 'K' converts to, got 'Pa'"):
+        between("K", "Pa")

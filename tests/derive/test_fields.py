@@ -1,9 +1,14 @@
 """The derived fields of an experiment: values, what they need, and what is refused."""
 
+import re
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
+from credit_like.check import checked_experiment
 from credit_like.data.store import open_store
 from credit_like.derive import fields, vertical
 from credit_like.derive.fields import Derivation
@@ -11,6 +16,8 @@ from credit_like.derive.horizontal import vorticity
 from credit_like.derive.levels import read_levels
 from credit_like.errors import UserError
 from credit_like.schema.derive import Derive
+from credit_like.schema.errors import ExperimentError
+from credit_like.schema.load import dump_experiment
 from credit_like.variables import Variables
 from tests.derived import LEVELS, everything, make_experiment, make_world
 
@@ -229,6 +236,60 @@ def test_what_is_at_the_surface_is_not_taken_from_levels(world, name):
     variables = Variables(make_experiment(world, world / "run").model_validate(plain).data)
     with pytest.raises(UserError, match=f"derive: expected {name} at the surface for geopotential, got it on levels"):
         Derivation(Derive(fields=("geopotential",), model_levels=str(world / "levels.yml")), variables)
+
+
+PRESSURE, HYBRID = {"pressure_levels": [2.5]}, {"model_levels": "hybrid", "pressure_levels": [500]}
+
+
+@pytest.mark.parametrize(
+    ("config", "declared", "levels", "message"),
+    [
+        ({"fields": ["total_column_water", "relative_humidity", "vorticity"]}, {}, "hPa", None),
+        ({"fields": ["geopotential"], **HYBRID}, {}, "1", None),
+        ({"fields": ["wind_speed"]}, {"temperature": "degC", "specific_humidity": "g kg-1"}, "hPa", None),
+        (PRESSURE, {"temperature": "degC", "u": "knots"}, "hPa", None),
+        (HYBRID, {"temperature": "degC"}, "1", "expected temperature in 'K', got 'degC', give the variable `units: K`"),
+        (HYBRID, {"surface_pressure": "hPa"}, "1", "expected surface_pressure in 'Pa', got 'hPa', give the variable"),
+        ({"fields": ["wind_speed"]}, {"u": "knots"}, "hPa", "expected u in 'm s-1', got 'knots', give the variable"),
+        (
+            {"fields": ["relative_humidity"]},
+            {"specific_humidity": "g kg-1"},
+            "hPa",
+            "expected specific_humidity in 'kg kg-1'",
+        ),
+        ({"fields": ["relative_humidity"]}, {"specific_humidity": "kg m-3"}, "hPa", "got 'kg m-3', change it"),
+        (
+            {"fields": ["wind_speed"]},
+            {},
+            "Pa",
+            "expected levels of temperature in hPa, got 'Pa'; convert those of the files",
+        ),
+    ],
+)
+def test_units_that_the_data_declare_are_those_that_fields_are_computed_from(world, config, declared, levels, message):
+    store, variables, _ = opened(world)
+    config = {**config, **({"model_levels": str(world / "levels.yml")} if "model_levels" in config else {})}
+    derivation = Derivation(Derive.model_validate(config), variables)
+    units = {variable.name: declared.get(variable.name, store.attrs(variable)["units"]) for variable in variables}
+    declaring = SimpleNamespace(
+        variables=variables, attrs=lambda v: {"units": units[v.name]}, level_units=lambda _: levels, step_seconds=21600
+    )
+    if message is None:
+        derivation.check_units(declaring)
+        return
+    with pytest.raises(UserError, match=f"^derive: .*{re.escape(message)}"):
+        derivation.check_units(declaring)
+
+
+@pytest.mark.parametrize("section", ["inference", "evaluation"])
+def test_check_compares_the_units_of_what_is_derived(world, tmp_path, section):
+    data = xr.load_dataset(world / "data.nc")
+    data["temperature"].attrs["units"] = "degC"
+    data.to_netcdf(tmp_path / "data.nc")
+    experiment = make_experiment(tmp_path, tmp_path / "run", **{section: {"derive": everything(world)}})
+    (tmp_path / "x.yml").write_text(dump_experiment(experiment))
+    with pytest.raises(ExperimentError, match=rf"{section}\.derive: expected temperature in 'K', got 'degC'"):
+        checked_experiment(tmp_path / "x.yml", scoring=True)
 
 
 def test_levels_that_the_coefficients_do_not_have_are_refused(world, tmp_path):

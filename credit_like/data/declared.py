@@ -1,4 +1,4 @@
-"""Comparison of the units that the data declare with those that a correction counts on; unknown units are left alone."""
+"""Comparison of the units that the data declare with those that a computation counts on; unknown units are left alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scale:
-    """A key with a number of `wanted` units per unit of the data, or with `inverse` the other way round."""
+    """A key of the experiment with a number of `wanted` units per unit of the data, or with `inverse` the other way round."""
 
     key: str
     value: float
@@ -33,10 +33,10 @@ def check_units(
     rate: str | None = None,
     other: str = "it",
 ) -> None:
-    """Raise UserError where a variable, given by its name or an alias, is in other units than a correction takes it to be in.
+    """Raise UserError where a variable, given by its name or an alias, is in other units than it is taken to be in.
 
-    `key` of `physics` names the variable. A variable in units of `rate` is multiplied by the time step. `other` says what to
-    change where units are those of something else.
+    `key` of the experiment asks for the variable. A variable in units of `rate` is multiplied by the time step. `other` says
+    what to change where units are those of something else.
     """
     variable = _variable(store, name)
     if variable is None:
@@ -48,13 +48,13 @@ def check_units(
         factor, offset = _per_step(declared, rate, store.step_seconds), 0.0
         if not factor:
             raise UserError(
-                f"physics.{key}: expected {variable.name} in {wanted!r}, got {declared!r}, change {other}"
+                f"{key}: expected {variable.name} in {wanted!r}, got {declared!r}, change {other}"
             ) from error
     if factor is None:
         return
     if offset or (scale is None and factor != 1):
         raise UserError(
-            f"physics.{key}: expected {variable.name} in {wanted!r}, got {declared!r}, give the variable `units: {wanted}`"
+            f"{key}: expected {variable.name} in {wanted!r}, got {declared!r}, give the variable `units: {wanted}`"
         )
     if scale is not None:
         _check_scale(scale, factor, f"{variable.name} in {declared!r}")
@@ -63,13 +63,17 @@ def check_units(
 def check_levels(store: FieldStore, name: str, scale: Scale) -> None:
     """Raise UserError where `scale` is not the number of Pa per unit of the levels of a variable, if these are pressures."""
     variable = _variable(store, name)
-    declared = store.level_units(variable) if variable is not None else ""
+    if variable is not None and (factor := level_factor(store, variable, "Pa")) is not None:
+        _check_scale(scale, factor, f"levels in {store.level_units(variable)!r}")
+
+
+def level_factor(store: FieldStore, variable: Variable, wanted: str) -> float | None:
+    """Return the factor from the units of a variable's levels to wanted ones; None where they are unknown or no pressure."""
     try:
-        factor, _ = units.between(declared, "Pa") or (None, 0.0)
+        found = units.between(store.level_units(variable), wanted)
     except UserError:  # numbers of levels
-        return
-    if factor is not None:
-        _check_scale(scale, factor, f"levels in {declared!r}")
+        return None
+    return None if found is None else found[0]
 
 
 def _variable(store: FieldStore, name: str) -> Variable | None:
@@ -89,4 +93,4 @@ def _per_step(declared: str, rate: str | None, seconds: int) -> float:
 def _check_scale(scale: Scale, factor: float, what: str) -> None:
     right = 1 / factor if scale.inverse else factor
     if not math.isclose(right, scale.value, rel_tol=1e-6):
-        raise UserError(f"physics.{scale.key}: expected {right:g} for {what}, got {scale.value:g}, change it")
+        raise UserError(f"{scale.key}: expected {right:g} for {what}, got {scale.value:g}, change it")
