@@ -32,6 +32,11 @@ class Variable:
         """Channel names: `t2m` at the surface, or `U@500` for each level."""
         return tuple(f"{self.name}@{level:g}" for level in self.levels) if self.levels else (self.name,)
 
+    @property
+    def levels_text(self) -> str:
+        """Levels as a message lists them."""
+        return ", ".join(f"{level:g}" for level in self.levels) or "none"
+
     def __len__(self) -> int:
         return max(1, len(self.levels))
 

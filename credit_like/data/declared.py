@@ -43,21 +43,32 @@ def check_units(
         return
     declared = store.attrs(variable).get("units", "")
     try:
-        factor, offset = units.between(declared, wanted) or (None, 0.0)
+        found = per_step(declared, wanted, rate, store.step_seconds)
     except UserError as error:
-        factor, offset = _per_step(declared, rate, store.step_seconds), 0.0
-        if not factor:
-            raise UserError(
-                f"{key}: expected {variable.name} in {wanted!r}, got {declared!r}, change {other}"
-            ) from error
-    if factor is None:
+        raise UserError(f"{key}: expected {variable.name} in {wanted!r}, got {declared!r}, change {other}") from error
+    if found is None:
         return
+    factor, offset = found
     if offset or (scale is None and factor != 1):
         raise UserError(
             f"{key}: expected {variable.name} in {wanted!r}, got {declared!r}, give the variable `units: {wanted}`"
         )
     if scale is not None:
         _check_scale(scale, factor, f"{variable.name} in {declared!r}")
+
+
+def per_step(declared: str, wanted: str, rate: str | None, seconds: int) -> tuple[float, float] | None:
+    """Return (a, b) of wanted = a · declared + b, where units of `rate` count over a time step; None for unknown units.
+
+    Raises UserError for units of something else.
+    """
+    try:
+        return units.between(declared, wanted)
+    except UserError:
+        if rate is None:
+            raise
+    found = units.between(declared, rate)
+    return None if found is None else (found[0] * seconds, found[1])
 
 
 def check_levels(store: FieldStore, name: str, scale: Scale) -> None:
@@ -80,14 +91,6 @@ def _variable(store: FieldStore, name: str) -> Variable | None:
     known = {variable.name: variable for variable in store.variables}
     found = find(name, known)
     return None if found is None else known[found]
-
-
-def _per_step(declared: str, rate: str | None, seconds: int) -> float:
-    try:
-        factor, _ = units.between(declared, rate or "") or (0.0, 0.0)
-    except UserError:
-        return 0.0
-    return factor * seconds
 
 
 def _check_scale(scale: Scale, factor: float, what: str) -> None:

@@ -251,8 +251,8 @@ class Derivation:
         for other in found[1:]:
             if other.levels != found[0].levels:
                 raise UserError(
-                    f"{self.key}: expected {other.name} on the levels of {found[0].name} ({_listed(found[0])}) for {name}, got it "
-                    f"on {_listed(other)}; change its levels or remove {name}"
+                    f"{self.key}: expected {other.name} on the levels of {found[0].name} ({found[0].levels_text}) for {name}, "
+                    f"got it on {other.levels_text}; change its levels or remove {name}"
                 )
 
     def positions(self, variable: Variable) -> np.ndarray:
@@ -465,10 +465,6 @@ def _stack(*parts: Tensor) -> Tensor:
     import torch
 
     return torch.cat(parts, -3)
-
-
-def _listed(variable: Variable) -> str:
-    return ", ".join(f"{level:g}" for level in variable.levels) or "none"
 
 
 def _variable(name: str, levels: Sequence[float]) -> Variable:

@@ -91,9 +91,8 @@ def _open_archived(
         "static": nothing,
     }
     data = experiment.data.model_copy(update=update)
-    wanted = {variable.name: units_of[variable.name] for variable in variables}
     try:
-        return _open_in_units(data, wanted)
+        return _open_in_units(data, units_of)
     except StoreError:
         return None
 

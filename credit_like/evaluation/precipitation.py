@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from credit_like.data import units
 from credit_like.data.aliases import find
+from credit_like.data.declared import per_step
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.variables import Variable
@@ -31,14 +31,11 @@ def dry_limit(variable: Variable, store: FieldStore) -> float:
 
     Unknown units count as mm in a step.
     """
-    given = store.attrs(variable).get("units", "")
-    for base, of_step in (("kg m-2", 1), ("kg m-2 s-1", store.step_seconds)):
-        try:
-            to_base, _ = units.between(given, base) or (1.0, 0.0)
-        except UserError:  # the other of them
-            continue
-        return DRY_MM / of_step / to_base
-    return DRY_MM
+    try:
+        found = per_step(store.attrs(variable).get("units", ""), "kg m-2", "kg m-2 s-1", store.step_seconds)
+    except UserError:  # those of something else
+        found = None
+    return DRY_MM if found is None else DRY_MM / found[0]
 
 
 def seeps_thresholds(

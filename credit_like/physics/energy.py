@@ -119,13 +119,14 @@ def find(config: Config, variables: Variables) -> Places:
     prognostic, static = variables.role("prognostic"), variables.role("static")
     humidity, delta_a, delta_b = layers(config, variables)
     at = {name: channels_of(getattr(config, name), prognostic, f"physics.{name}") for name in ("temperature", "u", "v")}
-    first_channels = (where.start for where in Variables.slices(prognostic).values())
-    levels = {first: variable.levels for first, variable in zip(first_channels, prognostic, strict=True)}
+    slices = Variables.slices(prognostic)
+    first = {slices[variable.name].start: variable for variable in prognostic}
     for name, where in at.items():
-        if (got := levels[where.start]) != levels[humidity.start]:
+        if first[where.start].levels != first[humidity.start].levels:
             raise UserError(
                 f"physics.{name}: expected a variable on the levels of {config.humidity} "
-                f"({_text(levels[humidity.start])}), got {getattr(config, name)!r} on {_text(got)}, change it"
+                f"({first[humidity.start].levels_text}), got {getattr(config, name)!r} on {first[where.start].levels_text}, "
+                "change it"
             )
     pressure = None
     if delta_b.any():
@@ -147,10 +148,6 @@ def find(config: Config, variables: Variables) -> Places:
         at["temperature"], humidity, at["u"], at["v"], pressure, tuple(delta_a.tolist()), tuple(delta_b.tolist()),
         geopotential, tuple(predicted.items()), tuple(forced.items()),
     )  # fmt: skip
-
-
-def _text(levels: Sequence[float]) -> str:
-    return ", ".join(f"{level:g}" for level in levels) or "none"
 
 
 def _fluxes(config: Config) -> Iterator[tuple[str, float, str]]:

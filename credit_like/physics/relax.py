@@ -127,9 +127,8 @@ def _climatology(config: Config, variables: Variables, store: FieldStore, rows: 
     relaxed = [variable for variable in variables.outputs if is_relaxed[slices[variable.name]].all()]
     positions = store.period(config.climatology or ())
     total = count = np.zeros(())
-    for position in positions[
-        :: max(1, len(positions) // TIMES)
-    ]:  # one at a time: a state of a fine grid takes gigabytes
+    # One time after the other, because a state of a fine grid takes gigabytes.
+    for position in positions[:: max(1, len(positions) // TIMES)]:
         field = store.read(relaxed, [int(position)], rows)[0]
         total = total + np.nansum(field, -1, dtype=np.float64, keepdims=True)
         count = count + np.isfinite(field).sum(-1, keepdims=True)
