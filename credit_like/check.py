@@ -615,7 +615,7 @@ def _masks(store: Store) -> Iterator[NDArray[np.bool_]]:
 
     experiment, outputs = store.experiment, store.variables.outputs
     path = experiment.statistics_file
-    if path.is_file():
+    if os.path.isfile(path):  # also for a name that no path can have
         with suppress(*_UNREADABLE):  # statistics that do not fit are reported by themselves
             yield Statistics.load(path, store.fields).mask(outputs)
             return
@@ -690,7 +690,7 @@ def _stored_findings(store: Store) -> Iterator[Finding]:
     from credit_like.data.stored_statistics import read_stored
 
     experiment = store.experiment
-    if experiment.data.statistics is None and not experiment.statistics_file.exists():
+    if experiment.data.statistics is None and not os.path.exists(experiment.statistics_file):
         yield from _refusal(("data", "source"), read_stored, store.fields, store.variables, experiment.data)
 
 
@@ -701,7 +701,7 @@ def _fit_findings(store: Store, world: int) -> Iterator[Finding]:
 
     experiment = store.experiment
     path = experiment.statistics_file
-    if world == 1 or experiment.data.statistics is not None or path.exists():
+    if world == 1 or experiment.data.statistics is not None or os.path.exists(path):
         return
     if read_stored(store.fields, store.variables, experiment.data) is None:
         yield from _refusal(
