@@ -39,7 +39,9 @@ MODEL, PERSISTENCE = "model", "persistence"
 """Sources of forecasts in an evaluation."""
 ROOT = Path(__file__).parents[1]
 OUTPUT = ROOT / "benchmarks" / "results" / "recipes.md"
-DEMO, DEMO_LONG, GCM = (ROOT / "config" / f"{name}.yml" for name in ("demo", "demo-long", "gcm-t21"))
+DEMO, DEMO_LONG, GCM, GCM_LONG_FILE = (
+    ROOT / "config" / f"{name}.yml" for name in ("demo", "demo-long", "gcm-t21", "gcm-t21-long")
+)
 STEPS_PER_EPOCH = 129
 BUDGET = 5 * STEPS_PER_EPOCH
 """Autoregressive steps of the demonstration's training; a batch of forecasts of n steps counts n."""
@@ -942,6 +944,7 @@ GCM_HELD = Recipe(
     free=(CYCLIC,),
     file=GCM,
 )
+GCM_LONG = Recipe("gcm-t21-long", "config/gcm-t21-long.yml", free=(CYCLIC,), file=GCM_LONG_FILE)
 
 
 def free_run(bench: Bench, recipe: Recipe, seed: int, years: float) -> None:
@@ -1272,7 +1275,7 @@ FREE = [
     SPECTRAL,
     FILTERED,
 ]
-FREE_GCM = [GCM_PLAIN, GCM_HELD]
+FREE_GCM = [GCM_PLAIN, GCM_HELD, GCM_LONG]
 CASES: dict[str, tuple[str, list[Recipe], Callable[[Bench], list[str]]]] = {
     "precipitation": ("Precipitation and humidity", PRECIPITATION, precipitation),
     "curriculum": (

@@ -327,7 +327,7 @@ def _forecast_findings(store: Store) -> Iterator[Finding]:
         underivable += _refusal(("inference", "derive"), derivation.check_units, store.fields)
     yield from found
     yield from underivable
-    if not found and not underivable:
+    if not found and not underivable and folder_problem(store.experiment.save_loc) is None:  # which has been reported
         yield from _refusal(("inference", "output"), check_files, store.experiment, store.fields, store.variables)
 
 

@@ -147,6 +147,14 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, 
     assert found(tmp_path) == before
 
 
+def test_a_save_loc_that_cannot_be_written_is_one_problem(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["check", str(DEMO), "--set", f"save_loc={tmp_path}/{'x' * 300}"])
+    said = capsys.readouterr().err
+    assert "a name in it is too long" in said
+    assert len(said.splitlines()) == 1, said
+
+
 def test_what_a_command_has_made_is_replaced(tmp_path, monkeypatch) -> None:
     """Figures of a machine, plots, pages, exports, imports and the files of the demonstration."""
     machine = tmp_path / "machine.yml"
