@@ -177,7 +177,8 @@ def test_the_command_says_what_differs(tmp_path, capsys, monkeypatch):
 
 CORRECTIONS = [
     "{type: zonal-filter, variables: [precipitation], highest: 21}",
-    "{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.1, order: 2}",
+    "{type: spherical-filter, variables: [height, column_water], winds: [u, v], highest: 21, damping: 0.1, order: 2, "
+    "climatology: [2000-01-01, 2000-01-09]}",
     "{type: conserve, variables: [height, v]}",
     "{type: relax, variables: [u, height], rate: 0.1, climatology: [2000-01-01, 2000-01-09]}",
 ]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from credit_like.errors import UserError
+from credit_like.physics._climatology import check_period, climatology
 from credit_like.physics._column import channels_of
 from credit_like.physics._correction import Correction
 from credit_like.physics._gaps import refuse_gaps
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
 shares_columns = True
 """See `credit_like.physics`."""
-
-TIMES = 50
-"""About as many times, evenly spread, make the climatology."""
 
 
 class Config(Correction):
@@ -70,13 +68,7 @@ def check_data(config: Config, store: FieldStore) -> None:
         raise UserError(
             "physics.type: expected a grid that covers the full circle of longitude for relax, got a part of it; remove it"
         )
-    periods = config.climatology or ()
-    if not len(store.period(periods)):
-        start, end = periods[0].start, periods[-1].end
-        raise UserError(
-            f"physics.climatology: expected data of the period {start} to {end}, got none; change it, or remove relax where "
-            "forecasts are made without the data of the training"
-        )
+    check_period(config.type, config.climatology or (), store)
 
 
 def check_mask(config: Config, variables: Variables, mask: NDArray[np.bool_]) -> None:
@@ -98,7 +90,10 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     check_data(config, store)
     climate = torch.nn.Module()
     if where:
-        mean = _climatology(config, variables, store, layout.get("rows", slice(None)))
+        mean = climatology(
+            where, config.climatology or (), variables, store, layout.get("rows", slice(None)), zonal=True
+        )
+        check_mask(config, variables, np.isfinite(mean))
         climate.register_buffer("mean", torch.tensor(mean), persistent=False)
 
     whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)
@@ -116,24 +111,3 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     fix = Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)
     fix.climate = climate
     return fix
-
-
-def _climatology(config: Config, variables: Variables, store: FieldStore, rows: slice) -> NDArray[np.float64]:
-    """Return the mean over longitude and times of this rank's rows, (C, H, 1), NaN for channels that are not relaxed."""
-    slices = variables.slices(variables.outputs)
-    is_relaxed = np.zeros(sum(map(len, variables.outputs)), bool)
-    for channels in find(config, variables):
-        is_relaxed[channels] = True
-    relaxed = [variable for variable in variables.outputs if is_relaxed[slices[variable.name]].all()]
-    positions = store.period(config.climatology or ())
-    total = count = np.zeros(())
-    # One time after the other, because a state of a fine grid takes gigabytes.
-    for position in positions[:: max(1, len(positions) // TIMES)]:
-        field = store.read(relaxed, [int(position)], rows)[0]
-        total = total + np.nansum(field, -1, dtype=np.float64, keepdims=True)
-        count = count + np.isfinite(field).sum(-1, keepdims=True)
-    mean = np.full((len(is_relaxed), *total.shape[1:]), np.nan)
-    with np.errstate(invalid="ignore"):  # rows without data
-        mean[is_relaxed] = total / count
-    check_mask(config, variables, np.isfinite(mean))
-    return mean

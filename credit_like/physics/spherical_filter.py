@@ -8,8 +8,9 @@ not learn to remove them. With x_n^m the coefficients of a field, fitted to the 
 
 The factors are those of one step of implicit diffusion −∇^order, with which atmospheric models damp waves near their truncation.
 Components of the wind are not smooth at the poles, but their products with cos φ are sums of Y_n^m with n ≤ N + 1; these are
-filtered. Source: Jablonowski and Williamson (2011), in Numerical Techniques for Global Atmospheric Models, Springer,
-381-493, for diffusion in models; Hack and Jakob (1992), NCAR/TN-343+STR, for the harmonics.
+filtered. With `climatology` the deviation x − c from the mean c over a period is filtered: stationary waves, such as
+those of the surface pressure over mountains, stay. Source: Jablonowski and Williamson (2011), in Numerical Techniques for Global
+Atmospheric Models, Springer, 381-493, for diffusion in models; Hack and Jakob (1992), NCAR/TN-343+STR, for the harmonics.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from credit_like.errors import UserError
+from credit_like.physics._climatology import check_period, climatology
 from credit_like.physics._column import channels_of
 from credit_like.physics._correction import Correction
 from credit_like.physics._gaps import refuse_gaps
+from credit_like.schema.data import Periods
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -53,6 +56,8 @@ class Config(Correction):
     """Part of a wave of the wavenumber `highest` that a step removes, as the exponent of exp(−damping)."""
     order: Literal[2, 4, 6, 8] = 4
     """Order of the diffusion: the higher it is, the less longer waves are damped."""
+    climatology: Periods | None = None
+    """Period of the data whose mean stays, such as that of training: deviations from it are filtered. Default: whole fields."""
 
 
 def find(config: Config, variables: Variables) -> list[slice]:
@@ -139,13 +144,20 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         kept = torch.einsum("mhn,bcmnr->bchmr", back_MHN, coefficients).contiguous()
         return torch.fft.irfft(torch.view_as_complex(kept), n=x_BCHW.shape[-1])[..., columns]
 
+    if is_about_mean := where and config.climatology is not None:
+        mean = climatology(where, config.climatology or (), variables, store, rows, columns)
+        maps.register_buffer("mean", torch.tensor(mean), persistent=False)
+
     def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
         for kind, (chosen, _, _) in enumerate(kinds):
             fit, back = maps.get_buffer(f"fit_{kind}"), maps.get_buffer(f"back_{kind}")
             for channels in chosen:
-                # Sums in float32 would lose digits of fields whose mean is large.
-                result[:, channels] = filtered(after_BCHW[:, channels].double(), fit, back).to(after_BCHW.dtype)
+                x_BCHW = after_BCHW[
+                    :, channels
+                ].double()  # sums in float32 would lose digits of fields whose mean is large
+                c_CHW = maps.get_buffer("mean")[channels] if is_about_mean else 0.0
+                result[:, channels] = (filtered(x_BCHW - c_CHW, fit, back) + c_CHW).to(after_BCHW.dtype)
         return result
 
     changes = dict(zip((*config.variables, *config.winds), where, strict=True))
@@ -168,6 +180,8 @@ def check_data(config: Config, store: FieldStore) -> None:
         raise UserError(
             f"physics.highest: expected at most {most} on {grid.height} x {grid.width} points, got {config.highest}"
         )
+    if config.climatology is not None:
+        check_period(config.type, config.climatology, store)
 
 
 def check_mask(config: Config, variables: Variables, mask: NDArray[np.bool_]) -> None:

@@ -114,9 +114,15 @@ class _NoData:
     def period(self, _periods: object) -> NDArray[np.int64]:
         return np.zeros(1, np.int64)
 
-    def read(self, variables: Sequence[Variable], times: Sequence[int], rows: slice = slice(None)) -> Fields:
-        height = len(range(*rows.indices(self.grid.height)))
-        return np.zeros((len(times), sum(map(len, variables)), height, self.grid.width), np.float32)
+    def read(
+        self,
+        variables: Sequence[Variable],
+        times: Sequence[int],
+        rows: slice = slice(None),
+        columns: slice = slice(None),
+    ) -> Fields:
+        height, width = len(range(self.grid.height)[rows]), len(range(self.grid.width)[columns])
+        return np.zeros((len(times), sum(map(len, variables)), height, width), np.float32)
 
     def attrs(self, _variable: Variable) -> dict[str, str]:
         return {}

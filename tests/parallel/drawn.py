@@ -210,6 +210,12 @@ def _corrections(r: random.Random) -> list[dict[str, Any]]:
         {"type": "relax", "variables": ["u"], "rate": 0.1, "climatology": ["2000-01-01", "2000-01-04"]},
         {"type": "zonal-filter", "variables": ["v"], "highest": 6},
         {"type": "spherical-filter", "variables": ["temperature"], "winds": ["u", "v"], "highest": 6, "damping": 0.1},
+        {
+            "type": "spherical-filter",
+            "variables": ["temperature"],
+            "highest": 6,
+            "climatology": ["2000-01-01", "2000-01-04"],
+        },
     ]
     return r.sample(possible, r.randint(0, 4))
 

@@ -24,6 +24,9 @@ HEIGHT, WIDTH, G = 8, 12, 9.80665
 A, B = (0.0, 5000.0, 3000.0, 0.0), (0.0, 0.2, 0.6, 1.0)
 
 
+PERIOD = ["2000-01-01", "2000-02-01"]
+
+
 @dataclass
 class Store:
     grid: Grid
@@ -39,13 +42,13 @@ class Store:
         """120 times in the year 2000."""
         return np.arange(120) if periods[0].start.startswith("2000") else np.arange(0)
 
-    def read(self, variables, times, rows=slice(None)):
+    def read(self, variables, times, rows=slice(None), columns=slice(None)):
         """The number of the channel and of the row, and the time as a departure that has a mean; one time at once."""
         assert len(times) == 1
         first = {"Q": 0, "u": 3, "SP": 6, "water": 7}
         channels = np.concatenate([first[variable.name] + np.arange(len(variable)) for variable in variables])
         field = channels[:, None, None] + 10.0 * np.arange(HEIGHT)[:, None] + np.zeros(WIDTH)
-        return (field + np.asarray(times)[:, None, None, None]).astype(np.float32)[:, :, rows]
+        return (field + np.asarray(times)[:, None, None, None]).astype(np.float32)[:, :, rows, columns]
 
 
 class Statistics:
@@ -63,7 +66,7 @@ def variables():
                 "levels": [200, 500, 850],
                 "prognostic": {"level": ["Q", "u"], "surface": ["SP", "water"]},
                 "diagnostic": {"surface": ["tp", "evaporation"]},
-                "train": ["2000-01-01", "2000-02-01"],
+                "train": PERIOD,
                 "valid": ["2000-03-01", "2000-03-02"],
                 "test": ["2000-04-01", "2000-04-02"],
             }
@@ -142,8 +145,7 @@ def test_zonal_filter_removes_short_waves_on_a_large_mean(variables, states):
 
 def test_relaxation_pulls_zonal_means_and_leaves_waves(variables, states):
     after, before = (x.double() for x in states)
-    period = ["2000-01-01", "2000-02-01"]
-    fix, _ = build({"type": "relax", "variables": ["Q", "SP"], "rate": 0.25, "climatology": period}, variables)
+    fix, _ = build({"type": "relax", "variables": ["Q", "SP"], "rate": 0.25, "climatology": PERIOD}, variables)
     fixed = fix(after, before)
     relaxed, others = [0, 1, 2, 6], [3, 4, 5, 7, 8, 9]
     # Every second time is read, 0 to 118: the mean is 59.
@@ -208,7 +210,7 @@ def spherical(sphere, **keys):
     """The filter on this grid, for a scalar `Q` and the wind `u`, `v`."""
     data = {
         "source": {"type": "synthetic"}, "timestep": "6h", "prognostic": {"surface": ["Q", "u", "v"]},
-        "train": ["2000-01-01", "2000-02-01"], "valid": ["2000-03-01", "2000-03-02"], "test": ["2000-04-01", "2000-04-02"],
+        "train": PERIOD, "valid": ["2000-03-01", "2000-03-02"], "test": ["2000-04-01", "2000-04-02"],
     }  # fmt: skip
     variables = Variables(DataSection.model_validate(data))
     grid = Grid(np.rad2deg(sphere.latitude), np.rad2deg(sphere.longitude))
@@ -234,6 +236,32 @@ def test_spherical_filter_keeps_truncated_fields_and_removes_all_else(sphere):
     # of white noise remains the part of the coefficients in the points, 121 of 512 for the scalar
     part = float((once - fields)[:, 0].var() / noise[:, 0].var())
     assert part == pytest.approx((sphere.truncation + 1) ** 2 / (32 * 16), rel=0.25)
+
+
+def test_spherical_filter_leaves_the_mean_of_its_period(variables, states):
+    """What the data always have, which includes waves above the highest, stays; deviations are filtered as whole fields are."""
+    plain = {"type": "spherical-filter", "variables": ["Q", "SP"], "winds": ["u"], "highest": 3, "damping": 0.3}
+    whole, _ = build(plain, variables)
+    fix, _ = build({**plain, "climatology": PERIOD}, variables)
+    after = states[0].double()
+    filtered, others = range(7), [7, 8, 9]
+    # Every second time is read, 0 to 118: the mean is 59.
+    climate = torch.zeros_like(after[:1])
+    climate[:, filtered] = (torch.arange(7.0)[:, None] + 10.0 * torch.arange(HEIGHT) + 59.0).double()[..., None]
+    torch.testing.assert_close(fix(climate, climate), climate, rtol=1e-12, atol=0)
+    torch.testing.assert_close(fix(after, after), whole(after - climate, after) + climate, rtol=1e-12, atol=1e-9)
+    assert (whole(climate, climate) - climate)[:, filtered].abs().max() > 1
+    assert torch.equal(fix(after, after)[:, others], after[:, others])
+
+
+def test_spherical_filter_needs_the_data_of_its_period(variables):
+    with pytest.raises(
+        ValueError, match=r"physics.climatology: expected data of the period 1999.*remove spherical-filter"
+    ):
+        build(
+            {"type": "spherical-filter", "variables": ["Q"], "highest": 3, "climatology": ["1999-01-01", "1999-02-01"]},
+            variables,
+        )
 
 
 def test_spherical_filter_damps_each_wavenumber_by_its_factor(sphere):
@@ -349,7 +377,7 @@ def moist_variables(**roles):
                 "dynamic_forcing": {"surface": ["incident"]},
                 "static": {"surface": ["PHIS"]},
                 **roles,
-                "train": ["2000-01-01", "2000-02-01"],
+                "train": PERIOD,
                 "valid": ["2000-03-01", "2000-03-02"],
                 "test": ["2000-04-01", "2000-04-02"],
             }
@@ -576,8 +604,9 @@ def test_what_was_added_is_recorded(variables, states):
         {"type": "clip", "variables": ["Q"]},
         {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
         {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "damping": 0.1},
+        {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "climatology": PERIOD},
         {"type": "conserve", "variables": ["Q", "SP"]},
-        {"type": "relax", "variables": ["Q", "SP"], "climatology": ["2000-01-01", "2000-02-01"]},
+        {"type": "relax", "variables": ["Q", "SP"], "climatology": PERIOD},
     ],
 )
 def test_gradients_pass(variables, states, config):
@@ -597,8 +626,9 @@ def test_gradients_pass(variables, states, config):
         {"type": "energy", **ENERGY, **BOTH, "a": A, "b": B},
         {"type": "zonal-filter", "variables": ["Q"], "highest": 3},
         {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "damping": 0.1},
+        {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "climatology": PERIOD},
         {"type": "conserve", "variables": ["Q", "SP"]},
-        {"type": "relax", "variables": ["Q", "SP"], "climatology": ["2000-01-01", "2000-02-01"]},
+        {"type": "relax", "variables": ["Q", "SP"], "climatology": PERIOD},
     ],
 )
 def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config):

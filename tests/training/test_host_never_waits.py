@@ -150,6 +150,12 @@ PHYSICS = [
     {"type": "zonal-filter", "variables": ["column_water"], "highest": 5},
     {"type": "relax", "variables": ["column_water"], "climatology": ["2000-01-01", "2000-01-05"]},
     {"type": "spherical-filter", "variables": ["column_water"], "winds": ["u_component_of_wind"], "highest": 5},
+    {
+        "type": "spherical-filter",
+        "variables": ["surface_pressure"],
+        "highest": 5,
+        "climatology": ["2000-01-01", "2000-01-05"],
+    },
     {"type": "conserve", "variables": ["specific_humidity"]},
     {"type": "mass"},
     {"type": "moisture", "precipitation": "precipitation"},

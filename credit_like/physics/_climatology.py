@@ -1,0 +1,59 @@
+"""The mean of the data over a period, which some corrections leave alone or pull towards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.data.store import FieldStore
+from credit_like.errors import UserError
+from credit_like.schema.data import Periods
+from credit_like.variables import Variables
+
+TIMES = 50
+"""About as many times, evenly spread, make the climatology."""
+
+
+def check_period(kind: str, period: Periods, store: FieldStore) -> None:
+    """Raise UserError for a period without data, for a correction of this kind."""
+    if not len(store.period(period)):
+        raise UserError(
+            f"physics.climatology: expected data of the period {period[0].start} to {period[-1].end}, got none; change it, or "
+            f"remove {kind} where forecasts are made without the data of the training"
+        )
+
+
+def climatology(
+    chosen: Iterable[slice],
+    period: Periods,
+    variables: Variables,
+    store: FieldStore,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+    *,
+    zonal: bool = False,
+) -> NDArray[np.float64]:
+    """Return the mean over a period at this rank's points (C, H, W), and over longitude too if `zonal` (C, H, 1).
+
+    C are the predicted channels; those of no `chosen` variable are NaN, and so is what the data never have.
+    """
+    slices = variables.slices(variables.outputs)
+    is_chosen = np.zeros(sum(map(len, variables.outputs)), bool)
+    for channels in chosen:
+        is_chosen[channels] = True
+    read = [variable for variable in variables.outputs if is_chosen[slices[variable.name]].all()]
+    positions = store.period(period)
+    total = count = np.zeros(())
+    # One time after the other, because a state of a fine grid takes gigabytes.
+    for position in positions[:: max(1, len(positions) // TIMES)]:
+        field = store.read(read, [int(position)], rows, columns=columns)[0].astype(np.float64)
+        has = np.isfinite(field)
+        field[~has] = 0
+        total = total + (field.sum(-1, keepdims=True) if zonal else field)
+        count = count + (has.sum(-1, keepdims=True) if zonal else has)
+    mean = np.full((len(is_chosen), *total.shape[1:]), np.nan)
+    with np.errstate(invalid="ignore"):  # points without data
+        mean[is_chosen] = total / count
+    return mean
