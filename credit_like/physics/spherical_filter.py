@@ -144,8 +144,9 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         kept = torch.einsum("mhn,bcmnr->bchmr", back_MHN, coefficients).contiguous()
         return torch.fft.irfft(torch.view_as_complex(kept), n=x_BCHW.shape[-1])[..., columns]
 
-    if is_about_mean := where and config.climatology is not None:
-        mean = climatology(where, config.climatology or (), variables, store, rows, columns)
+    period = config.climatology if where else None
+    if period is not None:
+        mean = climatology(where, period, variables, store, rows, columns)
         maps.register_buffer("mean", torch.tensor(mean), persistent=False)
 
     def correct(after_BCHW: Tensor, _before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
@@ -156,7 +157,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
                 x_BCHW = after_BCHW[
                     :, channels
                 ].double()  # sums in float32 would lose digits of fields whose mean is large
-                c_CHW = maps.get_buffer("mean")[channels] if is_about_mean else 0.0
+                c_CHW = maps.get_buffer("mean")[channels] if period is not None else 0.0
                 result[:, channels] = (filtered(x_BCHW - c_CHW, fit, back) + c_CHW).to(after_BCHW.dtype)
         return result
 
