@@ -33,6 +33,7 @@ GRIDS = {
     "storm96": (33, 36),
     "gcm-t21": (32, 64),
     "gcm-t21-ensemble": (32, 64),
+    "gcm-t21-long": (32, 64),
     "era5-1deg": (181, 360),
     "arco-era5": (721, 1440),
     "weatherbench2-64x32": (32, 64),
