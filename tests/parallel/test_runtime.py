@@ -277,13 +277,16 @@ def test_rank_0_keeps_the_store_where_no_agent_does(run_ranks):
     assert run_ranks(2, _without_torchrun, port) == [2.0, 2.0]
 
 
-def _last_one_missing(rank):
+def _last_one_missing(rank, folder):
     if rank < 2:
+        (folder / str(rank)).touch()
+        while len(list(folder.iterdir())) < 2:  # so that the time limit counts from when both run
+            time.sleep(0.01)
         Runtime.start(Parallelism(data="ddp"), torch.device("cpu"), timeout=dt.timedelta(seconds=5))
 
 
-def test_a_rank_that_never_comes_is_missed(launch_ranks):
-    answers = launch_ranks(3, _last_one_missing)
+def test_a_rank_that_never_comes_is_missed(launch_ranks, tmp_path):
+    answers = launch_ranks(3, _last_one_missing, tmp_path)
     assert answers[0][1] == "RunError: expected 3 ranks within 0:00:05, got 2; start all, or raise trainer.timeout"
 
 
