@@ -7,8 +7,8 @@ not learn to remove them. With x_n^m the coefficients of a field, fitted to the 
     x ← Σ_{m ≤ n ≤ N} d_n x_n^m Y_n^m,    d_n = exp(−damping · (n (n + 1) / (N (N + 1)))^(order / 2))
 
 The factors are those of one step of implicit diffusion −∇^order, with which atmospheric models damp waves near their truncation.
-Components of the wind are not smooth at the poles, but their products with cos φ are sums of Y_n^m with n ≤ N + 1; these are
-filtered. With `climatology` the deviation x − c from the mean c over a period is filtered: stationary waves, such as
+Components of the wind are not smooth at the poles, but their products with cos φ are sums of Y_n^m with n ≤ N + 1 and m ≤ N;
+these are filtered. With `climatology` the deviation x − c from the mean c over a period is filtered: stationary waves, such as
 those of the surface pressure over mountains, stay. Source: Jablonowski and Williamson (2011), in Numerical Techniques for Global
 Atmospheric Models, Springer, 381-493, for diffusion in models; Hack and Jakob (1992), NCAR/TN-343+STR, for the harmonics.
 """
@@ -134,6 +134,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         n = np.arange(highest + 1)
         ratio = n * (n + 1) / (config.highest * (config.highest + 1))
         back = back * np.exp(-config.damping * ratio ** (config.order / 2))
+        fit, back = fit[: config.highest + 1], back[: config.highest + 1]  # derivatives of Y_n^m have the same m
         maps.register_buffer(f"fit_{kind}", torch.tensor((fit * factor)[:, :, rows]), persistent=False)
         maps.register_buffer(f"back_{kind}", torch.tensor((back / factor[:, None])[:, rows]), persistent=False)
 
@@ -154,9 +155,8 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         for kind, (chosen, _, _) in enumerate(kinds):
             fit, back = maps.get_buffer(f"fit_{kind}"), maps.get_buffer(f"back_{kind}")
             for channels in chosen:
-                x_BCHW = after_BCHW[
-                    :, channels
-                ].double()  # sums in float32 would lose digits of fields whose mean is large
+                # In float64, because sums in float32 would lose digits of fields whose mean is large.
+                x_BCHW = after_BCHW[:, channels].double()
                 c_CHW = maps.get_buffer("mean")[channels] if period is not None else 0.0
                 result[:, channels] = (filtered(x_BCHW - c_CHW, fit, back) + c_CHW).to(after_BCHW.dtype)
         return result

@@ -236,6 +236,8 @@ def test_spherical_filter_keeps_truncated_fields_and_removes_all_else(sphere):
     # of white noise remains the part of the coefficients in the points, 121 of 512 for the scalar
     part = float((once - fields)[:, 0].var() / noise[:, 0].var())
     assert part == pytest.approx((sphere.truncation + 1) ** 2 / (32 * 16), rel=0.25)
+    # A truncated wind has no more zonal waves than the scalars it is derived from.
+    assert torch.fft.rfft(once)[..., sphere.truncation + 1 :].abs().max() < 1e-10
 
 
 def test_spherical_filter_leaves_the_mean_of_its_period(variables, states):
