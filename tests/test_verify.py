@@ -181,6 +181,8 @@ CORRECTIONS = [
     "climatology: [2000-01-01, 2000-01-09]}",
     "{type: conserve, variables: [height, v]}",
     "{type: relax, variables: [u, height], rate: 0.1, climatology: [2000-01-01, 2000-01-09]}",
+    "{type: zonal-energy, variables: [v, column_water], lowest: 4}",
+    "{type: zonal-energy, variables: [precipitation], rate: 0.5, climatology: [2000-01-01, 2000-01-09]}",
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,29 @@ def check_period(kind: str, period: Periods, store: FieldStore) -> None:
         )
 
 
+def states(
+    chosen: Iterable[slice],
+    period: Periods,
+    variables: Variables,
+    store: FieldStore,
+    rows: slice = slice(None),
+    columns: slice = slice(None),
+    times: int = TIMES,
+) -> tuple[NDArray[np.bool_], Iterator[NDArray[np.float64]]]:
+    """Return which of the predicted channels the `chosen` variables have, and these (C, H, W) at times of a period.
+
+    One time is read after the other, because a state of a fine grid takes gigabytes.
+    """
+    slices = variables.slices(variables.outputs)
+    is_chosen = np.zeros(sum(map(len, variables.outputs)), bool)
+    for channels in chosen:
+        is_chosen[channels] = True
+    read = [variable for variable in variables.outputs if is_chosen[slices[variable.name]].all()]
+    positions = store.period(period)
+    spread = positions[:: max(1, len(positions) // times)]
+    return is_chosen, (store.read(read, [int(each)], rows, columns=columns)[0].astype(np.float64) for each in spread)
+
+
 def climatology(
     chosen: Iterable[slice],
     period: Periods,
@@ -39,16 +62,9 @@ def climatology(
 
     C are the predicted channels; those of no `chosen` variable are NaN, and so is what the data never have.
     """
-    slices = variables.slices(variables.outputs)
-    is_chosen = np.zeros(sum(map(len, variables.outputs)), bool)
-    for channels in chosen:
-        is_chosen[channels] = True
-    read = [variable for variable in variables.outputs if is_chosen[slices[variable.name]].all()]
-    positions = store.period(period)
+    is_chosen, fields = states(chosen, period, variables, store, rows, columns)
     total = count = np.zeros(())
-    # One time after the other, because a state of a fine grid takes gigabytes.
-    for position in positions[:: max(1, len(positions) // TIMES)]:
-        field = store.read(read, [int(position)], rows, columns=columns)[0].astype(np.float64)
+    for field in fields:
         has = np.isfinite(field)
         field[~has] = 0
         total = total + (field.sum(-1, keepdims=True) if zonal else field)

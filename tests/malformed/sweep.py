@@ -130,7 +130,8 @@ def variants(folder: Path) -> dict[str, Variant]:
     keys = {
         "clip": "variables: [column_water]", "conserve": "variables: [column_water]",
         "relax": "variables: [u], climatology: [2000-01-01, 2000-01-09]", "spherical-filter": "variables: [height], highest: 5",
-        "zonal-filter": "variables: [height], highest: 5", "sum": "terms: [{loss: {type: mse}}, {weight: 2, loss: {type: mae}}]",
+        "zonal-filter": "variables: [height], highest: 5", "zonal-energy": "variables: [height], rate: 0.5",
+        "sum": "terms: [{loss: {type: mse}}, {weight: 2, loss: {type: mae}}]",
     }  # fmt: skip
     for kind, (place, extra) in rows.items():
         for name in registry.names(kind):

@@ -31,6 +31,7 @@ VALID = {
         {"type": "clip", "variables": ["column_water"]},
         {"type": "relax", "variables": ["u"], "climatology": ["2000-01-01", "2000-01-03"]},
         {"type": "spherical-filter", "winds": ["u", "v"], "highest": 21},
+        {"type": "zonal-energy", "variables": ["u"], "rate": 0.5, "climatology": ["2000-01-01", "2000-01-03"]},
     ],
     "trainer": {
         "phases": [{"epochs": 1}, {"epochs": 1, "forecast_len": 2, "optimizer": {"learning_rate": 1e-4}}],

@@ -209,6 +209,8 @@ def _corrections(r: random.Random) -> list[dict[str, Any]]:
         {"type": "energy", "u": "u", "v": "v", "top": {"down": ["top"]}, "surface": {"down": ["ground"]}, **hybrid},
         {"type": "relax", "variables": ["u"], "rate": 0.1, "climatology": ["2000-01-01", "2000-01-04"]},
         {"type": "zonal-filter", "variables": ["v"], "highest": 6},
+        {"type": "zonal-energy", "variables": ["u"], "lowest": 2},
+        {"type": "zonal-energy", "variables": ["rain"], "rate": 0.1, "climatology": ["2000-01-01", "2000-01-04"]},
         {"type": "spherical-filter", "variables": ["temperature"], "winds": ["u", "v"], "highest": 6, "damping": 0.1},
         {
             "type": "spherical-filter",

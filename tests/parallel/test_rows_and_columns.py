@@ -25,7 +25,8 @@ WAYS = {
         "loss={type: sum, terms: [{loss: {type: mse}}, {weight: 0.5, loss: {type: spectral}}]}",
         "physics=[{type: zonal-filter, variables: [u], highest: 8}, "
         "{type: spherical-filter, variables: [column_water], winds: [u, v], highest: 10, damping: 0.1}, "
-        "{type: spherical-filter, variables: [height], highest: 10, climatology: [2000-01-01, 2000-01-03]}]",
+        "{type: spherical-filter, variables: [height], highest: 10, climatology: [2000-01-01, 2000-01-03]}, "
+        "{type: zonal-energy, variables: [v, height], lowest: 2, rate: 0.5}]",
     ],
     "members": [
         "loss={type: sum, terms: [{loss: {type: crps}}, {weight: 0.5, loss: {type: spectral-crps}}, {loss: {type: energy}}]}",

@@ -45,7 +45,7 @@ class Store:
     def read(self, variables, times, rows=slice(None), columns=slice(None)):
         """The number of the channel and of the row, and the time as a departure that has a mean; one time at once."""
         assert len(times) == 1
-        first = {"Q": 0, "u": 3, "SP": 6, "water": 7}
+        first = {"Q": 0, "u": 3, "SP": 6, "water": 7, "tp": 8}
         channels = np.concatenate([first[variable.name] + np.arange(len(variable)) for variable in variables])
         field = channels[:, None, None] + 10.0 * np.arange(HEIGHT)[:, None] + np.zeros(WIDTH)
         return (field + np.asarray(times)[:, None, None, None]).astype(np.float32)[:, :, rows, columns]
@@ -155,6 +155,68 @@ def test_relaxation_pulls_zonal_means_and_leaves_waves(variables, states):
     waves, kept = (x[:, relaxed] - x[:, relaxed].mean(-1, keepdim=True) for x in (after, fixed))
     torch.testing.assert_close(kept, waves, rtol=0, atol=1e-9)
     assert torch.equal(fixed[:, others], after[:, others])
+
+
+def zonal_energy(x, grid):
+    """E_k written out with the sums of a discrete Fourier transform."""
+    k, i = np.arange(WIDTH // 2 + 1), np.arange(WIDTH)
+    waves = np.einsum("...hi,ik->...hk", x.double().numpy(), np.exp(-2j * np.pi * np.outer(i, k) / WIDTH))
+    return np.einsum("...hk,h->...k", abs(waves) ** 2, grid.latitude_weights())
+
+
+def test_zonal_energy_before_the_step_remains_in_the_scaled_waves(variables, states):
+    after, before = (x.double() for x in states)
+    fix, grid = build({"type": "zonal-energy", "variables": ["Q", "water"], "lowest": 3}, variables)
+    fixed = fix(after, before)
+    scaled = [0, 1, 2, 7]
+    old, new, now = (zonal_energy(x[:, scaled], grid) for x in (before, after, fixed))
+    np.testing.assert_allclose(now[..., 3:], old[..., 3:], rtol=1e-9)
+    np.testing.assert_allclose(now[..., :3], new[..., :3], rtol=1e-9)
+    others = [c for c in range(after.shape[1]) if c not in scaled]
+    assert torch.equal(fixed[:, others], after[:, others])
+
+
+def test_zonal_energy_changes_amplitudes_alike_in_all_rows_and_no_phase(variables, states):
+    after, before = (x.double() for x in states)
+    fix, _ = build({"type": "zonal-energy", "variables": ["u"], "rate": 0.5}, variables)
+    before_waves, waves = (np.fft.rfft(x[:, 3:6].numpy()) for x in (after, fix(after, before)))
+    factor = waves / before_waves
+    np.testing.assert_allclose(factor.imag, 0, atol=1e-9)
+    np.testing.assert_allclose(factor.real, factor.real[..., :1, :] + np.zeros((HEIGHT, 1)), rtol=1e-9)
+    assert (factor.real > 0).all()
+    assert (abs(factor.real[..., 1:] - 1) > 1e-3).mean() > 0.9
+
+
+def test_zonal_energy_approaches_that_of_the_data_at_its_rate(variables, states, monkeypatch):
+    fields = 5 + np.random.default_rng(1).standard_normal((120, 10, HEIGHT, WIDTH)).astype(np.float32)
+
+    def read(store, variables, times, rows=slice(None), columns=slice(None)):
+        assert [v.name for v in variables] == ["Q", "tp"]
+        return fields[np.ix_(times, [0, 1, 2, 8])][..., rows, columns]
+
+    monkeypatch.setattr(Store, "read", read)
+    after, before = (x.double() for x in states)
+    # Energies of the data are larger by orders of magnitude; a step changes them by a factor of at most 100.
+    after[:, :3] *= 100
+    config = {"type": "zonal-energy", "variables": ["Q", "total_precipitation"], "rate": 0.25, "climatology": PERIOD}
+    fix, grid = build(config, variables)
+    scaled = [0, 1, 2, 8]
+    climate = zonal_energy(torch.tensor(fields[:, scaled]), grid).mean(0)
+    new, now = (zonal_energy(x[:, scaled], grid) for x in (after, fix(after, before)))
+    expected = np.clip(0.75 * new + 0.25 * climate, new / 100, new * 100)
+    np.testing.assert_allclose(now[..., 1:], expected[..., 1:], rtol=1e-9)
+    np.testing.assert_allclose(now[..., 0], new[..., 0], rtol=1e-9)
+
+
+def test_zonal_energy_of_fields_without_waves_is_finite_and_so_are_its_gradients(variables, states):
+    after, before = (torch.full_like(x, 3.0) for x in states)
+    after.requires_grad_()
+    for config in ({"lowest": 2}, {"climatology": PERIOD}):
+        fix, _ = build({"type": "zonal-energy", "variables": ["Q", "SP"], **config}, variables)
+        fixed = fix(after, before)
+        torch.testing.assert_close(fixed, after)
+        (grad,) = torch.autograd.grad(fixed.square().sum(), after)
+        assert torch.isfinite(grad).all()
 
 
 def test_relaxation_needs_the_data_of_its_period(variables):
@@ -609,6 +671,8 @@ def test_what_was_added_is_recorded(variables, states):
         {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "climatology": PERIOD},
         {"type": "conserve", "variables": ["Q", "SP"]},
         {"type": "relax", "variables": ["Q", "SP"], "climatology": PERIOD},
+        {"type": "zonal-energy", "variables": ["Q", "SP"], "rate": 0.5},
+        {"type": "zonal-energy", "variables": ["total_precipitation"], "climatology": PERIOD},
     ],
 )
 def test_gradients_pass(variables, states, config):
@@ -631,6 +695,8 @@ def test_gradients_pass(variables, states, config):
         {"type": "spherical-filter", "variables": ["Q"], "winds": ["u"], "highest": 3, "climatology": PERIOD},
         {"type": "conserve", "variables": ["Q", "SP"]},
         {"type": "relax", "variables": ["Q", "SP"], "climatology": PERIOD},
+        {"type": "zonal-energy", "variables": ["Q", "SP"], "rate": 0.5},
+        {"type": "zonal-energy", "variables": ["total_precipitation"], "climatology": PERIOD},
     ],
 )
 def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config):
@@ -679,6 +745,18 @@ def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config)
         (
             {"type": "conserve", "variables": ["total_precipitation"]},
             "physics.variables: expected one of Q, u, SP, water",
+        ),
+        (
+            {"type": "zonal-energy", "variables": ["total_precipitation"]},
+            "physics.variables: expected one of Q, u, SP, water",
+        ),
+        (
+            {"type": "zonal-energy", "variables": ["Q"], "lowest": 7},
+            "physics.lowest: expected at most 6 on 12 longitudes",
+        ),
+        (
+            {"type": "zonal-energy", "variables": ["Q"], "climatology": ["1999-01-01", "1999-02-01"]},
+            "physics.climatology: expected data of the period 1999",
         ),
         ({"type": "spherical-filter", "winds": ["uu"]}, "physics.winds: .*got 'uu'"),
     ],

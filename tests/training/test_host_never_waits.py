@@ -149,6 +149,8 @@ PHYSICS = [
     {"type": "clip", "variables": ["column_water"]},
     {"type": "zonal-filter", "variables": ["column_water"], "highest": 5},
     {"type": "relax", "variables": ["column_water"], "climatology": ["2000-01-01", "2000-01-05"]},
+    {"type": "zonal-energy", "variables": ["surface_pressure"], "lowest": 3},
+    {"type": "zonal-energy", "variables": ["precipitation"], "rate": 0.1, "climatology": ["2000-01-01", "2000-01-05"]},
     {"type": "spherical-filter", "variables": ["column_water"], "winds": ["u_component_of_wind"], "highest": 5},
     {
         "type": "spherical-filter",
