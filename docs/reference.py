@@ -65,7 +65,7 @@ _UNITS = {
     "cycles": "cycles",
     "skipped steps": "max_skipped",
     "bits": "bits_per_value",
-    "waves around the globe": "highest",
+    "waves around the globe": "highest lowest",
     "points": "longitudes latitudes cross_embed_kernel_sizes",
     "tokens": "global_window_size local_window_size",
     "rows": "pad_lat",
