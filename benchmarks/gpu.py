@@ -415,24 +415,25 @@ def loader(small: bool) -> list[Row]:
     return [{"what": "loader", "setting": setting, "seconds": with_loader, "batch": 1, "note": note}]
 
 
-def beside(small: bool, credit: str | None, stub: str | None) -> list[Row]:
+def beside(small: bool, credit: str | None, stub: str | None, theirs_bf16: bool = False) -> list[Row]:
     """Compare our 1° model with NCAR CREDIT's own, or with the transcribed definition, in alternating steps."""
     import wxformer
 
     options = SimpleNamespace(
         credit=credit, stub=stub, against="definition", threads=1 if small else os.cpu_count() or 1, pairs=1 if small else 10,
-        device="cpu" if small else "cuda", bf16=bool(credit), compile=bool(credit) and not small,
+        device="cpu" if small else "cuda", bf16=bool(credit), compile=bool(credit) and not small, theirs_bf16=theirs_bf16,
     )  # fmt: skip
-    mode = "infer" if small else "train"
+    mode, flags = "infer" if small else "train", ["--spectral-norm"] if credit else []
     with tempfile.TemporaryDirectory() as folder:
         name = "wxformer-tiny" if small else "wxformer-1deg"
         config = next(path for path in wxformer.zoo(Path(folder)) if path.stem == name)
         if not small:
             full = json.loads(config.read_text()) | {"image_height": 181, "image_width": 360}
             config.write_text(json.dumps(full))
-        found = wxformer.compare(config, mode, [], options)
+        found = wxformer.compare(config, mode, flags, options)
     other = wxformer.NAMES["credit" if credit else "definition"]
-    how = "bfloat16, compiled; theirs float32 as published" if credit else "both float32"
+    theirs = "theirs in bfloat16" if theirs_bf16 else "theirs float32 as published"
+    how = f"spectral norm; ours in bfloat16, compiled; {theirs}" if credit else "both float32"
     limit = LIMITS["bfloat16" if credit else "TensorFloat-32"]
     note = (
         f"{other} {found['other']:.4g} s: ratio {found['ratio']:.2f}, of memory {found['memory_ratio']:.2f}; outputs differ by "
@@ -456,9 +457,9 @@ GROUPS: dict[str, Callable[..., list[Row]]] = {
 # ---- the whole ---------------------------------------------------------------------------------------------------------
 
 
-def in_process(group: str, deadline: float, small: bool, *arguments: str | None) -> list[Row]:
+def in_process(group: str, deadline: float, small: bool, *arguments: str | bool | None) -> list[Row]:
     """Run a group in a process of its own until `deadline`; return its rows, or one that says why there are none."""
-    title = {"what": group, "setting": ", ".join(a for a in arguments if a)}
+    title = {"what": group, "setting": ", ".join(a for a in arguments if isinstance(a, str))}
     left = deadline - time.monotonic()
     if left < 1:
         return [title | {"note": "not measured: no time was left", "failed": True}]
@@ -541,7 +542,8 @@ def measure(options: argparse.Namespace) -> tuple[list[str], bool]:
     for case in cases[:3]:
         add(in_process("step", deadline, small, case), plan_of(case, plans, deadline, about))
     add(in_process("loader", deadline, small))
-    add(in_process("beside", deadline, small, options.credit, options.stub))
+    for theirs_bf16 in (True, False) if options.credit else (False,):
+        add(in_process("beside", deadline, small, options.credit, options.stub, theirs_bf16))
     for case in cases[3:]:
         add(in_process("step", deadline, small, case), plan_of(case, plans, deadline, about))
     return lines, good

@@ -135,7 +135,7 @@ class Bench:
             if done.returncode:
                 raise SystemExit(f"{stage} of {recipe.name} failed: {log.name}")
             after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime + spent.pop("stopped", 0.0)
+            took = (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime) + spent.pop("stopped", 0.0)
             if stage == "train" and not self.is_trained(recipe, seed):  # a signal ends a training without a failure
                 cost.write_text(json.dumps(spent | {"stopped": took}))
                 raise SystemExit(f"train of {recipe.name} was stopped; the same command continues it")

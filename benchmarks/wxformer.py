@@ -14,7 +14,8 @@ increase of the process during a step, gradients included, and the largest amoun
 the latter).
 
 With `--bf16` and `--compile` our side runs as with `trainer.amp` and `trainer.compile`; the other side runs as published, in
-fp32 (TF32 off). MFU then refers to a matrix product in bfloat16 (on a CPU still in fp32).
+fp32 (TF32 off), or with `--theirs-bf16` in bfloat16, as with `amp` of CREDIT's trainer. MFU then refers to a matrix product in
+bfloat16 (on a CPU still in fp32).
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def compare(config: Path, mode: str, flags: list[str], options: argparse.Namespa
         our_path = ["--path", str(ROOT)]
         if options.credit:
             path = ["--path", options.stub] if options.stub else []
-            theirs = [options.credit, worker, "credit", *common, *path]
+            theirs = [options.credit, worker, "credit", *common, *path, *(["--bf16"] if options.theirs_bf16 else [])]
             our_path += ["--weights", str(written)]
         else:
             theirs = [sys.executable, worker, options.against, *common, *our_path]
@@ -215,6 +216,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--device", default="cpu", help="cpu or an accelerator")
     parser.add_argument("--bf16", action="store_true", help="our matrix products in bfloat16")
+    parser.add_argument("--theirs-bf16", action="store_true", help="CREDIT's matrix products in bfloat16")
     parser.add_argument("--compile", action="store_true", help="our blocks compiled")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--settings", type=int, nargs="*", default=[0, 1, 2], help="0 train, 1 infer, 2 normalised")

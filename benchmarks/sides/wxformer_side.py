@@ -44,6 +44,7 @@ def ours(side: str, arguments: dict[str, Any], weights: Path | None, options: ar
     from credit_like.checkpoint.credit import convert_model_args, load_credit_model
     from credit_like.nn import spectral_norm
     from credit_like.nn.init import initialise
+    from credit_like.parallel.device import set_precision
 
     ops.cpu.policy.configure()
     described = convert_model_args(arguments)
@@ -61,7 +62,8 @@ def ours(side: str, arguments: dict[str, Any], weights: Path | None, options: ar
 
         for unit in _units(model):
             unit.compile(dynamic=False)
-    if side == "ours" and options.bf16:  # as `trainer.amp` does
+    if side == "ours" and options.bf16:  # as `trainer.amp` and `trainer.matmul_precision` do
+        set_precision("high")
         forward = torch.autocast(options.device, torch.bfloat16)(model)
     if side == "definition":
         import runpy
@@ -85,8 +87,11 @@ def credit(arguments: dict[str, Any], options: argparse.Namespace) -> Subject:
         from credit.parallel.fsdp2 import _apply_activation_checkpointing  # type: ignore[import-not-found]
 
         _apply_activation_checkpointing(model)
+    forward: Callable[[Tensor], Tensor] = model
+    if options.bf16:  # as its trainer's `amp` does
+        forward = torch.autocast(options.device, torch.bfloat16)(model)
     size = (1, model.base_input_channels, arguments["frames"], arguments["image_height"], arguments["image_width"])
-    return Subject(model, model, image(size, options.device), torch.optim.AdamW(model.parameters(), lr=1e-4))
+    return Subject(model, forward, image(size, options.device), torch.optim.AdamW(model.parameters(), lr=1e-4))
 
 
 def image(size: tuple[int, ...], device: str) -> Tensor:
@@ -226,7 +231,7 @@ def main() -> None:
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--bf16", action="store_true", help="ours: matrix products in bfloat16")
+    parser.add_argument("--bf16", action="store_true", help="not of definition: matrix products in bfloat16")
     parser.add_argument("--compile", action="store_true", help="ours: compiled blocks")
     parser.add_argument(
         "--output", type=Path, required=True, help="the other side's output, written by it, read by ours"
