@@ -35,7 +35,7 @@ from credit_like.models import build_model
 from credit_like.nn import spectral_norm
 from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import is_compiled, materialise, own_part, parallelise
-from credit_like.parallel.device import pick_device, set_precision, unused_gpu
+from credit_like.parallel.device import pick_device, set_deterministic, set_precision, unused_gpu
 from credit_like.parallel.environment import read_environment
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.threads import set_threads
@@ -343,6 +343,7 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
                 "false and shard over more ranks, or set trainer.activation_checkpoint: true"
             )
         set_precision(trainer.matmul_precision)
+        set_deterministic(trainer.deterministic)
     # Ranks of the ensemble share the members of a training step; forecasts are shared by initial time.
     layout = trainer.parallelism if training else trainer.parallelism.model_copy(update={"ensemble": 1})
     runtime = Runtime.start(Parallelism() if alone else layout, device, trainer.timeout)

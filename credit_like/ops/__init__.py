@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from credit_like.ops import cpu
+from credit_like.ops import cpu, wide
 from credit_like.ops.cpu import blocks, convolution, policy, weight_cache
 from credit_like.ops.cpu.policy import is_checkpointed, recompute_in_block, saves_activations
 from credit_like.ops.protocols import ChannelNorm, GroupNorm, Linear, fusible, is_fusible, may_be_fusible
@@ -221,12 +221,16 @@ def cross_embed(
     if policy.applies(x_BHWC):
         size, before = (rows, columns), (pad_rows[0], pad_cols[0])
         return convolution.cross_embed(x_BHWC, weights, biases, stride, pads, shifts, size, before, layer)
-    # cuDNN convolves with channels last and would rearrange the model's input, which has them first, for every branch.
-    x_BHWC = x_BHWC.contiguous()
-    branches = [
-        _strided_conv(x_BHWC, weight, bias, stride, *pad)
-        for weight, bias, pad in zip(weights, biases, pads, strict=True)
-    ]
+    if wide.applies(x_BHWC, weights, stride):
+        before = pad_rows[0], pad_cols[0]
+        branches = wide.cross_embed(x_BHWC, weights, biases, stride, before, (rows, columns), shifts)
+    else:
+        # cuDNN convolves with channels last and would rearrange the model's input, which has them first, for every branch.
+        x_BHWC = x_BHWC.contiguous()
+        branches = [
+            _strided_conv(x_BHWC, weight, bias, stride, *pad)
+            for weight, bias, pad in zip(weights, biases, pads, strict=True)
+        ]
     return torch.cat(branches, dim=-1) if len(branches) > 1 else branches[0]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import torch
@@ -31,6 +33,23 @@ def set_precision(precision: str) -> None:
     """
     torch.set_float32_matmul_precision(precision)
     torch.backends.cudnn.allow_tf32 = precision != "highest"
+
+
+def set_deterministic(on: bool) -> None:
+    """Set whether CUDA selects algorithms that give the same bits every time, in compiled blocks too.
+
+    It takes effect for all of the process before its first operation on the device. An operation without such an algorithm
+    raises RuntimeError where it is called.
+    """
+    torch.use_deterministic_algorithms(on)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # The compiler selects kernels by measuring them otherwise. It reads the variable when it is imported, in processes
+        # of its own too.
+        os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
+        if (compiler := sys.modules.get("torch._inductor.config")) is not None:
+            compiler.deterministic = True  # type: ignore[attr-defined]
 
 
 def unused_gpu(device: torch.device) -> str | None:

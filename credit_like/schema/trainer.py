@@ -241,6 +241,9 @@ class TrainerSection(PhaseKeys):
     matmul_precision: Literal["highest", "high", "medium"] = "high"
     """How CUDA multiplies matrices and convolves in float32: `highest` is float32, `high` is TensorFloat-32, which rounds
     the factors of products to 10 bits of mantissa. No effect on a CPU."""
+    deterministic: bool = True
+    """Use algorithms on CUDA that give the same bits every time, so that a run that is repeated or continued in the same layout
+    is identical; false allows others, which may be faster. No effect on a CPU, where all are."""
     phases: Annotated[tuple[PhaseSection, ...] | None, BeforeValidator(_absent_if_empty)] = None
     """Phases of the training, one after the other. Each begins at the end of an epoch with a new optimiser state and the
     start of its learning rate schedule. Default: one phase."""

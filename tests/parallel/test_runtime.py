@@ -2,17 +2,25 @@ import datetime as dt
 import gc
 import os
 import socket
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
+from credit_like import build
 from credit_like.errors import UserError, of_another_rank
 from credit_like.parallel import collectives, device
 from credit_like.parallel.environment import Environment, device_index, first_host, read_environment
 from credit_like.parallel.mesh import data_parallel_coords, degrees
 from credit_like.parallel.runtime import Runtime
+from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import load_experiment
 from credit_like.schema.trainer import Parallelism
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,49 @@ def test_matrix_products_and_convolutions_have_one_precision(precision, convolut
     assert (torch.backends.cudnn.conv.fp32_precision == "tf32") == (convolutions == "tf32")
     torch.set_float32_matmul_precision(before[0])
     torch.backends.cudnn.allow_tf32 = before[1]
+
+
+def test_deterministic_algorithms_are_those_of_the_compiler_too():
+    """In a process of its own, because the settings hold for a whole process; whether it has imported the compiler or not."""
+    code = """
+import os, torch
+from credit_like.parallel.device import set_deterministic
+{first}
+set_deterministic({on})
+import torch._inductor.config as compiler
+print(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+      torch.utils.deterministic.fill_uninitialized_memory, compiler.deterministic, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+"""
+    expected = {True: "True False False True :4096:8", False: "False False False False None"}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC")
+    }
+    for first in ("", "import torch._inductor.config"):
+        for on, line in expected.items():
+            command = [sys.executable, "-c", code.format(first=first, on=on)]
+            done = subprocess.run(command, capture_output=True, text=True, env=environment)
+            assert done.stdout.strip() == line, done.stderr
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_run_on_a_gpu_is_deterministic_unless_it_says_otherwise(on, monkeypatch):
+    """A GPU is claimed, and the run ends where it would be used."""
+    seen = []
+    monkeypatch.setattr(build, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(build, "set_precision", lambda _: None)
+    monkeypatch.setattr(build, "set_deterministic", seen.append)
+    monkeypatch.setattr(build.Runtime, "start", _no_device)
+    experiment = load_experiment(ROOT / "config" / "demo.yml")
+    assert experiment.trainer.deterministic
+    document = experiment.to_dict()
+    document["trainer"]["deterministic"] = on
+    with pytest.raises(UserError, match="no device"):
+        build.start(Experiment.model_validate(document))
+    assert seen == [on]
+
+
+def _no_device(*_):
+    raise UserError("no device")
 
 
 def test_more_ranks_than_gpus_are_refused():
