@@ -6,6 +6,7 @@
 The table has one row for each of these, in the order in which they are measured:
 
 - arithmetic: output and gradients of a model in float32, TensorFloat-32, bfloat16 and compiled, against float64 on the CPU;
+- repetition: weights after several training steps, twice in one process and once in another, have the same bits;
 - NCCL in a world of one process: each kind of collective that training uses, and the host's own over gloo;
 - training steps of the 1° and 0.25° models, eager and compiled: time, MFU, share of the memory bandwidth, and peak memory
   against that of `credit-like plan`; a step after the first ones is taken with CUDA set to refuse waits of the host;
@@ -17,8 +18,9 @@ MFU is the operations of the step, as `plan` counts them, over its time and the 
 bandwidth takes the bytes that the operations would move one by one; fused ones move less. Where the vendor's figures are
 not known, the measured speeds of a matrix product and a copy take their place.
 
-Every group of measurements has a process of its own, and one that fails or takes too long is a row that says so; the exit
-status is then 1. `--small` runs the same code on the CPU at reduced sizes; its times have no meaning.
+Compilation takes minutes of the host. All cases are compiled side by side first, which fills the compiler's cache. Every
+group of measurements has a process of its own, and one that fails or takes too long is a row that says so; the exit status
+is then 1. `--small` runs the same code on the CPU at reduced sizes; its times have no meaning.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,8 +49,16 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).parent))
 ROOT = Path(__file__).parents[1]
 Row = dict[str, Any]
+ANY = "any algorithm"
 
-STEPS = ["1°,1,eager", "1°,1,compiled", "0.25°,1,compiled", "1°,8,compiled", "0.25°,1,eager"]
+STEPS = [
+    "1°,1,eager",
+    "1°,1,compiled",
+    "0.25°,1,compiled",
+    "1°,8,compiled",
+    "0.25°,1,eager",
+    f"0.25°,1,compiled, {ANY}",
+]
 TARGETS = {"1°": 100.0, "0.25°": 16.0}  # samples/s on an H100
 SMALL_GRID, SMALL_MODEL = (32, 64), {"dim": (8, 16, 32, 64), "depth": (1, 1, 1, 1), "dim_head": 8}
 LEVELS = 2
@@ -291,11 +302,71 @@ def planned(small: bool, case: str, preset: str) -> list[Row]:
     from credit_like.plan.machine import machine_of
     from credit_like.plan.run import plan_one
 
-    model, batch, _ = case.split(",")
+    model, batch, _ = case.split(",", 2)
     found = experiment(model, small, global_batch_size=int(batch), micro_batch_size=int(batch), device="cpu")
     row = plan_one(found, Candidate(1, data="none"), machine_of(preset, {}), grid(model, small), 1)
     rank = row.fullest
     return [{"flops": rank.flops, "traffic": rank.traffic, "memory": rank.peak}]
+
+
+def prepared(small: bool, case: str) -> tuple[Any, Any]:
+    """Return the trainer of a case, and a sample on its device."""
+    model, batch, how = case.split(",", 2)
+    found = experiment(
+        model, small, global_batch_size=int(batch), micro_batch_size=int(batch), compile="compiled" in how,
+        deterministic=ANY not in how,
+    )  # fmt: skip
+    where = grid(model, small)
+    with structure_only(small):
+        trainer = trainer_of(found, where)
+    return trainer, sample_on(trainer, where)
+
+
+def compilation(small: bool, case: str) -> list[Row]:
+    """Take two steps, which fills the compiler's cache on this machine."""
+    trainer, sample = prepared(small, case)
+    for number in (1, 2):
+        trainer.train_step([sample], 1, 1e-4, number).ready()
+    return []
+
+
+def repetition(small: bool, reference: str | None = None) -> list[Row]:
+    """Compare the weights after steps from the same start, here and in the process that wrote the file `reference`."""
+    import hashlib
+
+    found: dict[str, str] = {}
+    for how in ("eager", "compiled"):
+        for turn in (1, 2):
+            trainer, sample = prepared(small, f"1°,1,{how}")
+            for number in range(1, 6):
+                trainer.train_step([sample], 1, 1e-4, number).ready()
+            bits = hashlib.sha256()
+            for parameter in trainer.context.stepper.model.parameters():
+                bits.update(parameter.detach().cpu().numpy().tobytes())
+            found[f"{how}, turn {turn}"] = bits.hexdigest()
+    before = json.loads(Path(reference).read_text()) if reference and Path(reference).exists() else {}
+    if reference:
+        Path(reference).write_text(json.dumps(found))
+    different = [
+        how
+        for how in ("eager", "compiled")
+        if len({x for side in (found, before) for key, x in side.items() if key.startswith(how)}) > 1
+    ]
+    note = f"weights after 5 steps: {2 * (2 if before else 1)} times the same bits, eager and compiled"
+    if different:
+        note = f"weights after 5 steps differ: {', '.join(different)}"
+    return [{"what": "repetition", "setting": "1°, batch 1", "note": note, "failed": bool(different)}]
+
+
+def profiled(take: Callable[[], None], device: torch.device) -> str:
+    """Return the number of kernels of a step on the GPU, and the time that they take."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+        take()
+        wait(device)
+    kernels = [e for e in recorded.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    return f"{len(kernels)} kernels, {sum(e.device_time_total for e in kernels) / 1e6:.4g} s on the device"
 
 
 def step(small: bool, case: str) -> list[Row]:
@@ -303,15 +374,10 @@ def step(small: bool, case: str) -> list[Row]:
     from credit_like.plan.meter import Meter
     from credit_like.plan.simulate import measured_step
 
-    model, batch, how = case.split(",")
-    found = experiment(
-        model, small, global_batch_size=int(batch), micro_batch_size=int(batch), compile=how == "compiled"
-    )
-    where = grid(model, small)
-    with structure_only(small):
-        trainer = trainer_of(found, where)
-    sample, device = sample_on(trainer, where), trainer.runtime.device
-    reports = []
+    model, batch, how = case.split(",", 2)
+    trainer, sample = prepared(small, case)
+    device = trainer.runtime.device
+    reports: list[Any] = []
 
     def take() -> None:
         reports.append(trainer.train_step([sample], 1, 1e-4, len(reports) + 1))
@@ -338,9 +404,10 @@ def step(small: bool, case: str) -> list[Row]:
         with torch.compiler.set_stance("force_eager"):
             memory = sum(measured_step(trainer, iter([sample]), 1, meter).values()) + meter.peak
         memory += sum(getattr(sample, f.name).nbytes for f in dataclasses.fields(sample))
+    counted = profiled(take, device) if device.type == "cuda" else ""
     numbers = [report.ready() for report in reports]
     skipped = sum(values[2] for values in numbers)
-    notes = [f"first two steps {first:.0f} s", trainer.precision]
+    notes = [f"first two steps {first:.0f} s", trainer.precision, *([counted] if counted else [])]
     if skipped:
         notes.append(f"{skipped:g} of {len(numbers)} steps were not finite")
     if waits:
@@ -448,6 +515,8 @@ GROUPS: dict[str, Callable[..., list[Row]]] = {
     "arithmetic": arithmetic,
     "collectives": world_of_one,
     "planned": planned,
+    "compilation": compilation,
+    "repetition": repetition,
     "step": step,
     "loader": loader,
     "beside": beside,
@@ -535,30 +604,48 @@ def measure(options: argparse.Namespace) -> tuple[list[str], bool]:
             print(lines[-1], flush=True)
 
     add([about])
-    add(in_process("arithmetic", deadline, small))
-    add(in_process("collectives", deadline, small))
     cases = ["1°,1,eager", "1°,1,compiled"] if small else STEPS
-    plans: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(cases) + 3) as beside_each_other:
+        reference = str(Path(folder, "weights.json"))
+        began = time.monotonic()
+        arithmetic = beside_each_other.submit(in_process, "arithmetic", deadline, small)
+        repeated = beside_each_other.submit(in_process, "repetition", deadline, small, reference)
+        compiled = [
+            beside_each_other.submit(in_process, "compilation", deadline, small, case)
+            for case in cases
+            if "compiled" in case
+        ]
+        plans = plans_of(cases, deadline, about)
+        add(arithmetic.result())
+        for work in (repeated, *compiled):
+            add([row for row in work.result() if row.get("failed")])
+        note = f"{len(compiled)} cases, with arithmetic and repetition beside them, {time.monotonic() - began:.0f} s in all"
+        add([{"what": "compilation", "setting": f"{os.cpu_count()} cores", "note": note}])
+        add(in_process("repetition", deadline, small, reference))
+    add(in_process("collectives", deadline, small))
     for case in cases[:3]:
-        add(in_process("step", deadline, small, case), plan_of(case, plans, deadline, about))
+        add(in_process("step", deadline, small, case), plans.get(case))
     add(in_process("loader", deadline, small))
     for theirs_bf16 in (True, False) if options.credit else (False,):
         add(in_process("beside", deadline, small, options.credit, options.stub, theirs_bf16))
     for case in cases[3:]:
-        add(in_process("step", deadline, small, case), plan_of(case, plans, deadline, about))
+        add(in_process("step", deadline, small, case), plans.get(case))
     return lines, good
 
 
-def plan_of(case: str, plans: dict[str, Row], deadline: float, about: Row) -> Row:
-    """Return what `plan` says of a step; it is the same for eager and compiled ones. {} if it fails."""
-    key = case.rpartition(",")[0]
-    if key not in plans:
-        (found,) = in_process("planned", deadline, about["small"], case, about["preset"])
-        if "flops" not in found:
-            print(f"no plan of {case}: {found['note']}", file=sys.stderr)
-            found = {}
-        plans[key] = found
-    return plans[key]
+def plans_of(cases: list[str], deadline: float, about: Row) -> dict[str, Row]:
+    """Return what `plan` says of each case; it is the same for eager and compiled ones. One that fails is left out."""
+    plans: dict[str, Row] = {}
+    found: dict[str, Row] = {}
+    for case in cases:
+        model, batch, _ = case.split(",", 2)
+        if (key := f"{model},{batch}") not in found:
+            (found[key],) = in_process("planned", deadline, about["small"], case, about["preset"])
+            if "flops" not in found[key]:
+                print(f"no plan of {case}: {found[key]['note']}", file=sys.stderr)
+        if "flops" in found[key]:
+            plans[case] = found[key]
+    return plans
 
 
 def main() -> None:

@@ -31,6 +31,8 @@ def test_every_row_is_measured(tmp_path):
     assert whats == [
         "machine",
         *["arithmetic"] * 4,
+        "compilation",
+        "repetition",
         "collectives",
         *["training step"] * 2,
         "loader",
