@@ -1,6 +1,6 @@
 """Count the kernels and the bytes of a training step, without a GPU: each operation by itself, and as inductor fuses them.
 
-    python -m benchmarks.gpu_desk [--model 1°] [--only TEXT] [--output FILE.md]
+    python benchmarks/gpu_desk.py [--model 1°] [--only TEXT] [--output FILE.md]
 
 Every unit that `trainer.compile` compiles is traced forward and backward on fake tensors of the full size, in bfloat16 where
 a run with `amp` computes in it. Attention is the operation that runs on a GPU. Without compilation each dispatched operation
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,13 +36,14 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.plan import experiment
 from credit_like import build, ops
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.fsdp2 import _units
-from credit_like.plan.meter import AttentionAsOnGpu, Meter
+from credit_like.plan.meter import Meter, attention_as_on_gpu
 from credit_like.plan.run import grid_of
 from credit_like.plan.simulate import _NoData, _NoStatistics
 from credit_like.schema.experiment import Experiment
@@ -254,7 +256,7 @@ def around(chosen: Experiment, variables: Variables, grid: Grid) -> list[Part]:
 
 def measure(parts: list[Part]) -> list[tuple[Part, dict[str, Any]]]:
     """Return parts with their counts."""
-    with ops.cpu.policy.disabled(), AttentionAsOnGpu():
+    with ops.cpu.policy.disabled(), attention_as_on_gpu():
         return [(part, counts_of(part)) for part in parts]
 
 

@@ -1,6 +1,6 @@
 """Simulate the training of WXFormer at 0.25° and 0.1° on 128 to 8,192 H100: the tables and figures of docs/scaling.md.
 
-    python -m benchmarks.plan_scaling [--traces FILE] [--processes 2] [--gpu h100] [--output FOLDER]
+    python benchmarks/plan_scaling.py [--traces FILE] [--processes 2] [--gpu h100] [--output FOLDER]
 
 Files: plan-scaling.md (benchmarks/results) and plan-scaling.svg (docs/images).
 
@@ -15,12 +15,14 @@ from __future__ import annotations
 import argparse
 import math
 import pickle
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.plan import MODELS, experiment
 from credit_like.layout import domain_text
 from credit_like.plan.estimate import Estimate

@@ -1,6 +1,6 @@
 """Compare the estimates of `credit-like plan` with real steps over gloo.
 
-    python -m benchmarks.plan_validation [--ranks 2 4 8] [--rounds 5] [--clocks processor elapsed] [--layouts 0 2]
+    python benchmarks/plan_validation.py [--ranks 2 4 8] [--rounds 5] [--clocks processor elapsed] [--layouts 0 2]
         [--width 16] [--depth 1 1 2 1] [--output FILE.md]
 
 A small WXFormer takes steps in each layout, on one thread a rank. In every round the ranks take steps, measure their machine,
