@@ -106,26 +106,24 @@ def test_matrix_products_and_convolutions_have_one_precision(precision, convolut
     torch.backends.cudnn.allow_tf32 = before[1]
 
 
-def test_deterministic_algorithms_are_those_of_the_compiler_too():
+@pytest.mark.parametrize("first", ["", "import torch._inductor.config"])
+def test_deterministic_algorithms_are_those_of_the_compiler_too(first):
     """In a process of its own, because the settings hold for a whole process; whether it has imported the compiler or not."""
-    code = """
+    code = f"""
 import os, torch
 from credit_like.parallel.device import set_deterministic
 {first}
-set_deterministic({on})
+set_deterministic(False)
+print(torch.are_deterministic_algorithms_enabled(), os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+set_deterministic(True)
 import torch._inductor.config as compiler
 print(torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
-      torch.utils.deterministic.fill_uninitialized_memory, compiler.deterministic, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+      torch.utils.deterministic.fill_uninitialized_memory, compiler.deterministic, os.environ["CUBLAS_WORKSPACE_CONFIG"])
 """
-    expected = {True: "True False False True :4096:8", False: "False False False False None"}
-    environment = {
-        k: v for k, v in os.environ.items() if k not in ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC")
-    }
-    for first in ("", "import torch._inductor.config"):
-        for on, line in expected.items():
-            command = [sys.executable, "-c", code.format(first=first, on=on)]
-            done = subprocess.run(command, capture_output=True, text=True, env=environment)
-            assert done.stdout.strip() == line, done.stderr
+    own = ("CUBLAS_WORKSPACE_CONFIG", "TORCHINDUCTOR_DETERMINISTIC")
+    environment = {name: value for name, value in os.environ.items() if name not in own}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines() == ["False None", "True False False True :4096:8"], done.stderr
 
 
 @pytest.mark.parametrize("on", [True, False])
