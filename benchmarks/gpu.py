@@ -362,7 +362,7 @@ def profiled(take: Callable[[], None], device: torch.device) -> str:
     """Return the number of kernels of a step on the GPU, and the time that they take."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as recorded:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as recorded:
         take()
         wait(device)
     kernels = [e for e in recorded.events() if e.device_type == torch.autograd.DeviceType.CUDA]
