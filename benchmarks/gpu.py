@@ -6,7 +6,8 @@
 The table has one row for each of these, in the order in which they are measured:
 
 - arithmetic: output and gradients of a model in float32, TensorFloat-32, bfloat16 and compiled, against float64 on the CPU;
-- repetition: weights after several training steps, twice in one process and once in another, have the same bits;
+- compilation of all cases side by side, which fills the compiler's cache: it takes minutes of the host;
+- repetition: whether the weights after some training steps have the same bits, twice in each of two processes;
 - NCCL in a world of one process: each kind of collective that training uses, and the host's own over gloo;
 - training steps of the 1° and 0.25° models, eager and compiled: time, MFU, share of the memory bandwidth, and peak memory
   against that of `credit-like plan`; a step after the first ones is taken with CUDA set to refuse waits of the host;
@@ -18,9 +19,8 @@ MFU is the operations of the step, as `plan` counts them, over its time and the 
 bandwidth takes the bytes that the operations would move one by one; fused ones move less. Where the vendor's figures are
 not known, the measured speeds of a matrix product and a copy take their place.
 
-Compilation takes minutes of the host. All cases are compiled side by side first, which fills the compiler's cache. Every
-group of measurements has a process of its own, and one that fails or takes too long is a row that says so; the exit status
-is then 1. `--small` runs the same code on the CPU at reduced sizes; its times have no meaning.
+Every group of measurements has a process of its own, and one that fails or takes too long is a row that says so; the exit
+status is then 1. `--small` runs the same code on the CPU at reduced sizes; its times have no meaning.
 """
 
 from __future__ import annotations
@@ -327,24 +327,20 @@ def repetition(small: bool, reference: str | None = None) -> list[Row]:
     """Compare the weights after steps from the same start, here and in the process that wrote the file `reference`."""
     import hashlib
 
-    found: dict[str, str] = {}
-    for how in ("eager", "compiled"):
-        for turn in (1, 2):
+    found: dict[str, list[str]] = {"eager": [], "compiled": []}
+    for how, bits in found.items():
+        for _ in range(2):
             trainer, sample = prepared(small, f"1°,1,{how}")
             for number in range(1, 6):
                 trainer.train_step([sample], 1, 1e-4, number).ready()
-            bits = hashlib.sha256()
+            weights = hashlib.sha256()
             for parameter in trainer.context.stepper.model.parameters():
-                bits.update(parameter.detach().cpu().numpy().tobytes())
-            found[f"{how}, turn {turn}"] = bits.hexdigest()
+                weights.update(parameter.detach().cpu().numpy().tobytes())
+            bits.append(weights.hexdigest())
     before = json.loads(Path(reference).read_text()) if reference and Path(reference).exists() else {}
     if reference:
         Path(reference).write_text(json.dumps(found))
-    different = [
-        how
-        for how in ("eager", "compiled")
-        if len({x for side in (found, before) for key, x in side.items() if key.startswith(how)}) > 1
-    ]
+    different = [how for how, bits in found.items() if len({*bits, *before.get(how, [])}) > 1]
     note = f"weights after 5 steps: {2 * (2 if before else 1)} times the same bits, eager and compiled"
     if different:
         note = f"weights after 5 steps differ: {', '.join(different)}"

@@ -2,7 +2,7 @@
 
 A convolution is a matrix product with one column for each output channel, which a GPU computes in tiles of 64 to 256 columns.
 The first embedding of a WXFormer has kernels up to 32 × 32 with 16 outputs, and most of each tile is wasted: on an H200
-cuDNN reached 7 to 10 % of the peak, and these convolutions took 39 % of a training step at 0.25°. Here each column of the
+cuDNN reached 6 to 10 % of the peak, and these convolutions took 39 % of a training step at 0.25°. Here each column of the
 kernel has output channels of its own, and the partial results are added, each shifted by its column. That is the same number
 of operations in a product with 64 to 256 columns, and one more image that is written and read.
 """
@@ -42,7 +42,7 @@ def cross_embed(
     """
     (rows, columns), widest = size, weights[-1].shape[-1]
     height, groups = (rows - 1) * stride + widest, columns - 1 + _groups(widest, stride)
-    channels = -(-x_BHWC.shape[3] // _ALIGNED) * _ALIGNED
+    channels = _groups(x_BHWC.shape[3], _ALIGNED) * _ALIGNED
     after = (height - x_BHWC.shape[1] - pads[0], groups * stride - x_BHWC.shape[2] - pads[1])
     zeros = (0, channels - x_BHWC.shape[3], pads[1], after[1], pads[0], after[0])
     # Columns in groups of a stride, whose channels lie one after the other.
@@ -63,8 +63,9 @@ def cross_embed(
     return branches
 
 
-def _groups(columns: int, stride: int) -> int:
-    return -(-columns // stride)
+def _groups(number: int, size: int) -> int:
+    """Return how many groups of a size hold this number."""
+    return -(-number // size)
 
 
 class _SumOfTaps(torch.autograd.Function):

@@ -32,7 +32,11 @@ def _inputs(kernels, channels, outputs, size, dtype=torch.float64, batch=2):
 def _results(x, weights, biases, stride, rows, columns):
     with ops.cpu.policy.disabled():
         y = ops.cross_embed(x, weights, biases, stride, pad_rows=rows, pad_cols=columns)
-    return y, torch.autograd.grad((y * torch.cos(torch.arange(y.numel()).view(y.shape))).sum(), [x, *weights, *biases])
+    return y, _gradients(y, x, weights, biases)
+
+
+def _gradients(y, x, weights, biases):
+    return torch.autograd.grad((y * torch.cos(torch.arange(y.numel()).view(y.shape))).sum(), [x, *weights, *biases])
 
 
 @pytest.mark.parametrize(("kernels", "stride", "channels", "outputs", "size", "rows", "columns"), CASES)
@@ -58,9 +62,7 @@ def test_compiled_they_are_the_same(monkeypatch):
 
     y = compiled(*inputs)
     torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
-    x, weights, biases = inputs
-    ours = torch.autograd.grad((y * torch.cos(torch.arange(y.numel()).view(y.shape))).sum(), [x, *weights, *biases])
-    for a, b in zip(ours, gradients, strict=True):
+    for a, b in zip(_gradients(y, *inputs), gradients, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-11)
 
 
