@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def assert_same_function(y: Tensor, expected: Tensor, inputs: Sequence[Tensor], generator, tolerance: float) -> None:
@@ -23,3 +24,16 @@ def assert_same_function(y: Tensor, expected: Tensor, inputs: Sequence[Tensor], 
         gradients = (torch.autograd.grad(z, inputs, given, retain_graph=True) for z in (y, expected))
         for a, b in zip(*gradients, strict=True):
             torch.testing.assert_close(a, b, rtol=tolerance, atol=10 * tolerance)
+
+
+class StridedConvolutions(TorchDispatchMode):
+    """Records `operands`, image and weight, of every convolution with a stride."""
+
+    def __init__(self):
+        super().__init__()
+        self.operands = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.convolution.default and max(args[3]) > 1:
+            self.operands.append((args[0], args[1]))
+        return func(*args, **(kwargs or {}))

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like import ops
 from credit_like.models import wxformer
+from tests.ops.agreement import StridedConvolutions
 
 
 @pytest.mark.parametrize("channels", [10, 16])
@@ -22,24 +22,13 @@ def test_convolutions_in_bfloat16_are_those_of_fp32_but_for_rounding(channels, k
     assert float((y.float() - expected).norm() / expected.norm()) < 0.01
 
 
-class _StridedConvolutions(TorchDispatchMode):
-    def __init__(self):
-        super().__init__()
-        self.inputs = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.convolution.default and max(args[3]) > 1:
-            self.inputs.append(args[0])
-        return func(*args, **(kwargs or {}))
-
-
 def test_every_branch_of_a_cross_embedding_gets_its_channels_last_on_a_gpu():
     config = wxformer.Config.model_validate(
         {"padding_conf": {"activate": True, "mode": "earth", "pad_lat": [16, 16], "pad_lon": [16, 16]}}
     )
     with torch.device("meta"):
         model = wxformer.build(config, in_channels=6, out_channels=5, frames=1, height=32, width=64)
-        with _StridedConvolutions() as seen:
+        with StridedConvolutions() as seen:
             model(torch.empty(1, 6, 1, 32, 64))
-    assert len(seen.inputs) == sum(map(len, config.cross_embed_kernel_sizes))
-    assert all(x.is_contiguous(memory_format=torch.channels_last) for x in seen.inputs)
+    assert len(seen.operands) == sum(map(len, config.cross_embed_kernel_sizes))
+    assert all(x.is_contiguous(memory_format=torch.channels_last) for x, _ in seen.operands)

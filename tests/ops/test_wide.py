@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like import ops
 from credit_like.models import wxformer
 from credit_like.ops import wide
+from tests.ops.agreement import StridedConvolutions, assert_same_function
 
 CASES = [  # kernels, stride, channels, outputs, rows and columns, zero rows, zero columns
     ((4, 8, 16, 32), 2, 5, (8, 4, 2, 2), (34, 40), (15, 15), (15, 15)),
@@ -29,41 +29,35 @@ def _inputs(kernels, channels, outputs, size, dtype=torch.float64, batch=2):
     return x, weights, [torch.randn(o, generator=generator, dtype=dtype).requires_grad_() for o in outputs]
 
 
-def _results(x, weights, biases, stride, rows, columns):
+def _embedded(x, weights, biases, stride, rows, columns):
     with ops.cpu.policy.disabled():
-        y = ops.cross_embed(x, weights, biases, stride, pad_rows=rows, pad_cols=columns)
-    return y, _gradients(y, x, weights, biases)
+        return ops.cross_embed(x, weights, biases, stride, pad_rows=rows, pad_cols=columns)
 
 
-def _gradients(y, x, weights, biases):
-    return torch.autograd.grad((y * torch.cos(torch.arange(y.numel()).view(y.shape))).sum(), [x, *weights, *biases])
+def _assert_same(y, expected, x, weights, biases):
+    generator = torch.Generator().manual_seed(1)
+    assert_same_function(y, expected, [x, *weights, *biases], generator, 1e-12)
 
 
 @pytest.mark.parametrize(("kernels", "stride", "channels", "outputs", "size", "rows", "columns"), CASES)
 def test_values_and_gradients_are_those_of_torch(kernels, stride, channels, outputs, size, rows, columns, monkeypatch):
     inputs = _inputs(kernels, channels, outputs, size)
-    expected, gradients = _results(*inputs, stride, rows, columns)
+    expected = _embedded(*inputs, stride, rows, columns)
     monkeypatch.setattr(wide, "applies", lambda *_: True)
-    y, ours = _results(*inputs, stride, rows, columns)
-    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
-    for a, b in zip(ours, gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-11)
+    _assert_same(_embedded(*inputs, stride, rows, columns), expected, *inputs)
 
 
 def test_compiled_they_are_the_same(monkeypatch):
     kernels, stride, channels, outputs, size, rows, columns = CASES[0]
     inputs = _inputs(kernels, channels, outputs, size)
-    expected, gradients = _results(*inputs, stride, rows, columns)
+    expected = _embedded(*inputs, stride, rows, columns)
     monkeypatch.setattr(wide, "applies", lambda *_: True)
 
     @torch.compile(backend="aot_eager", fullgraph=True, dynamic=False)
     def compiled(x, weights, biases):
         return ops.cross_embed(x, weights, biases, stride, pad_rows=rows, pad_cols=columns)
 
-    y = compiled(*inputs)
-    torch.testing.assert_close(y, expected, rtol=1e-12, atol=1e-12)
-    for a, b in zip(_gradients(y, *inputs), gradients, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-11)
+    _assert_same(compiled(*inputs), expected, *inputs)
 
 
 def test_partial_sums_in_bfloat16_are_added_in_float32(monkeypatch):
@@ -78,19 +72,6 @@ def test_partial_sums_in_bfloat16_are_added_in_float32(monkeypatch):
     assert float((y - expected).detach().norm() / expected.detach().norm()) < 0.005
 
 
-class _Products(TorchDispatchMode):
-    """Numbers of output channels and kernels of every strided convolution."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is torch.ops.aten.convolution.default and max(args[3]) > 1:
-            self.seen.append((tuple(args[1].shape), args[0].stride(1)))
-        return func(*args, **(kwargs or {}))
-
-
 def test_on_a_gpu_only_the_first_embedding_of_the_large_models_is_affected(monkeypatch):
     """Its products have 64 columns or more where the kernels have 4 or 16 outputs; all read channels last."""
     monkeypatch.setattr(wide, "applies", lambda _, *rest: wide.suits(*rest))
@@ -101,9 +82,9 @@ def test_on_a_gpu_only_the_first_embedding_of_the_large_models_is_affected(monke
     config = wxformer.Config.model_validate(section)
     with torch.device("meta"):
         model = wxformer.build(config, in_channels=79, out_channels=70, frames=1, height=64, width=128)
-        with _Products() as seen:
+        with StridedConvolutions() as seen:
             model(torch.empty(1, 79, 1, 64, 128))
-    first, others = seen.seen[:4], seen.seen[4:]
-    assert [shape for shape, _ in first] == [(128, 160, 4, 1), (128, 160, 8, 1), (128, 160, 16, 1), (256, 160, 32, 1)]
-    assert all(shape[-1] == shape[-2] for shape, _ in others)
-    assert all(stride == 1 for _, stride in seen.seen)
+    shapes = [tuple(weight.shape) for _, weight in seen.operands]
+    assert shapes[:4] == [(128, 160, 4, 1), (128, 160, 8, 1), (128, 160, 16, 1), (256, 160, 32, 1)]
+    assert all(shape[-1] == shape[-2] for shape in shapes[4:])
+    assert all(x.stride(1) == 1 for x, _ in seen.operands)
