@@ -328,10 +328,11 @@ def repetition(small: bool, reference: str | None = None) -> list[Row]:
     import hashlib
 
     found: dict[str, list[str]] = {"eager": [], "compiled": []}
+    trainings, steps = (1, 2) if small else (2, 5)
     for how, bits in found.items():
-        for _ in range(2):
+        for _ in range(trainings):
             trainer, sample = prepared(small, f"1°,1,{how}")
-            for number in range(1, 6):
+            for number in range(1, steps + 1):
                 trainer.train_step([sample], 1, 1e-4, number).ready()
             weights = hashlib.sha256()
             for parameter in trainer.context.stepper.model.parameters():
@@ -341,9 +342,9 @@ def repetition(small: bool, reference: str | None = None) -> list[Row]:
     if reference:
         Path(reference).write_text(json.dumps(found))
     different = [how for how, bits in found.items() if len({*bits, *before.get(how, [])}) > 1]
-    note = f"weights after 5 steps: {2 * (2 if before else 1)} times the same bits, eager and compiled"
+    note = f"weights after {steps} steps: {trainings * (2 if before else 1)} times the same bits, eager and compiled"
     if different:
-        note = f"weights after 5 steps differ: {', '.join(different)}"
+        note = f"weights after {steps} steps differ: {', '.join(different)}"
     return [{"what": "repetition", "setting": "1°, batch 1", "note": note, "failed": bool(different)}]
 
 

@@ -101,6 +101,7 @@ def _collect(pipes, processes, timeout):
 
 def launch(world, fn, *args, timeout=300.0):
     """Return the answers ("ok", value) or ("error", message, traceback) of `world` forked ranks that ran fn(rank, *args)."""
+    import torch._dynamo  # noqa: F401  the first step needs it: the ranks have it from here instead of importing it each
     import torch.distributed as dist
 
     context = multiprocessing.get_context("fork")

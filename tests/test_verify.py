@@ -186,9 +186,9 @@ CORRECTIONS = [
 ]
 
 
-def assert_that_all_hold(found):
+def assert_that_all_hold(found, count):
     names = {row.name for row in found} - {"one process, weights rounded"}
-    assert len(names) == len(kit.CASES) + 3
+    assert len(names) == count
     assert all(row.ok and not row.refused for row in found), found
 
 
@@ -199,13 +199,20 @@ def test_every_comparison_of_parts_from_outside(tmp_path, monkeypatch):
     monkeypatch.setattr(kit, "print_rows", lambda experiment, rows: printed.extend(rows))
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(FILE), "--set", f"save_loc={tmp_path / 'run'}"])
-    assert_that_all_hold(printed)
+    assert_that_all_hold(printed, len(CASES) + 3)
     assert ended.value.code == 0
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
-def test_every_comparison_of_a_wxformer(tmp_path):
+@pytest.mark.parametrize(
+    ("cases", "count"),
+    [
+        pytest.param(("DDP 2", "FSDP2 2", "tensor 2", "domain 3", "domain 2 × 2"), 5 + 2, id="some"),
+        pytest.param(tuple(CASES), len(CASES) + 3, id="every", marks=pytest.mark.long),
+    ],
+)
+def test_comparisons_of_a_wxformer(tmp_path, cases, count):
     """A small one, whose heads and windows suffice for every layout, with corrections."""
     short = ["data.source.steps=60", "data.train=[2000-01-01, 2000-01-09]", "data.valid=[2000-01-09T06, 2000-01-11]"]
     short += [
@@ -216,7 +223,7 @@ def test_every_comparison_of_a_wxformer(tmp_path):
     short += ["model={dim: [16, 32, 64, 128], depth: [1, 1, 1, 1], dim_head: 8, padding_conf: {pad_lat: [32, 32]}}"]
     short += [f"physics=[{', '.join(CORRECTIONS)}]"]
     experiment = checked_experiment(ROOT / "config" / "demo.yml", [*short, f"save_loc={tmp_path / 'run'}"])[0]
-    assert_that_all_hold(list(kit.verify(experiment)))
+    assert_that_all_hold(list(kit.verify(experiment, [CASES[name] for name in cases])), count)
     assert not (tmp_path / "run").exists()
 
 

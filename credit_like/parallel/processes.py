@@ -39,6 +39,8 @@ def run_ranks(world: int, function: Callable[[], Any], timeout: float) -> list[A
     not have computed with torch before, because threads do not survive a fork. Ranks that are not done after `timeout`
     seconds, or `GRACE` seconds after another one has failed, are killed.
     """
+    import torch._dynamo  # noqa: F401  the first step needs it: the ranks have it from here instead of importing it each
+
     context = multiprocessing.get_context("fork")
     threads = max(1, len(os.sched_getaffinity(0)) // world)
     pipes: dict[int, Connection] = {}

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch.utils import tensorboard  # noqa: F401  (loaded once here, not in every fork)
+import torch._dynamo  # loaded once here, not in every fork
+from torch.utils import tensorboard  # noqa: F401
 
 from credit_like.checkpoint.manager import Checkpoint, steps
 from credit_like.parallel.environment import local_launch

@@ -194,12 +194,12 @@ def test_rows_and_columns(run_ranks, tiny, layout):
     ("layout", "changes", "options"),
     [
         ((1, 1, (1, 4)), TRANSPOSE | {"width": 120}, {"data": "ddp"}),
-        ((1, 1, (3, 2)), WIDE, {"data": "none", "steps": 3}),
+        pytest.param((1, 1, (3, 2)), WIDE, {"data": "none", "steps": 3}, marks=pytest.mark.long),
         ((1, 1, (2, 3)), {"width": 88}, {"leads": 3, "activation_checkpoint": True}),
-        ((2, 1, (1, 2)), WIDE, {"accumulate": 2}),
+        pytest.param((2, 1, (1, 2)), WIDE, {"accumulate": 2}, marks=pytest.mark.long),
         ((1, 2, (2, 2)), WIDE | {"upsample": "transpose"}, {"steps": 3}),
         ((2, 2, (1, 2)), WIDE, {"leads": 2, "kind": "muon"}),
-        ((2, 1, (2, 2)), WIDE, {"replicate": 2, "steps": 1}),
+        pytest.param((2, 1, (2, 2)), WIDE, {"replicate": 2, "steps": 1}, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -228,7 +228,7 @@ SLOW = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["fsdp2", "ddp"])
+@pytest.mark.parametrize("data", ["fsdp2", pytest.param("ddp", marks=pytest.mark.long)])
 @pytest.mark.parametrize("layout", representatives(LAYOUTS, "(1, 1, 4)", "(2, 2, 2)"), ids=str)
 def test_every_layout(run_ranks, tiny, layout, data):
     check(run_ranks, tiny, layout, data=data, steps=3, changes=TRANSPOSE if data == "ddp" else {})
@@ -255,8 +255,8 @@ def test_sharding_strategies(run_ranks, tiny, layout, options):
     check(run_ranks, tiny, layout, **options)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", representatives(LAYOUTS, "(2, 2, 2)"), ids=str)
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_layout_in_single_precision(run_ranks, tiny, layout):
     check(run_ranks, tiny, layout, steps=1, dtype=torch.float32)
 
@@ -293,17 +293,15 @@ def _one_of_each_kind_compiled(rank, *arguments):
 
 # Both are of the compiler's own making: it makes instances of functions, and looks whether any tensor has a gradient.
 @pytest.mark.long
-@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2)], ids=str)
-def test_compiled_units(run_ranks, tiny, layout):
-    check(run_ranks, tiny, layout, steps=1, dtype=torch.float32, body=_compiled, compile=True)
+@pytest.mark.parametrize(
+    ("layout", "changes"), [((2, 1, 1), {}), ((1, 2, 1), {}), ((1, 1, 2), {}), ((1, 1, (1, 2)), WIDE)], ids=str
+)
+def test_compiled_units(run_ranks, tiny, layout, changes):
+    check(run_ranks, tiny, layout, changes=changes, steps=1, dtype=torch.float32, body=_compiled, compile=True)
 
 
 @pytest.mark.slow
-def test_compiled_units_of_each_kind_on_bands(run_ranks, tiny):
+@pytest.mark.parametrize(("layout", "changes"), [((1, 1, 2), {}), ((1, 1, (1, 2)), WIDE)], ids=str)
+def test_compiled_units_of_each_kind(run_ranks, tiny, layout, changes):
     body = _one_of_each_kind_compiled
-    check(run_ranks, tiny, (1, 1, 2), steps=1, dtype=torch.float32, body=body, compile=True)
-
-
-@pytest.mark.slow
-def test_compiled_units_on_rows_and_columns(run_ranks, tiny):
-    check(run_ranks, tiny, (1, 1, (1, 2)), changes=WIDE, steps=1, dtype=torch.float32, body=_compiled, compile=True)
+    check(run_ranks, tiny, layout, changes=changes, steps=1, dtype=torch.float32, body=body, compile=True)

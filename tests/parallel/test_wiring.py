@@ -150,12 +150,9 @@ def every_source(run_ranks, shared, tmp_path_factory):
 @pytest.mark.slow
 def test_from_some_layouts_to_others(run_ranks, shared, tmp_path):
     """Between data, tensor and domain parallel, boxes, DDP and FSDP2; all pairs are among the long tests."""
-    sources = [Case(1, 1, 2), Case(1, 2, 2, columns=2), Case(2, 1, 1, data="ddp")]
+    sources = [Case(1, 2, 2, columns=2), Case(2, 1, 1, data="ddp")]
     save(run_ranks, tmp_path, shared[1], sources)
-    losses = [
-        load(run_ranks, tmp_path, shared[1], sources, target)
-        for target in (Case(2, 2, 1), Case(1, 1, 4, columns=2), SERIAL)
-    ]
+    losses = [load(run_ranks, tmp_path, shared[1], sources, target) for target in (Case(2, 1, 2), SERIAL)]
     np.testing.assert_allclose(losses[:-1], losses[-1], rtol=5e-6)
 
 
