@@ -30,10 +30,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
-    "notebooks/test_notebooks.py", "integration/test_compiled_run.py", "launch/test_real_training.py", "launch/test_slurm.py",
-    "test_verify.py", "test_wheel.py", "faults/test_kill.py", "integration/test_restart.py", "integration/test_forecasts.py",
+    "parallel/test_layouts.py", "test_gpu_benchmark.py", "notebooks/test_notebooks.py", "integration/test_compiled_run.py",
+    "parallel/test_rows_and_columns.py", "launch/test_real_training.py", "plan/test_simulate.py", "parallel/test_compiled.py",
+    "test_verify.py", "faults/test_run_folder.py", "integration/test_restart.py", "parallel/test_ensemble.py",
+    "parallel/test_communication.py", "launch/test_slurm.py", "parallel/test_wiring.py", "faults/test_kill.py",
+    "integration/test_forecasts.py", "malformed/test_sweep.py", "test_recipes_benchmark.py", "test_wheel.py",
 )  # fmt: skip
-"""Files of few tests that take minutes."""
+"""Files whose slow tests take minutes."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
