@@ -235,7 +235,7 @@ def prepare(experiment: Experiment, folder: str) -> Problem:
     """
     variables = Variables(experiment.data)
     store = open_store(experiment.data, variables)
-    made = Path(experiment.data.statistics or Path(experiment.save_loc) / "statistics.nc")
+    made = experiment.preprocessed_statistics
     trainer = experiment.trainer
     changes: dict[str, Any] = {
         "global_batch_size": BATCH,

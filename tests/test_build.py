@@ -122,6 +122,27 @@ def test_a_job_of_several_ranks_is_not_submitted_before_such_a_pass(tmp_path, mo
     assert "expected qsub" in refusal("--ngpus", "4")
 
 
+def test_a_job_before_or_in_which_statistics_are_written_is_submitted_without_them(tmp_path):
+    fitted = tmp_path / "fitted.nc"
+    options = [f"--set={text}" for text in (*TINY, f"save_loc={tmp_path}/run", f"data.statistics={fitted}")]
+
+    def refusal(*more: str) -> str:
+        submission = CliRunner().invoke(app, ["submit", str(DEMO), "--site", "local", "--dry-run", *more, *options])
+        return str(submission.exception)
+
+    assert "expected a netCDF file" in refusal()
+    assert "expected a netCDF file" in refusal("--mode", "rollout")
+    for allowed in (["--mode", "preprocess"], ["--after", "7"], ["--mode", "rollout", "--after", "7"]):
+        assert refusal(*allowed) == "None"
+    fitted.write_bytes(b"of something else")
+    assert "cannot be read" in refusal("--after", "7")
+    fitted.unlink()
+    assert CliRunner().invoke(app, ["preprocess", str(DEMO), *options]).exit_code == 0
+    assert refusal("--after", "7") == refusal() == "None"
+    assert f"expected no statistics yet, got {fitted}" in refusal("--mode", "preprocess")
+    assert refusal("--mode", "preprocess", "--force") == "None"
+
+
 def test_a_run_leaves_what_it_promises(run):
     _, save_loc = run
     assert json.loads((save_loc / "status.json").read_text())["state"] == "finished"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -96,10 +97,14 @@ def submit(
     experiment = load_experiment(file, overrides)
     profile = experiment.site or SiteSection()
     asked = resources(experiment.pbs or PbsSection(), profile, mode, options)
-    check(file, overrides, asked.world if mode == "train" else None)
+    statistics = experiment.preprocessed_statistics
+    # A file that this job or one before it writes need not be there yet.
+    is_made = mode == "preprocess" or (after and not os.path.exists(statistics))
+    checked = (*overrides, "data.statistics=null") if is_made else overrides
+    check(file, checked, asked.world if mode == "train" else None)
     plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after), python=python)
     dialect = scheduler.of(profile)
-    plan = replace(plan, scripts=render(plan, profile), notes=_state_of_run(plan, dialect, force))
+    plan = replace(plan, scripts=render(plan, profile), notes=_state_of_run(plan, dialect, force, statistics))
     check_own("save_loc", plan.script, "a script of this command", begins_with(MARK))
     check_own("save_loc", plan.experiment, "an experiment that was submitted", begins_with(_SUBMITTED))
     if dry_run:
@@ -137,8 +142,8 @@ def _frozen(experiment: Experiment, file: Path) -> str:
     return f"# {file.name} {_SUBMITTED}\n{json.dumps(experiment.to_dict(), indent=2)}\n"
 
 
-def _state_of_run(plan: Plan, dialect: Scheduler, force: bool) -> tuple[str, ...]:
-    """Return notes on what the run's folder already contains.
+def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path) -> tuple[str, ...]:
+    """Return notes on what the run's folder already contains; `preprocess` writes `statistics`.
 
     Raises UserError where the submission would do nothing, or repeat queued work.
     """
@@ -168,8 +173,8 @@ def _state_of_run(plan: Plan, dialect: Scheduler, force: bool) -> tuple[str, ...
         raise UserError(
             f"expected forecasts in {plan.save_loc}, got none, roll out first, or say which job to wait for (--after)"
         )
-    elif plan.mode == "preprocess" and (plan.save_loc / "statistics.nc").exists() and not force:
-        raise UserError(f"expected no statistics yet, got {plan.save_loc / 'statistics.nc'}, {again}")
+    elif plan.mode == "preprocess" and os.path.exists(statistics) and not force:
+        raise UserError(f"expected no statistics yet, got {statistics}, name another file, or add --force")
     if plan.mode == "rollout" and _filled(plan.save_loc / "forecasts"):
         notes.append(f"forecasts exist in {plan.save_loc / 'forecasts'}")
     return tuple(notes)

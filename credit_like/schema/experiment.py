@@ -71,13 +71,17 @@ class Experiment(Section):
             return validate(_with_whole_phases(data))
 
     @property
+    def preprocessed_statistics(self) -> Path:
+        """Return the file of statistics that `preprocess` writes; `save_loc` has it, unless `data.statistics` names another."""
+        return Path(self.data.statistics or Path(self.save_loc) / "statistics.nc")
+
+    @property
     def statistics_file(self) -> Path:
-        """Return the file of statistics that the run reads; `save_loc` has it, unless `data.statistics` names another.
+        """Return the file of statistics that the run reads.
 
         A run that starts from another one always has its own, since that also holds what the source was normalised by.
         """
-        own = Path(self.save_loc) / "statistics.nc"
-        return own if self.start_from is not None else Path(self.data.statistics or own)
+        return self.preprocessed_statistics if self.start_from is None else Path(self.save_loc) / "statistics.nc"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data for YAML or JSON; it loads back to an equal experiment."""

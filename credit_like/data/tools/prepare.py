@@ -47,10 +47,8 @@ def prepare(
     if rechunk_to is not None:
         check_new("--rechunk", rechunk_to)
     folder = Path(experiment.save_loc)
-    if data.statistics is None:
-        check_own("save_loc", folder / "statistics.nc", "a file of statistics", Statistics.is_file)
-    else:
-        check_own("data.statistics", Path(data.statistics), "a file of statistics", Statistics.is_file)
+    written = experiment.preprocessed_statistics
+    check_own("data.statistics" if data.statistics else "save_loc", written, "a file of statistics", Statistics.is_file)
     Audit.check(folder)
     if climatology:
         check_climatology(Path(experiment.save_loc) / CLIMATOLOGY)
@@ -69,7 +67,7 @@ def prepare(
                 folder,
                 tell,
                 mapper,
-                Path(data.statistics) if data.statistics else None,
+                written,
                 experiment.evaluation.climatology_window_days if climatology else 0,
             )
     except ValueError:
@@ -77,7 +75,7 @@ def prepare(
             _LOG.warning("what was found is in %s", folder / "audit.csv")
         raise
     print_audit(found, statistics)
-    made = [data.statistics or folder / "statistics.nc", folder / "audit.csv", folder / "audit.png"]
+    made = [written, folder / "audit.csv", folder / "audit.png"]
     made += [folder / CLIMATOLOGY] if climatology else []
     if rechunk_to is not None:
         with progress("re-chunking") as tell:
