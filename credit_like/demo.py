@@ -178,7 +178,7 @@ def _print_table(
     for row in rows:
         table.add_row(*row)
     ranked = [name for names in (shown[:3], shown[3:]) for name in (names[0], names[2], names[1])]
-    left_out = fitted(console, table, ranked)
+    left_out = fitted(console, table, ranked, folded=["variable"])
     console.print(table)
     if left_out:
         names = ", ".join(header[shown.index(name)] for name in left_out)

@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 
-def fitted(console: Console, table: Table, droppable: Sequence[str]) -> list[str]:
+def fitted(console: Console, table: Table, droppable: Sequence[str], folded: Sequence[str] = ()) -> list[str]:
     """Remove columns from the table until it fits, the last of `droppable` first; return the headers that are left out.
 
-    No cell is folded or cut. Columns that are not `droppable` stay, so that the table may still be too wide. A file or
-    pipe has no width: the console then becomes as wide as the table.
+    Columns that are not `droppable` stay. If they are too wide, the text of those in `folded` continues on further lines.
+    No other cell is folded, and none of a table that fits is cut. A file or pipe has no width: the console then becomes as
+    wide as the table.
     """
     for column in table.columns:
         column.no_wrap = True
@@ -33,6 +34,10 @@ def fitted(console: Console, table: Table, droppable: Sequence[str]) -> list[str
         for column in found:
             table.columns.remove(column)
             left_out.insert(0, header)
+    if Measurement.get(console, wide, table).maximum > console.width:
+        for column in table.columns:
+            if column.header in folded:
+                column.no_wrap, column.overflow = False, "fold"
     return left_out
 
 

@@ -129,6 +129,26 @@ def test_comparison_of_two_runs(tmp_path):
     assert row.split()[-3:] == ["0.50", "0.50", "0.50"]
 
 
+@pytest.mark.parametrize("width", [80, 100, 160])
+def test_a_long_value_leaves_the_others_whole(tmp_path, width):
+    """It continues on the next lines of a comparison, and ends with … in the table of all runs."""
+    long = ", ".join(f"{{epochs: {n}, freeze: [stages.{n}.*]}}" for n in range(20))
+    runs = [make_run(tmp_path / name) for name in ("a", "b")]
+    with (runs[1] / "experiment.yml").open("a") as file:
+        file.write(f"phases: [{long}]\n")
+    lines = shown(print_comparison, *runs, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split() for line in lines if line.startswith(("step", "best validation loss"))] == [
+        ["step", "20", "20"],
+        ["best", "validation", "loss", "0.25", "0.25"],
+    ]
+    first = next(number for number, line in enumerate(lines) if line.startswith("phases"))
+    text = " ".join(line.strip() for line in lines[first : first + 20])
+    assert all(f"stages.{n}.*" in text.replace(" ", "") for n in range(20))
+    assert max(map(len, shown(print_runs, tmp_path).splitlines())) <= 160
+    assert "epochs: 0" in shown(print_runs, tmp_path)
+
+
 def test_scores_as_a_frame(tmp_path):
     results = scores().assign_coords(provenance=("source", ["x"] * 3))
     save_results(results, tmp_path / "evaluation")
@@ -167,7 +187,12 @@ def test_the_log_as_a_frame(tmp_path):
 def test_cells_are_short_text():
     period = {"start": "2000-01-01T00:00:00", "end": "2000-02-01T06:00:00"}
     assert compare._cell([period, period]) == ", ".join(["2000-01-01 to 2000-02-01T06:00:00"] * 2)
-    assert compare._cell([{"type": "mass"}, {"type": "clip", "minimum": 0.0}]) == "type: mass, type: clip, minimum: 0"
+    assert (
+        compare._cell([{"type": "mass"}, {"type": "clip", "minimum": 0.0}]) == "{type: mass}, {type: clip, minimum: 0}"
+    )
+    phase = {"epochs": 2, "loss": {"type": "sum", "terms": []}, "betas": [0.9, 0.95], "freeze": None}
+    assert compare._cell([phase]) == "{epochs: 2, loss: {type: sum}, betas: [0.9, 0.95]}"
+    assert compare._cell([{"name": "u"}, {"name": "v"}, {"name": "q", "units": "kg"}]) == "u, v, {name: q, units: kg}"
     assert [compare._cell(value) for value in (None, [], 0.12345678, True, "6h")] == ["", "", "0.1235", "true", "6h"]
     keys = ["data.valid", "inference.init.start", "trainer.epochs"]
     assert [compare._short(key, keys) for key in keys] == ["data.valid", "init.start", "epochs"]

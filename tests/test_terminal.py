@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import xarray as xr
 from rich.console import Console
+from rich.table import Table
 
 from credit_like.demo import _ratio, print_tables
 from credit_like.evaluation.scorecard import print_scorecard
-from credit_like.terminal import duration, logging_above, progress_bar, shortened
+from credit_like.terminal import duration, fitted, logging_above, progress_bar, shortened
 from credit_like.training.monitor import Monitor
 
 WIDTHS = (80, 100, 160)
@@ -144,6 +145,24 @@ def test_no_heading_and_no_number_of_the_demonstration_is_cut(width, longest):
     row = next(line for line in text.splitlines() if f"{longest} 500 hPa" in line)
     assert row.split()[3] == f"{ratio:.{2 if ratio >= 0.095 else 3}f}"
     assert len(row.split()) == 3 + kept
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 160])
+@pytest.mark.parametrize("longest", [10, 50, 200])
+def test_names_are_folded_before_numbers_are_cut(width, longest):
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    table = Table("run", "step", "loss", box=None, pad_edge=False)
+    names = ["x" * longest, "y " * (longest // 2)]
+    for name in names:
+        table.add_row(name, "1234567890", "0.0123456789")
+    fitted(console, table, ["loss"] if width == 40 else [], folded=["run"])
+    console.print(table)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    assert (text.count("x"), text.count("y")) == (longest, longest // 2)
+    assert text.count("1234567890") == 2
+    assert text.count("0.0123456789") == (2 if width > 40 or longest == 10 else 0)
 
 
 @pytest.mark.parametrize(

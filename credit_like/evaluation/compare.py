@@ -24,6 +24,8 @@ from credit_like.terminal import fitted
 
 _VAGUE = ("start", "end", "interval", "times", "type", "path", "valid", "test", "train")
 """Ends of keys that mean little by themselves."""
+_WIDEST = 40
+"""Characters of an experiment's value in the table of all runs; a comparison shows it whole."""
 
 
 def print_runs(folder: Path, console: Console | None = None) -> None:
@@ -36,10 +38,10 @@ def print_runs(folder: Path, console: Console | None = None) -> None:
         table.add_column(header, justify="left" if header in ("run", "state") else "right")
     for run in runs:
         cells = [str(run.folder.relative_to(folder)), run.state, _cell(run.step), _cell(run.loss), _cell(run.best)]
-        cells += [_cell(run.samples_per_second), *(_cell(run.keys.get(key)) for key in keys)]
+        cells += [_cell(run.samples_per_second), *(_cut(_cell(run.keys.get(key))) for key in keys)]
         table.add_row(*map(Text, cells))
     headers = [str(column.header) for column in table.columns]
-    left_out = fitted(console, table, headers[5:])
+    left_out = fitted(console, table, headers[5:], folded=["run"])
     console.print(table)
     if left_out:
         console.print(f"not shown in {console.width} columns: {', '.join(left_out)}", markup=False, highlight=False)
@@ -55,7 +57,7 @@ def print_comparison(first: Path, second: Path, console: Console | None = None) 
     table = Table("", *names_of(first, second), box=None, pad_edge=False)
     for label, values in facts(runs):
         table.add_row(*map(Text, (label, *values)))
-    fitted(console, table, [])
+    fitted(console, table, [], folded=names_of(first, second))
     console.print(table)
     scores = [scores_of(folder) for folder in (first, second)]
     if scores[0] is None or scores[1] is None:
@@ -171,7 +173,7 @@ def _print_ratios(first: xr.Dataset, second: xr.Dataset, console: Console) -> No
         table.add_column(hours_text(lead), justify="right")
     for name, found in rows:
         table.add_row(channel_text(name, level_units_of(first)), *map(_ratio_text, found))
-    fitted(console, table, [hours_text(lead) for lead in leads[1:]])
+    fitted(console, table, [hours_text(lead) for lead in leads[1:]], folded=["variable"])
     console.print(table)
     console.print(significance_text(times), highlight=False)
 
@@ -206,8 +208,16 @@ def _short(key: str, keys: Sequence[str]) -> str:
     return key
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
+
+
 def _cell(value: object) -> str:
-    """Return a value of an experiment as short text: a period as two times, other mappings and lists without quotes."""
+    """Return a value of an experiment as short text without quotes.
+
+    A period is two times, and a variable that has a name alone is that. Other mappings have braces, without keys that have
+    no value.
+    """
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -219,5 +229,10 @@ def _cell(value: object) -> str:
     if isinstance(value, dict):
         if value.keys() == {"start", "end"}:
             return f"{_cell(value['start'])} to {_cell(value['end'])}"
-        return ", ".join(f"{key}: {_cell(one)}" for key, one in value.items())
+        texts = {
+            key: f"[{text}]" if isinstance(one, list) else text for key, one in value.items() if (text := _cell(one))
+        }
+        if texts.keys() <= {"name"}:
+            return texts.get("name", "")
+        return f"{{{', '.join(': '.join(pair) for pair in texts.items())}}}"
     return str(value).removesuffix("T00:00:00")

@@ -35,7 +35,7 @@ def print_scorecard(results: xr.Dataset, console: Console | None = None) -> None
         return
     table = scorecard(results)
     headers = [str(column.header) for column in table.columns]
-    left_out = fitted(console, table, headers[3:])
+    left_out = fitted(console, table, headers[3:], folded=["variable"])
     console.print(table)
     if left_out:
         console.print(
