@@ -52,3 +52,26 @@ def browser():
         opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield opened
         opened.close()
+
+
+_CONTRAST = """
+elements => Math.min(...elements.map(element => {
+  const light = colour => colour.match(/[\\d.]+/g).slice(0, 3).map(c => c / 255)
+    .map(c => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, c, i) => sum + [0.2126, 0.7152, 0.0722][i] * c, 0.05);
+  const style = getComputedStyle(element), [a, b] = [light(style.color), light(style.backgroundColor)];
+  return Math.max(a, b) / Math.min(a, b);
+}))
+"""
+
+
+@pytest.fixture
+def contrast():
+    """contrast(tab, selector) → the lowest contrast of text with its background (WCAG 2.1) in the elements that are coloured."""
+
+    def lowest(tab, selector):
+        elements = tab.locator(", ".join(f"{one}[style*=background]" for one in selector.split(", ")))
+        assert elements.count()
+        return elements.evaluate_all(_CONTRAST)
+
+    return lowest

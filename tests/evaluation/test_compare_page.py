@@ -110,3 +110,28 @@ def test_a_browser_shows_the_page_and_asks_for_nothing(browser, pair, tmp_path):
     assert errors == []
     assert asked == [page.as_uri()]
     context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everything_is_seen_of_runs_with_long_names_and_values(browser, tmp_path, contrast, scheme):
+    names = "a", "phases_of-a-curriculum " + "x" * 40 + " learning_rate-0.001_seed-3"
+    runs = [make_run(tmp_path / name) for name in names]
+    with (runs[1] / "experiment.yml").open("a") as file:
+        file.write(f"phases: [{', '.join(f'{{epochs: {n}, freeze: [stages.{n}.*]}}' for n in range(20))}]\n")
+    for run, factors in zip(runs, ([1.0, 1.0, 1.0], [0.3, 0.8, 1.6]), strict=True):
+        results = scores()
+        results = results * xr.DataArray(factors, dims="lead_time", coords={"lead_time": results["lead_time"]})
+        save_results(results.assign_coords(provenance=("source", ["x"] * 3)), run / "evaluation")
+    page = write_comparison(tmp_path / "page.html", *runs)
+    context = browser.new_context(offline=True, viewport={"width": 900, "height": 900}, color_scheme=scheme)
+    tab = context.new_page()
+    tab.goto(page.as_uri())
+    tab.wait_for_selector("html[data-ready]", timeout=120_000)
+    assert tab.evaluate("document.getElementById('facts').scrollWidth <= document.body.clientWidth")
+    ends = "texts => Math.max(...texts.map(text => text.getBBox().x + text.getBBox().width))"
+    for plot in ("#losses svg >> nth=0", "#score-plot"):
+        texts = tab.locator(plot).locator("text")
+        assert texts.evaluate_all(ends) <= 760
+        assert names[1] in "".join(texts.all_text_contents())
+    assert contrast(tab, "#ratio-table td") >= 4.5
+    context.close()

@@ -196,7 +196,7 @@ def test_no_name_and_no_unit_changes_the_page(made, text):
 
 
 @pytest.mark.parametrize("text", [HOSTILE[0], *(pytest.param(text, marks=pytest.mark.slow) for text in HOSTILE[1:])])
-def test_a_browser_shows_hostile_names_as_text(browser, made, tmp_path, text):
+def test_a_browser_shows_hostile_names_as_text(browser, made, tmp_path, text, contrast):
     file = tmp_path / "report.html"
     file.write_text(report.page(with_everywhere(data_of(made[0]), text)), encoding="utf-8")
     context = browser.new_context(offline=True)
@@ -208,6 +208,7 @@ def test_a_browser_shows_hostile_names_as_text(browser, made, tmp_path, text):
     tab.goto(file.as_uri())
     tab.wait_for_selector("html[data-ready]", timeout=120_000)
     assert tab.locator("#card-table tbody tr").count() == 6
+    assert contrast(tab, "#card-table td, #card-legend span") >= 4.5
     for select in (
         "map-variable",
         "card-region",

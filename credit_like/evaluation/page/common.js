@@ -73,6 +73,23 @@ function strip(table) {
   return made;
 }
 
+/* Colour a cell and write in black or white, of which the one has a contrast of at least 4.5 with any colour (WCAG 2.1). */
+function shade(cell, rgb) {
+  const linear = [...rgb].map((c) => (c <= 10 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
+  cell.style.background = `rgb(${[...rgb]})`;
+  cell.style.color = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > 0.179 ? "#000" : "#fff";
+}
+
+/* Lines of at most `length` characters, broken after a space, a hyphen, an underscore or a slash where there is one. */
+function folded(name, length) {
+  const lines = [];
+  for (let rest = name; rest; rest = rest.slice(lines.at(-1).length)) {
+    const end = rest.length > length ? rest.slice(0, length).search(/[\s_/-][^\s_/-]*$/) + 1 : length;
+    lines.push(rest.slice(0, end || length));
+  }
+  return lines;
+}
+
 function tableRow(name, cells) {
   const row = document.createElement("tr"), first = document.createElement("th");
   first.scope = "row";
@@ -156,7 +173,7 @@ function plot(svg, series, options) {
   if (options.level !== undefined) {
     element(svg, "line", { x1: BOX.left, x2: BOX.right, y1: Y(options.level), y2: Y(options.level), class: "reference" });
   }
-  let coloured = 0, named = 0;
+  let coloured = 0, below = BOX.top + 14;
   for (const one of series) {
     const dash = one.dash ?? REFERENCES[one.name];
     const colour = one.colour ?? (dash ? "#808080" : COLOURS[coloured++ % COLOURS.length]);
@@ -178,9 +195,12 @@ function plot(svg, series, options) {
     });
     element(svg, "path", { d, fill: "none", "stroke-width": one.thin ? 1 : 2, ...stroke });
     if (!one.name) continue;
-    const y = BOX.top + 14 + 20 * named++;
-    element(svg, "line", { x1: 622, x2: 648, y1: y, y2: y, "stroke-width": 2, ...stroke });
-    text(svg, 654, y + 4, one.name);
+    element(svg, "line", { x1: 622, x2: 648, y1: below, y2: below, "stroke-width": 2, ...stroke });
+    for (const line of folded(one.name, 13)) {
+      text(svg, 654, below + 4, line);
+      below += 14;
+    }
+    below += 6;
   }
 }
 

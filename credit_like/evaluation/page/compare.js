@@ -58,8 +58,7 @@ function ratioCell(ratio, half, significant, digits) {
   td.textContent = ratio === null ? "–" : ratio.toFixed(digits) + (half === null ? "" : ` ±${half.toFixed(digits)}`);
   if (ratio === null) return td;
   const strength = Math.min(0.75, 2 * Math.abs(Math.log(ratio)));
-  td.style.background = ratio < 1 ? `rgba(33, 102, 172, ${strength})` : `rgba(178, 24, 43, ${strength})`;
-  if (strength > 0.45) td.style.color = "#fff";
+  shade(td, (ratio < 1 ? [33, 102, 172] : [178, 24, 43]).map((c) => Math.round(255 + strength * (c - 255))));
   if (significant) td.className = "sure";
   return td;
 }

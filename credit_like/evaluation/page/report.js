@@ -344,8 +344,7 @@ function startCard() {
       const swatch = document.createElement("span"), at = 3 * Math.round(127 - 127 * Math.sign(gain) * strengthOf(gain));
       const shown = metric.value === "acc" ? gain : -gain;
       swatch.textContent = shown > 0 ? `+${shown}` : String(shown).replace("-", "−");
-      swatch.style.background = `rgb(${colours.slice(at, at + 3)})`;
-      swatch.style.color = strengthOf(gain) > 0.6 ? "#fff" : "#1b1f24";
+      shade(swatch, colours.slice(at, at + 3));
       return swatch;
     });
     $("card-legend").replaceChildren(...legend);
@@ -360,9 +359,8 @@ function startCard() {
     const shown = metric.value === "acc" ? gain : -gain;
     td.textContent = `${shown > 0 ? "+" : shown < 0 ? "−" : ""}${Math.abs(shown).toFixed(Math.abs(shown) < 10 ? 1 : 0)}`;
     td.title = `${number(ours)} against ${number(theirs)}`;
-    const strength = strengthOf(gain), at255 = 3 * Math.round(127 - 127 * Math.sign(gain) * strength);
-    td.style.background = `rgb(${colours.slice(at255, at255 + 3)})`;
-    td.style.color = strength > 0.6 ? "#fff" : "#1b1f24";
+    const at255 = 3 * Math.round(127 - 127 * Math.sign(gain) * strengthOf(gain));
+    shade(td, colours.slice(at255, at255 + 3));
     const apart = at(source.value, "_high") < at(baseline.value, "_low") || at(source.value, "_low") > at(baseline.value, "_high");
     if (apart) td.className = "sure";
     return td;
