@@ -829,8 +829,10 @@ def _describe_forecasts(store: Store) -> dict[str, Any]:
 
 def print_table(description: dict[str, Any]) -> None:
     """Print the description as a table."""
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from credit_like.terminal import plain_console
 
     def names(variables: list[dict[str, Any]]) -> str:
         shown = [f"{v['name']} × {len(v['levels'])}" if v["levels"] else v["name"] for v in variables]
@@ -875,6 +877,6 @@ def print_table(description: dict[str, Any]) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
         table.add_row(key, value)
-    console = Console()
-    console.print(f"[bold]{description['name']}[/bold]: no problems found", highlight=False)
+    console = plain_console()
+    console.print(Text.assemble((description["name"], "bold"), ": no problems found"))
     console.print(table)

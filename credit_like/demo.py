@@ -14,6 +14,7 @@ import xarray as xr
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from credit_like import build
 from credit_like.check import checked_experiment
@@ -22,7 +23,7 @@ from credit_like.evaluation.scorecard import channels
 from credit_like.naming import channel_text, hours_text, level_units_of
 from credit_like.outputs import begins_with, check_own
 from credit_like.schema.experiment import Experiment
-from credit_like.terminal import fitted
+from credit_like.terminal import fitted, plain_console
 
 REPORT = "report.md"
 _SUMMARY = "Trained, forecast and scored in"
@@ -40,14 +41,12 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
     `ensemble`: then give the trained model noise, train it on the score of its members, and score their forecasts. An
     interrupted demonstration continues where it stopped, like any run.
     """
-    console = Console()
+    console = plain_console()
     began = time.monotonic()
 
     def say(what: str, command: str, file: Path) -> None:
-        console.rule(f"[bold]{what}")
-        console.print(
-            f"[dim]{time.monotonic() - began:5.0f} s   alone: credit-like {command} {file}[/dim]", highlight=False
-        )
+        console.rule(Text(what, "bold"))
+        console.print(f"{time.monotonic() - began:5.0f} s   alone: credit-like {command} {file}", style="dim")
 
     def perform(
         stages: Sequence[tuple[str, str, Callable[[Experiment], int]]], experiment: Experiment, of: Path
@@ -83,11 +82,9 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
         if status := perform(stages, experiment, file):
             return status
     report = write_report(experiment, time.monotonic() - began)
-    console.rule("[bold]Report")
+    console.rule(Text("Report", "bold"))
     print_tables(load_results(evaluation_folder(experiment)), console)
-    console.print(
-        f"Everything is in {save_loc}; the scores and maps to browse: {report}", highlight=False, soft_wrap=True
-    )
+    console.print(f"Everything is in {save_loc}; the scores and maps to browse: {report}", soft_wrap=True)
     return 0
 
 
@@ -182,7 +179,7 @@ def _print_table(
     console.print(table)
     if left_out:
         names = ", ".join(header[shown.index(name)] for name in left_out)
-        console.print(f"not shown in {console.width} columns: {names}; report.md has all", highlight=False)
+        console.print(f"not shown in {console.width} columns: {names}; report.md has all")
 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

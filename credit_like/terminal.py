@@ -6,12 +6,18 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
+
+
+def plain_console(**options: Any) -> Console:
+    """Return a console that prints text as it is: what is in brackets or between colons may be a part of a name or a path."""
+    return Console(markup=False, highlight=False, emoji=False, **options)
 
 
 def fitted(console: Console, table: Table, droppable: Sequence[str], folded: Sequence[str] = ()) -> list[str]:
@@ -69,11 +75,11 @@ def duration(seconds: float) -> str:
 def progress_bar(console: Console, title: str) -> Progress:
     """Return a progress bar with the steps and the time left first, then `text`, which is cut where it does not fit."""
     return Progress(
-        TextColumn(f"[bold]{title}"),
+        TextColumn(title, style="bold", markup=False),
         BarColumn(bar_width=12 if console.width < 100 else 24),
         _Steps(),
         _TimeLeft(),
-        TextColumn("{task.fields[text]}"),
+        TextColumn("{task.fields[text]}", markup=False),
         console=console,
     )
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor, nn
 
 from credit_like import build, registry
@@ -40,6 +40,7 @@ from credit_like.schema.data import Period
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.trainer import Parallelism
 from credit_like.state import Sample
+from credit_like.terminal import plain_console
 from credit_like.training.step import Optimizer
 from credit_like.training.trainer import Trainer
 from credit_like.variables import Variables
@@ -157,7 +158,7 @@ class Problem:
 
 def run(experiment: Experiment, cases: Sequence[Case] | None = None) -> int:
     """Run the comparisons, print a table, and return 1 if any fails, else 0."""
-    with Console(stderr=True).status("") as status:
+    with plain_console(stderr=True).status("") as status:
         rows = list(verify(experiment, cases or cases_of(experiment), lambda name: status.update(f"comparing: {name}")))
     print_rows(experiment, rows)
     return int(not all(row.ok for row in rows))
@@ -606,22 +607,21 @@ def print_rows(experiment: Experiment, rows: Sequence[Row]) -> None:
         table.add_column(what, justify="right")
     table.add_column("")
     for row in rows:
-        verdict = "[green]same[/green]" if row.ok else "[red]differs[/red]"
+        verdict = Text("same", "green") if row.ok else Text("differs", "red")
         if row.refused or row.failed:
-            verdict = "refused" if row.refused else "[red]failed[/red]"
+            verdict = Text("refused") if row.refused else Text("failed", "red")
         slope = {"gradients": row.errors["slope"]} if "slope" in row.errors else row.errors
         table.add_row(row.name, *(f"{slope[w]:.1e}" if w in slope else "" for w in _ERRORS), verdict)
-    console = Console()
-    console.print(f"[bold]{experiment.name}[/bold]: largest relative errors in fp64", highlight=False)
+    console = plain_console()
+    console.print(Text.assemble((experiment.name, "bold"), ": largest relative errors in fp64"))
     console.print(table)
     console.print(
         f"Tolerance {TOLERANCE:g}, or {GROWTH} times what one rounding of the weights makes of {STEPS} steps in one process; "
         f"{SLOPE_TOLERANCE:g} for the loss's gradient against differences.",
-        highlight=False,
     )
     for row in rows:
         text = f"refused: {row.refused}" if row.refused else f"failed: {row.failed}" if row.failed else ""
         if not text and not row.ok:
             text = f"differs first at {row.first}"
         if text:
-            console.print(f"{row.name}: {text}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{row.name}: {text}", soft_wrap=True)

@@ -7,7 +7,6 @@ import time
 import numpy as np
 import pytest
 import yaml
-from rich.console import Console
 
 from credit_like.errors import UserError
 from credit_like.evaluation import compare, load_log, load_scores
@@ -15,6 +14,7 @@ from credit_like.evaluation.compare import print_comparison, print_runs
 from credit_like.evaluation.frames import COLUMNS, save_scores
 from credit_like.evaluation.results import save_results
 from credit_like.runs import differing_keys, experiment_keys, find_runs
+from credit_like.terminal import plain_console
 from tests.test_terminal import scores
 
 EXPERIMENT = {
@@ -45,7 +45,7 @@ def make_run(folder, rate=0.001, state="finished", steps=20, losses=(0.5, 0.25, 
 
 
 def shown(function, *arguments, width=160):
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console = plain_console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     function(*arguments, console)
     return console.file.getvalue()
 

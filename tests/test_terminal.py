@@ -1,20 +1,24 @@
 """What a terminal of 80, 100 and 160 columns shows of tables and of the training bar."""
 
 import io
+import json
 import logging
 import re
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
-from rich.console import Console
 from rich.table import Table
 
+from credit_like import terminal
+from credit_like.cli import main
 from credit_like.demo import _ratio, print_tables
 from credit_like.evaluation.scorecard import print_scorecard
-from credit_like.terminal import duration, fitted, logging_above, progress_bar, shortened
+from credit_like.terminal import duration, fitted, logging_above, plain_console, progress_bar, shortened
 from credit_like.training.monitor import Monitor
+from tests.experiments import DEMO
 
 WIDTHS = (80, 100, 160)
 ROW = {
@@ -110,7 +114,7 @@ def scores(sources=("model", "persistence", "climatology"), levels=(50000.0, 850
 @pytest.mark.parametrize("width", WIDTHS)
 def test_no_number_of_the_scorecard_is_cut(width):
     results = scores(sources=("model", "persistence", "climatology", "another_baseline"))
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console = plain_console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     print_scorecard(results, console)
     text = console.file.getvalue()
     assert "…" not in text
@@ -130,7 +134,7 @@ def test_no_number_of_the_scorecard_is_cut(width):
 @pytest.mark.parametrize("longest", ["q", "relative_humidity_above_the_surface"])
 def test_no_heading_and_no_number_of_the_demonstration_is_cut(width, longest):
     results = scores().rename(q=longest)
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console = plain_console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     print_tables(results, console)
     text = console.file.getvalue()
     assert "…" not in text
@@ -147,10 +151,35 @@ def test_no_heading_and_no_number_of_the_demonstration_is_cut(width, longest):
     assert len(row.split()) == 3 + kept
 
 
+ODD = "[x] [/y] :a: [bold]z"
+
+
+def test_names_and_units_are_printed_as_they_are(tmp_path, capsys):
+    """What is in brackets or between colons is neither markup nor emoji."""
+    results = scores().rename(q=f"q{ODD}")
+    results["u"].attrs["units"] = ODD
+    console = plain_console(file=io.StringIO(), width=200)
+    print_scorecard(results, console)
+    assert f"q{ODD} 500 hPa" in console.file.getvalue()
+    assert ODD in console.file.getvalue().replace(f"q{ODD}", "")
+    print_tables(results, console)
+    assert console.file.getvalue().count(f"q{ODD} 500 hPa") == 2
+    folder = tmp_path / ODD
+    with pytest.raises(SystemExit):
+        main(["check", str(DEMO), "--set", f"save_loc={json.dumps(str(folder))}"])
+    assert "".join(str(folder).split()) in "".join(capsys.readouterr().out.split())
+
+
+def test_all_that_is_printed_is_printed_so():
+    package = Path(terminal.__file__).parent
+    found = [path.name for path in package.rglob("*.py") if re.search(r"\bConsole\(", path.read_text())]
+    assert found == ["terminal.py"]
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 160])
 @pytest.mark.parametrize("longest", [10, 50, 200])
 def test_names_are_folded_before_numbers_are_cut(width, longest):
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    console = plain_console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     table = Table("run", "step", "loss", box=None, pad_edge=False)
     names = ["x" * longest, "y " * (longest // 2)]
     for name in names:
@@ -174,7 +203,7 @@ def test_ratios_have_two_digits_at_least(value, text):
 
 
 def test_a_file_gets_every_column():
-    console = Console(file=io.StringIO(), width=80)
+    console = plain_console(file=io.StringIO(), width=80)
     print_scorecard(scores(), console)
     assert "not shown" not in console.file.getvalue()
 
@@ -192,7 +221,7 @@ def test_durations(seconds, text):
 
 def test_handlers_get_their_stream_back_after_an_error():
     stream = io.StringIO()
-    progress = progress_bar(Console(file=stream), "training")
+    progress = progress_bar(plain_console(file=stream), "training")
     before = sys.stderr
     with pytest.raises(ZeroDivisionError), logging_above(progress):
         raise ZeroDivisionError

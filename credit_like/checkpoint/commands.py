@@ -11,15 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.errors import UserError
-from credit_like.terminal import fitted
+from credit_like.terminal import fitted, plain_console
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def list_checkpoints(save_loc: Path, verify: bool = False, json: bool = False) -
     """Print the checkpoints of a run and return 1 if one of them is damaged."""
     found = entries(save_loc, verify)
     if json:
-        Console(soft_wrap=True).print_json(data=[asdict(entry) for entry in found])
+        plain_console(soft_wrap=True).print_json(data=[asdict(entry) for entry in found])
     else:
         _print(found, verify)
     return int(any(entry.damage for entry in found))
@@ -134,7 +132,7 @@ def prune_checkpoints(save_loc: Path, keep: int) -> int:
     with RunLock(save_loc):
         removed = prune(folder, keep)
     names = ", ".join(f"step-{step}" for step in removed) or "nothing"
-    Console(soft_wrap=True).print(f"removed {names}", highlight=False)
+    plain_console(soft_wrap=True).print(f"removed {names}")
     return 0
 
 
@@ -143,10 +141,10 @@ def diff_checkpoints(first: Path, second: Path) -> int:
     rows = differences(first, second)
     table = Table(box=None, pad_edge=False)
     for title in ("", str(first), str(second)):
-        table.add_column(Text(title), overflow="fold")
+        table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*map(Text, row))
-    Console(soft_wrap=True).print(table if rows else "no difference", highlight=False)
+        table.add_row(*row)
+    plain_console(soft_wrap=True).print(table if rows else "no difference")
     return int(bool(rows))
 
 
@@ -169,7 +167,7 @@ def export(save_loc: Path, output: Path, raw: bool = False) -> int:
     from credit_like.checkpoint.export import export as write
 
     written = write(save_loc, output, "raw" if raw else "ema")
-    Console(soft_wrap=True).print(f"{written} and {written.with_suffix('.md')}", highlight=False)
+    plain_console(soft_wrap=True).print(f"{written} and {written.with_suffix('.md')}")
     return 0
 
 
@@ -179,7 +177,7 @@ def export_package(save_loc: Path, folder: Path, raw: bool = False, licence: str
 
     scores = save_loc / "evaluation" / "scores.csv"
     missing = write_package(save_loc, folder, "raw" if raw else "ema", licence, scores)
-    Console(soft_wrap=True).print("\n".join([str(folder), *missing]), highlight=False, markup=False)
+    plain_console(soft_wrap=True).print("\n".join([str(folder), *missing]))
     return 0
 
 
@@ -188,7 +186,7 @@ def import_credit(checkpoint: Path, config: Path | None, output: Path) -> int:
     from credit_like.checkpoint.credit import import_credit as convert
 
     written = convert(checkpoint, config, output / "model.safetensors")
-    Console(soft_wrap=True).print(str(written), highlight=False)
+    plain_console(soft_wrap=True).print(str(written))
     return 0
 
 
@@ -196,12 +194,12 @@ def _print(found: Sequence[Entry], verified: bool) -> None:
     table = Table("step", "epoch", "valid. loss", "MiB", "saved", "layout", "state", box=None, pad_edge=False)
     for entry in found:
         if entry.damage:
-            table.add_row(str(entry.step), "", "", "", "", "", Text(f"damaged: {entry.damage}"))
+            table.add_row(str(entry.step), "", "", "", "", "", f"damaged: {entry.damage}")
             continue
         score = "" if entry.score is None else f"{entry.score:.6g}{' best' if entry.best else ''}"
         size = f"{(entry.bytes or 0) / 2**20:.1f}"
         state = "intact" if verified else "not verified"
         table.add_row(str(entry.step), str(entry.epoch), score, size, entry.saved, entry.layout, state)
-    console = Console(soft_wrap=True)
+    console = plain_console(soft_wrap=True)
     fitted(console, table, ("MiB", "saved", "layout"))
     console.print(table if found else "no checkpoint")

@@ -20,7 +20,7 @@ from credit_like.evaluation.scorecard import channels, some_leads
 from credit_like.evaluation.significance import score_differences
 from credit_like.naming import channel_text, hours_text, level_units_of
 from credit_like.runs import Run, differing_keys, find_runs, read_run
-from credit_like.terminal import fitted
+from credit_like.terminal import fitted, plain_console
 
 _VAGUE = ("start", "end", "interval", "times", "type", "path", "valid", "test", "train")
 """Ends of keys that mean little by themselves."""
@@ -30,7 +30,7 @@ _WIDEST = 40
 
 def print_runs(folder: Path, console: Console | None = None) -> None:
     """Print a table of all runs below a folder. Raises UserError if there is none."""
-    console = console or Console()
+    console = console or plain_console()
     runs = find_runs(folder)
     keys = differing_keys(runs)
     table = Table(box=None, pad_edge=False)
@@ -39,12 +39,12 @@ def print_runs(folder: Path, console: Console | None = None) -> None:
     for run in runs:
         cells = [str(run.folder.relative_to(folder)), run.state, _cell(run.step), _cell(run.loss), _cell(run.best)]
         cells += [_cell(run.samples_per_second), *(_cut(_cell(run.keys.get(key))) for key in keys)]
-        table.add_row(*map(Text, cells))
+        table.add_row(*cells)
     headers = [str(column.header) for column in table.columns]
     left_out = fitted(console, table, headers[5:], folded=["run"])
     console.print(table)
     if left_out:
-        console.print(f"not shown in {console.width} columns: {', '.join(left_out)}", markup=False, highlight=False)
+        console.print(f"not shown in {console.width} columns: {', '.join(left_out)}")
 
 
 def print_comparison(first: Path, second: Path, console: Console | None = None) -> None:
@@ -52,17 +52,17 @@ def print_comparison(first: Path, second: Path, console: Console | None = None) 
 
     Raises UserError if one of the folders holds no run.
     """
-    console = console or Console()
+    console = console or plain_console()
     runs = compared_runs(first, second)
     table = Table("", *names_of(first, second), box=None, pad_edge=False)
     for label, values in facts(runs):
-        table.add_row(*map(Text, (label, *values)))
+        table.add_row(label, *values)
     fitted(console, table, [], folded=names_of(first, second))
     console.print(table)
     scores = [scores_of(folder) for folder in (first, second)]
     if scores[0] is None or scores[1] is None:
         lacking = [str(folder) for folder, found in zip((first, second), scores, strict=True) if found is None]
-        console.print(f"no scores in {', '.join(lacking)}; run `credit-like evaluate`", markup=False, highlight=False)
+        console.print(f"no scores in {', '.join(lacking)}; run `credit-like evaluate`")
         return
     _print_ratios(scores[0], scores[1], console)
 
@@ -175,7 +175,7 @@ def _print_ratios(first: xr.Dataset, second: xr.Dataset, console: Console) -> No
         table.add_row(channel_text(name, level_units_of(first)), *map(_ratio_text, found))
     fitted(console, table, [hours_text(lead) for lead in leads[1:]], folded=["variable"])
     console.print(table)
-    console.print(significance_text(times), highlight=False)
+    console.print(significance_text(times))
 
 
 def significance_text(times: int) -> str:

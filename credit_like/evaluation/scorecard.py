@@ -19,7 +19,7 @@ from credit_like.naming import (
     level_units_of,
     units_text,
 )
-from credit_like.terminal import fitted
+from credit_like.terminal import fitted, plain_console
 
 _HOURS = (6, 24, 72, 120, 240)
 _REFERENCES = ("persistence", "climatology")
@@ -29,7 +29,7 @@ IN_UNITS = ("rmse", "bias", "mae", "crps", "fair-crps", "spread", "activity")
 
 def print_scorecard(results: xr.Dataset, console: Console | None = None) -> None:
     """Print the table of scores; columns that do not fit are left out and named below it."""
-    console = console or Console()
+    console = console or plain_console()
     if not set(labels(results)) & set(map(str, results["metric"].values)):
         console.print("none of the metrics is shown in the table of scores; report.html and the files have all")
         return
@@ -38,9 +38,7 @@ def print_scorecard(results: xr.Dataset, console: Console | None = None) -> None
     left_out = fitted(console, table, headers[3:], folded=["variable"])
     console.print(table)
     if left_out:
-        console.print(
-            f"not shown in {console.width} columns: {', '.join(left_out)}; scores.csv has all", highlight=False
-        )
+        console.print(f"not shown in {console.width} columns: {', '.join(left_out)}; scores.csv has all")
 
 
 def scorecard(results: xr.Dataset, source: str = "model", region: str = "global") -> Table:

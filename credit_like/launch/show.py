@@ -7,24 +7,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
-from rich.text import Text
 
 from credit_like.launch.cancel import cancel
 from credit_like.launch.plan import Plan
 from credit_like.launch.status import status
+from credit_like.terminal import plain_console
 
 _WIDE = 1000  # columns
 
 
 def print_plan(plan: Plan, script: bool = True) -> None:
     """Print the plan as a table, followed by the job script."""
-    console = Console(soft_wrap=True)
+    console = plain_console(soft_wrap=True)
     console.print(_facts("", plan.describe()))
     for name, text in plan.scripts.items() if script else ():
         console.rule(name)
-        console.print(
-            Syntax(text, "bash", word_wrap=True) if console.is_terminal else text, markup=False, highlight=False
-        )
+        console.print(Syntax(text, "bash", word_wrap=True) if console.is_terminal else text)
 
 
 def print_status(save_loc: Path) -> int:
@@ -39,7 +37,7 @@ def print_status(save_loc: Path) -> int:
         table = Table("job", "mode", "state", "began", "ended", "step", box=None, pad_edge=False)
         for job in run.jobs:
             cells = (job.job, job.mode, job.state, job.began, job.ended, "" if job.step is None else str(job.step))
-            table.add_row(*map(Text, cells))
+            table.add_row(*cells)
         console.print(table)
     return 1 if run.state == "failed" else 0
 
@@ -52,19 +50,19 @@ def print_cancelled(save_loc: Path, job: str | None = None) -> int:
     outcomes = cancel(save_loc, job)
     table = Table("job", "mode", "was", "now", box=None, pad_edge=False)
     for each in outcomes:
-        table.add_row(*map(Text, (each.job, each.mode, each.was, each.now)))
+        table.add_row(each.job, each.mode, each.was, each.now)
     _console().print(table)
     return 1 if any(each.refused for each in outcomes) else 0
 
 
 def _console() -> Console:
     """Return a console that cuts nothing in a file or a pipe."""
-    console = Console(soft_wrap=True)
-    return console if console.is_terminal else Console(soft_wrap=True, width=_WIDE)
+    console = plain_console(soft_wrap=True)
+    return console if console.is_terminal else plain_console(soft_wrap=True, width=_WIDE)
 
 
 def _facts(title: str, rows: list[tuple[str, str]]) -> Table:
     table = Table(title=title or None, show_header=False, box=None, pad_edge=False)
     for row in rows:
-        table.add_row(*map(Text, row))  # as it is: brackets in a reason are no markup
+        table.add_row(*row)
     return table

@@ -8,7 +8,7 @@ from rich.table import Table
 from credit_like.layout import domain_text
 from credit_like.plan.estimate import PlanReport, PlanRow
 from credit_like.plan.machine import Machine
-from credit_like.terminal import fitted
+from credit_like.terminal import fitted, plain_console
 
 _HEAD = (
     "dp",
@@ -31,7 +31,7 @@ _DROPPABLE = ("GFLOP", "GB sent", "collectives")
 
 def print_report(report: PlanReport, console: Console | None = None) -> None:
     """Print the table, the impossible degrees, the assumptions and the recommended section to paste."""
-    console = console or Console(soft_wrap=True)
+    console = console or plain_console(soft_wrap=True)
     table = Table(title=f"{report.name} on {report.world} × {report.machine.name}", box=None, pad_edge=False)
     members = any(row.layout.ensemble > 1 for row in report.rows)
     for column in ("ensemble", *_HEAD) if members else _HEAD:
@@ -42,28 +42,28 @@ def print_report(report: PlanReport, console: Console | None = None) -> None:
     fitted(console, table, _DROPPABLE)
     console.print(table)
     for reason in report.illegal:
-        console.print(f"not possible: {reason.degree} {reason.value}: {reason.reason}", markup=False, highlight=False)
-    console.print(assumptions(report.machine), markup=False, highlight=False)
+        console.print(f"not possible: {reason.degree} {reason.value}: {reason.reason}")
+    console.print(assumptions(report.machine))
     for precision in sorted({row.fullest.precision for row in report.rows}):
-        console.print(f"Computing in {precision}.", markup=False, highlight=False)
+        console.print(f"Computing in {precision}.")
     best = report.recommended
     if best is None:
-        console.print(f"no layout of {report.world} fits; {advice(report)}", markup=False, highlight=False)
+        console.print(f"no layout of {report.world} fits; {advice(report)}")
         return
-    console.print(f"\n# recommended for {report.world} GPUs\n{block(best)}", markup=False, highlight=False)
+    console.print(f"\n# recommended for {report.world} GPUs\n{block(best)}")
     if told := why_whole(best):
-        console.print(f"# {told}", markup=False, highlight=False)
+        console.print(f"# {told}")
     for name, size in sorted(best.fullest.parts.items(), key=lambda item: -item[1]):
         if size >= 5e5:
-            console.print(f"#   {size / 1e9:8.3f} GB {name}", markup=False, highlight=False)
+            console.print(f"#   {size / 1e9:8.3f} GB {name}")
 
 
 def print_machine(machine: Machine) -> None:
     """Print every figure, in the form that `--gpu FILE` reads."""
-    console = Console(soft_wrap=True)
+    console = plain_console(soft_wrap=True)
     for name, value in machine.assumptions().items():
         shown = f"{value:.4g}" if isinstance(value, float | int) else value
-        console.print(f"{name}: {shown}", markup=False, highlight=False)
+        console.print(f"{name}: {shown}")
 
 
 def _cells(row: PlanRow) -> list[str]:

@@ -104,11 +104,9 @@ class Monitor:
         self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
         self._tracking = self._track() if self._track is not None else None
         if sys.stderr.isatty():
-            from rich.console import Console
+            from credit_like.terminal import logging_above, plain_console, progress_bar
 
-            from credit_like.terminal import logging_above, progress_bar
-
-            self._progress = progress_bar(Console(stderr=True), "training")
+            self._progress = progress_bar(plain_console(stderr=True), "training")
             self._above.enter_context(logging_above(self._progress))
             self._task = self._progress.add_task("", total=self.total_steps, completed=step, text="")
 

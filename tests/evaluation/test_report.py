@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from world import forecasts_of_truth, make_context, make_data, make_experiment
 
 from credit_like.evaluation import report
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.report import MISSING, quantise, thin, write_report
 from credit_like.evaluation.scorecard import print_scorecard
+from credit_like.terminal import plain_console
 
 LEADS = 4
 
@@ -380,7 +380,7 @@ def test_scores_without_the_rmse_have_a_table_and_a_page(browser, made, tmp_path
     """As of `metrics: [acc]`, and of `metrics: [spectrum]`, which has wavenumbers beside the leads."""
     _, results, dataset, store, variables = made
     some = results.sel(metric=np.array(metrics, str))
-    console = Console(file=io.StringIO(), width=120)
+    console = plain_console(file=io.StringIO(), width=120)
     print_scorecard(some, console)
     text = console.file.getvalue()
     assert ("ACC of model over 3 initial times" in text) == bool(metrics)

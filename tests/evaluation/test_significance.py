@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import scipy.stats
 import xarray as xr
-from rich.console import Console
 from scores.stats.statistical_tests import diebold_mariano
 from world import forecasts_of_truth, make_context, make_data, make_experiment
 
@@ -22,6 +21,7 @@ from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.metrics import acc, rmse
 from credit_like.evaluation.results import save_results
 from credit_like.evaluation.significance import contributions, standard_error
+from credit_like.terminal import plain_console
 from tests.test_runs import make_run
 
 LEAST = {(35, 0.0): 0.935, (35, 0.5): 0.925, (35, 0.7): 0.895, (120, 0.0): 0.935, (120, 0.5): 0.93, (120, 0.7): 0.92}
@@ -190,7 +190,7 @@ def test_stored_statistics_give_the_scores_and_the_intervals(evaluated):
 
 
 def test_the_table_shows_intervals_and_stars(evaluated):
-    console = Console(file=io.StringIO(), width=120, color_system=None)
+    console = plain_console(file=io.StringIO(), width=120, color_system=None)
     print_comparison(*evaluated[0], console)
     text = console.file.getvalue()
     row = next(line for line in text.splitlines() if line.startswith("u 500 hPa"))

@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from rich.console import Console
 
 from credit_like.plan.estimate import PlanReport, PlanRow, estimate, in_order
 from credit_like.plan.events import Run
@@ -19,6 +18,7 @@ from credit_like.plan.memory_plot import plot_memory
 from credit_like.plan.show import advice, block, line, print_report, why_whole
 from credit_like.plan.simulate import Rank
 from credit_like.schema.trainer import TrainerSection
+from credit_like.terminal import plain_console
 
 MACHINE = Machine(
     "plain", 10, 2.0, 1.0, 100, 10, 1, 4, latency=0, hop_intra=0, hop_inter=0, links=1.0, reached=1.0, launch=0.0, floor=0.0,
@@ -68,7 +68,7 @@ def test_the_fastest_that_fits_comes_first_and_the_nearest_of_the_others():
     report = PlanReport("x", 4, MACHINE, rows, (Illegal("tensor", 3, "expected a divisor"),))
     assert report.recommended is quick
     text = io.StringIO()
-    print_report(report, Console(file=text, width=200))
+    print_report(report, plain_console(file=text, width=200))
     said = text.getvalue()
     assert "+2.0 GB" in said
     assert "not possible: tensor 3: expected a divisor" in said

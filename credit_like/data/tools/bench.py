@@ -108,13 +108,14 @@ def bench_experiment(
 
 def print_report(report: LoaderReport) -> None:
     """Print a table to the terminal."""
-    from rich.console import Console
     from rich.table import Table
+
+    from credit_like.terminal import plain_console
 
     table = Table(title="How fast the data load", show_header=False)
     for row in report.rows():
         table.add_row(*row)
-    Console().print(table)
+    plain_console().print(table)
 
 
 def _rate(per_second: float, megabytes: float) -> str:

@@ -112,12 +112,18 @@ def in_dask(address: str) -> Mapper:
 def progress(what: str) -> Iterator[Progress]:
     """Show a progress bar on a terminal, and elsewhere log a line now and then."""
     if sys.stderr.isatty():
-        from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        columns = (TextColumn(f"[bold]{what}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Bar(*columns, console=Console(stderr=True)) as bar:
+        from credit_like.terminal import plain_console
+
+        columns = (
+            TextColumn(what, style="bold", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Bar(*columns, console=plain_console(stderr=True)) as bar:
             task = bar.add_task("", total=None)
             yield lambda done, total: bar.update(task, completed=done, total=total)
         return
@@ -137,21 +143,22 @@ def progress(what: str) -> Iterator[Progress]:
 
 def print_audit(found: Audit, statistics: Statistics) -> None:
     """Print a table of the findings, or a line if there are none."""
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from credit_like.terminal import plain_console
+
+    console = plain_console()
     times, channels = len(found.times), len(found.channels)
     seen = f"{times} times from {found.times[0]} to {found.times[-1]}, {channels} channels"
     if not found.findings:
-        console.print(f"{seen}: nothing odd", highlight=False)
+        console.print(f"{seen}: nothing odd")
         return
     table = Table("what", "channel", "how often", "where", title=f"Audit: {seen}")
     for row in found.rows()[:_SHOWN]:
         table.add_row(*row)
     console.print(table)
     if len(found.findings) > _SHOWN:
-        console.print(f"{len(found.findings) - _SHOWN} more in audit.csv", highlight=False)
+        console.print(f"{len(found.findings) - _SHOWN} more in audit.csv")
     left_out = len(statistics.missing_times)
     if left_out:
-        console.print(f"{left_out} times with missing fields will be in no sample", highlight=False)
+        console.print(f"{left_out} times with missing fields will be in no sample")
