@@ -51,9 +51,20 @@ def check_figure(path: Path) -> None:
 
 
 def save_figure(figure: Figure, path: Path, dpi: int) -> None:
-    """Write a figure whole, or not at all. Raises UserError as `check_figure` does."""
+    """Write a figure whole, or not at all. Raises UserError as `check_figure` does.
+
+    Its texts, but for the numbers at the ticks, are drawn as they are: a $ in names or units begins no mathematics.
+    """
+    from matplotlib.text import Text
+
     check_figure(path)
     part = path.with_name(f".{path.name}.part")
+    axis = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
+    ticks = [tick for one in axis for tick in (*one.get_major_ticks(), *one.get_minor_ticks())]
+    numbers = {label for tick in ticks for label in (tick.label1, tick.label2)}
+    for text in set(figure.findobj(Text)) - numbers:
+        if "$" in text.get_text():
+            text.set_parse_math(False)
     figure.savefig(part, format="png", dpi=dpi, metadata=DRAWN)
     replace(part, path)
 

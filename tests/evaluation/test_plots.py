@@ -5,7 +5,9 @@ import pytest
 import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
 from world import make_context, make_data, make_experiment
 
 from credit_like import naming
@@ -25,6 +27,7 @@ from credit_like.evaluation.plots import (
 )
 from credit_like.evaluation.scorecard import channels
 from credit_like.grid import Grid
+from credit_like.outputs import save_figure
 from tests.evaluation.test_thresholds import METRICS, SECTION, ensemble
 from tests.test_terminal import scores
 
@@ -97,6 +100,22 @@ def test_curves_have_units_and_regular_leads_and_no_empty_panel(tmp_path):
     assert {path.name for path in paths} == {"rmse.png", "acc.png"}
     height = {path.stem: imread(path).shape[0] for path in paths}
     assert height["acc"] < height["rmse"]  # the wind has no panel there, which saves a row
+
+
+@pytest.mark.parametrize("text", ["$m$", "m$^{-1$", r"$\frac$", "a_b^c"])
+def test_names_and_units_are_no_mathematics(tmp_path, text):
+    results = scores().rename(q=f"q{text}")
+    results["u"].attrs["units"] = text
+    assert len(plot_scores(results, tmp_path)) >= 1
+    figure = Figure()
+    ax = figure.add_subplot()
+    ax.semilogy([1e-5, 1e5], label=text)
+    ax.set_title(text)
+    ax.legend()
+    save_figure(figure, tmp_path / "figure.png", dpi=50)
+    there = {label.get_text(): label.get_parse_math() for label in figure.findobj(Text)}
+    assert there[text] == ("$" not in text)
+    assert there["$\\mathdefault{10^{5}}$"]
 
 
 def test_a_metric_without_values_has_no_figure(tmp_path):
