@@ -875,6 +875,8 @@ def print_table(description: dict[str, Any]) -> None:
         "save_loc": description["save_loc"],
     }
     table = Table(show_header=False, box=None, pad_edge=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")  # a long path is not cut
     for key, value in rows.items():
         table.add_row(key, value)
     console = plain_console()

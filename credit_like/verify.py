@@ -602,7 +602,7 @@ def _last_line(text: str) -> str:
 def print_rows(experiment: Experiment, rows: Sequence[Row]) -> None:
     """Print the table and the details of comparisons that failed."""
     table = Table(box=None, pad_edge=False)
-    table.add_column("one process against")
+    table.add_column("one process against", overflow="fold")
     for what in _ERRORS:
         table.add_column(what, justify="right")
     table.add_column("")

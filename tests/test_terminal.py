@@ -164,7 +164,7 @@ def test_names_and_units_are_printed_as_they_are(tmp_path, capsys):
     assert ODD in console.file.getvalue().replace(f"q{ODD}", "")
     print_tables(results, console)
     assert console.file.getvalue().count(f"q{ODD} 500 hPa") == 2
-    folder = tmp_path / ODD
+    folder = tmp_path / f"{'x' * 80} {ODD}"
     with pytest.raises(SystemExit):
         main(["check", str(DEMO), "--set", f"save_loc={json.dumps(str(folder))}"])
     assert "".join(str(folder).split()) in "".join(capsys.readouterr().out.split())

@@ -113,6 +113,8 @@ def print_report(report: LoaderReport) -> None:
     from credit_like.terminal import plain_console
 
     table = Table(title="How fast the data load", show_header=False)
+    for _ in range(2):
+        table.add_column(overflow="fold")
     for row in report.rows():
         table.add_row(*row)
     plain_console().print(table)

@@ -153,7 +153,9 @@ def print_audit(found: Audit, statistics: Statistics) -> None:
     if not found.findings:
         console.print(f"{seen}: nothing odd")
         return
-    table = Table("what", "channel", "how often", "where", title=f"Audit: {seen}")
+    table = Table(title=f"Audit: {seen}")
+    for header in ("what", "channel", "how often", "where"):
+        table.add_column(header, overflow="fold")
     for row in found.rows()[:_SHOWN]:
         table.add_row(*row)
     console.print(table)
