@@ -606,7 +606,7 @@ def measure(options: argparse.Namespace) -> tuple[list[str], bool]:
     def add(rows: list[Row], plan: Row | None = None) -> None:
         nonlocal good
         for row in rows:
-            good &= not row.get("failed") or GRAPHS in row["setting"]
+            good &= not row.get("failed") or GRAPHS in row["setting"]  # no experiment uses those
             lines.append(line(row, about, plan or {}))
             print(lines[-1], flush=True)
 

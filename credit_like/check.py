@@ -829,10 +829,9 @@ def _describe_forecasts(store: Store) -> dict[str, Any]:
 
 def print_table(description: dict[str, Any]) -> None:
     """Print the description as a table."""
-    from rich.table import Table
     from rich.text import Text
 
-    from credit_like.terminal import plain_console
+    from credit_like.terminal import folding_table, plain_console
 
     def names(variables: list[dict[str, Any]]) -> str:
         shown = [f"{v['name']} × {len(v['levels'])}" if v["levels"] else v["name"] for v in variables]
@@ -874,9 +873,7 @@ def print_table(description: dict[str, Any]) -> None:
         },
         "save_loc": description["save_loc"],
     }
-    table = Table(show_header=False, box=None, pad_edge=False)
-    for _ in range(2):
-        table.add_column(overflow="fold")  # a long path is not cut
+    table = folding_table("", "", show_header=False, box=None, pad_edge=False)
     for key, value in rows.items():
         table.add_row(key, value)
     console = plain_console()

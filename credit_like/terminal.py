@@ -20,12 +20,20 @@ def plain_console(**options: Any) -> Console:
     return Console(markup=False, highlight=False, emoji=False, **options)
 
 
+def folding_table(*headers: str, **options: Any) -> Table:
+    """Return a table with these columns, whose text continues on further lines where it does not fit; it is not cut."""
+    table = Table(**options)
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
 def fitted(console: Console, table: Table, droppable: Sequence[str], folded: Sequence[str] = ()) -> list[str]:
     """Remove columns from the table until it fits, the last of `droppable` first; return the headers that are left out.
 
     Columns that are not `droppable` stay. If they are too wide, the text of those in `folded` continues on further lines.
-    No other cell is folded, and none of a table that fits is cut. A file or pipe has no width: the console then becomes as
-    wide as the table.
+    No other cell is folded, and no cell is cut if these columns fit. A file or pipe has no width: the console then becomes
+    as wide as the table.
     """
     for column in table.columns:
         column.no_wrap = True

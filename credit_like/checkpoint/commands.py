@@ -17,7 +17,7 @@ from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.errors import UserError
-from credit_like.terminal import fitted, plain_console
+from credit_like.terminal import fitted, folding_table, plain_console
 
 
 @dataclass(frozen=True)
@@ -139,9 +139,7 @@ def prune_checkpoints(save_loc: Path, keep: int) -> int:
 def diff_checkpoints(first: Path, second: Path) -> int:
     """Print the differences between two checkpoint folders and return 1 if there are any."""
     rows = differences(first, second)
-    table = Table(box=None, pad_edge=False)
-    for title in ("", str(first), str(second)):
-        table.add_column(title, overflow="fold")
+    table = folding_table("", str(first), str(second), box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     plain_console(soft_wrap=True).print(table if rows else "no difference")

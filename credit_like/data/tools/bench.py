@@ -108,13 +108,9 @@ def bench_experiment(
 
 def print_report(report: LoaderReport) -> None:
     """Print a table to the terminal."""
-    from rich.table import Table
+    from credit_like.terminal import folding_table, plain_console
 
-    from credit_like.terminal import plain_console
-
-    table = Table(title="How fast the data load", show_header=False)
-    for _ in range(2):
-        table.add_column(overflow="fold")
+    table = folding_table("", "", title="How fast the data load", show_header=False)
     for row in report.rows():
         table.add_row(*row)
     plain_console().print(table)

@@ -143,9 +143,7 @@ def progress(what: str) -> Iterator[Progress]:
 
 def print_audit(found: Audit, statistics: Statistics) -> None:
     """Print a table of the findings, or a line if there are none."""
-    from rich.table import Table
-
-    from credit_like.terminal import plain_console
+    from credit_like.terminal import folding_table, plain_console
 
     console = plain_console()
     times, channels = len(found.times), len(found.channels)
@@ -153,9 +151,7 @@ def print_audit(found: Audit, statistics: Statistics) -> None:
     if not found.findings:
         console.print(f"{seen}: nothing odd")
         return
-    table = Table(title=f"Audit: {seen}")
-    for header in ("what", "channel", "how often", "where"):
-        table.add_column(header, overflow="fold")
+    table = folding_table("what", "channel", "how often", "where", title=f"Audit: {seen}")
     for row in found.rows()[:_SHOWN]:
         table.add_row(*row)
     console.print(table)

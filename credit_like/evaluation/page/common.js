@@ -73,7 +73,7 @@ function strip(table) {
   return made;
 }
 
-/* Colour a cell and write in black or white, of which the one has a contrast of at least 4.5 with any colour (WCAG 2.1). */
+/* Colour a cell and write in black or white: one of them has a contrast of at least 4.5 with any colour (WCAG 2.1). */
 function shade(cell, rgb) {
   const linear = [...rgb].map((c) => (c <= 10 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4));
   cell.style.background = `rgb(${[...rgb]})`;
