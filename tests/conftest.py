@@ -145,6 +145,13 @@ def no_netcdf_file_is_left_to_the_collector():
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_exists_is_frozen():
+    """Exclude the modules loaded so far from garbage collection: there are so many objects that each one takes 0.2 s."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def compiled_code_is_forgotten():
     """Count the compiler's limits for one test: it counts by function, also what other tests of this process have compiled."""

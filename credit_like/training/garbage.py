@@ -15,16 +15,19 @@ def collected_between_steps() -> Iterator[Callable[[int], None]]:
     """Stop automatic collection of cycles; yield a function that collects where a number of steps is due.
 
     A collection takes tens of milliseconds, and by itself Python begins it at another moment in every process: each
-    collective then waits for the rank whose turn it is. Objects that exist at the start are not looked at again.
+    collective then waits for the rank whose turn it is. Objects that exist at the start are not looked at again. What the
+    caller has frozen stays frozen, such as the objects of the process that this one was forked from.
     """
-    enabled = gc.isenabled()
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count() > 0
     gc.collect()
-    gc.freeze()
+    if not frozen:
+        gc.freeze()
     gc.disable()
     try:
         yield lambda step: None if step % EVERY else _collect()
     finally:
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
         if enabled:
             gc.enable()
 

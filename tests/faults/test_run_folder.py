@@ -67,6 +67,7 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished") / "run"
     for command in ("train", "rollout", "evaluate", "plot"):
         assert call(command, folder) == 0
+    gc.freeze()  # the modules that the commands have loaded, for the collections of `call`
     return folder
 
 

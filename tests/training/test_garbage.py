@@ -39,15 +39,23 @@ def collections():
     gc.callbacks.remove(note)
 
 
+@pytest.fixture
+def nothing_frozen():
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
 def _cycles(count):
     for _ in range(count):
         one = []
         one.append(one)
 
 
-def test_nothing_is_collected_but_at_its_step(collections):
+def test_nothing_is_collected_but_at_its_step(collections, nothing_frozen):
     assert gc.isenabled()
     with collected_between_steps() as collect:
+        assert gc.get_freeze_count() > 0
         collections.clear()
         for step in range(1, 2 * EVERY + 1):
             _cycles(200)
@@ -59,6 +67,15 @@ def test_nothing_is_collected_but_at_its_step(collections):
         assert not gc.isenabled()
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+def test_what_was_frozen_before_stays_frozen(nothing_frozen):
+    """A forked process freezes its parent's objects, so that it does not finalise them."""
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with collected_between_steps():
+        pass
+    assert gc.get_freeze_count() == pytest.approx(before, rel=0.01)  # those that the reference counts free are fewer
 
 
 def test_an_error_leaves_collection_as_it_was():
