@@ -77,6 +77,11 @@ def known_message(error: BaseException) -> str | None:
     return known_message(error.__cause__) if error.__cause__ is not None else None
 
 
+def cut(text: str, most: int) -> str:
+    """Return the text, or its beginning and an ellipsis if it has more than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
 def reason(error: BaseException, path: object = None) -> str:
     """Return on one line why a file cannot be read or written, for a message that names the file.
 

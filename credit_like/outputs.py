@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit_like.errors import UserError, replace
+from credit_like.errors import UserError, cut, replace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -131,5 +131,4 @@ def _why_not_a_path(path: Path) -> str | None:
 
 
 def _shown(path: str | Path) -> str:
-    text = repr(str(path))
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}…"
+    return cut(repr(str(path)), _SHOWN)

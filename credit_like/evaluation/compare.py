@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from credit_like.errors import UserError
+from credit_like.errors import UserError, cut
 from credit_like.evaluation.frames import by_init_frame
 from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import channels, some_leads
@@ -38,7 +38,7 @@ def print_runs(folder: Path, console: Console | None = None) -> None:
         table.add_column(header, justify="left" if header in ("run", "state") else "right")
     for run in runs:
         cells = [str(run.folder.relative_to(folder)), run.state, _cell(run.step), _cell(run.loss), _cell(run.best)]
-        cells += [_cell(run.samples_per_second), *(_cut(_cell(run.keys.get(key))) for key in keys)]
+        cells += [_cell(run.samples_per_second), *(cut(_cell(run.keys.get(key)), _WIDEST) for key in keys)]
         table.add_row(*cells)
     headers = [str(column.header) for column in table.columns]
     left_out = fitted(console, table, headers[5:], folded=["run"])
@@ -206,10 +206,6 @@ def _short(key: str, keys: Sequence[str]) -> str:
         if sum(other == end or other.endswith("." + end) for other in keys) == 1:
             return end
     return key
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…"
 
 
 def _cell(value: object) -> str:

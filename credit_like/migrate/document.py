@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from credit_like.errors import UserError, reason
+from credit_like.errors import UserError, cut, reason
 
 Keys = tuple[str | int, ...]
 """Path of a key in a document."""
@@ -139,8 +139,7 @@ def _lines(node: yaml.Node | None, keys: Keys, loader: yaml.SafeLoader) -> Itera
 
 
 def _short(value: Any) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 60 else text[:57] + "…"
+    return cut(" ".join(str(value).split()), 60)
 
 
 def iso_time(value: str) -> str:

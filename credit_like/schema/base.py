@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from credit_like.errors import UserError
+from credit_like.errors import UserError, cut
 
 _UNITS = {"s": 1, "min": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)\s*(s|min|h|d)", re.ASCII)
@@ -74,7 +74,7 @@ def file_name(text: str) -> str:
     if not one_line(text) or "/" in text or text.startswith(".") or len(text.encode()) > _NAME_BYTES:
         raise UserError(
             f"expected a name of at most {_NAME_BYTES} bytes without '/' and without a dot at its start, because files "
-            f"have it in their names, got {text[:60]!r}{'…' if len(text) > 60 else ''}"
+            f"have it in their names, got {cut(text, 60)!r}"
         )
     return text
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from credit_like.errors import UserError
+from credit_like.errors import UserError, cut
 from credit_like.registry import BrokenPluginError, closest
 from credit_like.schema.plugin import PluginError, UnknownPluginError
 
@@ -85,7 +85,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        key = self.key if len(self.key) <= _LONGEST else f"{self.key[:_LONGEST]}…"
+        key = cut(self.key, _LONGEST)
         message = _QUOTED.sub(lambda match: f"{match[1]}…'", self.message)
         text = ": ".join(part for part in (str(Place(self.file, self.line)), key, message) if part)
         # Text from a file must not start new lines or send control sequences to the terminal.
@@ -259,5 +259,4 @@ def shown(value: Any) -> str:
         return "nothing"
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…"
+    return cut(repr(value), 80)
