@@ -254,7 +254,7 @@ class _Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         if self.inside:
-            return func(*args, **(kwargs or {}))
+            return _result(func, args, kwargs or {})
         schema = func._schema
         name = schema.name.removeprefix("aten::")
         values = {**{a.name: v for a, v in zip(schema.arguments, args, strict=False)}, **(kwargs or {})}
@@ -274,7 +274,7 @@ class _Trace(TorchDispatchMode):
             rule = rules.elementwise
         if rows and rule is None:
             raise self._error(f"calls {name} on rows, which is not known to keep them apart")
-        result = func(*args, **(kwargs or {}))
+        result = _result(func, args, kwargs or {})
         results = tensors_of(result)
         call = Call(values, results, self._rows, self._is_uniform, self.height, self._expected())
         found: list[_Known]
@@ -415,6 +415,44 @@ class _Trace(TorchDispatchMode):
             f"trainer.parallelism.domain: {name} ({kind}) {what}: use the layers of credit_like.nn there, write a domain "
             "layer, or set domain to 1"
         )
+
+
+_FORMS: dict[Any, Any] = {}
+"""(shape, stride, dtype) of the results of operations without values, by operation and arguments.
+
+Much of torch's arithmetic of shapes is Python and takes up to milliseconds; the blocks of a model repeat the same operations,
+and so do the traces of one model.
+"""
+
+
+def _result(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation on tensors without values; one that makes new tensors is computed once."""
+    schema = func._schema
+    makes = all(a.alias_info is None for a in (*schema.arguments, *schema.returns))
+    key = _form((func, args, tuple(sorted(kwargs.items())))) if makes else None
+    if key is None:
+        return func(*args, **kwargs)
+    if key not in _FORMS:
+        result = func(*args, **kwargs)
+        many = result if isinstance(result, tuple) else (result,)
+        form = tuple(_form(each) for each in many) if all(isinstance(each, Tensor) for each in many) else None
+        _FORMS[key] = None if form is None or None in form else (isinstance(result, tuple), form)
+        return result
+    if (found := _FORMS[key]) is None:
+        return func(*args, **kwargs)
+    several, form = found
+    made = tuple(torch.empty_strided(size, stride, dtype=dtype, device="meta") for _, size, stride, dtype in form)
+    return made if several else made[0]
+
+
+def _form(value: Any) -> Any:
+    """Return what the form of a result depends on, or None for what is not known to be all of it, such as tensors with values."""
+    if isinstance(value, Tensor):
+        return (Tensor, value.shape, value.stride(), value.dtype) if type(value) is Tensor and value.is_meta else None
+    if isinstance(value, list | tuple):
+        found = tuple(_form(item) for item in value)
+        return None if None in found else (type(value), found)
+    return (type(value), value)
 
 
 def _storage(t: Tensor) -> int:

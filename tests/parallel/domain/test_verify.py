@@ -8,12 +8,14 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._pytree import tree_flatten
 
 from credit_like import bands
 from credit_like.models import persistence, wxformer
 from credit_like.nn.conv import Conv2d
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.norms import GroupNorm
+from credit_like.parallel.domain import verify as proof
 from credit_like.parallel.domain.apply import verify
 
 HEIGHT, WIDTH, CHANNELS = 16, 8, 4
@@ -353,6 +355,40 @@ SWEEP = [
         {"padding_conf": EARTH | {"pad_lat": (8, 7)}, "local_window_size": 1, "global_window_size": (4, 2, 2, 2)},
     ),
 ]
+
+
+def test_results_that_are_not_computed_again_have_the_form_that_torch_computes(monkeypatch):
+    """Every operation of a WXFormer and of all local parts, on the whole image and on bands, along both axes."""
+    computed, forms = proof._result, []
+
+    def compared(func, args, kwargs):
+        again = len(proof._FORMS)
+        result = computed(func, args, kwargs)
+        changes = any(a.alias_info is not None for a in func._schema.arguments)
+        expected = result if changes else func(*args, **kwargs)
+        (some, structure), (others, like) = tree_flatten(result), tree_flatten(expected)
+        assert structure == like
+        for one, other in zip(some, others, strict=True):
+            assert (one.shape, one.stride(), one.dtype, one.device) == (
+                other.shape,
+                other.stride(),
+                other.dtype,
+                other.device,
+            )
+        forms.append(len(proof._FORMS) == again and not changes)
+        return result
+
+    monkeypatch.setattr(proof, "_result", compared)
+    monkeypatch.setattr(proof, "_FORMS", {})
+    grid, options = SWEEP[2]
+    config = wxformer.Config.model_validate({"interp": True, **options})
+    with torch.device("meta"):
+        model = wxformer.build(config, in_channels=3, out_channels=2, frames=1, height=grid[0], width=grid[1])
+    for axis in (0, 1):
+        verify(model, 2, axis)
+    for name in LOCAL:
+        verify(Image(*[LOCAL[name]()] * 2), 2)
+    assert sum(forms) > 500
 
 
 @pytest.mark.parametrize(("grid", "options"), SWEEP)
