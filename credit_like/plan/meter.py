@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from credit_like.parallel.observe import Message, kind_of, message, wraps_others
@@ -292,7 +291,12 @@ class Meter(TorchDispatchMode):
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    """Return the tensors in nested lists, tuples and mappings, as the arguments of operations have them."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    return [tensor for item in tree for tensor in _tensors(item)] if isinstance(tree, list | tuple) else []
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:

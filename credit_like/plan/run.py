@@ -99,6 +99,8 @@ def _in_processes(
     Processes are forked: with torch loaded this takes hundredths of a second, and the child shares the cached
     operations of all simulations that have finished.
     """
+    import torch._dynamo  # noqa: F401  the first step needs it: the processes have it from here instead of importing it each
+
     context = multiprocessing.get_context("fork")
     waiting, answers, left = deque(tasks), {}, Counter(layout for layout, _ in tasks)
     running: dict[Connection, tuple[Task, ForkProcess]] = {}
