@@ -907,6 +907,8 @@ def kept(lowest: int = 1, rate: float = 1.0) -> str:
 
 RAIN = f"{{type: zonal-energy, variables: [precipitation], {OF_TRAINING}}}, {{type: clip, variables: [precipitation]}}"
 """What is cut off at zero changes the energy, so that this is done twice."""
+RAIN_KEPT = "{type: zonal-energy, variables: [precipitation]}, {type: clip, variables: [precipitation]}"
+"""Done four times, because a step begins with the energy that the last one has left: with two, 0.71 is left after 5 days."""
 KEPT = [
     later("plain-later", "the training of `plain`", PLAIN),
     later("sharp-later", f"the training of `{SHARP.name}`", SHARP),
@@ -921,6 +923,15 @@ KEPT = [
         RAIN,
     ),
     later("sharp-kept-all", "likewise, but each wave keeps its energy", SHARP, kept(), RAIN, RAIN),
+    later(
+        "prognostic-kept",
+        f"forecasts of `{PROGNOSTIC_SHARP.name}` with the corrections of `sharp-kept`, but the waves of precipitation keep their "
+        "energy, like all from wavenumber 6 on",
+        PROGNOSTIC_SHARP,
+        kept(rate=0.8),
+        kept(lowest=6),
+        *[RAIN_KEPT] * 4,
+    ),
 ]
 
 
