@@ -7,10 +7,10 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
-# One thread per process: pytest's workers and the ranks that tests fork already use all cores. The slow tests wait for
-# processes, jobs and time limits half of the time, so they get two more workers, and begin with the longest files (LONGEST in
-# tests/conftest.py) instead of those of most tests.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+# One thread per process: pytest's workers and the ranks that tests fork already use all cores. A part of the time tests wait,
+# the slow ones for processes, jobs and time limits: there are more workers than the two cores of a small machine. The slow
+# tests begin with the longest files (LONGEST in tests/conftest.py) instead of those of most tests.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -q
 
 .PHONY: demo test test-all test-slow lint format docs bench gpu env clean
 
