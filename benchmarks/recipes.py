@@ -1450,8 +1450,8 @@ def report(bench: Bench, cases: Sequence[str], before: str = "") -> str:
                 "Made by `python benchmarks/recipes.py`, whose option `--list` prints the commands. Budgets are steps of the "
                 "model, because the machine was shared; processor minutes are those of training alone. A range in brackets "
                 "after a mean is that of the seeds. The data are those of `credit-like demo`, the forecasts those of its test "
-                "period. Their weather is simulated, and chaotic: where BLAS has other kernels, on another processor, it is another "
-                "after some hundred days. [The same recipes on another weather](recipes-again.md) say what that changes."
+                "period. Their weather is simulated, and chaotic: where BLAS has other kernels, on another processor, it is "
+                "another after some hundred days. [The same recipes on another weather](recipes-again.md) say what that changes."
             ]
         )
     ]
