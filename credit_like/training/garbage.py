@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 EVERY = 50
 """Steps between two collections."""
+_FEW = 1000
+"""More objects than Python 3.12 freezes by itself at its start, and far fewer than a process has that has loaded torch."""
 
 
 @contextmanager
@@ -18,7 +20,7 @@ def collected_between_steps() -> Iterator[Callable[[int], None]]:
     collective then waits for the rank whose turn it is. Objects that exist at the start are not looked at again. What the
     caller has frozen stays frozen, such as the objects of the process that this one was forked from.
     """
-    enabled, frozen = gc.isenabled(), gc.get_freeze_count() > 0
+    enabled, frozen = gc.isenabled(), gc.get_freeze_count() > _FEW
     gc.collect()
     if not frozen:
         gc.freeze()
