@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, register_flop_formula
 
+from credit_like.parallel.domain.rules import tensors_of
 from credit_like.parallel.observe import Message, kind_of, message, wraps_others
 from credit_like.parallel.shards import local
 from credit_like.plan.events import Free, Start, Trace, Wait
@@ -128,17 +129,17 @@ class Meter(TorchDispatchMode):
     ) -> tuple[bool, int, int] | None:
         """Count an operation; return what it adds to `work`."""
         kind = kind_of(func)
-        outs = _tensors(out)
+        outs = tensors_of(out)
         if kind is not None:
             self._own(outs, COMMUNICATION if kind != "all-reduce" else ACTIVATIONS)
             self._start(message(kind, func, args, kwargs, out), func, args, outs)
             if func.namespace == "c10d":
-                self._move(_tensors(args), COMMUNICATION)
+                self._move(tensors_of(args), COMMUNICATION)
             return None
         self._own(outs, ACTIVATIONS)
         self._retag(func, args, kwargs)
         moves, count = self._about(func)
-        ins = _tensors((args, kwargs)) if moves or func is _WAIT else []
+        ins = tensors_of((args, kwargs)) if moves or func is _WAIT else []
         behind = self._behind(ins, outs)
         if not moves:
             return None
@@ -152,8 +153,8 @@ class Meter(TorchDispatchMode):
         """Count a collective, and note what will hold its result."""
         self.messages[sent] += 1
         c10d = func.namespace == "c10d"
-        written = _tensors(args[0]) if c10d else outs
-        behind = self._behind(_tensors(args), written)
+        written = tensors_of(args[0]) if c10d else outs
+        behind = self._behind(tensors_of(args), written)
         scope = self._scopes[-1] if self._scopes else ""
         # Asynchronous is the default of these operations, whose only truth value this is.
         blocks = c10d and next((not value for value in args if isinstance(value, bool)), False)
@@ -204,9 +205,9 @@ class Meter(TorchDispatchMode):
         """Classify the arguments of FSDP's own operations, and count those that it packs."""
         name = func.name().partition(".")[0]
         if name in _SPLIT_OUT and "out" in kwargs:
-            self._move(_tensors(kwargs["out"]), GATHERED)
+            self._move(tensors_of(kwargs["out"]), GATHERED)
         elif name in _COLLECT:
-            self._move(_tensors(args), GRADIENTS)
+            self._move(tensors_of(args), GRADIENTS)
             self._packed = len(args[0])
         elif name == _COPY_IN:
             self._packed = len(args[0])
@@ -288,15 +289,6 @@ class Meter(TorchDispatchMode):
     def __exit__(self, *exception: Any) -> None:
         super().__exit__(*exception)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and mappings, as the arguments of operations have them."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
-    return [tensor for item in tree for tensor in _tensors(item)] if isinstance(tree, list | tuple) else []
 
 
 def _storage(tensor: Tensor) -> torch.UntypedStorage | None:

@@ -9,7 +9,7 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -74,9 +74,11 @@ Rule = Callable[[Call], Result]
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in nested lists and tuples."""
+    """Return the tensors in nested lists, tuples and mappings, as the arguments and results of operations have them."""
     if isinstance(value, Tensor):
         return [value]
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, list | tuple):
         return [t for item in value for t in tensors_of(item)]
     return []
