@@ -36,13 +36,15 @@ def run_ranks(world: int, function: Callable[[], Any], timeout: float) -> list[A
     """Fork `world` processes with a launcher's environment, call `function` in each, and return their answers.
 
     `function` joins the process group itself (`Runtime.start`) and sees the memory of this process. This process must
-    not have computed with torch before, because threads do not survive a fork. Ranks that are not done after `timeout`
-    seconds, or `GRACE` seconds after another one has failed, are killed.
+    not have computed with torch before, because threads do not survive a fork. The ranks share the cores, and none has
+    more threads than this process. Ranks that are not done after `timeout` seconds, or `GRACE` seconds after another one
+    has failed, are killed.
     """
-    import torch._dynamo  # noqa: F401  the first step needs it: the ranks have it from here instead of importing it each
+    import torch._dynamo
 
     context = multiprocessing.get_context("fork")
-    threads = max(1, len(os.sched_getaffinity(0)) // world)
+    # OMP_NUM_THREADS stays the limit: two threads that have less than two cores spin at every barrier of a kernel.
+    threads = min(torch.get_num_threads(), max(1, len(os.sched_getaffinity(0)) // world))
     pipes: dict[int, Connection] = {}
     processes: dict[int, ForkProcess] = {}
     ports = []

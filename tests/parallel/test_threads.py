@@ -8,6 +8,7 @@ import os
 import pytest
 import torch
 
+from credit_like.parallel.processes import run_ranks
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.threads import excess, set_threads
 
@@ -50,3 +51,10 @@ def test_the_number_of_threads_is_that_of_the_experiment(caplog) -> None:
     assert "set trainer.threads: " in caplog.text
     set_threads(None, Runtime())
     assert torch.get_num_threads() == 2 * (os.cpu_count() or 1)
+
+
+@pytest.mark.parametrize(("own", "world", "cores", "each"), [(1, 1, 8, 1), (3, 2, 8, 3), (8, 2, 8, 4), (8, 4, 2, 1)])
+def test_forked_ranks_share_the_cores_and_have_no_more_threads_than_the_caller(own, world, cores, each, monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    torch.set_num_threads(own)
+    assert [answer.value for answer in run_ranks(world, torch.get_num_threads, 60)] == [each] * world
