@@ -54,7 +54,9 @@ def test_the_number_of_threads_is_that_of_the_experiment(caplog) -> None:
 
 
 @pytest.mark.parametrize(("own", "world", "cores", "each"), [(1, 1, 8, 1), (3, 2, 8, 3), (8, 2, 8, 4), (8, 4, 2, 1)])
-def test_forked_ranks_share_the_cores_and_have_no_more_threads_than_the_caller(own, world, cores, each, monkeypatch) -> None:
+def test_forked_ranks_share_the_cores_and_have_no_more_threads_than_the_caller(
+    own, world, cores, each, monkeypatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     torch.set_num_threads(own)
     assert [answer.value for answer in run_ranks(world, torch.get_num_threads, 60)] == [each] * world

@@ -61,11 +61,7 @@ def test_bands_do_what_the_plan_says(run_ranks, small, known):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "section"),
-    [
-        LAYOUTS[2],
-        LAYOUTS[-1],
-        *(pytest.param(*case, marks=pytest.mark.long) for case in (*LAYOUTS[:2], *LAYOUTS[3:-1])),
-    ],
+    [LAYOUTS[-1], *(pytest.param(*case, marks=pytest.mark.long) for case in LAYOUTS[:-1])],
     ids=lambda value: str(value).replace(" ", ""),
 )
 def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, known, layout, section):
