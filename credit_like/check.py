@@ -497,7 +497,9 @@ def initial_times(store: Store) -> Sequence[int]:
 
 
 def _init_findings(store: Store) -> Iterator[Finding]:
-    """Check that the store has the initial times, their history and the forcing of the forecasts."""
+    """Check that the store has the initial times, their history and the forcing of the forecasts, without a gap in time."""
+    from credit_like.inference import times as forecasts
+
     data, inference = store.experiment.data, store.experiment.inference
     where: Path = ("inference", "init")
     try:
@@ -508,13 +510,14 @@ def _init_findings(store: Store) -> Iterator[Finding]:
     if len(times) > len(store.seconds):
         yield where, f"expected at most the {len(store.seconds)} times of the store, got {len(times)}, change them"
         return
-    init = np.array(times, np.int64)
-    if not len(init):
+    if not len(times):
         return
+    init = np.array(times, np.int64)
     has = f"{store.text(store.seconds[0])} to {store.text(store.seconds[-1])}"
     needed = init[:, None] - np.arange(data.history_len) * store.timestep
     absent = init[~np.isin(needed, store.seconds).all(1)]
-    if len(absent):
+    # Those inside a range are left out.
+    if len(absent) and (isinstance(times, list) or {times[0], times[-1]} & set(absent.tolist())):
         history = f" with {data.history_len - 1} before them" if data.history_len > 1 else ""
         yield (
             where,
@@ -533,6 +536,12 @@ def _init_findings(store: Store) -> Iterator[Finding]:
             f"expected forcing ({', '.join(read)}) until {store.text(last)}, got a store until "
             f"{store.text(store.seconds[-1])}, change the lead, the initial times or `fill` of the forcing",
         )
+        return
+    try:
+        forecasts.initial_times(inference, store.fields, data)
+    except UserError as error:
+        key, _, message = str(error).partition(": ")
+        yield tuple(key.split(".")), message
 
 
 def _content_findings(store: Store) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from credit_like.data.store import FieldStore, InMemory, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
+from credit_like.inference.times import refuse_gaps
 from credit_like.naming import hours_text
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
@@ -90,8 +91,8 @@ class Forecaster:
         `dataset`, or several together, hold the model's prognostic, forcing and static variables under their own names or
         known aliases, over time, level, latitude, longitude, on the grid on which the model was trained; diagnostic
         variables are optional, and so are the static ones of a package. Points missing at the first initial time are
-        treated as points without data. Raises UserError for an absent variable, level, time or grid. Only one lead is in
-        memory unless the caller keeps more.
+        treated as points without data. Raises UserError for an absent variable, level, time or grid, and for a gap in time
+        among what a forecast reads. Only one lead is in memory unless the caller keeps more.
         """
         times = [init] if isinstance(init, str) else list(init)
         store = self.open(dataset)
@@ -102,8 +103,10 @@ class Forecaster:
                 f"expected at least one lead, and forcing ({', '.join(v.name for v in forced) or 'none'}) for all of "
                 f"them, got leads={leads} and data until {store.times[-1]}; change leads or give more data"
             )
+        data = self.experiment.data
+        refuse_gaps([store.index(time) for time in times], store, data, leads, data.history_len - 1, key="")
         stepper = self.context(store, times[0]).stepper
-        return forecast(stepper, store, self.variables, times, leads, history_len=self.experiment.data.history_len)
+        return forecast(stepper, store, self.variables, times, leads, history_len=data.history_len)
 
     def context(self, store: FieldStore, init: str) -> Context:
         """Return the context of forecasts from `store`: the model with its normalisation, corrections and noise.
@@ -171,8 +174,10 @@ class Forecaster:
         fields = store.read(self.variables.outputs, [now])[0]
         self._refuse_other_units(fields)
         outputs = np.isfinite(fields)
-        everywhere = outputs[: self.variables.n("prognostic")].all(0)
-        outputs = np.where(outputs.any((-2, -1))[:, None, None], outputs, everywhere)
+        # A diagnostic variable that the analysis lacks is predicted where any prognostic one has data: sea surface
+        # temperature does not keep precipitation from land.
+        anywhere = outputs[: self.variables.n("prognostic")].any(0)
+        outputs = np.where(outputs.any((-2, -1))[:, None, None], outputs, anywhere)
         roles = ("prognostic", "diagnostic", "dynamic_forcing", "static")
         parts = [self.normalisation[role] for role in roles]
         names = [name for part in parts for name in part["channels"]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,9 +69,10 @@ def initial_times(
     """Return the positions of the initial times on the store's time axis, ascending.
 
     If `inference.init` is not given, these are every fourth step of the test period from which the whole forecast lies
-    inside the data. Times of a range whose initial fields are missing are omitted and counted. Raises UserError for a
-    time that is not in the data, that lacks its history or a whole initial field, or from which a forecast needs
-    forcing beyond the end of the data. Bred and lagged members need the same of the earlier times they start from.
+    inside the data, without a gap in time. Times of a range that the data lack, whose initial fields are missing or whose
+    history and forcing span a gap are omitted and counted. Raises UserError for a time that is not in the data, that lacks
+    its history or a whole initial field, or from which a forecast needs forcing across a gap or beyond the end of the
+    data. Bred and lagged members need the same of the earlier times they start from.
     """
     leads = lead_steps(section.lead, data.timestep)
     starts = earlier_starts(section.ensemble, data.timestep)
@@ -88,17 +89,23 @@ def initial_times(
                 "inference.init: expected initial times with all their fields, got "
                 f"{', '.join(map(calendar.to_text, lacking[:3]))} where whole fields are missing, change to other times"
             )
+        refuse_gaps(chosen, store, data, leads, needed[-1])
     else:
         assert init.start is not None
         assert init.end is not None
         assert init.interval is not None
         step = lead_steps(init.interval, data.timestep, "inference.init")
-        found = range(_index(store, init.start), _index(store, init.end) + 1, step)
-        chosen = [i for i in found if i not in missing]
-        if len(chosen) < len(found):
-            _LOG.warning(
-                "%d of %d initial times left out: whole fields are missing", len(found) - len(chosen), len(found)
-            )
+        ends = [store.seconds[_index(store, end)] for end in (init.start, init.end)]
+        wanted = np.arange(ends[0], ends[1] + 1, step * store.step_seconds)
+        there = np.flatnonzero(np.isin(store.seconds, wanted)).tolist()
+        whole = [i for i in there if _has_no_gap(i, store, data, leads, needed[-1])]
+        chosen = [i for i in whole if i not in missing]
+        for count, why in (
+            (len(wanted) - len(whole), "the data have a gap in time there"),
+            (len(whole) - len(chosen), "whole fields are missing"),
+        ):
+            if count:
+                _LOG.warning("%d of %d initial times left out: %s", count, len(wanted), why)
         if not chosen:
             raise UserError(
                 f"inference.init: expected initial times from {init.start} to {init.end}, got none with data"
@@ -121,10 +128,39 @@ def _index(store: FieldStore, time: str) -> int:
         raise UserError(f"inference.init: {error}") from error
 
 
+def _is_regular(store: FieldStore, first: int, last: int) -> bool:
+    """Return whether the times of the data at these positions, and those between, follow each other in steps."""
+    first, last = max(first, 0), min(last, len(store.seconds) - 1)
+    return bool(store.seconds[last] - store.seconds[first] == (last - first) * store.step_seconds)
+
+
+def _has_no_gap(init: int, store: FieldStore, data: DataSection, leads: int, before: int) -> bool:
+    """Return whether a forecast reads its history and its forcing at the times that it has them for.
+
+    Both are read at positions of the time axis, which are steps of the forecast only where the data leave out no time.
+    """
+    forced = any(spec.fill is None for spec in (*data.dynamic_forcing.level, *data.dynamic_forcing.surface))
+    return _is_regular(store, init - before, init + (leads - 1 if forced else 0))
+
+
+def refuse_gaps(
+    chosen: Sequence[int], store: FieldStore, data: DataSection, leads: int, before: int, key: str = "inference.init: "
+) -> None:
+    """Raise UserError for initial positions whose history of `before` steps or whose forcing lies beyond a gap in time."""
+    if across := [i for i in chosen if not _has_no_gap(i, store, data, leads, before)]:
+        raise UserError(
+            f"{key}expected data every {format_duration(data.timestep)} for {before} steps before an initial time and "
+            f"the {leads} steps of a forecast, whose history and forcing they are, got a gap around "
+            f"{', '.join(calendar.to_text(store.times[i]) for i in across[:3])}, change to other times or a shorter lead"
+        )
+
+
 def _default(store: FieldStore, data: DataSection, leads: int, missing: set[int], before: int) -> list[int]:
     inside = store.period(data.test)
-    whole = [int(i) for i in inside if i + leads < len(store.times) and i >= before]
-    chosen = [i for i in whole[::4] if i not in missing]
+    fitting = [int(i) for i in inside if i + leads < len(store.times) and i >= before]
+    # Every fourth step by time: by position, the time of day would change where the data have a gap.
+    fourth = [i for i in fitting if not (store.seconds[i] - store.seconds[fitting[0]]) % (4 * store.step_seconds)]
+    chosen = [i for i in fourth if i not in missing and _is_regular(store, i - before, i + leads)]
     if not chosen:
         raise UserError(
             f"inference.lead: expected a lead that fits into the data after a time of the test period, got {leads} "

@@ -74,6 +74,22 @@ def test_diagnostics_need_not_be_there(run):
     np.testing.assert_array_equal(less["u"].values, whole["u"].values)
 
 
+def test_diagnostics_that_are_not_there_have_the_points_of_any_prognostic_variable(run):
+    _, dataset, path = run
+    ocean = dataset["longitude"].values < 180
+    dataset = dataset.assign(column_water=dataset["column_water"].where(xr.DataArray(ocean, dims="longitude")))
+    (less,) = load_forecaster(path)(dataset.drop_vars("precipitation"), INIT[0], 1)
+    np.testing.assert_array_equal(np.isfinite(less["column_water"].values).all((0, -2)).squeeze(), ocean)
+    assert np.isfinite(less["precipitation"].values).all()
+
+
+def test_a_gap_in_what_a_forecast_reads_is_refused(run, monkeypatch):
+    _, dataset, path = run
+    monkeypatch.setattr("credit_like.inference.times._has_no_gap", lambda *_: False)
+    with pytest.raises(ValueError, match=r"^expected data every 6h .* got a gap around"):
+        load_forecaster(path)(dataset, INIT, 1)
+
+
 def test_it_is_a_generator_outside_of_inference_mode(run):
     _, dataset, path = run
     for _ in load_forecaster(path)(dataset, INIT, 2):

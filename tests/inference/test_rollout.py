@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from world import make_context, make_experiment
 
 from credit_like.inference.forecast import forecast
@@ -111,6 +112,34 @@ def test_a_range_leaves_out_times_without_fields(data, tmp_path, caplog):
     found = times(data, tmp_path, missing=[34], init=["2000-01-09", "2000-01-10", "12h"])
     assert found == ["01-09T00", "01-10T00"]
     assert "1 of 3 initial times left out" in caplog.text
+
+
+@pytest.fixture
+def gap(data, tmp_path):
+    """The data without the three times from 2000-01-10T06 on."""
+    with xr.open_dataset(data) as whole:
+        whole.isel(time=[i for i in range(whole.sizes["time"]) if not 37 <= i < 40]).to_netcdf(tmp_path / "gap.nc")
+    return tmp_path / "gap.nc"
+
+
+def test_no_forecast_reads_forcing_across_a_gap(gap, tmp_path, caplog):
+    # Forcing for n steps ends n - 1 steps after the initial time: 2000-01-10T00 is the last time before the gap.
+    assert times(gap, tmp_path, lead="1d", init="2000-01-09T06") == ["01-09T06"]
+    for init in ("2000-01-09T12", ["2000-01-09", "2000-01-09T12"]):
+        with pytest.raises(ValueError, match=r"inference.init: expected data every 6h .* a gap around 2000-01-09T12"):
+            times(gap, tmp_path, lead="1d", init=init)
+    assert times(gap, tmp_path, lead="1d") == ["01-09T00", "01-11T00"]  # as without the gap, at the same time of day
+    assert times(gap, tmp_path, lead="6h", init=["2000-01-09", "2000-01-12", "12h"]) == [
+        "01-09T00", "01-09T12", "01-10T00", "01-11T00", "01-11T12", "01-12T00",
+    ]  # fmt: skip
+    assert "1 of 7 initial times left out: the data have a gap in time there" in caplog.text
+
+
+def test_history_and_earlier_starts_are_not_read_across_a_gap(gap, tmp_path):
+    lagged = {"members": 2, "perturbations": {"type": "lagged", "lag": "12h"}}
+    init = ["2000-01-09", "2000-01-12", "6h"]
+    assert "01-11T06" not in times(gap, tmp_path, lead="6h", init=init, ensemble=lagged)
+    assert "01-11T12" in times(gap, tmp_path, lead="6h", init=init, ensemble=lagged)
 
 
 @pytest.mark.parametrize(
