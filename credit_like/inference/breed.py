@@ -33,13 +33,13 @@ ForMembers = Callable[[Sequence[int]], Perturb]
 def initial_states(context: Context, amp: bool) -> ForMembers:
     """Return the perturbations of the initial states of the members of `inference.ensemble`, for `rollout`.
 
-    Every state is a function of seed, member and initial position alone, in every layout (to rounding for those that
+    Every state is a function of seed, member and initial time alone, in every layout (to rounding for those that
     the model makes). Raises UserError as `gaussian_fields` does.
     """
     ensemble = context.experiment.inference.ensemble
     if ensemble.kind == "gaussian":
-        grid = context.store.grid
-        return perturbations(ensemble, context.variables, context.statistics, grid, context.rows, context.columns)
+        store = context.store
+        return perturbations(ensemble, context.variables, context.statistics, store, context.rows, context.columns)
     run = partial(
         rollout,
         context.stepper,
@@ -82,7 +82,7 @@ def _bred(context: Context, after: Callable[..., State], starts: Sequence[int]) 
     transforms, device = Transforms(prognostic), context.stepper.mean.device
     grid, statistics = context.store.grid, context.statistics
     ensemble, rows, columns = context.experiment.inference.ensemble, context.rows, context.columns
-    fields = gaussian_fields(ensemble, context.variables, statistics, grid, rows, columns)
+    fields = gaussian_fields(ensemble, context.variables, statistics, context.store, rows, columns)
     mask = torch.from_numpy(statistics.mask(prognostic))
     weights = torch.from_numpy(grid.latitude_weights())[:, None] * mask
     area = AreaMean(weights, rows, context.runtime.sum_over_domain, columns).to(device)

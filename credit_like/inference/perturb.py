@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from credit_like.data.statistics import Statistics
+from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.schema.checks import ensemble_findings
@@ -82,7 +83,7 @@ def perturbations(
     ensemble: Ensemble,
     variables: Variables,
     statistics: Statistics,
-    grid: Grid,
+    store: FieldStore,
     rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> Callable[[Sequence[int]], Callable[[Tensor, Sequence[int]], Tensor]]:
@@ -90,7 +91,7 @@ def perturbations(
 
     Adds the fields of `gaussian_fields`. Raises UserError as that function does.
     """
-    fields = gaussian_fields(ensemble, variables, statistics, grid, rows, columns)
+    fields = gaussian_fields(ensemble, variables, statistics, store, rows, columns)
     transforms = Transforms(variables.role("prognostic"))
 
     def for_members(members: Sequence[int]) -> Callable[[Tensor, Sequence[int]], Tensor]:
@@ -109,15 +110,16 @@ def gaussian_fields(
     ensemble: Ensemble,
     variables: Variables,
     statistics: Statistics,
-    grid: Grid,
+    store: FieldStore,
     rows: slice = slice(None),
     columns: slice = slice(None),
 ) -> Callable[[Sequence[int], Sequence[int]], NDArray[np.float32]]:
     """Return a function from members and initial positions to perturbations (B, C, H, W) of the transformed values.
 
-    The noise of (seed, member, initial position, channel) is the same in every batch, order and layout. Its standard
-    deviation is `amplitude[variable]` times the channel's own change per step. Member 0 is the unperturbed control.
-    Raises UserError for an amplitude of a variable that is not prognostic, and if all members would be the same.
+    The noise of (seed, member, initial time, channel) is the same in every batch, order and layout, and in data that begin
+    at another time. Its standard deviation is `amplitude[variable]` times the channel's own change per step. Member 0 is
+    the unperturbed control. Raises UserError for an amplitude of a variable that is not prognostic, and if all members
+    would be the same.
     """
     prognostic = variables.role("prognostic")
     perturbed = ensemble.model_copy(update={"from_": "perturbations"})
@@ -126,12 +128,14 @@ def gaussian_fields(
     _, _, change_std = statistics.select(prognostic)
     amplitude = [ensemble.amplitude.get(variable.name, 0.0) for variable in prognostic for _ in variable.channels]
     size_C = np.array(amplitude) * change_std
+    grid = store.grid
     field = SphericalRandomField(grid, ensemble.length_scale_km)
 
     def noise(member: int, init: int) -> NDArray[np.float32]:
         result = np.zeros((len(size_C), grid.height, grid.width), np.float32)
         for channel in np.flatnonzero(size_C) if member else ():
-            rng = np.random.default_rng((ensemble.seed, member, init, int(channel)))
+            time = int(store.seconds[init]) % 2**64  # a seed is not negative, unlike seconds before 1970
+            rng = np.random.default_rng((ensemble.seed, member, time, int(channel)))
             result[channel] = size_C[channel] * field.draw(rng)
         return result[:, rows, columns]
 
