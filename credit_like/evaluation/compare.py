@@ -126,8 +126,8 @@ def ratios(
 ) -> tuple[list[np.timedelta64], list[tuple[str, list[Ratio]]], int]:
     """Return leads, the RMSE of the second over that of the first at them by channel, and how many times are paired.
 
-    The leads are some, or every one, of those that both have. The number of initial times that both have is 0 where the
-    scores hold none: there are then no intervals.
+    The leads are some, or every one, of those that both have. Both RMSE are over the initial times that both have. Their
+    number is 0 where there are none or the scores do not hold them: the RMSE are then those of each run, without intervals.
     """
     common = np.intersect1d(first["lead_time"].values, second["lead_time"].values)
     leads = list(common) if every else some_leads(common)
@@ -138,19 +138,20 @@ def ratios(
         if name not in theirs:
             continue
         rmse = [one.sel(source="model", metric="rmse", lead_time=leads).values for one in (ours, theirs[name])]
-        found = [differences.get((name, lead / np.timedelta64(1, "h")), ()) for lead in leads]
-        rows.append((name, [_ratio(a, b, *bounds) for a, b, bounds in zip(*rmse, found, strict=True)]))
+        paired = [differences.get((name, lead / np.timedelta64(1, "h"))) for lead in leads]
+        rows.append((name, [_ratio(*(known or each)) for known, *each in zip(paired, *rmse, strict=True)]))
     return leads, rows, times
 
 
 def _differences(first: xr.Dataset, second: xr.Dataset) -> tuple[dict[tuple[str, float], tuple[float, ...]], int]:
-    """Return (low, high) by channel and lead in hours, and the number of initial times that both have."""
+    """Return (first, second, low, high) over the initial times that both have by channel and lead in hours, and their number."""
     if not all("statistic" in one.coords for one in (first, second)):
         return {}, 0
     frame = score_differences(*(by_init_frame(one, "model", "rmse", "global") for one in (first, second)))
     names = frame["variable"].where(frame["level"].isna(), frame["variable"] + frame["level"].map("@{:g}".format))
-    bounds = zip(frame["low"], frame["high"], strict=True)
-    return dict(zip(zip(names, frame["lead_hours"], strict=True), bounds, strict=True)), int(frame["times"].max())
+    paired = frame[["first", "second", "low", "high"]].itertuples(index=False, name=None)
+    known = dict(zip(zip(names, frame["lead_hours"], strict=True), paired, strict=True))
+    return known, int(frame["times"].max()) if len(frame) else 0
 
 
 def _ratio(first: float, second: float, low: float = np.nan, high: float = np.nan) -> Ratio:

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import cftime
 import numpy as np
@@ -13,9 +14,11 @@ import xarray as xr
 from scores.stats.statistical_tests import diebold_mariano
 from world import forecasts_of_truth, make_context, make_data, make_experiment
 
+from credit_like import registry
 from credit_like.errors import UserError
 from credit_like.evaluation import compare_scores, load_scores_by_init
-from credit_like.evaluation.compare import print_comparison
+from credit_like.evaluation.collect import Collected
+from credit_like.evaluation.compare import print_comparison, ratios
 from credit_like.evaluation.compare_page import write_comparison
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.metrics import acc, rmse
@@ -187,6 +190,30 @@ def test_stored_statistics_give_the_scores_and_the_intervals(evaluated):
     assert (of_acc["low"] > 0).all()
     with pytest.raises(UserError, match="expected crps of model in global by initial time"):
         load_scores_by_init(runs[0], metric="crps")
+
+
+def of_days(errors):
+    """Return the scores of a run with a forecast per day from 2000-01-01, of these mean squared errors."""
+    days = np.datetime64("2000-01-01", "s") + np.arange(len(errors)) * np.timedelta64(1, "D")
+    scores = Collected(["model"], {"rmse": registry.module("metric", "rmse")}, days, [21600], ["global"])
+    for day, error in enumerate(errors):
+        scores.add(SimpleNamespace(name="z", levels=()), [0], day, 0, {("model", "rmse", "mse"): np.full((1, 1, 1), error)})
+    return scores.dataset(0, 0)
+
+
+def test_a_ratio_is_over_the_initial_times_that_both_have():
+    """The second run also has weeks that are hard to forecast."""
+    errors = 1 + 0.05 * np.random.default_rng(0).standard_normal(40)
+    _, ((_, (paired,)),), times = ratios(of_days(errors[:20]), of_days(0.8 * errors * np.repeat([1, 4], 20)))
+    assert times == 20
+    assert paired.value == pytest.approx(np.sqrt(0.8))
+    assert paired.low < paired.difference < paired.high < 0
+    assert paired.half == pytest.approx((paired.high - paired.low) / 2 / np.sqrt(errors[:20].mean()))
+    first, second = of_days(errors[:20]), of_days(0.8 * errors)
+    ((_, (alone,)),), times = ratios(first, second.assign_coords(init_time=second["init_time"] + np.timedelta64(99, "D")))[1:]
+    assert times == 0
+    assert alone.value == pytest.approx(np.sqrt(0.8 * errors.mean() / errors[:20].mean()))
+    assert not alone.is_significant
 
 
 def test_the_table_shows_intervals_and_stars(evaluated):
