@@ -75,3 +75,19 @@ def year_fraction(times: Times) -> NDArray[np.float64]:
     }
     ends = np.array([bounds[time.year] for time in times], np.float64)
     return np.asarray((since - ends[:, 0]) / (ends[:, 1] - ends[:, 0]), np.float64)
+
+
+def spread(times: NDArray[np.int64], count: int, step: int) -> NDArray[np.int64]:
+    """Return the indices of at most `count` of these times (seconds, `step` apart), evenly spread and each time of day as often.
+
+    An even stride alone would often be a whole number of days.
+    """
+    if len(times) <= count:
+        return np.arange(len(times))
+    per_day = 86400 // step if 86400 % step == 0 else 1
+    hour = times // step % per_day
+    chosen = []
+    for number, first in enumerate(np.linspace(0, len(times), count, endpoint=False).astype(int)):
+        found = np.flatnonzero(hour[first : first + per_day] == number % per_day)
+        chosen.append(first + (found[0] if len(found) else 0))
+    return np.unique(chosen)

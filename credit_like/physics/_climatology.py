@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.data.store import FieldStore
+from credit_like.data.times import spread
 from credit_like.errors import UserError
 from credit_like.schema.data import Periods
 from credit_like.variables import Variables
 
 TIMES = 50
-"""About as many times, evenly spread, make the climatology."""
+"""At most as many times, evenly spread over the period and the hours of the day, make the climatology."""
 
 
 def check_period(kind: str, period: Periods, store: FieldStore) -> None:
@@ -44,8 +45,8 @@ def states(
         is_chosen[channels] = True
     read = [variable for variable in variables.outputs if is_chosen[slices[variable.name]].all()]
     positions = store.period(period)
-    spread = positions[:: max(1, len(positions) // times)]
-    return is_chosen, (store.read(read, [int(each)], rows, columns=columns)[0].astype(np.float64) for each in spread)
+    some = positions[spread(store.seconds[positions], times, store.step_seconds)]
+    return is_chosen, (store.read(read, [int(each)], rows, columns=columns)[0].astype(np.float64) for each in some)
 
 
 def climatology(

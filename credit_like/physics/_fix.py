@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,10 @@ Correct = Callable[..., Tensor]
 
 
 class Fix(nn.Module):
-    """Module that calls `correct` with the area mean over the points that have data in every predicted channel.
+    """Module that calls `correct` with the area mean over the points that have data in all channels of `budget`.
 
-    `changes` names what the correction changes: the channels of each variable.
+    `changes` names what the correction changes: the channels of each variable. `areas` are their area means, in the same
+    order, each channel's over the points where it has data.
     """
 
     needs_forcing = False
@@ -36,6 +37,7 @@ class Fix(nn.Module):
         *,
         config: Correction,
         changes: Mapping[str, slice],
+        budget: Sequence[slice] = (),
         rows: slice = slice(None),
         reduce: Callable[[Tensor], Tensor] = identity,
         columns: slice = slice(None),
@@ -46,9 +48,15 @@ class Fix(nn.Module):
         self.kind: str = getattr(config, "type", "correction")
         self.after_epochs = config.after_epochs
         self._added: list[Tensor] | None = None
-        valid = torch.from_numpy(statistics.mask(variables.outputs).all(0))
-        weights = torch.from_numpy(store.grid.latitude_weights())[:, None] * valid
-        self.area = AreaMean(weights, rows, reduce, columns)
+        valid_CHW = torch.from_numpy(statistics.mask(variables.outputs))
+        weights_H1 = torch.from_numpy(store.grid.latitude_weights())[:, None]
+
+        def area(valid: Tensor) -> AreaMean:
+            return AreaMean(weights_H1 * valid, rows, reduce, columns)
+
+        self.areas = nn.ModuleList(area(valid_CHW[where]) for where in changes.values())
+        # A variable that is not in the budget, such as one of the oceans alone, takes no points from it.
+        self.area = area(torch.cat([valid_CHW[where] for where in budget]).all(0)) if budget else None
 
     def forward(self, after_BCHW: Tensor, before_BCHW: Tensor) -> Tensor:
         return self._record(self.correct(after_BCHW, before_BCHW, self._mean), after_BCHW)
@@ -68,14 +76,15 @@ class Fix(nn.Module):
     def _record(self, corrected_BCHW: Tensor, after_BCHW: Tensor) -> Tensor:
         if self._added is not None:
             change = [
-                self.area.part((corrected_BCHW[:, where] - after_BCHW[:, where]).detach()).mean()
-                for where in self.changes.values()
+                area.part((corrected_BCHW[:, where] - after_BCHW[:, where]).detach()).mean()
+                for where, area in zip(self.changes.values(), cast("list[AreaMean]", self.areas), strict=True)
             ]
             self._added.append(torch.stack(change) if change else corrected_BCHW.new_zeros(0))
         return corrected_BCHW
 
     def _mean(self, x_BHW: Tensor) -> Tensor:
         # The mean of pressures of 1e5 Pa must hold to 1e-3 Pa, which exceeds the seven digits of float32.
+        assert self.area is not None, "a correction that uses a mean gives its budget"
         mean: Tensor = self.area(x_BHW.double()[:, None])
         return mean[:, 0, None, None]
 

@@ -46,13 +46,13 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
 
     where = find(config, variables)
 
-    def correct(after_BCHW: Tensor, before_BCHW: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
+    def correct(after_BCHW: Tensor, before_BCHW: Tensor, _mean: Callable[[Tensor], Tensor]) -> Tensor:
         result = after_BCHW.clone()
-        for channels in where:
-            change_BCHW = before_BCHW[:, channels].double() - after_BCHW[:, channels].double()
-            lost = mean(change_BCHW.flatten(0, 1)).unflatten(0, change_BCHW.shape[:2])
-            result[:, channels] = (after_BCHW[:, channels] + lost).to(after_BCHW.dtype)
+        for channels, area in zip(where, fix.areas, strict=True):
+            lost_BC = area(before_BCHW[:, channels].double() - after_BCHW[:, channels].double())
+            result[:, channels] = (after_BCHW[:, channels] + lost_BC[..., None, None]).to(after_BCHW.dtype)
         return result
 
     changes = dict(zip(config.variables, where, strict=True))
-    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)
+    fix = Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)
+    return fix

@@ -213,8 +213,9 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         result[:, p.temperature] = (after_BCHW[:, p.temperature] + change).to(after_BCHW.dtype)
         return result
 
-    module = ForcedFix(
-        correct, variables, store, statistics, config=config, changes={config.temperature: p.temperature}, **layout
-    )
+    changes = {config.temperature: p.temperature}
+    surface = (*(channel for channel, _ in p.predicted), *([] if p.pressure is None else [p.pressure]))
+    budget = (p.temperature, p.humidity, p.u, p.v, *(slice(channel, channel + 1) for channel in surface))
+    module = ForcedFix(correct, variables, store, statistics, config=config, changes=changes, budget=budget, **layout)
     module.register_buffer("surface_HW", surface_HW, persistent=False)
     return module

@@ -63,4 +63,5 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         return result
 
     changes = {config.surface_pressure: slice(pressure, pressure + 1)}
-    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)
+    budget = (*changes.values(), column.water)
+    return Fix(correct, variables, store, statistics, config=config, changes=changes, budget=budget, **layout)

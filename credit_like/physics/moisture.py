@@ -85,4 +85,6 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         return result
 
     changes = {config.precipitation: slice(rain, rain + 1)}
-    return Fix(correct, variables, store, statistics, config=config, changes=changes, **layout)
+    surface = (rain, evaporation, *([pressure] if any(column.delta_b) else []))
+    budget = (column.water, *(slice(channel, channel + 1) for channel in surface))
+    return Fix(correct, variables, store, statistics, config=config, changes=changes, budget=budget, **layout)

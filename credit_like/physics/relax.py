@@ -1,6 +1,6 @@
 """Relaxation of zonal means to those of the data: a slow pull towards the climate, as heating and friction exert it.
 
-With [x] the mean of x along a row and c the mean of [x] over the times of `climatology`,
+With [x] the mean of x along a row, over the points that have data, and c the mean of [x] over the times of `climatology`,
 
     x ← x + rate · (c − [x])
 
@@ -95,6 +95,10 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         )
         check_mask(config, variables, np.isfinite(mean))
         climate.register_buffer("mean", torch.tensor(mean), persistent=False)
+        valid_CHW = torch.tensor(statistics.mask(variables.outputs)[:, layout.get("rows", slice(None))])
+        climate.register_buffer("points", valid_CHW.sum(-1, keepdim=True), persistent=False)
+        is_whole = all(bool(valid_CHW[channels].all()) for channels in where)
+        climate.register_buffer("valid", valid_CHW[:, :1, :1].clone() if is_whole else valid_CHW, persistent=False)
 
     whole_rows: Callable[[Tensor], Tensor] = layout.get("whole_rows", identity)
 
@@ -103,7 +107,9 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
         for channels in where:
             # In float64, because the change in a step is a small part of a field whose mean may be large.
             x = after_BCHW[:, channels].double()
-            pull = config.rate * (climate.get_buffer("mean")[channels] - whole_rows(x).mean(-1, keepdim=True))
+            total = torch.where(climate.get_buffer("valid")[channels], whole_rows(x), 0).sum(-1, keepdim=True)
+            zonal = total / climate.get_buffer("points")[channels]
+            pull = config.rate * (climate.get_buffer("mean")[channels] - zonal)
             result[:, channels] = (x + pull).to(after_BCHW.dtype)
         return result
 

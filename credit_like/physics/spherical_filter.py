@@ -8,9 +8,10 @@ not learn to remove them. With x_n^m the coefficients of a field, fitted to the 
 
 The factors are those of one step of implicit diffusion −∇^order, with which atmospheric models damp waves near their truncation.
 Components of the wind are not smooth at the poles, but their products with cos φ are sums of Y_n^m with n ≤ N + 1 and m ≤ N;
-these are filtered. With `climatology` the deviation x − c from the mean c over a period is filtered: stationary waves, such as
-those of the surface pressure over mountains, stay. Source: Jablonowski and Williamson (2011), in Numerical Techniques for Global
-Atmospheric Models, Springer, 381-493, for diffusion in models; Hack and Jakob (1992), NCAR/TN-343+STR, for the harmonics.
+these are filtered. In rows at the poles the quotient has a limit, the wave m = 1 of a wind across the pole. With `climatology` the
+deviation x − c from the mean c over a period is filtered: stationary waves, such as those of the surface pressure over mountains,
+stay. Source: Jablonowski and Williamson (2011), in Numerical Techniques for Global Atmospheric Models, Springer, 381-493, for
+diffusion in models; Hack and Jakob (1992), NCAR/TN-343+STR, for the harmonics.
 """
 
 from __future__ import annotations
@@ -75,12 +76,28 @@ def legendre(latitude: Real, highest: int) -> Real:
     They are normalised to a mean square of 1 over −1 < sin φ < 1 and computed by recursion in n from n = m.
     """
     mu = np.sin(np.deg2rad(latitude))
+    sectoral = np.ones((highest + 1, len(mu)))
+    for m in range(1, highest + 1):
+        sectoral[m] = sectoral[m - 1] * np.sqrt((2 * m + 1) / (2 * m) * (1 - mu**2))
+    return _from_sectoral(sectoral, mu)
+
+
+def winds_at_poles(latitude: Real, highest: int) -> Real:
+    """Return P_n^m(sin φ) / cos φ at latitudes of ±90 degrees, (M, H, N), where only those of m = 1 are not zero.
+
+    This is the limit for m > 0. For m = 0 the quotient has none, but the zonal mean of a wind's component is zero there.
+    """
+    sectoral = np.zeros((highest + 1, len(latitude)))
+    sectoral[1:2] = np.sqrt(3 / 2)
+    return _from_sectoral(sectoral, np.sin(np.deg2rad(latitude)))
+
+
+def _from_sectoral(sectoral: Real, mu: Real) -> Real:
+    """Return the functions (M, H, N) of those with n = m, (M, H), by the recursion in n, which is linear."""
+    highest = len(sectoral) - 1
     P = np.zeros((highest + 1, len(mu), highest + 1))
-    sectoral = np.ones_like(mu)
     for m in range(highest + 1):
-        if m:
-            sectoral = sectoral * np.sqrt((2 * m + 1) / (2 * m) * (1 - mu**2))
-        P[m, :, m] = sectoral
+        P[m, :, m] = sectoral[m]
         for n in range(m + 1, highest + 1):
             epsilon, below = (np.sqrt((k**2 - m**2) / (4 * k**2 - 1)) for k in (n, n - 1))
             before = P[m, :, n - 2] if n - 2 >= m else 0.0
@@ -123,6 +140,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     # The ranks that share rows compute the sums over these rows alike, and `reduce` adds up those of all ranks.
     copies: int = layout.get("column_ranks", 1)
     cosine = np.cos(np.deg2rad(grid.latitude))
+    is_pole = np.abs(grid.latitude) == 90
     kinds = [
         (where[: len(config.variables)], np.ones_like(cosine), config.highest),
         (where[len(config.variables) :], cosine, config.highest + 1),
@@ -131,12 +149,15 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     for kind, (chosen, factor, highest) in enumerate(kinds):
         highest = highest if chosen else 0
         fit, back = transforms(grid.latitude, grid.latitude_weights(), highest)
+        back = back / factor[:, None]
+        if factor is cosine:
+            back[:, is_pole] = winds_at_poles(grid.latitude[is_pole], highest)
         n = np.arange(highest + 1)
         ratio = n * (n + 1) / (config.highest * (config.highest + 1))
         back = back * np.exp(-config.damping * ratio ** (config.order / 2))
         fit, back = fit[: config.highest + 1], back[: config.highest + 1]  # derivatives of Y_n^m have the same m
         maps.register_buffer(f"fit_{kind}", torch.tensor((fit * factor)[:, :, rows]), persistent=False)
-        maps.register_buffer(f"back_{kind}", torch.tensor((back / factor[:, None])[:, rows]), persistent=False)
+        maps.register_buffer(f"back_{kind}", torch.tensor(back[:, rows]), persistent=False)
 
     def filtered(part_BCHW: Tensor, fit_MNH: Tensor, back_MHN: Tensor) -> Tensor:
         x_BCHW = whole_rows(part_BCHW)

@@ -18,7 +18,7 @@ Source of the form: the linear relaxation of Held and Suarez (1994), Bull. Amer.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -47,7 +47,7 @@ MOST = 100.0
 TINY = 1e-30
 """Energies below this are zero to rounding, in any variable's units."""
 TIMES = 200
-"""About as many times make the climatology. Short waves are strong at few of them: a mean needs more than that of fields."""
+"""At most as many times make the climatology. Short waves are strong at few of them: a mean needs more than that of fields."""
 
 
 class Config(Correction):
@@ -62,6 +62,25 @@ class Config(Correction):
     """Part of the distance to the target that the energy moves in a step."""
     climatology: Periods | None = None
     """Period of the data whose mean energy is the target, such as that of training. Default: the energy before the step."""
+
+
+def _mean_power(fields: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the mean of |F(x)_k|² over fields (C, H, W), (C, H, K): of each row, over those in which no point is missing.
+
+    Rows are counted one by one, so that the mean of a row is the same on every rank that has it. Raises UserError for a row
+    that is never whole.
+    """
+    total = whole = np.zeros(())
+    for x_CHW in fields:
+        power_CHK = np.square(np.abs(np.fft.rfft(x_CHW)))
+        is_whole = np.isfinite(power_CHK).all(-1, keepdims=True)
+        total, whole = total + np.where(is_whole, power_CHK, 0), whole + is_whole
+    if not np.all(whole):
+        raise UserError(
+            "physics.climatology: expected times at which rows have data at all points for zonal-energy, got rows that lack some "
+            "at all of those that were read; change the period"
+        )
+    return np.asarray(total / whole)
 
 
 def find(config: Config, variables: Variables) -> list[slice]:
@@ -119,8 +138,7 @@ def build(config: Config, variables: Variables, store: FieldStore, statistics: S
     if where and config.climatology is not None:
         is_chosen, fields = states(where, config.climatology, variables, store, rows, times=TIMES)
         energy_CK = np.zeros((len(is_chosen), store.grid.width // 2 + 1))
-        found = [(np.square(np.abs(np.fft.rfft(x_CHW))) * weights_H1).sum(-2) for x_CHW in fields]
-        energy_CK[is_chosen] = np.mean(found, 0)
+        energy_CK[is_chosen] = (_mean_power(fields) * weights_H1).sum(-2)
         climate.register_buffer("energy", torch.tensor(energy_CK), persistent=False)
 
     def energy(waves_BCHK: Tensor) -> Tensor:

@@ -103,6 +103,8 @@ class Rank:
 class _NoData:
     """A stand-in for a store: a grid, and fields of zeros."""
 
+    step_seconds = 21600  # of no consequence for memory and time, but corrections of rates ask for it
+
     def __init__(self, grid: Grid, variables: Variables) -> None:
         self.grid, self.variables = grid, variables
         self.seconds = np.zeros(1, np.int64)

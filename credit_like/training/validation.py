@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from credit_like.context import Context
+from credit_like.data.times import spread
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.parallel.runtime import Runtime
@@ -201,12 +202,12 @@ class Validator:
 def time_mean(context: Context, times: np.ndarray, derived: DerivedFields | None = None) -> Tensor:
     """Return (C, h, W), the mean of the output channels and `derived` ones over up to 40 of these times; 0 without data.
 
-    The times are evenly spaced, and the ranks share the reading.
+    The times are spread evenly over the period and the hours of the day, and the ranks share the reading.
     """
     store, runtime = context.store, context.runtime
     part = (context.rows, context.columns)
     rows, columns = part if derived is None else derived.read_part
-    chosen = times[np.unique(np.linspace(0, len(times) - 1, min(_CLIMATOLOGY_TIMES, len(times))).round().astype(int))]
+    chosen = times[spread(store.seconds[times], _CLIMATOLOGY_TIMES, store.step_seconds)]
     channels = context.variables.out_channels if derived is None else len(derived)
     shape = (2, channels, store.grid.height, store.grid.width)
     sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)

@@ -43,3 +43,30 @@ def test_a_day_that_the_calendar_does_not_have():
         times.parse("2001-02-30T00:00:00", "noleap")
     with pytest.raises(ValueError):
         times.parse("2001-02-30T00:00:00", "standard")
+
+
+@pytest.mark.parametrize("count", [40, 50, 200])
+@pytest.mark.parametrize("step", [1, 3, 6, 12, 24, 5])
+@pytest.mark.parametrize("number", [10, 50, 399, 1460, 1561, 14612])
+def test_times_are_spread_over_the_period_and_the_hours_of_the_day(number, step, count):
+    axis = 3600 * step * np.arange(number) + 3 * 3600
+    chosen = times.spread(axis, count, 3600 * step)
+    assert len(np.unique(chosen)) == len(chosen) <= count
+    assert (np.diff(chosen) > 0).all()
+    if number <= count:
+        assert len(chosen) == number
+        return
+    per_day = 24 // step if 24 % step == 0 else 1
+    if number >= count * per_day:
+        assert len(chosen) == count
+        assert np.diff(chosen, prepend=0, append=number).max() <= number / count + per_day + 1
+        often = np.unique(axis[chosen] % 86400, return_counts=True)[1] if per_day > 1 else np.array([count])
+        assert len(often) == min(per_day, count)
+        assert often.max() - often.min() <= 1
+
+
+def test_times_are_spread_where_some_are_left_out():
+    axis = 21600 * np.delete(np.arange(4000), np.arange(1001, 2003))
+    chosen = times.spread(axis, 50, 21600)
+    assert len(chosen) == 50
+    assert np.unique(axis[chosen] % 86400, return_counts=True)[1].min() >= 11

@@ -197,7 +197,9 @@ def of_days(errors):
     days = np.datetime64("2000-01-01", "s") + np.arange(len(errors)) * np.timedelta64(1, "D")
     scores = Collected(["model"], {"rmse": registry.module("metric", "rmse")}, days, [21600], ["global"])
     for day, error in enumerate(errors):
-        scores.add(SimpleNamespace(name="z", levels=()), [0], day, 0, {("model", "rmse", "mse"): np.full((1, 1, 1), error)})
+        scores.add(
+            SimpleNamespace(name="z", levels=()), [0], day, 0, {("model", "rmse", "mse"): np.full((1, 1, 1), error)}
+        )
     return scores.dataset(0, 0)
 
 
@@ -210,7 +212,9 @@ def test_a_ratio_is_over_the_initial_times_that_both_have():
     assert paired.low < paired.difference < paired.high < 0
     assert paired.half == pytest.approx((paired.high - paired.low) / 2 / np.sqrt(errors[:20].mean()))
     first, second = of_days(errors[:20]), of_days(0.8 * errors)
-    ((_, (alone,)),), times = ratios(first, second.assign_coords(init_time=second["init_time"] + np.timedelta64(99, "D")))[1:]
+    ((_, (alone,)),), times = ratios(
+        first, second.assign_coords(init_time=second["init_time"] + np.timedelta64(99, "D"))
+    )[1:]
     assert times == 0
     assert alone.value == pytest.approx(np.sqrt(0.8 * errors.mean() / errors[:20].mean()))
     assert not alone.is_significant

@@ -74,6 +74,7 @@ class Store:
     grid = Grid(np.linspace(75, -75, HEIGHT), np.arange(WIDTH) * 360 / WIDTH)
     times = np.arange(TIMES) * np.timedelta64(6, "h") + np.datetime64("2000-01-01", "s")
     seconds = times.astype(np.int64)
+    step_seconds = 21600
 
     def __init__(self, poison: frozenset[int] = frozenset()) -> None:
         t, y, x = np.meshgrid(np.arange(TIMES), np.arange(HEIGHT), np.arange(WIDTH), indexing="ij")

@@ -15,6 +15,7 @@ import torch
 
 from credit_like import registry
 from credit_like.data.sources._shallow_water import Sphere
+from credit_like.data.times import spread
 from credit_like.grid import Grid
 from credit_like.physics import spherical_filter
 from credit_like.schema.data import DataSection
@@ -25,12 +26,16 @@ A, B = (0.0, 5000.0, 3000.0, 0.0), (0.0, 0.2, 0.6, 1.0)
 
 
 PERIOD = ["2000-01-01", "2000-02-01"]
+MEAN_TIME = float(spread(946684800 + 21600 * np.arange(120), 50, 21600).mean())
+"""Of the numbers of the times that a climatology reads."""
 
 
 @dataclass
 class Store:
     grid: Grid
     step_seconds: int = 21600
+    seconds = 946684800 + 21600 * np.arange(120)
+    """From 2000-01-01 on."""
 
     def static(self, rows=slice(None), columns=slice(None)):
         """Surface geopotential in m² s⁻²."""
@@ -148,8 +153,7 @@ def test_relaxation_pulls_zonal_means_and_leaves_waves(variables, states):
     fix, _ = build({"type": "relax", "variables": ["Q", "SP"], "rate": 0.25, "climatology": PERIOD}, variables)
     fixed = fix(after, before)
     relaxed, others = [0, 1, 2, 6], [3, 4, 5, 7, 8, 9]
-    # Every second time is read, 0 to 118: the mean is 59.
-    climate = torch.tensor(relaxed)[:, None] + 10.0 * torch.arange(HEIGHT) + 59.0
+    climate = torch.tensor(relaxed)[:, None] + 10.0 * torch.arange(HEIGHT) + MEAN_TIME
     mean, new = (x[:, relaxed].mean(-1) for x in (after, fixed))
     torch.testing.assert_close(new, 0.75 * mean + 0.25 * climate)
     waves, kept = (x[:, relaxed] - x[:, relaxed].mean(-1, keepdim=True) for x in (after, fixed))
@@ -217,6 +221,71 @@ def test_zonal_energy_of_fields_without_waves_is_finite_and_so_are_its_gradients
         torch.testing.assert_close(fixed, after)
         (grad,) = torch.autograd.grad(fixed.square().sum(), after)
         assert torch.isfinite(grad).all()
+
+
+def test_rows_that_lack_points_at_a_time_have_the_energy_of_the_other_times(variables, monkeypatch):
+    fields = np.random.default_rng(1).standard_normal((120, 1, HEIGHT, WIDTH)).astype(np.float32)
+    first, second = spread(Store.seconds, 200, 21600)[[3, 7]]
+    fields[first, 0, 2, 5] = fields[second, 0, 2, 6] = fields[second, 0, 4] = np.nan
+    monkeypatch.setattr(
+        Store, "read", lambda _, __, times, rows=slice(None), columns=slice(None): fields[times][..., rows, :]
+    )
+    config = {"type": "zonal-energy", "variables": ["SP"], "climatology": PERIOD}
+    fix, grid = build(config, variables)
+    x = torch.zeros(1, 10, HEIGHT, WIDTH, dtype=torch.float64)
+    x[:, 6] = torch.tensor(fields[0, 0])
+    power = abs(np.fft.rfft(fields[:, 0].astype(np.float64))) ** 2
+    whole = np.isfinite(power).all(-1)
+    assert whole.sum(0).tolist() == [120, 120, 118, 120, 119, 120, 120, 120]
+    expected = sum(grid.latitude_weights()[h] * power[whole[:, h], h].mean(0) for h in range(HEIGHT))
+    np.testing.assert_allclose(zonal_energy(fix(x, x)[:, 6], grid)[0, 1:], expected[1:], rtol=1e-9)
+    fields[:, 0, 2, 3] = np.nan
+    with pytest.raises(ValueError, match=r"physics.climatology: expected times at which rows have data at all points"):
+        build(config, variables)
+
+
+@pytest.fixture
+def ocean(monkeypatch):
+    """The surface pressure has data in the first half of the columns alone."""
+    mask = np.ones((10, HEIGHT, WIDTH), bool)
+    mask[6, :, WIDTH // 2 :] = False
+    monkeypatch.setattr(Statistics, "mask", lambda _, __: mask)
+    return mask[6]
+
+
+def test_relaxation_averages_over_points_with_data(variables, states, monkeypatch, ocean):
+    read = Store.read
+
+    def with_gaps(store, chosen, times, rows=slice(None), columns=slice(None)):
+        return np.where(ocean, read(store, chosen, times), np.float32("nan"))[:, :, rows, columns]
+
+    monkeypatch.setattr(Store, "read", with_gaps)
+    after = states[0].double()
+    fix, _ = build({"type": "relax", "variables": ["SP"], "rate": 0.25, "climatology": PERIOD}, variables)
+    climate = 6 + 10.0 * torch.arange(HEIGHT) + MEAN_TIME
+    here = slice(WIDTH // 2)
+    mean, new = (x[:, 6, :, here].mean(-1) for x in (after, fix(after, after)))
+    torch.testing.assert_close(new, 0.75 * mean + 0.25 * climate)
+
+
+def test_a_variable_of_the_oceans_takes_no_points_from_the_budgets_of_others(variables, states, ocean):
+    after, before = (x.double() for x in states)
+    fix, grid = build({"type": "conserve", "variables": ["SP", "water"]}, variables)
+    fix.record()
+    fixed = fix(after, before)
+    np.testing.assert_allclose(area_mean(fixed[:, 7], grid), area_mean(before[:, 7], grid), rtol=1e-13)
+    weights = grid.latitude_weights()[:, None] * ocean
+
+    def of_ocean(x):
+        return (x[:, 6].numpy() * weights).sum((-2, -1)) / weights.sum()
+
+    np.testing.assert_allclose(of_ocean(fixed), of_ocean(before), rtol=1e-13)
+    added = [np.mean(of_ocean(fixed - after)), np.mean(area_mean((fixed - after)[:, 7], grid))]
+    np.testing.assert_allclose(fix.taken().numpy(), added, rtol=1e-9)
+    rain, grid = build({"type": "moisture", "column_water": "water"}, variables)
+    wet = torch.cat([before[:, :8], after[:, 8:]], 1)
+    fixed = rain(wet, before)
+    np.testing.assert_allclose(area_mean(fixed[:, 8], grid), area_mean(fixed[:, 9], grid), rtol=1e-12)
 
 
 def test_relaxation_needs_the_data_of_its_period(variables):
@@ -302,6 +371,43 @@ def test_spherical_filter_keeps_truncated_fields_and_removes_all_else(sphere):
     assert torch.fft.rfft(once)[..., sphere.truncation + 1 :].abs().max() < 1e-10
 
 
+@pytest.mark.parametrize("damping", [0.0, 0.3])
+def test_rows_at_the_poles_have_the_wind_across_them(damping):
+    """A solid rotation about any axis is a truncated wind; noise stays as small in these rows as where they end beside them."""
+    latitude, longitude = np.linspace(90, -90, 17), np.arange(32) * 11.25
+    phi, lam = np.deg2rad(latitude)[:, None], np.deg2rad(longitude)
+    x, y, z = 2.0, -3.0, 5.0
+    u = z * np.cos(phi) - np.sin(phi) * (x * np.cos(lam) + y * np.sin(lam))
+    v = x * np.sin(lam) - y * np.cos(lam) + 0 * phi
+    data = {
+        "source": {"type": "synthetic"}, "timestep": "6h", "prognostic": {"surface": ["u", "v"]},
+        "train": PERIOD, "valid": ["2000-03-01", "2000-03-02"], "test": ["2000-04-01", "2000-04-02"],
+    }  # fmt: skip
+    config = spherical_filter.Config(winds=("u", "v"), highest=9, damping=damping)
+
+    class All:
+        def mask(self, _):
+            return np.ones((2, 17, 32), bool)
+
+    def build(latitude):
+        return spherical_filter.build(
+            config, Variables(DataSection.model_validate(data)), Store(Grid(latitude, longitude)), All()
+        )
+
+    fix = build(latitude)
+    wind = torch.tensor(np.stack([u, v]))[None]
+    if not damping:
+        torch.testing.assert_close(fix(wind, wind), wind, rtol=0, atol=1e-12)
+    noise = 10 * torch.randn(1, 2, 17, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    fixed = fix(noise, noise)
+    assert fixed.abs().max() < 40
+    of_pole = torch.fft.rfft(fixed[..., [0, -1], :])
+    assert of_pole[..., [0, *range(2, 17)]].abs().max() < 1e-10
+    near = np.array([89.99, -89.99])
+    beside = spherical_filter.legendre(near, 9)[1] / np.cos(np.deg2rad(near))[:, None]
+    np.testing.assert_allclose(spherical_filter.winds_at_poles(np.array([90.0, -90.0]), 9)[1], beside, rtol=1e-5)
+
+
 def test_spherical_filter_leaves_the_mean_of_its_period(variables, states):
     """What the data always have, which includes waves above the highest, stays; deviations are filtered as whole fields are."""
     plain = {"type": "spherical-filter", "variables": ["Q", "SP"], "winds": ["u"], "highest": 3, "damping": 0.3}
@@ -309,9 +415,10 @@ def test_spherical_filter_leaves_the_mean_of_its_period(variables, states):
     fix, _ = build({**plain, "climatology": PERIOD}, variables)
     after = states[0].double()
     filtered, others = range(7), [7, 8, 9]
-    # Every second time is read, 0 to 118: the mean is 59.
     climate = torch.zeros_like(after[:1])
-    climate[:, filtered] = (torch.arange(7.0)[:, None] + 10.0 * torch.arange(HEIGHT) + 59.0).double()[..., None]
+    climate[:, filtered] = (torch.arange(7.0, dtype=torch.float64)[:, None] + 10.0 * torch.arange(HEIGHT) + MEAN_TIME)[
+        ..., None
+    ]
     torch.testing.assert_close(fix(climate, climate), climate, rtol=1e-12, atol=0)
     torch.testing.assert_close(fix(after, after), whole(after - climate, after) + climate, rtol=1e-12, atol=1e-9)
     assert (whole(climate, climate) - climate)[:, filtered].abs().max() > 1

@@ -166,6 +166,7 @@ PHYSICS = [
         "surface_geopotential": "orography",
         "top": {"down": ["precipitation"]},
         "surface": {"up": ["evaporation"]},
+        "flux_units": "W m-2",
     },
 ]
 
