@@ -336,7 +336,7 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     from credit_like.derive.fields import scored_derivation
     from credit_like.evaluation.climatology import climatology_times
     from credit_like.evaluation.fields import Regions
-    from credit_like.evaluation.needs import check_metrics, open_truth
+    from credit_like.evaluation.needs import check_metrics, open_truth, possible_metrics
     from credit_like.evaluation.precipitation import is_precipitation
 
     experiment, section = store.experiment, store.experiment.evaluation
@@ -354,6 +354,7 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
         derivable += _refusal(("evaluation", "derive"), derivation.check_units, store.fields)
     scored = [variable.name for variable in (*outputs, *(derivation.outputs if derivation else ()))]
     members = experiment.inference.ensemble.members
+    yield from _refusal(("evaluation",), possible_metrics, metrics, store.fields.grid)
     yield from _refusal(("evaluation",), check_metrics, metrics, members, rainy, section.thresholds, scored)
     for name, box in section.regions.items():
         yield from _refusal(("evaluation", "regions", name), Regions, store.fields.grid, {name: box})

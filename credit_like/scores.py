@@ -36,5 +36,7 @@ def area_scores(
     )
     parts = torch.stack([area.part(x) for x in (error * error, error, f * t, f * f, t * t)])
     mse, bias, both, ff, tt = reduce(parts)
-    acc = both / (ff * tt).sqrt().clamp_min(torch.finfo(ff.dtype).tiny)
+    # The product of the squares of small anomalies, such as those of trace gases, is below the smallest float32.
+    sizes = ff.sqrt() * tt.sqrt()
+    acc = torch.where(sizes > 0, both / sizes, 0.0)
     return torch.stack([mse, bias, acc, ff.sqrt()], 1)

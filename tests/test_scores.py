@@ -67,3 +67,19 @@ def test_bands_of_rows_add_up_to_the_whole():
     total = sum(parts)
     got = area_scores(*cut, AreaMean(weights, slice(0, 1)), lambda _: total, torch.float64)
     torch.testing.assert_close(got, whole, rtol=1e-12, atol=0)
+
+
+def test_the_correlation_of_small_anomalies_is_one_of_their_pattern():
+    """Squares of anomalies of trace gases, and their products, are smaller than the smallest float32."""
+    pattern = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 2, H, W)))
+    size = torch.tensor([1e-12, 1e-8])[:, None, None]
+    other = torch.tensor([1e-12, 1e-16])[:, None, None]
+    whole = torch.ones(2, H, W, dtype=torch.bool)
+    got = area_scores(
+        pattern * size, pattern * other, torch.zeros(2, H, W), whole, AreaMean(torch.ones(H, W)), lambda x: x
+    )
+    np.testing.assert_allclose(got[0, 2], 1, rtol=1e-5)
+    none = area_scores(
+        pattern * size, pattern * 0, torch.zeros(2, H, W), whole, AreaMean(torch.ones(H, W)), lambda x: x
+    )
+    assert (none[0, 2] == 0).all()

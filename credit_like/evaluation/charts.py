@@ -271,5 +271,5 @@ def _round_step(least: float, steps: Sequence[float] = _ROUND_STEPS) -> float:
 
 def _rmse(error: NDArray[np.float64], grid: Grid) -> float:
     """Return the area mean over the points that both have, NaN without any."""
-    weights = np.cos(np.deg2rad(grid.latitude))[:, None] * np.isfinite(error)
+    weights = grid.latitude_weights()[:, None] * np.isfinite(error)
     return float(np.sqrt(np.nansum(weights * error**2) / weights.sum())) if weights.sum() else float("nan")

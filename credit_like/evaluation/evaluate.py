@@ -33,7 +33,7 @@ from credit_like.evaluation.frames import COLUMNS
 from credit_like.evaluation.gaps import Gaps
 from credit_like.evaluation.html_page import REPORT_MARK
 from credit_like.evaluation.metrics import needs
-from credit_like.evaluation.needs import check_metrics
+from credit_like.evaluation.needs import check_metrics, possible_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
 from credit_like.evaluation.results import evaluation_folder, is_results, read_results
 from credit_like.evaluation.sources import (
@@ -116,7 +116,7 @@ class Scorer:
 
 
 def _applies(metric: ModuleType, fields: Fields) -> bool:
-    has = {"climatology", "ensemble"}
+    has = {"climatology", "ensemble", "circles"}
     if len(fields.forecast) > 1:
         has.add("members")
     if fields.thresholds is not None:
@@ -161,7 +161,7 @@ def evaluate(
     """
     section = experiment.evaluation
     with registry.searching(experiment.plugins):
-        metrics = {name: registry.module("metric", name) for name in section.metrics}
+        metrics = possible_metrics({name: registry.module("metric", name) for name in section.metrics}, truth.grid)
     model = _files(forecasts, truth, "the forecasts")
     scored = _scored(variables, model)
     others, published = open_baselines(section.baselines, truth)

@@ -27,6 +27,10 @@ REGIONS: dict[str, tuple[float, float]] = {
 }
 
 
+_EDGE = 1e-6
+"""Degrees by which a point may lie outside the edge of a box."""
+
+
 class Regions:
     """Area-weighted means over `global` (the whole grid), the latitude belts of WeatherBench2 and the user's boxes.
 
@@ -39,9 +43,10 @@ class Regions:
         inside = {name: (latitude >= south) & (latitude <= north) for name, (south, north) in REGIONS.items()}
         inside["global"] = np.ones_like(latitude, bool)
         for name, box in boxes.items():
-            west, width = box.west % 360, box.east - box.west
-            eastward = (longitude - west) % 360 <= (width if width == 360 else width % 360)
-            inside[name] = (latitude >= box.south) & (latitude <= box.north) & eastward
+            width = box.east - box.west
+            # Longitudes and edges are decimals: a point on an edge is inside, whatever the rounding.
+            eastward = (longitude - box.west + _EDGE) % 360 <= (width if width == 360 else width % 360) + 2 * _EDGE
+            inside[name] = (latitude >= box.south - _EDGE) & (latitude <= box.north + _EDGE) & eastward
             if not inside[name].any():
                 raise UserError(
                     f"evaluation.regions.{name}: expected a box with points of the grid, got none inside "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
@@ -10,11 +11,14 @@ from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.derive.fields import Derivation, scored_derivation
 from credit_like.errors import UserError
 from credit_like.evaluation.metrics import needs
+from credit_like.grid import Grid
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Role
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import Thresholds
 from credit_like.variables import Variable, Variables
+
+_LOG = logging.getLogger(__name__)
 
 
 def check_metrics(
@@ -51,6 +55,22 @@ def check_metrics(
     ]
     if problems:
         raise UserError("\n".join(problems))
+
+
+def possible_metrics(metrics: Mapping[str, ModuleType], grid: Grid) -> dict[str, ModuleType]:
+    """Return the metrics without those that need whole circles of latitude where the grid has none, with a warning.
+
+    Raises UserError where none is left.
+    """
+    left_out = [name for name in metrics if "circles" in needs(metrics[name]) and not grid.is_periodic]
+    if left_out and len(left_out) == len(metrics):
+        raise UserError(
+            f"evaluation.metrics: expected a metric of a grid without whole circles of latitude, got {', '.join(left_out)}; "
+            "add others"
+        )
+    if left_out:
+        _LOG.warning("without %s: the grid does not cover whole circles of latitude", ", ".join(left_out))
+    return {name: module for name, module in metrics.items() if name not in left_out}
 
 
 def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:

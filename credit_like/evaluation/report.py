@@ -225,7 +225,7 @@ def describe_maps(
             "stride": _stamp_stride(len(grid.longitude[columns])),
         },
         "stride": thinned.stride,
-        "left_out": {"leads": len(files.leads) - len(leads), "levels": sum(counts) - len(entries)},
+        "left_out": {"leads": int((files.leads > 0).sum()) - len(leads), "levels": sum(counts) - len(entries)},
         "latitude": [round(float(x), 4) for x in grid.latitude[rows]],
         "longitude": [round(float(x), 4) for x in grid.longitude[columns]],
         "entries": entries,

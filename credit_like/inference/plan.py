@@ -91,6 +91,7 @@ def output_attributes(store: FieldStore, variables: Variables) -> dict[str, dict
     """Return the attributes of every predicted variable, and those of `level`."""
     found = {variable.name: store.attrs(variable) for variable in variables.outputs}
     units = {store.level_units(variable) for variable in variables.outputs if variable.levels}
-    if units == {"hPa"}:
-        found["level"] = {"units": "hPa", "long_name": "pressure", "standard_name": "air_pressure"}
+    if len(units) == 1 and (unit := units.pop()):
+        pressure = {"long_name": "pressure", "standard_name": "air_pressure"} if unit in ("hPa", "Pa") else {}
+        found["level"] = {"units": unit, **pressure}
     return found

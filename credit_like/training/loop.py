@@ -163,8 +163,8 @@ class Loop:
             progress.best, progress.losses = None, []  # another phase's losses are not comparable
             log.info("step %d%s begins", progress.step, self._named())
         schedule = self.stage.schedule
-        if progress.position >= schedule.steps_per_epoch:
-            progress.epoch, progress.position = progress.epoch + 1, 0
+        if progress.position >= schedule.steps_per_epoch:  # of an epoch that was longer before
+            progress.epoch, progress.position, progress.validated = progress.epoch + 1, 0, False
             return None
         epoch = progress.epoch
         self.context.stepper.set_epoch(epoch)

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from credit_like import registry
+from credit_like.errors import UserError
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.metrics import extra, needs
+from credit_like.evaluation.needs import possible_metrics
 from credit_like.grid import Grid
 from credit_like.schema.inference import Box
 
@@ -490,6 +492,24 @@ def test_regions(make_fields, grid):
         np.testing.assert_allclose(got[..., fields.regions.names.index(name)], expected, rtol=1e-12)
 
 
+def test_points_on_the_edges_of_a_box_are_inside():
+    grid = Grid(np.round(np.linspace(-9.9, 9.9, 199), 1), np.arange(3600) * 0.1)
+    for west, east, columns in [(-0.3, 0.3, 7), (0.1, 0.7, 7), (179.9, 180.3, 5), (359.7, 360.3, 7), (-180, 180, 3600)]:
+        regions = Regions(grid, {"box": Box(south=-0.3, north=0.3, west=west, east=east)})
+        inside = regions.weights[regions.names.index("box")] > 0
+        assert (inside.sum(0).max(), inside.sum(1).max()) == (7, columns), (west, east)
+
+
+def test_metrics_of_whole_circles_are_left_out_on_a_part_of_the_globe(grid, caplog):
+    metrics = {name: registry.module("metric", name) for name in ("rmse", "spectrum")}
+    part = Grid(np.linspace(30, 60, 4), np.arange(10) * 2.5)
+    assert possible_metrics(metrics, grid) == metrics
+    assert list(possible_metrics(metrics, part)) == ["rmse"]
+    assert "without spectrum: the grid does not cover whole circles" in caplog.text
+    with pytest.raises(UserError, match=r"evaluation.metrics: expected a metric .* got spectrum"):
+        possible_metrics({"spectrum": metrics["spectrum"]}, part)
+
+
 def test_a_box_between_the_points_is_refused(grid):
     with pytest.raises(ValueError, match=r"evaluation.regions.tiny: expected a box with points"):
         Regions(grid, {"tiny": Box(south=1, north=2, west=1, east=2)})
@@ -498,7 +518,7 @@ def test_a_box_between_the_points_is_refused(grid):
 @pytest.mark.parametrize("name", registry.names("metric"))
 def test_every_metric_keeps_the_contract(make_fields, name):
     module = registry.module("metric", name)
-    assert {"members", "ensemble", "climatology", "precipitation", "thresholds"} >= needs(module)
+    assert {"members", "ensemble", "climatology", "precipitation", "thresholds", "circles"} >= needs(module)
     fields = make_fields(thresholds=(np.full((9, 16), 0.5), np.full((9, 16), 281.0)))
     fields.events = np.full((2, 2, 9, 16), 280.0)
     statistics = module.per_time(fields)

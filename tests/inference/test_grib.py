@@ -128,6 +128,25 @@ def test_the_source_reads_what_was_written(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("levels", "units", "expected"),
+    [
+        ((50000, 85000), "Pa", {("isobaricInhPa", "500"), ("isobaricInhPa", "850")}),
+        ((0.5, 850), "hPa", {("isobaricInPa", "50"), ("isobaricInhPa", "850")}),
+        ((54, 137), "1", {("hybrid", "54"), ("hybrid", "137")}),
+    ],
+)
+def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expected):
+    there, folder = write(layout_of(levels=levels, attrs={**UNITS, "level": {"units": units}}), tmp_path)
+    first = min(folder.iterdir())
+    found = {
+        (k["typeOfLevel"], k["level"]): v for k, v in messages(first) if k["shortName"] == "t" and k["stepRange"] == "6"
+    }
+    assert set(found) == expected
+    (place,) = (key for key in found if key in {("isobaricInhPa", "850"), ("hybrid", "137")})
+    np.testing.assert_allclose(found[place], there[0, 0, 1][1] + 273.15, atol=0.01)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"surface": ("soil_colour",)}, "parameter table for grib, got 'soil_colour'"),
@@ -136,6 +155,12 @@ def test_the_source_reads_what_was_written(tmp_path):
             {"grid": Grid(np.array([80.0, 50.0, 0.0, -60.0]), np.arange(12) * 30.0)},
             "expected a regular or Gaussian grid",
         ),
+        (
+            {"levels": (3.64, 3.9), "attrs": {**UNITS, "level": {}}},
+            "expected levels of whole Pa .* got 3.64 ; use netcdf",
+        ),
+        ({"levels": (0.0005, 1), "attrs": UNITS}, "expected levels of whole Pa .* got 0.0005 hPa"),
+        ({"levels": (10, 100), "attrs": {**UNITS, "level": {"units": "m"}}}, "expected levels of whole Pa .* got 10 m"),
     ],
 )
 def test_what_grib_does_not_have_is_refused_before_anything_is_written(tmp_path, change, message):

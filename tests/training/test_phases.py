@@ -170,3 +170,16 @@ def test_the_hungriest_phase_has_the_longest_forecasts(tmp_path) -> None:
     assert chosen.trainer.use_ema
     assert chosen.trainer.phases is None
     assert hungriest(tiny.experiment(tmp_path, phases=[{"micro_batch_size": 4}, {}])).trainer.micro_batch_size == 4
+
+
+def test_an_epoch_that_was_longer_before_ends_with_its_validation(tmp_path, monkeypatch):
+    section = {"epochs": 2, "checkpoint": {"every": 1000, "keep": 9, "async": False}}
+    before = tiny.trainer(tmp_path, **section).schedule.steps_per_epoch - 1
+    assert tiny.trainer(tmp_path, **section, stop_at=before).fit().state == "continue"
+    length = tiny.Loader.__len__
+    monkeypatch.setattr(tiny.Loader, "__len__", lambda self: length(self) // (2 if self.shuffle else 1))
+    shorter = tiny.trainer(tmp_path, **section)
+    last = before + shorter.schedule.steps_per_epoch
+    assert shorter.schedule.steps_per_epoch < before
+    assert shorter.fit().step == last
+    assert [row["step"] for row in harness.rows(tmp_path) if "valid_loss" in row] == [before, last]

@@ -19,7 +19,8 @@ class Metric(Protocol):
     Optional attributes:
 
     - `NEEDS`, a frozenset of required inputs: `members` (an ensemble), `ensemble` (forecasts that are one; sources that
-    are compared with them may have one member), `climatology`, `precipitation`, `thresholds`; empty by default;
+    are compared with them may have one member), `climatology`, `precipitation`, `thresholds`, `circles` (a grid of whole
+    circles of latitude; on others the metric is left out); empty by default;
     - `EXTRA`, the name of an additional last dimension, or a tuple of the names of several; None by default;
     - `LABEL`, the text of its axis and column; only metrics with a label have curves and a column in the table of
     scores.

@@ -11,6 +11,7 @@ import numpy as np
 from credit_like.evaluation.fields import Array, Fields
 from credit_like.grid import Grid
 
+NEEDS: frozenset[str] = frozenset({"circles"})
 EXTRA: str | None = "zonal_wavenumber"
 
 

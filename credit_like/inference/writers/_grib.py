@@ -51,6 +51,8 @@ class GribWriter(FilePerInit):
             )
         if layout.init.dtype.kind != "M":
             raise UserError("inference.output.type: expected the standard calendar for grib, got another; use netcdf")
+        levels = {level for name in layout.chosen for level in layout.chosen[name] or ()}
+        self.levels = {level: self._level_keys(level) for level in sorted(levels)}
         with locked():
             self.kinds = {name: self._kind(name) for name in layout.chosen}
 
@@ -83,14 +85,28 @@ class GribWriter(FilePerInit):
         summed, of_many = parameter in _SUMS, self.layout.members > 1
         template = (11 if of_many else 8) if summed else int(of_many)
         codes.codes_set(handle, "productDefinitionTemplateNumber", template)
-        codes.codes_set(handle, "typeOfLevel", self._level_type if on_levels else "surface")
+        codes.codes_set(handle, "typeOfLevel", "isobaricInhPa" if on_levels else "surface")
         codes.codes_set(handle, "paramId", parameter)
         return handle
 
-    @property
-    def _level_type(self) -> str:
-        units = str(self.layout.variable_attrs.get("level", {}).get("units", "1"))
-        return "isobaricInhPa" if units == "hPa" else "hybrid"
+    def _level_keys(self, level: float) -> dict[str, Any]:
+        """Return the keys of a level: pressure in whole hPa or else whole Pa, or the number of a model level.
+
+        Raises UserError for other levels.
+        """
+        units = str(self.layout.variable_attrs.get("level", {}).get("units", ""))
+        if units in ("hPa", "Pa"):
+            pascals = round(level * (100 if units == "hPa" else 1), 6)
+            if pascals % 100 == 0:
+                return {"typeOfLevel": "isobaricInhPa", "level": int(pascals) // 100}
+            if pascals % 1 == 0:
+                return {"typeOfLevel": "isobaricInPa", "level": int(pascals)}
+        elif units in ("", "1") and level % 1 == 0:
+            return {"typeOfLevel": "hybrid", "level": int(level)}
+        raise UserError(
+            f"inference.output.type: expected levels of whole Pa or numbers of model levels for grib, got {level:g} {units}; "
+            "use netcdf"
+        )
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """Return chunks of one lead, since every message is a field of its own."""
@@ -118,7 +134,7 @@ class GribWriter(FilePerInit):
             "dataTime": int(f"{time:%H%M}"),
             "stepUnits": "h",
             "stepRange": f"{(lead - 1) * hours}-{lead * hours}" if parameter in _SUMS else str(lead * hours),
-            **({} if level is None else {"level": int(level)}),
+            **({} if level is None else self.levels[level]),
             **(
                 {}
                 if self.layout.members == 1

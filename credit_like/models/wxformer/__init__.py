@@ -49,7 +49,7 @@ class NoiseConf(Section):
     the coarsest resolution to the finest; with `conditional-norm` that of each stage, from the finest to the coarsest."""
     correlation: Annotated[float, Field(ge=0, le=0.95)] = 0.0
     """Correlation of the noise of successive time steps; 0 = independent. The noise of a step is a sum of
-    ln 0.01 / (2 ln correlation) fields of random numbers, 10 for 0.8."""
+    ln 0.01 / (2 ln correlation) fields of random numbers, 11 for 0.8."""
 
     @model_validator(mode="after")
     def _some(self) -> NoiseConf:
