@@ -72,10 +72,26 @@ def per_step(declared: str, wanted: str, rate: str | None, seconds: int) -> tupl
 
 
 def check_levels(store: FieldStore, name: str, scale: Scale) -> None:
-    """Raise UserError where `scale` is not the number of Pa per unit of the levels of a variable, if these are pressures."""
+    """Raise UserError where `scale` is not the number of Pa per unit of the levels of a variable, if these are pressures.
+
+    Raises it also for levels that follow the ground, whose coefficients have to be given.
+    """
     variable = _variable(store, name)
+    if variable is not None and (kind := parametric(store, variable)):
+        raise UserError(
+            f"{scale.key}: expected levels of pressure for {name}, got {kind}; give the coefficients a and b"
+        )
     if variable is not None and (factor := level_factor(store, variable, "Pa")) is not None:
         _check_scale(scale, factor, f"levels in {store.level_units(variable)!r}")
+
+
+def parametric(store: FieldStore, variable: Variable) -> str:
+    """Return the CF name of a parametric vertical coordinate, such as that of hybrid levels, on which a variable is, or nothing.
+
+    Its values may be in hPa, but are not the pressure at these levels (CF conventions, appendix D).
+    """
+    name = store.level_attrs(variable).get("standard_name", "")
+    return name if "_coordinate" in name else ""
 
 
 def level_factor(store: FieldStore, variable: Variable, wanted: str) -> float | None:

@@ -125,7 +125,7 @@ class _Place:
     cyclic: bool = False
     still: int | None = None
     """For a static field, the position on its time axis, if it has one, of the time that is read."""
-    level_units: str = ""
+    level_attrs: dict[str, str] = field(default_factory=dict)
 
     @property
     def varies(self) -> bool:
@@ -186,8 +186,12 @@ class FieldStore:
 
     def level_units(self, variable: Variable) -> str:
         """Return the units of the levels of a variable, empty if the files do not specify them."""
+        return self.level_attrs(variable).get("units", "")
+
+    def level_attrs(self, variable: Variable) -> dict[str, str]:
+        """Return units, standard_name, long_name and positive of the levels of a variable, as far as the files specify them."""
         place = self._places.get(variable.name)
-        return place.level_units if place else ""
+        return dict(place.level_attrs) if place else {}
 
     def source_of(self, variable: Variable) -> tuple[Any, str] | None:
         """Return the source's configuration and the variable's name in it, or None for a computed variable."""
@@ -674,8 +678,9 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     attrs.update({"units": variable.spec.units} if variable.spec.units else {})
     levels = _levels(variable, var, dims, dataset, where)
     cyclic = variable.spec.fill == "cyclic"
-    level_units = str(dataset["level"].attrs.get("units", "")) if "level" in dataset.coords else ""
-    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_units)
+    of_level = dataset["level"].attrs if "level" in dataset.coords else {}
+    level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
+    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs)
 
 
 class _FurtherDimension(UserError):

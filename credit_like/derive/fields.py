@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from credit_like.data.aliases import find
-from credit_like.data.declared import check_units, level_factor
+from credit_like.data.declared import check_units, level_factor, parametric
 from credit_like.derive.levels import HybridLevels, read_levels
 from credit_like.errors import UserError
 from credit_like.grid import Grid
@@ -143,8 +143,22 @@ class Derivation:
         for name in _UNITS:
             if name in needed:
                 check_units(store, self.key, name, _UNITS[name])
-        for variable in self.variables.outputs if self.hybrid is None else ():
-            if variable.levels and level_factor(store, variable, "hPa") not in (None, 1):
+        of_pressure = {
+            need
+            for output in self.outputs
+            if self.config.pressure_levels or output.name in ("relative_humidity", "total_column_water")
+            for need in self._needs(output.name)
+        }
+        on_levels = [
+            variable for need in sorted(of_pressure) if (variable := self._predicted(need)) and variable.levels
+        ]
+        for variable in on_levels if self.hybrid is None else ():
+            if kind := parametric(store, variable):
+                raise UserError(
+                    f"{self.key}.model_levels: expected the coefficients of the levels of {variable.name}, which are "
+                    f"{kind} in the data, got none; set it to era5-137 or a file"
+                )
+            if level_factor(store, variable, "hPa") not in (None, 1):
                 raise UserError(
                     f"{self.key}: expected levels of {variable.name} in hPa, got {store.level_units(variable)!r}; convert those of "
                     "the files"

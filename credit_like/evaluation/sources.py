@@ -5,6 +5,7 @@ Axes: M members, L leads, K levels (1 at the surface), H latitude rows, W longit
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology
 from credit_like.variables import Variable
 
+_LOG = logging.getLogger(__name__)
 _CF = {"forecast_reference_time": "time", "forecast_period": "prediction_timedelta"}
 _OTHER_NAMES = {"init_time": "time", "lead_time": "prediction_timedelta", "lat": "latitude", "lon": "longitude"}
 _MEMBERS = ("realization", "member", "ensemble", "ensemble_member", "ens")
@@ -205,6 +207,12 @@ class ForecastFiles:
                 f"expected {what} in units that convert to the truth's {wanted!r}, got {found!r}; convert it or correct its units"
             ) from error
         levels = _levels(array["level"], level_units) if variable.levels else ()
+        if variable.levels and not set(levels) & set(variable.levels):
+            shown = f"{array['level'].values[0]:g} {array['level'].attrs.get('units', '')}".strip()
+            _LOG.warning(
+                "%s of %s is not scored: its levels (%s, ...) are not those of the truth (%s %s)",
+                *(name, self.provenance, shown, variable.levels_text, level_units),
+            )
         return self._fitted.setdefault(key, _Fitted(array, levels, a, b))
 
 

@@ -127,10 +127,10 @@ class ForecastLayout:
             number = {"standard_name": "realization", "long_name": "ensemble member", "units": "1"}
             coords["number"] = ("number", np.arange(self.members, dtype=np.int32), number)
         for name, levels in self.chosen.items():
-            if dim := self.level_dim(name):
+            of_levels = self.variable_attrs.get(f"level_{name}", {})
+            if (dim := self.level_dim(name)) and (of_levels or dim not in coords):
                 attrs = {"long_name": "level", "units": "1", "axis": "Z", "positive": "down"}
-                attrs.update(self.variable_attrs.get("level", {}))
-                attrs.update(self.variable_attrs.get(f"level_{name}", {}))
+                attrs.update(of_levels)
                 coords[dim] = (dim, np.array(levels, np.float64), attrs)
         if self.cf:
             valid = calendar.seconds(init)[:, None] + seconds

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import credit_like
 from credit_like import registry
+from credit_like.data.declared import parametric
 from credit_like.data.store import FieldStore
 from credit_like.derive.fields import written_derivation
 from credit_like.inference.layout import ForecastLayout, choose
@@ -14,7 +15,7 @@ from credit_like.inference.paths import forecast_folder
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import check_folder
 from credit_like.schema.experiment import Experiment
-from credit_like.variables import Variables
+from credit_like.variables import Variable, Variables
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,22 @@ def check_files(experiment: Experiment, store: FieldStore, variables: Variables)
 
 
 def output_attributes(store: FieldStore, variables: Variables) -> dict[str, dict[str, str]]:
-    """Return the attributes of every predicted variable, and those of `level`."""
+    """Return the attributes of every predicted variable, and those of the levels of each as `level_<variable>`."""
     found = {variable.name: store.attrs(variable) for variable in variables.outputs}
-    units = {store.level_units(variable) for variable in variables.outputs if variable.levels}
-    if len(units) == 1 and (unit := units.pop()):
-        pressure = {"long_name": "pressure", "standard_name": "air_pressure"} if unit in ("hPa", "Pa") else {}
-        found["level"] = {"units": unit, **pressure}
-    return found
+    on_levels = [variable for variable in variables.outputs if variable.levels]
+    return found | {f"level_{variable.name}": _level_attributes(store, variable) for variable in on_levels}
+
+
+def _level_attributes(store: FieldStore, variable: Variable) -> dict[str, str]:
+    """Return the attributes of a variable's levels in forecasts, from those of the data.
+
+    The formula of a parametric coordinate, such as a hybrid one, is not written, and CF does not allow its name without it.
+    """
+    given = {key: value for key, value in store.level_attrs(variable).items() if value}
+    if parametric(store, variable):
+        del given["standard_name"]
+    elif given.get("units") in ("hPa", "Pa"):
+        return {"units": given["units"], "long_name": "pressure", "standard_name": "air_pressure"}
+    if given.get("standard_name") in ("height", "altitude"):
+        given.setdefault("positive", "up")
+    return {key: given[key] for key in ("units", "long_name", "standard_name", "positive") if key in given}

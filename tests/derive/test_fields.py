@@ -258,11 +258,12 @@ PRESSURE, HYBRID = {"pressure_levels": [2.5]}, {"model_levels": "hybrid", "press
             "expected specific_humidity in 'kg kg-1'",
         ),
         ({"fields": ["relative_humidity"]}, {"specific_humidity": "kg m-3"}, "hPa", "got 'kg m-3', change it"),
+        ({"fields": ["wind_speed"]}, {}, "Pa", None),
         (
-            {"fields": ["wind_speed"]},
+            {"fields": ["relative_humidity"]},
             {},
             "Pa",
-            "expected levels of temperature in hPa, got 'Pa'; convert those of the files",
+            "expected levels of specific_humidity in hPa, got 'Pa'; convert those of the files",
         ),
     ],
 )
@@ -272,13 +273,33 @@ def test_units_that_the_data_declare_are_those_that_fields_are_computed_from(wor
     derivation = Derivation(Derive.model_validate(config), variables)
     units = {variable.name: declared.get(variable.name, store.attrs(variable)["units"]) for variable in variables}
     declaring = SimpleNamespace(
-        variables=variables, attrs=lambda v: {"units": units[v.name]}, level_units=lambda _: levels, step_seconds=21600
+        variables=variables,
+        attrs=lambda v: {"units": units[v.name]},
+        level_units=lambda _: levels,
+        level_attrs=lambda _: {},
+        step_seconds=21600,
     )
     if message is None:
         derivation.check_units(declaring)
         return
     with pytest.raises(UserError, match=f"^derive: .*{re.escape(message)}"):
         derivation.check_units(declaring)
+
+
+def test_hybrid_levels_are_not_taken_for_pressures(world):
+    """Such levels may be in hPa too, and without their coefficients nothing can be interpolated to a pressure."""
+    store, variables, _ = opened(world)
+    hybrid = "atmosphere_hybrid_sigma_pressure_coordinate"
+    declaring = SimpleNamespace(
+        variables=variables, attrs=store.attrs, level_units=lambda _: "hPa", level_attrs=lambda _: {"standard_name": hybrid},
+        step_seconds=21600,
+    )  # fmt: skip
+    Derivation(Derive(fields=("wind_speed",)), variables).check_units(declaring)
+    for config in (Derive(fields=("relative_humidity",)), Derive.model_validate(PRESSURE)):
+        with pytest.raises(
+            UserError, match=f"^derive.model_levels: expected the coefficients of the levels .* {hybrid}"
+        ):
+            Derivation(config, variables).check_units(declaring)
 
 
 @pytest.mark.parametrize("section", ["inference", "evaluation"])

@@ -20,7 +20,7 @@ UNITS = {
     "2m_temperature": {"units": "K"},
     "total_precipitation": {"units": "mm"},
     "sea_surface_temperature": {"units": "K"},
-    "level": {"units": "hPa"},
+    "level_temperature": {"units": "hPa", "standard_name": "air_pressure"},
 }
 WRITER = registry.module("writer", "grib")
 
@@ -136,7 +136,8 @@ def test_the_source_reads_what_was_written(tmp_path):
     ],
 )
 def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expected):
-    there, folder = write(layout_of(levels=levels, attrs={**UNITS, "level": {"units": units}}), tmp_path)
+    attrs = {"units": units} | ({"standard_name": "air_pressure"} if "Pa" in units else {})
+    there, folder = write(layout_of(levels=levels, attrs={**UNITS, "level_temperature": attrs}), tmp_path)
     first = min(folder.iterdir())
     found = {
         (k["typeOfLevel"], k["level"]): v for k, v in messages(first) if k["shortName"] == "t" and k["stepRange"] == "6"
@@ -156,11 +157,14 @@ def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expe
             "expected a regular or Gaussian grid",
         ),
         (
-            {"levels": (3.64, 3.9), "attrs": {**UNITS, "level": {}}},
+            {"levels": (3.64, 3.9), "attrs": {**UNITS, "level_temperature": {}}},
             "expected levels of whole Pa .* got 3.64 ; use netcdf",
         ),
         ({"levels": (0.0005, 1), "attrs": UNITS}, "expected levels of whole Pa .* got 0.0005 hPa"),
-        ({"levels": (10, 100), "attrs": {**UNITS, "level": {"units": "m"}}}, "expected levels of whole Pa .* got 10 m"),
+        (
+            {"levels": (10, 100), "attrs": {**UNITS, "level_temperature": {"units": "m"}}},
+            "expected levels of whole Pa .* got 10 m",
+        ),
     ],
 )
 def test_what_grib_does_not_have_is_refused_before_anything_is_written(tmp_path, change, message):

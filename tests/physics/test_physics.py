@@ -666,6 +666,9 @@ class Declared:
     def level_units(self, variable):
         return self.levels
 
+    def level_attrs(self, variable):
+        return {"units": self.level_units(variable)}
+
 
 WATER = {"Q": "kg kg-1", "SP": "Pa", "water": "kg m-2", "tp": "m", "evaporation": "m"}
 HEAT = {"T": "K", "Q": "kg kg**-1", "u": "m/s", "v": "m s-1", "SP": "Pa", "PHIS": "m2/s2"} | dict.fromkeys(

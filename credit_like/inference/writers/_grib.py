@@ -17,6 +17,8 @@ from credit_like.grid import Grid
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 
+_NUMBERS = ("", "1", "level", "levels")
+"""Units of the numbers of model levels."""
 _MISSING = 9999.0  # what ecCodes takes for a point without value; marked in the bitmap
 # ECMWF's parameter database, https://codes.ecmwf.int/grib/param-db/
 _PARAMETERS = {
@@ -51,8 +53,10 @@ class GribWriter(FilePerInit):
             )
         if layout.init.dtype.kind != "M":
             raise UserError("inference.output.type: expected the standard calendar for grib, got another; use netcdf")
-        levels = {level for name in layout.chosen for level in layout.chosen[name] or ()}
-        self.levels = {level: self._level_keys(level) for level in sorted(levels)}
+        self.levels = {
+            name: {level: self._level_keys(name, level) for level in levels or ()}
+            for name, levels in layout.chosen.items()
+        }
         with locked():
             self.kinds = {name: self._kind(name) for name in layout.chosen}
 
@@ -89,19 +93,20 @@ class GribWriter(FilePerInit):
         codes.codes_set(handle, "paramId", parameter)
         return handle
 
-    def _level_keys(self, level: float) -> dict[str, Any]:
+    def _level_keys(self, name: str, level: float) -> dict[str, Any]:
         """Return the keys of a level: pressure in whole hPa or else whole Pa, or the number of a model level.
 
         Raises UserError for other levels.
         """
-        units = str(self.layout.variable_attrs.get("level", {}).get("units", ""))
-        if units in ("hPa", "Pa"):
+        attrs = self.layout.variable_attrs.get(f"level_{name}", {})
+        units = str(attrs.get("units", ""))
+        if attrs.get("standard_name") == "air_pressure":
             pascals = round(level * (100 if units == "hPa" else 1), 6)
             if pascals % 100 == 0:
                 return {"typeOfLevel": "isobaricInhPa", "level": int(pascals) // 100}
             if pascals % 1 == 0:
                 return {"typeOfLevel": "isobaricInPa", "level": int(pascals)}
-        elif units in ("", "1") and level % 1 == 0:
+        elif units in _NUMBERS and level % 1 == 0:
             return {"typeOfLevel": "hybrid", "level": int(level)}
         raise UserError(
             f"inference.output.type: expected levels of whole Pa or numbers of model levels for grib, got {level:g} {units}; "
@@ -134,7 +139,7 @@ class GribWriter(FilePerInit):
             "dataTime": int(f"{time:%H%M}"),
             "stepUnits": "h",
             "stepRange": f"{(lead - 1) * hours}-{lead * hours}" if parameter in _SUMS else str(lead * hours),
-            **({} if level is None else self.levels[level]),
+            **({} if level is None else self.levels[name][level]),
             **(
                 {}
                 if self.layout.members == 1
