@@ -12,6 +12,7 @@ from torch import nn
 
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
+from credit_like.checkpoint.continuation import refuse_other
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
@@ -104,8 +105,9 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     """
     path = experiment.statistics_file
     if runtime.is_main and (not path.exists() or _is_to_adopt(experiment, path, store)):
-        if path.exists():
-            statistics = Statistics.load(path, store)
+        own = Statistics.load(path, store) if path.exists() else None
+        if own is not None and "adopted_from" not in own.dataset.attrs:
+            statistics = own
         else:
             statistics = _new_statistics(experiment, store, variables, runtime, path)
         if experiment.start_from is not None:
@@ -119,10 +121,20 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
 
 
 def _is_to_adopt(experiment: Experiment, path: Path, store: FieldStore) -> bool:
-    """Return whether a run that starts from another one has statistics of its own data alone, and no checkpoint yet."""
+    """Return whether a run that starts from another one has no checkpoint yet, and not that one's statistics."""
     if experiment.start_from is None or any((Path(experiment.save_loc) / "checkpoints").glob("step-*")):
         return False
-    return "adopted_from" not in Statistics.load(path, store).dataset.attrs
+    return not _is_adopted(experiment, Statistics.load(path, store))
+
+
+def _is_adopted(experiment: Experiment, statistics: Statistics) -> bool:
+    """Return whether the statistics are those of `start_from`; all checkpoints of a run have the same."""
+    assert experiment.start_from is not None
+    adopted = statistics.dataset.attrs.get("adopted_from")
+    source = transfer.Source.open(experiment.start_from).path
+    return adopted is not None and (
+        Path(adopted) == source or (Path(adopted).parent == source.parent and source.is_dir())
+    )
 
 
 def _new_statistics(
@@ -223,9 +235,10 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
 
     Averaged weights are used where the experiment requests them and the checkpoint has them.
 
-    Raises UserError where the run has no checkpoint.
+    Raises UserError where the run has no checkpoint, or one of another model, other variables or other statistics.
     """
     checkpoint = checkpoint or newest_checkpoint(context.experiment, context.runtime)
+    refuse_other(checkpoint, context.experiment, context.variables, context.statistics)
     average = set(checkpoint.names("ema/")) if context.experiment.inference.weights == "ema" else set()
     pieces = named_pieces(context.stepper.model)
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})

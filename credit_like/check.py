@@ -116,6 +116,7 @@ def checked_experiment(
     forecasting: bool = False,
     training: bool = False,
     launching: bool = False,
+    continuing: bool = False,
 ) -> tuple[Experiment, Store, int]:
     """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
@@ -123,6 +124,7 @@ def checked_experiment(
     `forecasting`: the default forecasts must fit the data too; otherwise only those that the experiment requests.
     `training`: the model must be one that can be trained.
     `launching`: all ranks begin at once, so statistics that take long to fit must be there.
+    `continuing`: checkpoints of the run, if there are any, must be of the same model, variables and statistics.
     Raises ExperimentError with every problem of the file, its sections and stores that no other one hides.
     """
     experiment, locations, problems = load_partly(file, overrides)
@@ -132,6 +134,8 @@ def checked_experiment(
         findings = [*(visible(_trained_findings, experiment) if training else ()), *findings]
         if launching and store is not None and not findings and not problems:
             findings += _fit_findings(store, world_size or world_of(experiment))
+        if continuing and store is not None and not findings and not problems:
+            findings += _checkpoint_findings(store)
         problems = [*problems, *(locations.problem(*finding) for finding in findings)]
     if problems or experiment is None or store is None:
         raise ExperimentError(in_order(problems, str(file)))
@@ -286,6 +290,22 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
         transfer.check_optimizer(section, source, plan)
 
     yield from _refusal(("start_from", "path"), planned)
+
+
+def _checkpoint_findings(store: Store) -> Iterator[Finding]:
+    """Yield in what the weights of the run's newest checkpoint are those of another experiment."""
+    experiment, folder = store.experiment, FilePath(store.experiment.save_loc)
+    if not any((folder / "checkpoints").glob("step-*")):
+        return
+    from credit_like.checkpoint.continuation import refuse_other
+    from credit_like.checkpoint.export import find_unread
+    from credit_like.data.statistics import Statistics
+
+    path = experiment.statistics_file
+    with suppress(UserError):  # without an intact one the run begins anew
+        checkpoint = find_unread(folder)
+        statistics = Statistics.load(path, store.fields) if path.exists() else None
+        yield from _refusal(("save_loc",), refuse_other, checkpoint, experiment, store.variables, statistics)
 
 
 def _steps_findings(store: Store, phase: Phase) -> Iterator[Finding]:

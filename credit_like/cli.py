@@ -189,7 +189,9 @@ def check(
     """
     from credit_like.check import checked_experiment, describe, print_table
 
-    experiment, store, world = checked_experiment(file, set_ or (), world_size, scoring=True, training=True)
+    experiment, store, world = checked_experiment(
+        file, set_ or (), world_size, scoring=True, training=True, continuing=True
+    )
     description = describe(experiment, store, world)
     if json:
         _print_json(description)
@@ -543,6 +545,7 @@ def submit(
                 forecasting=mode in ("rollout", "evaluate"),
                 training=mode == "train",
                 launching=mode == "train" and not (after or dry_run),
+                continuing=mode in ("train", "rollout"),
             ),
         )
 

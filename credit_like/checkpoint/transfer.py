@@ -126,7 +126,7 @@ class Source:
         return cls(
             checkpoint.folder,
             experiment["model"],
-            _channels_of(normalisation, experiment["data"].get("history_len", 1), experiment["model"]),
+            channels_of(normalisation, experiment["data"].get("history_len", 1), experiment["model"]),
             normalisation,
             checkpoint.step,
             experiment["name"],
@@ -147,7 +147,7 @@ class Source:
         normalisation, frames = metadata.get("normalisation"), model["frames"]
         channels = Channels(None, None, frames)
         if normalisation:
-            channels = _channels_of(normalisation, frames, model["config"])
+            channels = channels_of(normalisation, frames, model["config"])
         if "channels" in metadata:
             channels = Channels(tuple(metadata["channels"]["inputs"]), tuple(metadata["channels"]["outputs"]), frames)
         return cls(
@@ -195,7 +195,8 @@ class Source:
         }
 
 
-def _channels_of(normalisation: Normalisation, frames: int, config: Mapping[str, Any]) -> Channels:
+def channels_of(normalisation: Normalisation, frames: int, config: Mapping[str, Any]) -> Channels:
+    """Return the channels that a checkpoint's or an export's metadata describe, of a model with this configuration."""
     names = {role: named(*_functions(normalisation[role])) for role in ROLES}
     return Channels.of_roles(names, frames, config.get("predict", "increment"))
 

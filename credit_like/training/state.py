@@ -14,6 +14,7 @@ import torch
 import credit_like
 from credit_like import registry, transforms
 from credit_like.checkpoint import transfer
+from credit_like.checkpoint.continuation import refuse_other
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.files import to_json
 from credit_like.checkpoint.format import Piece
@@ -22,6 +23,7 @@ from credit_like.checkpoint.rng import random_state, seed_everything, set_random
 from credit_like.checkpoint.shards import beside, named_pieces
 from credit_like.context import Context
 from credit_like.data.statistics import Statistics
+from credit_like.errors import UserError
 from credit_like.layout import domain_text
 from credit_like.nn import spectral_norm
 from credit_like.parallel.tensor_copies import copied_over_tensor
@@ -157,11 +159,17 @@ class TrainingState:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint of any layout, whose newest step belongs to the phase that has begun.
 
-        Raises UserError where its tensors are not those of this experiment's model and optimiser.
+        Raises UserError where its variables, statistics, model or optimiser are not those of this experiment.
         """
-        prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
-        checkpoint.load(self.pieces(), prefixes)
         meta, experiment = checkpoint.meta, self.context.experiment
+        refuse_other(checkpoint, experiment, self.context.variables, self.context.statistics)
+        prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
+        try:
+            checkpoint.load(self.pieces(), prefixes)
+        except UserError as error:
+            with reading_metadata(checkpoint.folder):
+                changed = _differences(meta["experiment"], experiment.to_dict())
+            raise UserError(f"{error} in {', '.join(changed) or 'nothing that it names'}") from error
         with reading_metadata(checkpoint.folder):
             self.progress = Progress.of(meta["progress"])
             self.origin = meta.get("origin")

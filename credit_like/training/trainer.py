@@ -171,7 +171,8 @@ class Trainer:
 
     def _record_failure(self, error: BaseException) -> None:
         """Write status.json, on the rank that failed first: the main process may be waiting for it."""
-        step = self.state.progress.step
+        # A run that was refused before its checkpoint was restored is still at the step of that one.
+        step = self.state.progress.step or max(steps(self.folder / "checkpoints"), default=0)
         # The first cause is what matters, also where the disk is what failed.
         with suppress(OSError):
             if isinstance(error, KeyboardInterrupt):

@@ -1,0 +1,133 @@
+"""A run continues, and makes forecasts, only with the model, the variables and the statistics of its weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import xarray as xr
+
+from credit_like import build
+from credit_like.check import checked_experiment
+from credit_like.errors import UserError
+from credit_like.schema.load import load_experiment
+
+ROOT = Path(__file__).parents[2]
+BASE = [
+    "data.source={type: synthetic, longitudes: 32, latitudes: 16, steps: 60}",
+    "data.train=[2000-01-01, 2000-01-09]",
+    "data.valid=[2000-01-09T06, 2000-01-11]",
+    "data.test=[2000-01-11T06, 2000-01-15T18]",
+    "model={type: wxformer, dim: [8, 16, 32, 64], depth: [1, 1, 1, 1], dim_head: 8, global_window_size: [2, 2, 2, 1], "
+    "local_window_size: 1, padding_conf: {activate: true, mode: earth, pad_lat: [8, 8], pad_lon: [16, 16]}}",
+    "trainer.epochs=1",
+    "trainer.batches_per_epoch=2",
+    "trainer.global_batch_size=2",
+    "trainer.micro_batch_size=2",
+    "trainer.valid_batches=1",
+    "trainer.scheduler.warmup_steps=1",
+    "inference={init: 2000-01-12, lead: 6h}",
+]
+LORA = ["start_from.lora={rank: 2, alpha: 4}"]
+FILE = ROOT / "config" / "demo.yml"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finished")
+    assert build.train(load_experiment(FILE, [*BASE, f"save_loc={folder / 'plain'}"])) == 0
+    lora = [*BASE, *LORA, f"start_from.path={folder / 'plain'}", f"save_loc={folder / 'lora'}"]
+    assert build.train(load_experiment(FILE, lora)) == 0
+    return folder
+
+
+def other_statistics(run):
+    with xr.open_dataset(run / "statistics.nc") as dataset:
+        dataset = dataset.load()
+    dataset["mean"][0] += 1e-3 * dataset["std"][0]
+    dataset.to_netcdf(run / "statistics.nc")
+
+
+CHANGES = {
+    "order of levels": ("plain", ["data.levels=[2, 1]"], r"the order of the inputs was u@1, u@2"),
+    "order of variables": (
+        "plain", ["data.prognostic={level: [v, u, height], surface: [column_water]}"], "the order of the inputs was",
+    ),
+    "another variable": ("plain", ["data.static={surface: [orography]}"], "inputs are now without land_sea_mask"),
+    "transform": (
+        "plain", ["data.diagnostic={surface: [{name: precipitation, transform: sqrt}]}"],
+        "outputs are now without precipitation, with precipitation as sqrt",
+    ),
+    "state": ("plain", ["model.predict=state"], "model.predict was 'increment' and is 'state'"),
+    "heads": ("plain", ["model.dim_head=4"], "model.dim_head was 8 and is 4"),
+    "time step": ("plain", ["data.timestep=12h", "data.source.steps=60", "inference.lead=12h"], "data.timestep was 6h and is 12h"),
+    "statistics": ("plain", other_statistics, "the statistics are not those of the training: u@1"),
+    "alpha": ("lora", ["start_from.lora={rank: 2, alpha: 40}"], r"start_from.lora was .*4.0.* and is .*40.0"),
+    "rank": ("lora", ["start_from.lora={rank: 3, alpha: 4}"], "start_from.lora was"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_weights_are_refused_by_every_command(finished, tmp_path, change):
+    kind, overrides, message = CHANGES[change]
+    run = tmp_path / "run"
+    shutil.copytree(finished / kind, run)
+    sets = [*BASE, f"save_loc={run}", "trainer.epochs=2"]
+    sets += [*LORA, f"start_from.path={finished / 'plain'}"] if kind == "lora" else []
+    if callable(overrides):
+        overrides(run)
+    else:
+        sets += overrides
+        if kind == "plain" and overrides[0].startswith("data."):
+            (run / "statistics.nc").unlink()
+    experiment = load_experiment(FILE, sets)
+    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    for command in (build.rollout, build.train):
+        with pytest.raises(UserError, match=f"expected the experiment of these weights, .*{message}.*; undo this"):
+            command(experiment)
+        assert {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()} == before
+    assert json.loads((run / "status.json").read_text())["step"] == 2
+    with pytest.raises(UserError, match=message):
+        checked_experiment(FILE, sets, continuing=True)
+    checked_experiment(FILE, sets)
+
+
+@pytest.mark.parametrize("kind", ["plain", "lora"])
+def test_what_does_not_change_the_weights_may_change(finished, tmp_path, kind):
+    run = tmp_path / "run"
+    shutil.copytree(finished / kind, run)
+    (run / "statistics.nc").unlink() if kind == "plain" else None  # fitted again to the same data
+    sets = [
+        *BASE,
+        f"save_loc={run}",
+        "trainer.epochs=2",
+        "model.ff_dropout=0.1",
+        "seed=5",
+        "trainer.optimizer.learning_rate=1e-4",
+    ]
+    sets += [*LORA, f"start_from.path={finished / 'plain'}"] if kind == "lora" else []
+    checked_experiment(FILE, sets, continuing=True)
+    assert build.train(load_experiment(FILE, sets)) == 0
+    assert build.rollout(load_experiment(FILE, sets)) == 0
+
+
+def test_another_optimiser_is_named(finished, tmp_path):
+    shutil.copytree(finished / "plain", tmp_path / "run")
+    sets = [*BASE, f"save_loc={tmp_path / 'run'}", "trainer.epochs=2", "trainer.optimizer={type: muon}"]
+    with pytest.raises(UserError, match=r"the experiment differs from the checkpoint's in .*trainer\.optimizer\.type"):
+        build.train(load_experiment(FILE, sets))
+
+
+def test_another_source_before_the_first_checkpoint_brings_its_statistics(finished, tmp_path):
+    """Of two sources, the second has other statistics; the run has been used with the first, without a training."""
+    other, run = tmp_path / "other", tmp_path / "run"
+    sets = [*BASE, "data.train=[2000-01-01, 2000-01-07]", f"save_loc={other}"]
+    assert build.train(load_experiment(FILE, sets)) == 0
+    for source in (finished / "plain", other):
+        shutil.rmtree(run / "forecasts", ignore_errors=True)
+        assert build.rollout(load_experiment(FILE, [*BASE, f"save_loc={run}", f"start_from={source}"])) == 0
+        with xr.open_dataset(run / "statistics.nc") as own, xr.open_dataset(source / "statistics.nc") as theirs:
+            for moment in ("mean", "std", "change_std"):
+                xr.testing.assert_equal(own[moment], theirs[moment])
