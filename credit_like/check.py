@@ -594,6 +594,8 @@ def _content_findings(store: Store) -> Iterator[Finding]:
 
 def _odd_channels(store: Store, variable: Variable) -> str | None:
     """Return a problem if the first, middle or last field of the periods has infinite values, or if none has values."""
+    from credit_like.data.statistics import MOST
+
     has_data = np.zeros(len(variable), bool)
     for position in _sampled(store, 3):
         fields = store.fields.read([variable], [position])[0]
@@ -601,6 +603,13 @@ def _odd_channels(store: Store, variable: Variable) -> str | None:
         if infinite.any():
             channel = variable.channels[int(np.argmax(infinite))]
             return f"expected finite values, got infinite ones of {channel} at {store.text(store.seconds[position])}"
+        filled = (np.abs(fields) > MOST).any((1, 2))
+        if filled.any():
+            channel = variable.channels[int(np.argmax(filled))]
+            return (
+                f"expected values below {MOST:g}, got {np.nanmax(np.abs(fields)):g} of {channel} at "
+                f"{store.text(store.seconds[position])}; if this marks points without data, declare it as _FillValue in the files"
+            )
         has_data |= np.isfinite(fields).any((1, 2))
     if has_data.all():
         return None

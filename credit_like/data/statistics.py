@@ -45,6 +45,8 @@ _DIMENSIONS = {
 _BLOCK_BYTES = 64 * 2**20
 _FITTED_AT_START = 16e9
 """Bytes of fields that one process reads within a minute or two; trainer.timeout is ten minutes by default."""
+MOST = 1e20
+"""No physical quantity has larger values in the units of data; those that mark missing points do, also in a mean with others."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -245,6 +247,12 @@ class _Plane:
         return moments_of(scratch)
 
 
+def _is_whole(plane: Fields) -> bool:
+    """Return whether all values are finite; false for those whose sum is not, which are looked at one by one."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(plane.sum()))
+
+
 @dataclass
 class Scan:
     """Results of a pass over some times; scans of different times merge into the scan of all of them.
@@ -309,7 +317,7 @@ class Scan:
                         self.value.add(c, now.count, now.mean, squares)
                         if follows[t] and last is not None:
                             self.change.add(c, *now.change(last, memory[2]))
-                elif not np.isfinite(plane.sum()):
+                elif not _is_whole(plane):
                     lacking[t, c] = (~np.isfinite(plane)).sum()
                 if lacking[t, c]:
                     self.valid[c] |= np.isfinite(plane)
@@ -490,9 +498,14 @@ def _guard(
     change_std: NDArray[np.float64],
     count: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Raise UserError for a channel whose standard deviation would be a zero divisor."""
+    """Raise UserError for a channel whose standard deviation would be a zero divisor, or is that of fill values."""
     if empty := [name for name, n in zip(names, count, strict=True) if n == 0]:
         raise UserError(f"expected data of {', '.join(empty)} in the training period, got only missing values")
+    if filled := [name for name, m, s in zip(names, mean, std, strict=True) if max(abs(m), s) > MOST]:
+        raise UserError(
+            f"expected values of {', '.join(filled)} below {MOST:g}, got larger ones; if these are points without data, such as "
+            "netCDF's 9.97e36, declare them as the variable's _FillValue in the files"
+        )
     constant = ~(std > 1e-7 * np.abs(mean))  # float32 cannot resolve smaller deviations
     still = np.isin(names, predicted) & (constant | (change_std == 0))
     if still.any():

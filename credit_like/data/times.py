@@ -53,8 +53,9 @@ def parse(text: str, calendar: str) -> int:
     try:
         if calendar == "standard":
             return int(np.datetime64(text, "s").astype(np.int64))
-        date, clock = text.split("T")
-        time = cftime.datetime(*map(int, date.split("-")), *map(int, clock.split(":")), calendar=calendar)
+        date, _, clock = text.partition("T")
+        of_day = map(int, clock.split(":")) if clock else ()
+        time = cftime.datetime(*map(int, date.split("-")), *of_day, calendar=calendar)
     except ValueError as error:
         raise UserError(str(error)) from error
     return int(seconds(np.array([time], dtype=object))[0])

@@ -152,6 +152,18 @@ def test_a_constant_prediction_is_refused_and_a_constant_forcing_told(stored, da
         fit_statistics(store, variables, data)
 
 
+@pytest.mark.parametrize("where", [(3, 2, 1), ...])
+def test_fill_values_that_are_not_declared_are_refused(stored, dataset, where):
+    ds = dataset()
+    ds["rain"].values[where] = 9.96921e36
+    ds["rain"].encoding["_FillValue"] = None
+    _, data, variables, store = stored(ds)
+    with pytest.raises(
+        ValueError, match=r"expected values of rain below 1e\+20, .* declare them as the variable's _FillValue"
+    ):
+        fit_statistics(store, variables, data)
+
+
 def test_a_constant_forcing_is_divided_by_one(stored, dataset, caplog):
     ds = dataset()
     ds["sst"][:] = 290.0

@@ -37,6 +37,12 @@ def test_year_fraction_against_the_calendar_itself(calendar):
         assert fraction == pytest.approx((date.dayofyr - 1 + date.hour / 24) / year, abs=1e-12)
 
 
+@pytest.mark.parametrize("calendar", CALENDARS)
+def test_a_date_without_a_time_is_its_midnight(calendar):
+    assert times.parse("1991-08-08", calendar) == times.parse("1991-08-08T00:00:00", calendar)
+    assert times.parse("1991-08-08T06", calendar) == times.parse("1991-08-08T06:00:00", calendar)
+
+
 def test_a_day_that_the_calendar_does_not_have():
     assert times.parse("2001-02-30T00:00:00", "360_day")
     with pytest.raises(ValueError):

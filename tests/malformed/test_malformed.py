@@ -60,6 +60,7 @@ def folder(tmp_path_factory):
         late=late,
         complex=good["t2m"].astype("c8"),
         infinite=good["t2m"] + np.inf,
+        filled=good["t2m"] * 0 + np.float32(9.96921e36),
         nothing=good["t2m"] * np.nan,
     )
     odd.to_zarr(folder / "odd.zarr", zarr_format=2)
