@@ -786,7 +786,9 @@ def _common_grid(
     grids = {}
     for i in used:
         try:
-            grids[i] = Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude")))
+            grid = Grid(*(datasets[i][name].values.astype(np.float64) for name in ("latitude", "longitude")))
+            _refuse_cyclic_column(grid.longitude)
+            grids[i] = grid
         except UserError as error:
             problems.append((sources[i].place, f"{sources[i].where}: {error}"))
     if not grids:
@@ -800,6 +802,15 @@ def _common_grid(
                 problems.append((sources[i].place, told))
                 break
     return first
+
+
+def _refuse_cyclic_column(longitude: NDArray[np.float64]) -> None:
+    """Raise UserError where the last column is the first one again: the grid would not close, and its rows would have ends."""
+    if len(longitude) > 2 and abs(abs(longitude[-1] - longitude[0]) - 360) < 1e-6:
+        raise UserError(
+            f"expected each longitude once, got {longitude[0]:g} and {longitude[-1]:g}, which are the same; write the files "
+            "without the last column, with xarray `dataset.isel(longitude=slice(-1))`"
+        )
 
 
 def _other_grid(name: str, where: str, other: str, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> str:

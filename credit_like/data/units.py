@@ -55,6 +55,8 @@ _SYMBOLS: dict[str, tuple[float, float, tuple[int, int, int, int]]] = {
 }
 _WORDS = {
     "kelvin": "K",
+    "°c": "degC",
+    "°f": "degF",
     "pascal": "Pa",
     "meter": "m",
     "metre": "m",

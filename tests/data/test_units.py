@@ -7,6 +7,7 @@ from credit_like.data.units import between, conversion
     ("source", "target", "value", "expected"),
     [
         ("degC", "K", 20.0, 293.15),
+        ("°C", "K", 20.0, 293.15),
         ("K", "degC", 293.15, 20.0),
         ("degF", "degC", 212.0, 100.0),
         ("hPa", "Pa", 1013.25, 101325.0),

@@ -8,11 +8,15 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import xarray as xr
 
 from credit_like.checkpoint import manager as manager_module
 from credit_like.checkpoint.errors import Locked
 from credit_like.checkpoint.manager import CheckpointManager, steps
+from credit_like.data.files import netcdf_files
+from credit_like.errors import RunError
 from credit_like.training import loop as loop_module
 from tests.faults import harness, tiny
 
@@ -68,6 +72,13 @@ def test_a_disk_that_fills_during_saves(small_disk, monkeypatch) -> None:
 def _whole(folder):
     tiny.trainer(folder, **SECTION, epochs=1).fit()
     return folder
+
+
+def test_a_disk_without_room_for_a_netcdf_file_is_one_message_with_its_path(small_disk) -> None:
+    dataset = xr.Dataset({"valid": (("latitude", "longitude"), np.random.default_rng(0).random((1000, 1000)))})
+    netcdf_files.save(dataset.isel(latitude=slice(500)), small_disk / "fits.nc")
+    with pytest.raises(RunError, match=f"{small_disk / 'statistics.nc'} cannot be written .*; make room on its disk"):
+        netcdf_files.save(dataset, small_disk / "statistics.nc")
 
 
 def test_a_save_that_fails_once_is_tried_again(tmp_path, monkeypatch) -> None:

@@ -64,6 +64,10 @@ def folder(tmp_path_factory):
         nothing=good["t2m"] * np.nan,
     )
     odd.to_zarr(folder / "odd.zarr", zarr_format=2)
+    cyclic = good.pad(longitude=(0, 1), mode="wrap")
+    cyclic.assign_coords(longitude=[*good["longitude"].values, good["longitude"].values[0] + 360]).to_netcdf(
+        folder / "cyclic.nc"
+    )
     (folder / "notes.txt").write_text("not a store\n")
     (folder / "folder").mkdir()
     (folder / "loop").symlink_to(folder / "loop")

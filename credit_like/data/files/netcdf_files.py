@@ -32,6 +32,7 @@ from xarray.backends.netCDF4_ import NETCDF4_PYTHON_LOCK
 from xarray.core import indexing
 
 from credit_like.data.files.direct import DirectArray, Spans
+from credit_like.errors import RunError
 
 _MOST_OPEN = 128  # files kept open for reading; a process is often limited to 1024 open files of all kinds
 _UNPACKED_BYTES = 2**28  # that any file may take in memory
@@ -270,12 +271,15 @@ def load(path: str | Path, **decoding: Any) -> xr.Dataset:
 def save(dataset: xr.Dataset, path: str | Path, encoding: Mapping[str, Any] | None = None) -> None:
     """Write a file like `Dataset.to_netcdf`, but under the lock throughout.
 
-    Raises OSError or RuntimeError if it cannot be written.
+    Raises OSError, or RunError with the library's message, if it cannot be written.
     """
     values = dataset.compute()  # lazy variables take the lock themselves
-    with closing(File(path, "w")) as file, file.opened() as opened:
-        store = NetCDF4DataStore(opened, mode="w", lock=False)
-        values.dump_to_store(store, encoding=dict(encoding or {}))
+    try:
+        with closing(File(path, "w")) as file, file.opened() as opened:
+            store = NetCDF4DataStore(opened, mode="w", lock=False)
+            values.dump_to_store(store, encoding=dict(encoding or {}))
+    except RuntimeError as error:  # "NetCDF: HDF error" of a full disk
+        raise RunError(f"{path} cannot be written ({error}); make room on its disk, or write to another one") from error
 
 
 def open_lazily(path: str | Path, *, chunk_cache: bool = True) -> xr.Dataset:
