@@ -641,23 +641,29 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
     attrs.update({"calendar": calendar} if calendar else {})
     values = variable.values
     if values.dtype.kind == "M":
-        return values.astype("datetime64[s]")
+        return _whole_seconds(values)
     if "since" not in str(attrs.get("units", "")):
         raise UserError(
             f"expected time units such as 'hours since 1990-01-01' in {path}, got {attrs.get('units')!r}; "
             "set data.source.time_units"
         )
     try:
-        coder = xr.coders.CFDatetimeCoder(time_unit="s")
+        coder = xr.coders.CFDatetimeCoder(time_unit="us")  # in seconds it truncates
         decoded = coder.decode(xr.Variable(variable.dims, values, attrs)).values
     except (ValueError, OverflowError) as error:
         raise UserError(f"expected times that decode in {path}, got {attrs['units']!r}: {error}") from error
     if decoded.dtype.kind == "M":
-        return decoded.astype("datetime64[s]")
+        return _whole_seconds(decoded)
     first = decoded.ravel()[0]
     if isinstance(first, cftime.datetime) and first.calendar in ("standard", "gregorian", "proleptic_gregorian"):
-        return np.array([np.datetime64(time.isoformat(), "s") for time in decoded])
+        return _whole_seconds(np.array([np.datetime64(time.isoformat(), "us") for time in decoded]))
     return np.asarray(decoded, dtype=object)
+
+
+def _whole_seconds(times: Times) -> Times:
+    """Round to seconds: an hour that is a part of a day in floating point may be some microseconds early."""
+    rounded = times.astype("datetime64[us]") + np.timedelta64(500, "ms")
+    return np.asarray(rounded.astype("datetime64[s]"))
 
 
 def _decode_values(dataset: xr.Dataset) -> xr.Dataset:

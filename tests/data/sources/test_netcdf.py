@@ -76,3 +76,14 @@ def test_a_static_file(tmp_path, dataset):
     ds = dataset()[["orography"]]
     ds.to_netcdf(tmp_path / "static.nc")
     xr.testing.assert_equal(source.open_dataset(config(tmp_path / "static.nc")).load(), ds)
+
+
+@pytest.mark.parametrize("calendar", ["standard", "proleptic_gregorian", "noleap"])
+@pytest.mark.parametrize("since", ["0001-01-01", "1850-01-01", "1990-01-01"])
+def test_hours_as_parts_of_a_day_in_floating_point_are_whole(since, calendar):
+    from credit_like.data.sources._files import _decode_time
+    from credit_like.data.times import seconds
+
+    first = (2000 - int(since[:4])) * 365.25 // 1
+    stored = xr.Variable("time", first + np.arange(2000) / 24, {"units": f"days since {since}", "calendar": calendar})
+    assert set(np.diff(seconds(_decode_time(stored, None, None, "here.nc")))) == {3600}
