@@ -287,7 +287,8 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
     def planned() -> None:
         source = transfer.Source.open(section)
         plan = transfer.plan(source, model, experiment.model, channels, section.missing)
-        transfer.check_optimizer(section, source, plan)
+        kind = phases(experiment)[0].experiment.trainer.optimizer.type
+        transfer.check_optimizer(section, source, plan, kind)
 
     yield from _refusal(("start_from", "path"), planned)
 

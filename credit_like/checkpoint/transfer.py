@@ -390,13 +390,29 @@ def _keep_norms_together(model: nn.Module, result: Plan) -> None:
 _OF_A_NORM = ("weight", "spectral.u", "spectral.v")
 
 
-def check_optimizer(section: StartFrom, source: Source, plan: Plan) -> None:
-    """Raise UserError if the optimiser state is requested from a source that has none for these weights."""
-    if section.optimizer and (source.checkpoint is None or plan.mapped or plan.initial):
+def check_optimizer(section: StartFrom, source: Source, plan: Plan, kind: str) -> None:
+    """Raise UserError if the state of an optimiser of this kind is requested from a source that has none for these weights."""
+    if not section.optimizer:
+        return
+    if source.checkpoint is None or plan.mapped or plan.initial:
         raise UserError(
             "start_from.optimizer: expected a checkpoint of the same model with the same variables, got "
             f"{source.path}; set it to false"
         )
+    there = _optimizer_of(source.checkpoint.meta)
+    if there != kind:
+        raise UserError(
+            f"start_from.optimizer: expected the state of {kind}, the optimiser of this training, got that of {there} in "
+            f"{source.path}; set it to false, or trainer.optimizer.type to {there}"
+        )
+
+
+def _optimizer_of(meta: Mapping[str, Any]) -> str:
+    """Return the kind of the optimiser of a checkpoint's phase."""
+    trainer = meta["experiment"]["trainer"]
+    phases = trainer.get("phases") or [{}]
+    of_phase = (phases[meta.get("phase", 0)].get("optimizer") or {}).get("type")
+    return str(of_phase or trainer["optimizer"]["type"])
 
 
 @torch.no_grad()

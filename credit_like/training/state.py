@@ -132,7 +132,7 @@ class TrainingState:
         config = context.experiment.model
         channels = transfer.Channels.of(context.variables, context.experiment.data.history_len, config.predict)
         plan = transfer.plan(source, self.model, config, channels, section.missing)
-        transfer.check_optimizer(section, source, plan)
+        transfer.check_optimizer(section, source, plan, self.phase.experiment.trainer.optimizer.type)
         changes = transfer.load(source, plan, self.model, context.experiment.seed)
         if section.optimizer:
             self._take_optimizer(source)
@@ -147,8 +147,10 @@ class TrainingState:
     def _take_optimizer(self, source: transfer.Source) -> None:
         """Load the state of the source's optimiser. Raises UserError where it is that of another optimiser."""
         assert source.checkpoint is not None
+        assert self.context.experiment.start_from is not None
         pieces = {name: piece for name, piece in self.pieces().items() if name.startswith("optimizer/")}
-        source.checkpoint.load(pieces, ("optimizer/",))
+        # What is frozen here has no state, unlike in the source.
+        source.checkpoint.load(pieces, () if self.context.experiment.start_from.freeze else ("optimizer/",))
 
     def save(self, score: float | None = None) -> None:
         """Start a checkpoint of this step. Raises SaveFailed."""

@@ -131,3 +131,18 @@ def test_another_source_before_the_first_checkpoint_brings_its_statistics(finish
         with xr.open_dataset(run / "statistics.nc") as own, xr.open_dataset(source / "statistics.nc") as theirs:
             for moment in ("mean", "std", "change_std"):
                 xr.testing.assert_equal(own[moment], theirs[moment])
+
+
+def test_the_state_of_an_optimiser_goes_to_the_same_kind_alone_and_without_what_is_frozen(finished, tmp_path):
+    start = f"start_from.path={finished / 'plain'}"
+    sets = [*BASE, "start_from.optimizer=true", start, f"save_loc={tmp_path / 'run'}"]
+    other = [*sets, "trainer.optimizer={type: muon}"]
+    message = (
+        "start_from.optimizer: expected the state of muon, .* got that of adamw .* or trainer.optimizer.type to adamw"
+    )
+    for refused in (lambda: checked_experiment(FILE, other), lambda: build.train(load_experiment(FILE, other))):
+        with pytest.raises(UserError, match=message):
+            refused()
+    frozen = [*sets, "start_from.freeze=['stages.0.*']"]
+    checked_experiment(FILE, frozen)
+    assert build.train(load_experiment(FILE, frozen)) == 0
