@@ -519,9 +519,7 @@ def initial_times(store: Store) -> Sequence[int]:
 
 
 def _init_findings(store: Store) -> Iterator[Finding]:
-    """Check that the store has the initial times, their history and the forcing of the forecasts, without a gap in time."""
-    from credit_like.inference import times as forecasts
-
+    """Check that the store has the initial times, their history and the forcing of the forecasts."""
     data, inference = store.experiment.data, store.experiment.inference
     where: Path = ("inference", "init")
     try:
@@ -558,12 +556,6 @@ def _init_findings(store: Store) -> Iterator[Finding]:
             f"expected forcing ({', '.join(read)}) until {store.text(last)}, got a store until "
             f"{store.text(store.seconds[-1])}, change the lead, the initial times or `fill` of the forcing",
         )
-        return
-    try:
-        forecasts.initial_times(inference, store.fields, data)
-    except UserError as error:
-        key, _, message = str(error).partition(": ")
-        yield tuple(key.split(".")), message
 
 
 def _content_findings(store: Store) -> Iterator[Finding]:
