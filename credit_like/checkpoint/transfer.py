@@ -38,9 +38,10 @@ from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
 from credit_like.models import ChannelAxis, ModelConfig
 from credit_like.nn import init, spectral_norm
+from credit_like.nn.linear import Lora
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
-from credit_like.schema.origin import StartFrom
+from credit_like.schema.origin import LoraConf, StartFrom
 from credit_like.variables import ROLES, Variables
 
 Normalisation = Mapping[str, Mapping[str, Sequence[Any]]]
@@ -89,6 +90,8 @@ class Source:
     checkpoint: Checkpoint | None = None
     names: dict[str, str] = field(default_factory=dict)
     """Name of each tensor in the checkpoint."""
+    lora_scale: float | None = None
+    """Factor of the low-rank changes that the weights have, if any."""
 
     @classmethod
     def open(cls, section: StartFrom, runtime: Runtime | None = None) -> Source:
@@ -123,6 +126,7 @@ class Source:
         shapes = {name: tuple(checkpoint.manifest["tensors"][full]["shape"]) for name, full in names.items()}
         meta = checkpoint.meta
         experiment, normalisation = meta["experiment"], meta["normalisation"]
+        lora = (experiment.get("start_from") or {}).get("lora")
         return cls(
             checkpoint.folder,
             experiment["model"],
@@ -134,6 +138,7 @@ class Source:
             shapes,
             checkpoint,
             names,
+            None if lora is None else LoraConf.model_validate(lora).scale,
         )
 
     @classmethod
@@ -299,6 +304,11 @@ def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channe
                 for axis, positions in along
                 if axis.side == "hidden" and positions.dropped
             ]
+    scales = {module.scale for module in model.modules() if isinstance(module, Lora)}
+    if source.lora_scale is not None and scales - {source.lora_scale}:
+        problems.append(
+            f"start_from.lora.alpha: expected changes times {source.lora_scale:g} as in the source, got {min(scales):g}"
+        )
     problems += [f"this model has no {name}" for name in sorted(set(source.shapes) - set(shapes))]
     problems = list(dict.fromkeys(problems))
     _keep_norms_together(model, result)

@@ -18,7 +18,8 @@ class ModelConfig(Protocol):
     - `check(height, width, *, in_channels, out_channels) -> list[str]`: what keeps it from working on a grid, each
       `key: expected …, got …; change …`;
     - `trains`: false for a model without weights, which no training can begin with;
-    - `keys_without_weights`: names of keys in which two models with the same weights may differ (see `start_from`);
+    - `keys_without_weights`: names of keys in which two models with the same weights may differ, for `start_from` and in a
+      continued run;
     - `check_parallel(height, width, *, tensor, domain, columns) -> list[tuple[str, str]]`: (degree, problem) of sharing
       rows over `domain` ranks and columns over `columns`; the latter is given only where columns are shared.
     """

@@ -146,3 +146,14 @@ def test_the_state_of_an_optimiser_goes_to_the_same_kind_alone_and_without_what_
     frozen = [*sets, "start_from.freeze=['stages.0.*']"]
     checked_experiment(FILE, frozen)
     assert build.train(load_experiment(FILE, frozen)) == 0
+
+
+def test_low_rank_changes_have_the_scale_of_the_source(finished, tmp_path):
+    start = f"start_from.path={finished / 'lora' / 'checkpoints' / 'step-2'}"
+    same = [*BASE, *LORA, start, f"save_loc={tmp_path / 'same'}"]
+    checked_experiment(FILE, same)
+    other = [*BASE, "start_from.lora={rank: 2, alpha: 40}", start, f"save_loc={tmp_path / 'other'}"]
+    message = "start_from.lora.alpha: expected changes times 2 as in the source, got 20"
+    for refused in (lambda: checked_experiment(FILE, other), lambda: build.train(load_experiment(FILE, other))):
+        with pytest.raises(UserError, match=message):
+            refused()
