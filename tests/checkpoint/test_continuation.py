@@ -157,3 +157,16 @@ def test_low_rank_changes_have_the_scale_of_the_source(finished, tmp_path):
     for refused in (lambda: checked_experiment(FILE, other), lambda: build.train(load_experiment(FILE, other))):
         with pytest.raises(UserError, match=message):
             refused()
+
+
+@pytest.mark.parametrize(
+    ("init", "said"), [("[2000-01-08, 2000-01-12, 2d]", "1 of 3 forecasts are of times"), ("2000-01-12", "")]
+)
+def test_forecasts_of_the_weather_of_the_training_are_told(finished, tmp_path, caplog, init, said):
+    """The experiment may have other periods than those that its weights were trained on."""
+    shutil.copytree(finished / "plain", tmp_path / "run")
+    sets = [*BASE, f"save_loc={tmp_path / 'run'}", f"inference.init={init}", "data.train=[2000-01-01, 2000-01-07]"]
+    assert build.rollout(load_experiment(FILE, sets)) == 0
+    warnings = [record.message for record in caplog.records if "trained on" in record.message]
+    assert len(warnings) == bool(said)
+    assert said in "".join(warnings)
