@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from pydantic import TypeAdapter
 from torch import nn
@@ -34,7 +33,6 @@ from credit_like.evaluation.results import evaluation_folder, save_results
 from credit_like.evaluation.scorecard import print_scorecard
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
-from credit_like.inference.times import initial_times, lead_steps
 from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
@@ -309,28 +307,17 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
             found = newest_checkpoint(experiment, runtime)  # which says that there is none
         context = build_context(experiment, runtime, train=False)
         checkpoint = load_source(context) if found is None else load_weights(context, found)
-        if found is not None and runtime.is_main:
-            _warn_of_training(context, found)
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
-        outcome = write_forecasts(context, checkpoint, part=part)
+        trained_on = () if found is None else _trained_on(found)
+        outcome = write_forecasts(context, checkpoint, part=part, trained_on=trained_on)
         log.info("%d forecasts computed; %s", outcome.computed, outcome.path)
         return 0
 
 
-def _warn_of_training(context: Context, checkpoint: Checkpoint) -> None:
-    """Log how many of the forecasts are of times that the weights were trained on: their errors are too small."""
-    experiment, store = context.experiment, context.store
+def _trained_on(checkpoint: Checkpoint) -> Periods:
+    """Return the periods on which the weights of a checkpoint were trained last, whatever the experiment has now."""
     with reading_metadata(checkpoint.folder):
-        periods = TypeAdapter(Periods).validate_python(checkpoint.meta["experiment"]["data"]["train"])
-    init = initial_times(experiment.inference, store, experiment.data, context.statistics.missing_times)
-    valid = np.add.outer(init, np.arange(1, lead_steps(experiment.inference.lead, experiment.data.timestep) + 1))
-    known = np.isin(valid, store.period(periods)).any(1).sum()
-    if known:
-        log.warning(
-            "%d of %d forecasts are of times that the weights were trained on: their errors are too small to compare",
-            known,
-            len(init),
-        )
+        return TypeAdapter(Periods).validate_python(checkpoint.meta["experiment"]["data"]["train"])
 
 
 def preprocess(experiment: Experiment) -> int:

@@ -33,6 +33,7 @@ from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import ChunkShare
 from credit_like.rollout import rollout
 from credit_like.schema.checks import has_dropout, has_noise
+from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import InferenceSection
 from credit_like.state import State
@@ -55,11 +56,23 @@ class RolloutOutcome:
     finished: bool
 
 
+def _tell_trained(forecast_plan: ForecastPlan, store: FieldStore, trained_on: Periods) -> None:
+    """Log how many forecasts are of times that the weights were trained on."""
+    valid = np.add.outer(np.array(forecast_plan.init), np.arange(1, forecast_plan.leads + 1))
+    known = np.isin(valid, store.period(trained_on)).any(1).sum()
+    if known:
+        _LOG.warning(
+            "%d of %d forecasts are of times that the weights were trained on: their errors are too small to compare",
+            *(known, len(valid)),
+        )
+
+
 def write_forecasts(
     context: Context,
     checkpoint: str,
     *,
     part: tuple[int, int] = (0, 1),
+    trained_on: Periods = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> RolloutOutcome:
     """Compute the experiment's forecasts that are not complete yet, and write them.
@@ -69,9 +82,10 @@ def write_forecasts(
     (A format that keeps all members in one file distributes whole initial times.) `checkpoint`
     identifies the weights, and is recorded with the resolved experiment. Ranks that share a field write whole chunks of it
     where the format has chunks; otherwise they send it to the first one, a variable at a time. Where fields are derived, they
-    send all variables at once, because those need the rows of other ranks. `progress(done, of)` counts steps. A forecast
-    that overflows is written as it is, and a warning says from which lead on it is not finite. Raises UserError before
-    anything is written for an invalid request, and RuntimeError if writing fails.
+    send all variables at once, because those need the rows of other ranks. Forecasts of times of `trained_on`, which the
+    weights were trained on, are counted in a warning. `progress(done, of)` counts steps. A forecast that overflows is
+    written as it is, and a warning says from which lead on it is not finite. Raises UserError before anything is written
+    for an invalid request, and RuntimeError if writing fails.
     """
     experiment, store, stepper = context.experiment, context.store, context.stepper
     derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
@@ -79,6 +93,8 @@ def write_forecasts(
     missing = sorted(context.statistics.missing_times)
     forecast_plan = plan(experiment, store, context.variables, checkpoint, missing, parts)
     layout, section = forecast_plan.layout, experiment.inference
+    if trained_on and context.runtime.is_main:
+        _tell_trained(forecast_plan, store, trained_on)
     noise, perturb = _differences(context)
     folder = forecast_folder(experiment)
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
