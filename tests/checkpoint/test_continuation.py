@@ -69,7 +69,10 @@ CHANGES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("change", CHANGES)
+EVERYDAY = ("order of levels", "state", "statistics", "alpha")
+
+
+@pytest.mark.parametrize("change", [c if c in EVERYDAY else pytest.param(c, marks=pytest.mark.slow) for c in CHANGES])
 def test_other_weights_are_refused_by_every_command(finished, tmp_path, change):
     kind, overrides, message = CHANGES[change]
     run = tmp_path / "run"
@@ -94,7 +97,7 @@ def test_other_weights_are_refused_by_every_command(finished, tmp_path, change):
     checked_experiment(FILE, sets)
 
 
-@pytest.mark.parametrize("kind", ["plain", "lora"])
+@pytest.mark.parametrize("kind", ["plain", pytest.param("lora", marks=pytest.mark.slow)])
 def test_what_does_not_change_the_weights_may_change(finished, tmp_path, kind):
     run = tmp_path / "run"
     shutil.copytree(finished / kind, run)
@@ -120,6 +123,7 @@ def test_another_optimiser_is_named(finished, tmp_path):
         build.train(load_experiment(FILE, sets))
 
 
+@pytest.mark.slow
 def test_another_source_before_the_first_checkpoint_brings_its_statistics(finished, tmp_path):
     """Of two sources, the second has other statistics; the run has been used with the first, without a training."""
     other, run = tmp_path / "other", tmp_path / "run"
