@@ -139,7 +139,7 @@ def _has_no_gap(init: int, store: FieldStore, data: DataSection, leads: int, bef
 
     Both are read at positions of the time axis, which are steps of the forecast only where the data leave out no time.
     """
-    forced = any(spec.fill is None for spec in (*data.dynamic_forcing.level, *data.dynamic_forcing.surface))
+    forced = any(spec.fill != "persist" for spec in (*data.dynamic_forcing.level, *data.dynamic_forcing.surface))
     return _is_regular(store, init - before, init + (leads - 1 if forced else 0))
 
 
