@@ -40,11 +40,8 @@ def _differences(
     meta: Mapping[str, Any], experiment: Experiment, variables: Variables, statistics: Statistics | None
 ) -> Iterator[str]:
     before, now = meta["experiment"], experiment.to_dict()
-    free = getattr(experiment.model, "keys_without_weights", ())
-    for key in sorted(before["model"].keys() & now["model"].keys()):  # a release may have added keys
-        was, is_now = before["model"][key], now["model"][key]
-        if was != is_now and key not in free:
-            yield f"model.{key} was {was!r} and is {is_now!r}"
+    for key, (was, is_now) in transfer.different_keys(before["model"], experiment.model).items():
+        yield f"model.{key} was {was!r} and is {is_now!r}"
     for key in ("timestep", "history_len"):
         if before["data"].get(key) != now["data"].get(key):
             yield f"data.{key} was {before['data'].get(key)} and is {now['data'].get(key)}"

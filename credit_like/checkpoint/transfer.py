@@ -274,7 +274,10 @@ def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channe
     Raises UserError with everything that cannot be taken over, unless `missing` is `initial`.
     """
     model, result = get_raw_model(model), Plan()
-    problems = _different_keys(source.config, config)
+    problems = [
+        f"model.{key}: expected {there!r} as in the source, got {here!r}"
+        for key, (there, here) in different_keys(source.config, config).items()
+    ]
     axes: Mapping[str, tuple[ChannelAxis, ...]] = getattr(model, "channel_axes", dict)()
     sides = _sides(source, channels, result.notes)
     if not axes and not all(side.unchanged for side in sides.values()):
@@ -326,17 +329,18 @@ def plan(source: Source, model: nn.Module, config: ModelConfig, channels: Channe
     return result
 
 
-def _different_keys(there: Mapping[str, Any], config: ModelConfig) -> list[str]:
-    """Return the keys of the model in which the functions of the two differ."""
+def different_keys(there: Mapping[str, Any], config: ModelConfig) -> dict[str, tuple[Any, Any]]:
+    """Return the keys of the model in which the functions of the two differ, with both values.
+
+    Of models of different types, this is the type alone.
+    """
     here = config.model_dump(mode="json")
     if there.get("type") != here["type"]:
-        return [f"model.type: expected {there.get('type')!r} as in the source, got {here['type']!r}"]
+        return {"type": (there.get("type"), here["type"])}
     free = getattr(config, "keys_without_weights", ())
-    return [
-        f"model.{key}: expected {there[key]!r} as in the source, got {here[key]!r}"
-        for key in there
-        if key not in free and key in here and here[key] != there[key]
-    ]
+    return {
+        key: (there[key], here[key]) for key in there if key not in free and key in here and here[key] != there[key]
+    }
 
 
 def _sides(source: Source, channels: Channels, notes: list[str]) -> dict[str, Positions]:

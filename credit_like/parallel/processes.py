@@ -40,7 +40,7 @@ def run_ranks(world: int, function: Callable[[], Any], timeout: float) -> list[A
     more threads than this process. Ranks that are not done after `timeout` seconds, or `GRACE` seconds after another one
     has failed, are killed.
     """
-    import torch._dynamo
+    import torch._dynamo  # the first step needs it: the ranks have it from here instead of importing it each
 
     context = multiprocessing.get_context("fork")
     # OMP_NUM_THREADS stays the limit: two threads that have less than two cores spin at every barrier of a kernel.
