@@ -120,8 +120,16 @@ def reading(what: str, path: object, advice: str) -> Iterator[None]:
         raise UserError(f"expected {what}, got {path}, which cannot be read: {reason(error)}; {advice}") from error
 
 
-def replace(draft: Path, path: Path) -> None:
-    """Rename a finished draft to its final name. Raises UserError where a folder has that name."""
-    if path.is_dir():
-        raise UserError(f"expected a file or nothing at {path}, got a folder; remove it")
-    draft.replace(path)
+@contextmanager
+def replacing(path: Path, draft: Path) -> Iterator[Path]:
+    """Yield `draft`, a file to write, which takes the place of `path` if the block ends well and is removed otherwise.
+
+    Raises UserError where a folder is at `path`.
+    """
+    try:
+        yield draft
+        if path.is_dir():
+            raise UserError(f"expected a file or nothing at {path}, got a folder; remove it")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

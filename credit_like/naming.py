@@ -51,6 +51,11 @@ def level_units_of(results: xr.Dataset) -> str:
     return str(results["level"].attrs.get("units", "")) if "level" in results.coords else ""
 
 
+def region_text(results: xr.Dataset, region: str) -> str:
+    """Return the name of a region of scores, of which `global` is all of a grid that may be regional."""
+    return "whole regional grid" if region == "global" and results.attrs.get("grid") == "regional" else region
+
+
 def exponent_of(values: NDArray[np.float64]) -> int:
     """Return the power of ten, in steps of three, to write values with; 0 where the largest is 0.01 to 99 999."""
     finite = np.abs(values[np.isfinite(values)])

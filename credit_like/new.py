@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
@@ -103,6 +103,8 @@ def run(data: Sequence[str], output: Path) -> list[str]:
         draft.write_text(text, encoding="utf-8")
         experiment, store, _ = checked_experiment(draft)
         draft.replace(output)
+    except UserError as error:
+        raise UserError(str(error).replace(str(draft), f"{output} as proposed")) from error
     finally:
         draft.unlink(missing_ok=True)
     variables = store.variables
@@ -138,7 +140,8 @@ def scan(paths: Sequence[str]) -> Data:
             f"{'; '.join(f'{name}, {why}' for name, why in left_out.items()) or 'none'}; change or regrid the data"
         )
     counts = [name for names in groups for name in names]
-    apart = len(counts) > len(set(counts)) or any(_overlap([opened[i][1] for i in group]) for group in groups.values())
+    repeated = {names: _repeated([opened[i][1] for i in group], names[0]) for names, group in groups.items()}
+    apart = len(counts) > len(set(counts)) or "other" in repeated.values()
     variables: list[Found] = []
     sources: list[dict[str, Any]] = []
     if apart:  # the same name means different variables in different files
@@ -148,10 +151,12 @@ def scan(paths: Sequence[str]) -> Data:
         for stem, i in zip(stems, members, strict=True):
             dataset, alone = opened[i][1], len(usable[i]) == 1
             variables += [_classify(dataset, var, stem if alone else f"{stem}_{var}", files[i]) for var in usable[i]]
-        times = next((opened[i][1]["time"].values for i in members if "time" in opened[i][1].coords), np.array([]))
+        times = _common_times([[opened[i][1]] for i in members])
     else:
         as_given = len(groups) == 1 and len(paths) == 1 and not _is_folder_of_files(paths[0])
         for together, group in groups.items():
+            if repeated[together] == "same":
+                opened[group[0]][0]["duplicates"] = "first"
             where = list(paths) if as_given else _as_given(paths, [files[i] for i in group])
             sources.append({**opened[group[0]][0], "path": where[0] if len(where) == 1 else where})
             variables += [_classify(opened[group[0]][1], var, var, None) for var in together]
@@ -263,10 +268,28 @@ def _usable(dataset: xr.Dataset, left_out: dict[str, str]) -> list[str]:
     return names
 
 
-def _overlap(datasets: Sequence[xr.Dataset]) -> bool:
-    axes = [seconds(dataset["time"].values) for dataset in datasets if "time" in dataset.coords]
-    axes = sorted((axis for axis in axes if len(axis)), key=lambda axis: int(axis[0]))
-    return len(datasets) > 1 and (len(axes) < len(datasets) or any(b[0] <= a[-1] for a, b in itertools.pairwise(axes)))
+def _repeated(datasets: Sequence[xr.Dataset], name: str) -> Literal["", "same", "other"]:
+    """Return whether files with the same fields have some times twice, and the same or another field `name` there.
+
+    Files without times, and files of the same times, have another variable under the same name.
+    """
+    dated = [one for one in datasets if "time" in one.coords and one.sizes.get("time")]
+    if len(datasets) < 2 or len(dated) < len(datasets):
+        return "other" if len(datasets) > 1 else ""
+    dated.sort(key=lambda one: int(seconds(one["time"].values)[0]))
+    result: Literal["", "same"] = ""
+    for one, after in itertools.pairwise(dated):
+        first, second = (seconds(dataset["time"].values) for dataset in (one, after))
+        if second[0] > first[-1]:
+            continue
+        common = np.intersect1d(first, second)
+        if not len(common) or np.array_equal(first, second):
+            return "other"
+        here, there = (int(np.flatnonzero(axis == common[-1])[0]) for axis in (first, second))
+        if not np.array_equal(one[name].isel(time=here), after[name].isel(time=there), equal_nan=True):
+            return "other"
+        result = "same"
+    return result
 
 
 def _common_times(groups: Sequence[Sequence[xr.Dataset]]) -> NDArray[Any]:
@@ -275,7 +298,7 @@ def _common_times(groups: Sequence[Sequence[xr.Dataset]]) -> NDArray[Any]:
     for group in groups:
         parts = [one["time"].values for one in group if "time" in one.coords and "time" in one.dims]
         if parts:
-            axes.append(np.sort(np.concatenate(parts)))
+            axes.append(np.unique(np.concatenate(parts)))
     if not axes:
         return np.array([])
     common = axes[0]
@@ -514,6 +537,9 @@ def _source_lines(data: Data) -> Iterator[str]:
 
     if len(data.sources) == 1:
         hint = "  # the files have no unit of time; hours are assumed" if "time_units" in data.sources[0] else ""
+        hint = hint or (
+            "  # some times are in two files, with the same fields" if "duplicates" in data.sources[0] else ""
+        )
         yield f"  source: {flow(data.sources[0])}{hint}"
     else:
         yield "  source:"

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from credit_like.errors import UserError, cut, replace
+from credit_like.errors import UserError, cut, replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,15 +58,14 @@ def save_figure(figure: Figure, path: Path, dpi: int) -> None:
     from matplotlib.text import Text
 
     check_figure(path)
-    part = path.with_name(f".{path.name}.part")
     axis = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
     ticks = [tick for one in axis for tick in (*one.get_major_ticks(), *one.get_minor_ticks())]
     numbers = {label for tick in ticks for label in (tick.label1, tick.label2)}
     for text in set(figure.findobj(Text)) - numbers:
         if "$" in text.get_text():
             text.set_parse_math(False)
-    figure.savefig(part, format="png", dpi=dpi, metadata=DRAWN)
-    replace(part, path)
+    with replacing(path, path.with_name(f".{path.name}.part")) as draft:
+        figure.savefig(draft, format="png", dpi=dpi, metadata=DRAWN)
 
 
 def begins_with(mark: str) -> Callable[[Path], bool]:

@@ -289,6 +289,45 @@ def test_a_glob_stays_one_in_the_experiment(tmp_path):
     assert [source["path"] for source in sources] == [f"{tmp_path}/obs/my_*.nc", f"{tmp_path}/obs/topo.nc"]
 
 
+def parts(folder, *spans, of=None):
+    """Write parts of a store in time, each of them `of` its own store."""
+    for number, span in enumerate(spans):
+        whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m", "sp"])
+        whole = whole + (of[number] if of else 0)
+        whole.isel(time=slice(*span)).to_netcdf(folder / f"part_{'abc'[number]}.nc")
+
+
+def test_files_that_overlap_are_read_once_where_they_are_the_same(tmp_path):
+    (tmp_path / "data").mkdir()
+    parts(tmp_path / "data", (0, 30), (25, 60), (60, 80))
+    run([str(tmp_path / "data")], tmp_path / "my.yml")
+    data = yaml.safe_load((tmp_path / "my.yml").read_text())["data"]
+    assert data["source"]["duplicates"] == "first"
+    assert [data[name][end].isoformat() for name, end in (("train", 0), ("test", 1))] == [
+        "2000-01-01T00:00:00", "2000-01-20T18:00:00"
+    ]  # fmt: skip
+
+
+def test_files_that_differ_where_they_overlap_are_of_different_variables(tmp_path):
+    (tmp_path / "data").mkdir()
+    parts(tmp_path / "data", (0, 70), (10, 80), of=(0, 1))
+    run([str(tmp_path / "data")], tmp_path / "my.yml")
+    data = yaml.safe_load((tmp_path / "my.yml").read_text())["data"]
+    assert [spec["name"] for spec in data["prognostic"]["surface"]] == ["a_t2m", "a_sp", "b_t2m", "b_sp"]
+    assert [data[name][end].isoformat() for name, end in (("train", 0), ("test", 1))] == [
+        "2000-01-03T12:00:00", "2000-01-18T06:00:00"
+    ]  # fmt: skip
+
+
+def test_a_message_about_the_proposal_names_the_output(tmp_path, monkeypatch):
+    parts(tmp_path, (0, 80))
+    monkeypatch.setattr("credit_like.new.propose", lambda *_: "data: 3\n")
+    with pytest.raises(UserError) as refused:
+        run([str(tmp_path / "part_a.nc")], tmp_path / "my.yml")
+    assert str(refused.value).startswith(f"{tmp_path}/my.yml as proposed:")
+    assert ".part" not in str(refused.value)
+
+
 def test_whole_years_are_kept_together(tmp_path):
     file, _ = proposed(days_of_360, tmp_path)
     data = yaml.safe_load(file.read_text())["data"]

@@ -15,7 +15,7 @@ from rich.table import Table
 from credit_like import terminal
 from credit_like.cli import main
 from credit_like.demo import _ratio, print_tables
-from credit_like.evaluation.scorecard import print_scorecard
+from credit_like.evaluation.scorecard import print_scorecard, scorecard
 from credit_like.terminal import duration, fitted, logging_above, plain_console, progress_bar, shortened
 from credit_like.training.monitor import Monitor
 from tests.experiments import DEMO
@@ -226,3 +226,12 @@ def test_handlers_get_their_stream_back_after_an_error():
     with pytest.raises(ZeroDivisionError), logging_above(progress):
         raise ZeroDivisionError
     assert sys.stderr is before
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"), [("global", "initial times, global;"), ("regional", "initial times, whole regional grid;")]
+)
+def test_the_title_says_of_which_grid_scores_are(grid, said):
+    results = scores()
+    results.attrs["grid"] = grid
+    assert said in str(scorecard(results).title)

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from credit_like.checkpoint.files import replace_file
-from credit_like.errors import UserError, reason
+from credit_like.errors import UserError, reason, replacing
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 from credit_like.outputs import begins_with, check_own
@@ -409,12 +409,11 @@ def write_weights(
     }
     weights = {name: value.float().contiguous() for name, value in model.state_dict().items()}
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f".{out.name}.tmp")
     about = {"model": described, **(metadata or {})}
-    save_file(weights, beside, metadata={key: json.dumps(value) for key, value in about.items()})
     section = yaml.safe_dump({"model": described["config"]}, sort_keys=False, default_flow_style=None)
-    replace_file(_section_file(out), f"{_HEADER}\n{section}".encode())
-    beside.replace(out)
+    with replacing(out, out.with_name(f".{out.name}.tmp")) as draft:
+        save_file(weights, draft, metadata={key: json.dumps(value) for key, value in about.items()})
+        replace_file(_section_file(out), f"{_HEADER}\n{section}".encode())
     return out
 
 

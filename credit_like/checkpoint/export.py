@@ -27,7 +27,7 @@ from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
-from credit_like.errors import UserError, reason
+from credit_like.errors import UserError, reason, replacing
 from credit_like.nn import spectral_norm
 from credit_like.nn.lora import merged
 from credit_like.outputs import begins_with, check_own
@@ -155,9 +155,8 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
         metadata = describe(checkpoint, weights)
         text = card(out, metadata, tensors)
     out.parent.mkdir(parents=True, exist_ok=True)
-    beside = out.with_name(f".{out.name}.tmp")
-    write_tensors(beside, tensors, {key: json.dumps(value) for key, value in metadata.items()})
-    beside.replace(out)
+    with replacing(out, out.with_name(f".{out.name}.tmp")) as draft:
+        write_tensors(draft, tensors, {key: json.dumps(value) for key, value in metadata.items()})
     replace_file(out.with_suffix(".md"), text.encode())
     return out
 

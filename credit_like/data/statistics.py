@@ -26,7 +26,7 @@ from credit_like import transforms
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
-from credit_like.errors import UserError, reading, replace
+from credit_like.errors import UserError, reading, replacing
 from credit_like.processes import draft_beside
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
@@ -117,15 +117,11 @@ class Statistics:
         """Save as netCDF under a temporary name, then rename, so that readers never see an incomplete file."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = draft_beside(path)
         encoding = {"valid": {"zlib": True, "dtype": "i1"}}
-        try:
+        with replacing(path, draft_beside(path)) as draft:
             netcdf_files.save(self.dataset.assign(valid=self.dataset["valid"].astype("i1")), draft, encoding)
             with open(draft, "rb") as written:
                 os.fsync(written.fileno())
-            replace(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
 
     @classmethod
     def is_file(cls, path: str | Path) -> bool:

@@ -92,6 +92,14 @@ def _parse(text: str) -> tuple[float, float, tuple[int, ...]]:
     return factor, offset, tuple(powers)
 
 
+def same_dimensions(one: str, other: str) -> bool:
+    """Return whether two units are of the same dimensions; unknown ones are of none. A mass per area is not a depth here."""
+    try:
+        return _parse(one)[2] == _parse(other)[2]
+    except UserError:
+        return False
+
+
 def between(source: str, target: str) -> tuple[float, float] | None:
     """Return `conversion(source, target)`, or None where one of them is missing or unknown.
 

@@ -234,7 +234,8 @@ def _scored(variables: Variables, model: ForecastFiles) -> list[Variable]:
 
 
 def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore) -> None:
-    """Set the units of the variables and of the levels as attributes; a vector has those of its first component."""
+    """Set units of variables and levels, and the extent of the grid, as attributes; a vector has units of its first component."""
+    result.attrs["grid"] = "global" if truth.grid.is_global else "regional"
     units = {variable.name: truth.attrs(variable).get("units", "") for variable in scored}
     for vector, components in VECTORS.items():
         if vector in result and (first := find(components[0], units)):

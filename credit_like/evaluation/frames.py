@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from credit_like.errors import UserError, replace
+from credit_like.errors import UserError, replacing
 from credit_like.evaluation.collect import BY_INIT
 
 COLUMNS = ("source", "variable", "level", "metric", "region", "lead_hours", "value", "units")
@@ -67,9 +67,8 @@ def by_init_frame(results: xr.Dataset, source: str, metric: str, region: str) ->
 def save_scores(results: xr.Dataset, folder: Path) -> Path:
     """Write the frame of the scores to `scores.csv`."""
     path = folder / "scores.csv"
-    part = path.with_suffix(".csv.part")
-    scores_frame(results).to_csv(part, index=False)
-    replace(part, path)
+    with replacing(path, path.with_suffix(".csv.part")) as draft:
+        scores_frame(results).to_csv(draft, index=False)
     return path
 
 

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from credit_like.errors import replace
+from credit_like.errors import replacing
 
 REPORT_MARK = '<meta name="generator" content="credit-like evaluate">'
 """A line of every report."""
@@ -37,7 +37,6 @@ def render(template: str, data: Mapping[str, Any], title: str) -> str:
 def save_page(text: str, path: Path) -> Path:
     """Write a page atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    replace(part, path)
+    with replacing(path, path.with_name(f".{path.name}.part")) as draft:
+        draft.write_text(text, encoding="utf-8")
     return path

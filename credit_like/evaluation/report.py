@@ -26,7 +26,7 @@ from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.html_page import render, save_page
 from credit_like.evaluation.scorecard import channels
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
-from credit_like.naming import channel_text, level_text, level_units_of, units_text
+from credit_like.naming import channel_text, level_text, level_units_of, region_text, units_text
 from credit_like.variables import Variable, Variables
 
 MISSING = 255
@@ -85,7 +85,7 @@ def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, 
         "sources": [str(name) for name in results["source"].values],
         "provenance": [str(text) for text in results["provenance"].values],
         "metrics": [str(name) for name in results["metric"].values],
-        "regions": [str(name) for name in results["region"].values],
+        "regions": [region_text(results, str(name)) for name in results["region"].values],
         "leads": _hours(results["lead_time"].values),
         "channels": rows,
     }

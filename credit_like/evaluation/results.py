@@ -9,7 +9,7 @@ import xarray as xr
 
 from credit_like.data.aliases import find
 from credit_like.data.files import netcdf_files
-from credit_like.errors import UserError, reading, replace
+from credit_like.errors import UserError, reading, replacing
 from credit_like.schema.experiment import Experiment
 
 
@@ -27,14 +27,13 @@ def save_results(results: xr.Dataset, folder: Path) -> list[Path]:
     paths = []
     for source in results["source"].values:
         path = folder / f"{source}.nc"
-        part = path.with_suffix(".nc.part")
         one = results.sel(source=source)
         one.attrs["provenance"] = str(one["provenance"].values)
         one = one.drop_vars(["source", "provenance"])
         one["lead_time"].encoding = {"units": "hours", "dtype": "float64"}
         by_init = {str(name): {"zlib": True} for name, array in one.data_vars.items() if "init_time" in array.dims}
-        netcdf_files.save(one, part, by_init)
-        replace(part, path)
+        with replacing(path, path.with_suffix(".nc.part")) as draft:
+            netcdf_files.save(one, draft, by_init)
         paths.append(path)
     return paths
 

@@ -13,25 +13,31 @@ from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
+from credit_like.data.units import same_dimensions
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.registry import did_you_mean
 from credit_like.variables import Variable
 
-# CF standard names by WeatherBench2 name; other names are looked up in the alias table.
-_STANDARD_NAMES = {
-    "temperature": "air_temperature",
-    "u_component_of_wind": "eastward_wind",
-    "v_component_of_wind": "northward_wind",
-    "specific_humidity": "specific_humidity",
-    "geopotential": "geopotential",
-    "vertical_velocity": "lagrangian_tendency_of_air_pressure",
-    "2m_temperature": "air_temperature",
-    "10m_u_component_of_wind": "eastward_wind",
-    "10m_v_component_of_wind": "northward_wind",
-    "surface_pressure": "surface_air_pressure",
-    "mean_sea_level_pressure": "air_pressure_at_mean_sea_level",
-    "total_precipitation": "precipitation_amount",
+# CF standard names by WeatherBench2 name, each with units of its dimensions; other names are looked up in the alias table.
+STANDARD_NAMES: dict[str, tuple[tuple[str, str], ...]] = {
+    "temperature": (("K", "air_temperature"),),
+    "u_component_of_wind": (("m s-1", "eastward_wind"),),
+    "v_component_of_wind": (("m s-1", "northward_wind"),),
+    "specific_humidity": (("1", "specific_humidity"),),
+    "geopotential": (("m2 s-2", "geopotential"), ("m", "geopotential_height")),
+    "vertical_velocity": (("Pa s-1", "lagrangian_tendency_of_air_pressure"), ("m s-1", "upward_air_velocity")),
+    "2m_temperature": (("K", "air_temperature"),),
+    "10m_u_component_of_wind": (("m s-1", "eastward_wind"),),
+    "10m_v_component_of_wind": (("m s-1", "northward_wind"),),
+    "surface_pressure": (("Pa", "surface_air_pressure"),),
+    "mean_sea_level_pressure": (("Pa", "air_pressure_at_mean_sea_level"),),
+    "total_precipitation": (
+        ("kg m-2", "precipitation_amount"),
+        ("m", "lwe_thickness_of_precipitation_amount"),
+        ("kg m-2 s-1", "precipitation_flux"),
+        ("m s-1", "lwe_precipitation_rate"),
+    ),
 }
 
 
@@ -162,8 +168,11 @@ class ForecastLayout:
         attrs = {key: str(value) for key, value in self.variable_attrs.get(name, {}).items() if value}
         attrs = {key: attrs[key] for key in ("units", "long_name", "standard_name") if key in attrs}
         attrs.setdefault("long_name", name.replace("_", " "))
-        if "standard_name" not in attrs and (known := find(name, _STANDARD_NAMES)):
-            attrs["standard_name"] = _STANDARD_NAMES[known]
+        if "standard_name" not in attrs and (known := find(name, STANDARD_NAMES)):
+            units = attrs.get("units", STANDARD_NAMES[known][0][0])
+            fitting = [cf for own, cf in STANDARD_NAMES[known] if same_dimensions(units, own)]
+            if fitting:
+                attrs["standard_name"] = fitting[0]
         if attrs.get("standard_name") == "air_temperature":
             attrs["units_metadata"] = "temperature: on_scale"
         if self.cf:

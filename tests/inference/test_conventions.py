@@ -8,10 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from world import make_context, make_experiment
 
+from credit_like.data.units import same_dimensions
+from credit_like.grid import Grid
 from credit_like.inference.forecast import write_forecasts
+from credit_like.inference.layout import STANDARD_NAMES, ForecastLayout
+from credit_like.schema.data import VariableSpec
+from credit_like.variables import Variable
 
 CHECKER = shutil.which("compliance-checker", path=str(Path(sys.executable).parent))
 # The layout wants initial times to be called `time`; the checker then asks for another standard name than theirs.
@@ -39,3 +45,39 @@ def test_the_checker_finds_no_error(data, tmp_path):
     for file, known in files.items():
         errors = {text for part in found[file]["cf:1.11"]["high_priorities"] for text in part["msgs"]}
         assert errors == known, file
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "expected"),
+    [
+        ("tp", "m", "lwe_thickness_of_precipitation_amount"),
+        ("tp", "mm", "lwe_thickness_of_precipitation_amount"),
+        ("tp", "kg m**-2", "precipitation_amount"),
+        ("total_precipitation", "kg m-2 s-1", "precipitation_flux"),
+        ("total_precipitation", "K", None),
+        ("z", "m**2 s**-2", "geopotential"),
+        ("z", "gpm", "geopotential_height"),
+        ("wap", "Pa s-1", "lagrangian_tendency_of_air_pressure"),
+        ("w", "m/s", "upward_air_velocity"),
+        ("q", "g kg-1", "specific_humidity"),
+        ("t", "degC", "air_temperature"),
+        ("t", "who knows", None),
+        ("t", "", "air_temperature"),
+        ("t", None, "air_temperature"),
+    ],
+)
+def test_the_standard_name_is_one_of_the_units(name, units, expected):
+    attrs = {name: {} if units is None else {"units": units}}
+    variable = Variable(name, "diagnostic", (), VariableSpec(name=name))
+    grid = Grid(np.array([-45.0, 45.0]), np.array([0.0, 180.0]))
+    times = np.array(["2000-01-01"], "datetime64[s]")
+    layout = ForecastLayout(times, (1,), 21600, 1, grid, (variable,), {name: ()}, attrs, {})
+    assert layout.attrs_of(name).get("standard_name") == expected
+
+
+@pytest.mark.skipif(CHECKER is None, reason="the package compliance-checker is not installed")
+def test_standard_names_and_their_units_are_those_of_cf():
+    from compliance_checker.cf.util import StandardNameTable
+
+    for units, name in (pair for pairs in STANDARD_NAMES.values() for pair in pairs):
+        assert same_dimensions(units, StandardNameTable()[name].canonical_units), name

@@ -586,7 +586,10 @@ def _increasing(dataset: xr.Dataset, duplicates: str | None, path: str) -> xr.Da
     times = dataset["time"].values
     back = np.flatnonzero(times[1:] <= times[:-1])
     if len(back):
-        raise UserError(f"expected increasing times in {path}, got {to_text(times[back[0] + 1])} out of order")
+        raise UserError(
+            f"expected increasing times in {path}, got {to_text(times[back[0] + 1])} out of order; sort it by time, "
+            "for instance with xarray's `sortby`"
+        )
     return dataset
 
 

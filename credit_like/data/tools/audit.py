@@ -20,7 +20,7 @@ from credit_like.data.aliases import ALIASES
 from credit_like.data.statistics import Scan, varying
 from credit_like.data.store import FieldStore
 from credit_like.data.times import to_text
-from credit_like.errors import replace
+from credit_like.errors import replacing
 from credit_like.naming import channel_text, exponent_of, with_units
 from credit_like.outputs import begins_with, check_figure, check_own, save_figure
 from credit_like.variables import Variables
@@ -85,12 +85,10 @@ class Audit:
 
     def save(self, folder: Path) -> None:
         """Write `audit.csv`, one line per finding, and `audit.png`, a page of plots."""
-        part = folder / ".audit.csv.part"
-        with part.open("w", newline="") as file:
+        with replacing(folder / "audit.csv", folder / ".audit.csv.part") as draft, draft.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(_COLUMNS)
             writer.writerows(self.rows())
-        replace(part, folder / "audit.csv")
         self.plot(folder / "audit.png")
 
     def plot(self, path: Path) -> None:
