@@ -153,7 +153,7 @@ def plan_jobs(
     pbs = experiment.pbs or PbsSection()
     request = resources(pbs, site, mode, options)
     workdir = (workdir or Path.cwd()).absolute()
-    save_loc = Path(os.path.normpath(workdir / Path(experiment.save_loc).expanduser()))
+    save_loc = Path(os.path.normpath(workdir / experiment.save_loc))
     if site.scheduler != "local" and _AWKWARD.search(str(save_loc)):
         raise UserError(
             "expected save_loc without blanks, commas, quotes and backslashes, which schedulers cannot take, "

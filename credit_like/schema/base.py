@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -82,6 +83,8 @@ def file_name(text: str) -> str:
 Line = Annotated[str, AfterValidator(one_line)]
 Word = Annotated[str, AfterValidator(one_word)]
 FileName = Annotated[str, AfterValidator(file_name)]
+UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
+"""A file, a folder or a URL; `~` at its start is the home folder."""
 Latitude = Annotated[float, Field(ge=-90, le=90)]
 Longitude = Annotated[float, Field(ge=-360, le=720)]
 """Degrees east of Greenwich, in any of the usual ranges."""

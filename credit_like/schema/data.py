@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, WithJsonSchema, model_validator
 
 from credit_like.errors import UserError
-from credit_like.schema.base import Duration, FileName, Section
+from credit_like.schema.base import Duration, FileName, Section, UserPath
 from credit_like.schema.plugin import plugin
 
 _TIME = re.compile(r"(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2})(?::?(\d{2}))?(?::?(\d{2}))?)?")
@@ -108,11 +108,11 @@ class VariableSpec(Section):
     """Name of the variable in this experiment."""
     var: str | None = None
     """Name in the store. Default: `name`."""
-    path: str | None = None
+    path: UserPath | None = None
     """File, template or URL of this variable, if it is not in the source's own files."""
     compute: Literal["solar"] | None = None
     """Compute the variable from time and grid instead of reading it; `solar` is the insolation."""
-    irradiance: str | None = None
+    irradiance: UserPath | None = None
     """Table of the total solar irradiance of each year for `compute: solar`: lines of a year and its mean in W m-2. A value
     holds in the middle of its year, and is interpolated linearly between years. Default: 1360.8 W m-2 always."""
     units: str | None = None
@@ -184,6 +184,6 @@ class DataSection(Section):
     """Validation period or periods."""
     test: Periods
     """Test period or periods, for forecasts and scores."""
-    statistics: str | None = None
+    statistics: UserPath | None = None
     """netCDF file of the normalisation statistics. Default: fitted to the training period, in
     `save_loc/statistics.nc`."""

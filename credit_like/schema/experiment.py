@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 
 from credit_like import registry
-from credit_like.schema.base import Section
+from credit_like.schema.base import Section, UserPath
 from credit_like.schema.data import DataSection
 from credit_like.schema.inference import EvaluationSection, InferenceSection
 from credit_like.schema.launch import PbsSection, SiteSection
@@ -38,7 +38,7 @@ class Experiment(Section):
     """Name of the experiment, shown in reports and used in job names."""
     seed: int = Field(default=0, ge=0)
     """Seed of all random numbers: initial weights, order of samples, augmentation."""
-    save_loc: str = Field(min_length=1)
+    save_loc: UserPath = Field(min_length=1)
     """Folder of the run, with its checkpoints, logs and forecasts. A run is identified by this folder."""
     data: DataSection
     """Files, variables with their roles, and periods."""

@@ -15,6 +15,7 @@ from credit_like.schema.base import (
     Latitude,
     Longitude,
     Section,
+    UserPath,
     format_duration,
     parse_duration,
 )
@@ -220,7 +221,7 @@ class EvaluationSection(Section):
     """Thresholds of the metrics brier, fair-brier and reliability, such as `{quantiles: [0.1, 0.9]}`."""
     regions: dict[str, Box] = Field(default={})
     """Name → box of regions to score beside the whole grid, which is `global`."""
-    baselines: dict[FileName, str] = Field(default={})
+    baselines: dict[FileName, UserPath] = Field(default={})
     """Name → forecast store or results file in WeatherBench2 layout, scored beside persistence and climatology."""
     climatology_window_days: int = Field(default=61, ge=1, le=366)
     """Width in days of the window, centred on the day of year, over which the climatology averages."""

@@ -210,7 +210,7 @@ def _with_absolute_plugins(tree: _Tree, folder: FilePath) -> _Tree:
 
 def _shipped_or_beside(name: str, folder: FilePath) -> FilePath:
     """Return the path of an included file: relative to `folder`, or shipped with the program where nothing is there."""
-    beside = folder / name
+    beside = folder / os.path.expanduser(name)
     return beside if os.path.isfile(beside) else shipped_file(name) or beside
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from credit_like.schema.base import Section
+from credit_like.schema.base import Section, UserPath
 
 
 class LoraConf(Section):
@@ -30,7 +30,7 @@ class StartFrom(Section):
 
     shorthands = ({"type": "string"},)
 
-    path: str = Field(min_length=1)
+    path: UserPath = Field(min_length=1)
     """A run, one of its checkpoints, an export (.safetensors) or a file that `import-credit` wrote."""
     weights: Literal["ema", "raw"] = "ema"
     """Take the moving average of the weights where the source has one (`ema`), or the trained weights (`raw`)."""

@@ -1,6 +1,7 @@
 """YAML → experiment: what a file may say, where its keys were written, and what overrides what."""
 
 import datetime as dt
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -102,6 +103,52 @@ def test_variables_are_replaced_and_typed_by_what_they_hold(write, monkeypatch):
 def test_an_empty_variable_is_set(write, monkeypatch):
     monkeypatch.setenv("PREFIX", "")
     assert load_experiment(write(TEXT.replace("runs/small", "${PREFIX}runs"))).save_loc == "runs"
+
+
+PATHS = (
+    "save_loc",
+    "data.source.path",
+    "data.source.regrid.like",
+    "data.source.cache.folder",
+    "data.statistics",
+    "data.prognostic.surface.1.path",
+    "data.dynamic_forcing.surface.0.irradiance",
+    "start_from.path",
+    "inference.output.path",
+    "evaluation.baselines.other",
+    "evaluation.truth.path",
+    "include",
+)
+"""The keys that name a file or a folder."""
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_a_tilde_is_the_home_folder(write, tmp_path, monkeypatch, key):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(write("", "elsewhere/none").parent)
+    write("seed: 7\n", "there")
+    text = TEXT + (
+        "start_from: {path: runs/other}\n"
+        "evaluation: {baselines: {other: other.nc}, truth: {type: zarr, path: truth.zarr}}\n"
+    )
+    text = text.replace(
+        "{type: netcdf, path: data.nc}", "{type: zarr, path: s.zarr, cache: {size: 1GB}, regrid: {like: a.nc}}"
+    )
+    text += "include: a.yml\n"
+    write("seed: 1\n", "a.yml")
+    sun = "[{name: sun, compute: solar, irradiance: tsi.txt}]"
+    text = text.replace("  train:", f"  dynamic_forcing: {{surface: {sun}}}\n  train:")
+    if key == "include":
+        assert load_experiment(write(text.replace("include: a.yml", "include: ~/there"))).seed == 7
+        return
+    value: Any = load_experiment(write(text), [f"{key}=~/there"])
+    for part in key.split("."):
+        if part.isdigit() or isinstance(value, dict):
+            value = value[int(part) if part.isdigit() else part]
+        else:
+            (value,) = value if isinstance(value, tuple) else (value,)
+            value = getattr(value, part)
+    assert value == f"{tmp_path}/there"
 
 
 def test_overrides_are_yaml_and_reach_into_lists(write):

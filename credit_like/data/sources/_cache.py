@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from credit_like.data.files.object_cache import ObjectCache
 from credit_like.data.files.remote import RemoteStore
-from credit_like.schema.base import Section, Size
+from credit_like.schema.base import Section, Size, UserPath
 
 
 def cache_folder() -> Path:
@@ -25,7 +25,7 @@ class Cache(Section):
 
     size: Size
     """Bytes that the copies may take together, such as `100GB`; the least recently used are removed."""
-    folder: str | None = None
+    folder: UserPath | None = None
     """Folder of the copies, which several experiments and processes may share. Default: `stores` in `CREDIT_LIKE_CACHE`, or in
     `~/.cache/credit_like`.
     """

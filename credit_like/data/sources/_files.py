@@ -41,7 +41,7 @@ from credit_like.data.sources._index import About, Kind, indexed
 from credit_like.data.times import Times, to_text
 from credit_like.errors import UserError, reason
 from credit_like.grid import Grid
-from credit_like.schema.base import Latitude, Longitude, Section
+from credit_like.schema.base import Latitude, Longitude, Section, UserPath
 
 _DATE_CODES = {
     "%Y": "[0-9]" * 4,
@@ -90,9 +90,9 @@ class Regrid(Section):
 
     degrees: float | None = Field(default=None, ge=0.05)
     """Spacing of a global grid with rows at the poles, north first."""
-    like: str | None = None
+    like: UserPath | None = None
     """A file or store with the latitude and longitude to use."""
-    weights: str | None = None
+    weights: UserPath | None = None
     """A netCDF file of weights (`row`, `col`, `S`) as ESMF makes them, for any source grid of rows and columns."""
 
     @model_validator(mode="after")
@@ -105,7 +105,7 @@ class Regrid(Section):
 class FileConfig(Section):
     """Options of files of any format."""
 
-    path: str | tuple[str, ...] = ""
+    path: UserPath | tuple[UserPath, ...] = ""
     """File, folder of a store, glob, strftime template (all existing files are used), URL supported by fsspec, or a
     list.
     """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pydantic import Field
 
-from credit_like.schema.base import Section
+from credit_like.schema.base import Section, UserPath
 from credit_like.schema.inference import Lead
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class WriterConfig(Section):
     """Options of the forecast files; by default every field is written."""
 
-    path: str | None = None
+    path: UserPath | None = None
     """Folder of the forecasts, by default `save_loc/forecasts`."""
     variables: tuple[str, ...] = ()
     """Predicted variables to write. Default: all."""
