@@ -245,7 +245,7 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
     pieces = named_pieces(context.stepper.model)
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})
     spectral_norm.refresh(context.stepper.model)
-    return f"step-{checkpoint.step}"
+    return checkpoint.name
 
 
 def load_source(context: Context) -> str:

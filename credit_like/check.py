@@ -337,6 +337,7 @@ def _forecast_findings(store: Store) -> Iterator[Finding]:
     """Yield problems of leads, initial times and output."""
     from credit_like.derive.fields import written_derivation
     from credit_like.inference.plan import check_files
+    from credit_like.inference.random_field import deviations
     from credit_like.inference.times import initial_times, kept_leads
 
     inference, data = store.experiment.inference, store.experiment.data
@@ -348,6 +349,10 @@ def _forecast_findings(store: Store) -> Iterator[Finding]:
         underivable += _refusal(("inference", "derive"), derivation.check_units, store.fields)
     yield from found
     yield from underivable
+    ensemble = inference.ensemble
+    if ensemble.members > 1 and ensemble.kind != "lagged" and any(ensemble.amplitude.values()):
+        key = ("inference", "ensemble", "length_scale_km")
+        yield from _refusal(key, deviations, store.fields.grid, ensemble.length_scale_km)
     if not found and not underivable and folder_problem(store.experiment.save_loc) is None:  # which has been reported
         yield from _refusal(("inference", "output"), check_files, store.experiment, store.fields, store.variables)
 
@@ -401,12 +406,12 @@ def _circle_findings(store: Store) -> Iterator[Finding]:
     if grid.is_periodic:
         return
     got = f"got {grid.width} from {grid.longitude[0]:g} to {grid.longitude[-1]:g}"
-    if store.experiment.trainer.shift_longitude:
-        yield (
-            ("trainer", "shift_longitude"),
-            f"expected a grid whose longitudes go all the way round, {got}, remove this key",
-        )
     for phase in phases(store.experiment):
+        if phase.experiment.trainer.shift_longitude:
+            yield (
+                written_at(store.experiment, phase, ("trainer", "shift_longitude")),
+                f"expected a grid whose longitudes go all the way round, {got}, remove this key",
+            )
         zonal = [
             loss.type for loss in losses.summands(phase.experiment.loss) if loss.type in ("spectral", "spectral-crps")
         ]

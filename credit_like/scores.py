@@ -38,5 +38,5 @@ def area_scores(
     mse, bias, both, ff, tt = reduce(parts)
     # The product of the squares of small anomalies, such as those of trace gases, is below the smallest float32.
     sizes = ff.sqrt() * tt.sqrt()
-    acc = torch.where(sizes > 0, both / sizes, 0.0)
+    acc = torch.where(sizes == 0, 0.0, both / sizes)
     return torch.stack([mse, bias, acc, ff.sqrt()], 1)

@@ -83,3 +83,12 @@ def test_the_correlation_of_small_anomalies_is_one_of_their_pattern():
         pattern * size, pattern * 0, torch.zeros(2, H, W), whole, AreaMean(torch.ones(H, W)), lambda x: x
     )
     assert (none[0, 2] == 0).all()
+
+
+def test_no_score_of_a_forecast_that_overflowed_is_a_number():
+    forecast, truth, climatology, valid, weights = map(torch.from_numpy, fields())
+    forecast[0, 1, 2, 3], valid[1, 2, 3], weights[1, 2, 3] = torch.nan, True, 1.0
+    truth = torch.where(valid, torch.nan_to_num(truth), torch.nan)
+    found = area_scores(forecast, truth, climatology, valid, AreaMean(weights), lambda x: x)
+    assert found[0, :, 1].isnan().all()
+    assert found[1].isfinite().all()

@@ -17,6 +17,7 @@ those to keep; it is removed once enough intact ones are newer.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -79,6 +80,11 @@ class Checkpoint:
     @property
     def step(self) -> int:
         return int(self.manifest["step"])
+
+    @property
+    def name(self) -> str:
+        """Return the step and a digest of all tensors, which tells checkpoints of one step in different runs apart."""
+        return f"step-{self.step} {hashlib.sha256(to_json(self.manifest['files'])).hexdigest()[:12]}"
 
     @property
     def meta(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,7 +23,7 @@ def is_precipitation(variable: Variable, store: FieldStore) -> bool:
     standard = str(store.attrs(variable).get("standard_name", ""))
     return not variable.levels and (
         "precipitation" in standard
-        or "precip" in variable.name
+        or re.search("precip(?!itable)", variable.name) is not None
         or find(variable.name, ["total_precipitation"]) is not None
     )
 

@@ -236,6 +236,7 @@ def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: s
     init = [calendar.to_text(time) for time in forecast_plan.layout.init]
     return {
         "experiment": kept,
+        "bfloat16": computes_in_bfloat16(experiment),
         "checkpoint": checkpoint,
         "initial_times": init,
         "leads": list(forecast_plan.layout.leads),

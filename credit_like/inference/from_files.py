@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -53,6 +54,9 @@ def forecast_from_files(
     check_new("--output", output)
     if other := [override for override in overrides if not override.startswith("inference.")]:
         raise UserError(f"--set: expected keys of inference, got {other[0]}; change the experiment and train instead")
+    for key in ("init", "lead"):
+        if given := [override for override in overrides if re.match(rf"inference\.{key}\b", override)]:
+            raise UserError(f"--set: expected other keys of inference than {key}, got {given[0]}; give --{key} instead")
     forecaster = load_forecaster(export, pick_device(device))
     datasets = [open_source(source) for source in sources]
     store = forecaster.open(datasets)

@@ -17,7 +17,8 @@ from credit_like.schema.data import DataSection
 from credit_like.schema.inference import Ensemble, InferenceSection
 
 _LOG = logging.getLogger(__name__)
-_LONGEST = dt.timedelta(days=1000 * 365)
+_LONGEST = dt.timedelta(days=290 * 365)
+"""Files hold leads in nanoseconds, 292 years of which are 64 bits."""
 
 
 def lead_steps(lead: int | dt.timedelta, timestep: dt.timedelta, key: str = "inference.lead") -> int:
@@ -40,7 +41,7 @@ def kept_leads(section: InferenceSection, timestep: dt.timedelta) -> tuple[int, 
     Raises UserError for a lead between two steps or beyond the last.
     """
     last = lead_steps(section.lead, timestep)
-    kept = sorted(lead_steps(lead, timestep, "inference.output.leads") for lead in section.output.leads)
+    kept = sorted({lead_steps(lead, timestep, "inference.output.leads") for lead in section.output.leads})
     if kept and kept[-1] > last:
         raise UserError(
             f"inference.output.leads: expected leads of at most {last} steps, got {kept[-1]}, change inference.lead"

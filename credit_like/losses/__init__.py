@@ -2,7 +2,9 @@
 
 A plug-in has the attributes of `LossPlugin` or of `EnsembleLossPlugin`. A row may be judged as a whole: where
 `trainer.parallelism.domain` shares columns, a loss gets those of all ranks, and each rank counts its own. A module whose loss
-at a point is a function of that point alone says so by `by_point = True` and saves these messages.
+at a point is a function of that point alone says so by `by_point = True` and saves these messages. A module that takes the
+keyword `valid`, (C, h, W), where the points of whole rows have data, says so by `takes_valid = True`; `valid` is None where all
+have. A row of few points should not count for more or less than its weight in area.
 
 Errors are divided by the channel's scale before they reach the loss, so they are of order one. The means over area,
 variables and batch are the same for all losses (`credit_like.losses._mean`).

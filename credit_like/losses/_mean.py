@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -36,6 +36,7 @@ class AreaLoss(nn.Module):
     scale: Tensor
     channel_weights: Tensor
     valid: Tensor
+    row_valid: Tensor | None
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class AreaLoss(nn.Module):
         self.register_buffer("channel_weights", torch.tensor(weights, dtype=torch.float32), persistent=False)
         self.total_weight = float(np.sum(weights))
         self.register_buffer("valid", mask[:, rows, columns], persistent=False)
+        self.register_buffer("row_valid", None if by_point or mask.all() else mask[:, rows], persistent=False)
 
     def forward(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return this rank's part of the loss of fields in physical units, as a scalar in fp32 or wider.
@@ -113,12 +115,11 @@ class AreaLoss(nn.Module):
                 )
             error = self._scaled(prediction_BCHW - target_BCHW)
             target = self._scaled(target_BCHW) if self.rowwise else None
-            return self._mean(loss_values(self.config, error, target))
+            return self._mean(loss_values(self.config, error, target, self.row_valid))
         members_BKCHW = prediction_BCHW.unflatten(0, (len(target_BCHW), -1))
         error = self._scaled(members_BKCHW - target_BCHW[:, None])
-        if self.others is None:
-            return self._mean(of_members(self.config, error))
-        return self._mean(of_members(self.config, error, self.others(error)))
+        others = () if self.others is None else (self.others(error),)
+        return self._mean(member_values(self.config, error, others, self.row_valid))
 
     def _scaled(self, x: Tensor) -> Tensor:
         """Return x as a loss gets it: divided by the channel's scale and 0 at points without data."""
@@ -148,12 +149,28 @@ def _weights_of(variable: Variable, config: LossConfig) -> Sequence[float]:
     return weights
 
 
-def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None) -> Tensor:
+def loss_values(config: LossConfig, error: Tensor, target: Tensor | None = None, valid: Tensor | None = None) -> Tensor:
     """Return what a loss has at each point: `rowwise` of its plug-in, which needs the target, or else `pointwise`."""
     module = loss_module(config)
     rowwise = getattr(module, "rowwise", None)
-    values: Tensor = module.pointwise(config, error) if rowwise is None else rowwise(config, error, target)
+    if rowwise is None:
+        values: Tensor = module.pointwise(config, error)
+    else:
+        values = rowwise(config, error, target, **_valid(module, valid))
     return values
+
+
+def member_values(
+    config: LossConfig, error_BKCHW: Tensor, others: tuple[Iterable[Tensor], ...], valid: Tensor | None = None
+) -> Tensor:
+    """Return what a loss of ensembles has at each point; `others` is empty or holds the errors of other ranks' members."""
+    module = loss_module(config)
+    values: Tensor = module.of_members(config, error_BKCHW, *others, **_valid(module, valid))
+    return values
+
+
+def _valid(module: ModuleType, valid: Tensor | None) -> dict[str, Tensor | None]:
+    return {"valid": valid} if getattr(module, "takes_valid", False) is True else {}
 
 
 def is_by_point(config: LossConfig) -> bool:

@@ -18,21 +18,29 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+takes_valid = True
+"""See `credit_like.losses`."""
+
+
 class Config(LossConfig):
     type: Literal["energy"] = "energy"
     alpha: float = Field(default=0.95, ge=0, le=1)
     """1 = fair, 0 = the score of the empirical distribution; values just below 1 are almost fair."""
 
 
-def of_members(config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = ()) -> Tensor:
+def of_members(
+    config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = (), valid: Tensor | None = None
+) -> Tensor:
     """Return values (B, C, h, W) whose mean along a row is its energy score, from the errors x_k - y.
 
-    Rows that are equal in two members share the gradient of their distance, which is 0. Points without data count as
-    points without error.
+    Rows that are equal in two members share the gradient of their distance, which is 0. The means are over the points that
+    have data (`valid`); at the others the error has to be 0.
     """
     from credit_like.losses._pairs import pair_score
 
-    return pair_score(config.alpha, error_BKCHW, others, _direction)
+    score = pair_score(config.alpha, error_BKCHW, others, _direction)
+    # The root mean square over all points of a row, of which a share has data, is that over these times the root of the share.
+    return score if valid is None else score * valid.to(score.dtype).mean(-1, keepdim=True).sqrt()
 
 
 def _direction(difference: Tensor) -> Tensor:

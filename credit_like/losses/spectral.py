@@ -23,25 +23,36 @@ _ABSENT = 1e-6
 """Amplitude, relative to that of all waves of the row, below which a wave of the truth has an amplitude but no phase."""
 
 
+takes_valid = True
+"""See `credit_like.losses`."""
+
+
 class Config(LossConfig):
     type: Literal["spectral"] = "spectral"
     phase_weight: float = Field(default=1.0, ge=0)
     """Weight of the error in phase relative to that in amplitude."""
 
 
-def rowwise(config: Config, error: Tensor, target: Tensor) -> Tensor:
+def rowwise(config: Config, error: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
     """Return Σ_k n_k [(|p_k| − |t_k|)² + 2 φ max(|p_k|², |t_k|²)(1 − cos Δ_k)] + (p_0 − t_0)² of each row, at its points.
 
     p_k and t_k are the Fourier coefficients of prediction and target along a whole circle of longitude, n_k = 2 (1 for the
     highest wavenumber of an even number of points), Δ_k their difference in phase, and φ the `phase_weight`. Were the
     maximum |p_k||t_k| and φ = 1, this would be the mean square error of the row (Parseval). The maximum m is smooth:
     2m = |p|² + |t|² + √((|p|² − |t|²)² + 10⁻⁴(|p|² + |t|²)²).
+
+    In a row of which some points have no data (`valid`), the waves are those of the difference from the truth's mean over the
+    others, 0 where there are no data, and the sum is divided by the share of points that have data.
     """
     import torch
 
     width = error.shape[-1]
     # The mean over the row changes no wavenumber above 0, and its size would only cost accuracy.
-    target = target - target.mean(-1, keepdim=True)
+    if valid is None:
+        target = target - target.mean(-1, keepdim=True)
+    else:
+        share = valid.to(target.dtype).mean(-1, keepdim=True).clamp_min(1 / width)
+        target = torch.where(valid, target - target.mean(-1, keepdim=True) / share, 0)
     difference, truth = (
         torch.fft.rfft(x.to(torch.promote_types(x.dtype, torch.float32)), norm="forward") for x in (error, target)
     )
@@ -62,7 +73,7 @@ def rowwise(config: Config, error: Tensor, target: Tensor) -> Tensor:
     larger = (both + ((energy - true_energy).square() + (_SMALL * both).square() + tiny).sqrt()) / 2
     phase = 2.0 * larger * (1.0 - cosine) * certain
     rows = mean + ((amplitude + config.phase_weight * phase) * counts).sum(-1)
-    return rows[..., None].expand(error.shape)
+    return (rows[..., None] if valid is None else rows[..., None] / share).expand(error.shape)
 
 
 def _energy(coefficients: Tensor) -> Tensor:

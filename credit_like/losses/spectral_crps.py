@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+takes_valid = True
+"""See `credit_like.losses`."""
+
+
 class Config(LossConfig):
     type: Literal["spectral-crps"] = "spectral-crps"
     alpha: float = Field(default=0.95, ge=0, le=1)
@@ -27,11 +31,14 @@ class Config(LossConfig):
     """Weight of the CRPS at the points relative to that of the coefficients."""
 
 
-def of_members(config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = ()) -> Tensor:
+def of_members(
+    config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = (), valid: Tensor | None = None
+) -> Tensor:
     """Return values (B, C, h, W) whose mean along a row is mean_m CRPS_m + point_weight · mean_i CRPS_i.
 
     CRPS_m is that of a coefficient m = 1, …, W of an orthonormal basis: of the mean, and of the cosine and sine of every
-    wavenumber. i counts the points. Points without data count as points without error.
+    wavenumber. i counts the points that have data (`valid`); at the others the error has to be 0. The coefficients of a row with
+    such points are divided by the root of the share of points that have data, so that they have the variance of the errors there.
     """
     import torch
 
@@ -42,7 +49,10 @@ def of_members(config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = (
 
     score = pair_score(config.alpha, both(error_BKCHW), map(both, others), torch.sign)
     of_coefficients, of_points = score.chunk(2, 1)
-    return of_coefficients.mean(-1, keepdim=True) + config.point_weight * of_points
+    of_rows = of_coefficients.mean(-1, keepdim=True)
+    if valid is not None:
+        of_rows = of_rows / valid.to(score.dtype).mean(-1, keepdim=True).clamp_min(1 / valid.shape[-1]).sqrt()
+    return of_rows + config.point_weight * of_points
 
 
 def coefficients(x: Tensor) -> Tensor:

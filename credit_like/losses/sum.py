@@ -43,19 +43,25 @@ class Config(LossConfig):
     All or none of them are losses of ensembles."""
 
 
-def rowwise(config: Config, error: Tensor, target: Tensor) -> Tensor:
+takes_valid = True
+"""See `credit_like.losses`."""
+
+
+def rowwise(config: Config, error: Tensor, target: Tensor, valid: Tensor | None = None) -> Tensor:
     """Return Σ wᵢ ℓᵢ."""
     from credit_like.losses._mean import loss_values
 
-    values = [term.weight * loss_values(term.loss, error, target) for term in config.terms]
+    values = [term.weight * loss_values(term.loss, error, target, valid) for term in config.terms]
     return sum(values[1:], values[0])
 
 
-def of_members(config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = ()) -> Tensor:
+def of_members(
+    config: Config, error_BKCHW: Tensor, others: Iterable[Tensor] = (), valid: Tensor | None = None
+) -> Tensor:
     """Return Σ wᵢ ℓᵢ of losses of ensembles. The members of other ranks are kept until the last term is computed."""
-    from credit_like.losses._mean import loss_module
+    from credit_like.losses._mean import member_values
 
     shared = tuple(others)
     more = (shared,) if shared else ()
-    values = [term.weight * loss_module(term.loss).of_members(term.loss, error_BKCHW, *more) for term in config.terms]
+    values = [term.weight * member_values(term.loss, error_BKCHW, more, valid) for term in config.terms]
     return sum(values[1:], values[0])

@@ -116,14 +116,14 @@ class Ensemble(Section):
     from_: Literal["model", "perturbations", "both"] | None = Field(default=None, alias="from")
     """What makes the members differ. Default: the noise of a model that has any, and perturbations where there is an
     `amplitude` or a type of `perturbations`."""
-    length_scale_km: float = Field(default=1000.0, gt=0)
+    length_scale_km: float = Field(default=1000.0, gt=0, le=20_000)
     """Correlation length of the perturbations in km."""
     amplitude: dict[str, Annotated[float, Field(ge=0)]] = Field(default={})
     """Standard deviation of the perturbation of each variable, in units of the standard deviation of its change per
     step. Bred vectors grow from such perturbations, and are scaled back to their size."""
     perturbations: Perturbations | None = None
     """How the initial states differ. Default: by Gaussian random fields, where there is an `amplitude`."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     """Seed of the perturbations and of the noise."""
 
     @property

@@ -16,6 +16,7 @@ from credit_like.context import Context
 from credit_like.data.times import spread
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
+from credit_like.nn.area import AreaMean
 from credit_like.parallel.runtime import Runtime
 from credit_like.scores import SCORES, area_scores
 from credit_like.state import Sample
@@ -89,10 +90,18 @@ class Validation:
                 context.runtime,
                 names,
                 climatology,
+                self._area(),
                 self.amp,
                 self.stage.phase.experiment.trainer.members,
             )
         return self._validator
+
+    def _area(self) -> AreaMean:
+        """Return the mean over area of the output channels, which scores are of whatever weights the loss has."""
+        context = self.context
+        mask = torch.from_numpy(context.statistics.mask(context.variables.outputs))
+        weights = torch.from_numpy(context.store.grid.latitude_weights())[:, None] * mask
+        return AreaMean(weights, context.rows, columns=context.columns).to(context.runtime.device)
 
     def _forecasts_due(self, ended: int | None, trained: float, steps: int) -> bool:
         """Return whether short forecasts go with this validation: at the end of an epoch, if there is time for them."""
@@ -140,12 +149,13 @@ class Validator:
         runtime: Runtime,
         channels: list[str],
         climatology: Tensor,
+        area: AreaMean,
         amp: bool,
         members: int = 1,
     ) -> None:
         self.members = members
         self.stepper, self.loss, self.runtime, self.channels, self.amp = stepper, loss, runtime, channels, amp
-        self.climatology = climatology.to(runtime.device)
+        self.climatology, self.area = climatology.to(runtime.device), area
         self.to_device = ToDevice(runtime.device)
 
     @torch.no_grad()
@@ -196,7 +206,7 @@ class Validator:
     def _scores(self, prediction_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
         """Return (B, scores, C), in the order of `scores.SCORES`."""
         reduce = self.runtime.sum_over_domain
-        return area_scores(prediction_BCHW, target_BCHW, self.climatology, self.loss.valid, self.loss.area, reduce)
+        return area_scores(prediction_BCHW, target_BCHW, self.climatology, self.loss.valid, self.area, reduce)
 
 
 def time_mean(context: Context, times: np.ndarray, derived: DerivedFields | None = None) -> Tensor:

@@ -48,6 +48,7 @@ def run(tmp_path):
     assert tiny.trainer(folder).fit().state == "finished"
     (folder / "checkpoints" / ".damaged-step-2").mkdir()
     write(folder, {"statistics.nc": b"", "forecasts/forecast.json": b"{}", "forecasts/forecast.zarr/zarr.json": b"{}"})
+    write(folder, {f"forecasts/forecast/20000101T000000.{end}": b"" for end in ("nc", "nc.part", "grib", "grib.part")})
     write(folder, THEIRS)
     return folder
 

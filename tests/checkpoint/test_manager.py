@@ -556,3 +556,15 @@ def test_odd_lists_in_a_manifest_are_answered(tmp_path) -> None:
                 weight = torch.zeros(5, 3)
                 checkpoint.load({"model/weight": Piece.whole(weight)})
                 assert torch.equal(weight, tensors(1)["model/weight"]), (place, odd)
+
+
+def test_the_name_of_a_checkpoint_is_that_of_its_tensors(tmp_path) -> None:
+    """Two runs have other weights at the same step, of which forecasts must not pass for each other."""
+    names = []
+    for folder, value in (("a", 1.0), ("b", 1.0), ("c", 2.0)):
+        manager = CheckpointManager(tmp_path / folder)
+        manager.save(7, {"w": Piece.whole(torch.full((3,), value))}, {"when": folder})
+        manager.wait()
+        names.append(manager.latest().name)
+    assert all(name.startswith("step-7 ") for name in names)
+    assert names[0] == names[1] != names[2]

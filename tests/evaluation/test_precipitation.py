@@ -44,4 +44,5 @@ def test_precipitation_is_known_by_name_or_standard_name_at_the_surface():
     assert is_precipitation(variable("pr"), store(standard_name="precipitation_flux"))
     assert is_precipitation(variable("large_scale_precip"), store())
     assert not is_precipitation(variable("t2m"), store())
+    assert not is_precipitation(variable("precipitable_water"), store())
     assert not is_precipitation(variable("precip", (500.0, 850.0)), store())

@@ -313,11 +313,22 @@ def test_a_failed_write_fails_the_run(data, tmp_path, kind, monkeypatch):
 def test_the_folder_of_another_experiment_is_refused(data, tmp_path):
     write(data, tmp_path)
     before = contents(tmp_path)
-    for change, named in (({"checkpoint": "step-8"}, "checkpoint"), ({"lead": "12h"}, "experiment.inference.lead")):
+    for change, named in (
+        ({"checkpoint": "step-8"}, "checkpoint"),
+        ({"lead": "12h"}, "experiment.inference.lead"),
+        ({"amp": True}, "bfloat16"),
+    ):
         with pytest.raises(ValueError, match=f"inference.output.path: .* got some made with another .*{named}"):
             write(data, tmp_path, **change)
     assert contents(tmp_path) == before
     assert json.loads((tmp_path / "forecasts" / "forecast.json").read_text())["checkpoint"] == "step-7"
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_a_lead_that_is_named_twice_is_written_once(data, tmp_path, kind):
+    path, _ = write(data, tmp_path / "twice", lead="1d", output={"type": kind, "leads": ["12h", 2, 4]})
+    once, _ = write(data, tmp_path / "once", lead="1d", output={"type": kind, "leads": [2, 4]})
+    xr.testing.assert_identical(read(path).load(), read(once).load())
 
 
 def test_a_folder_with_other_files_is_refused(data, tmp_path):

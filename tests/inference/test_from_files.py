@@ -49,6 +49,17 @@ def test_a_forecast_is_that_of_the_run(run, files, tmp_path, source, suffix):  #
                 np.testing.assert_array_equal(found[name][:, lead], expected[name][:, 0], err_msg=str(name))
 
 
+@pytest.mark.parametrize(("override", "option"), [("init=[2000-01-02, 2000-01-03]", "--init"), ("lead=3d", "--lead")])
+def test_initial_time_and_lead_have_options_of_their_own(files, tmp_path, override, option):
+    """A file holds one forecast: of several initial times it would hold one, and the others would be lost."""
+    export, folder = files
+    with pytest.raises(UserError, match=f"got inference.{override[:4]}.*give {option} instead"):
+        forecast_from_files(
+            export, [str(folder / "analysis.nc")], tmp_path / "o.nc", lead="6h", overrides=[f"inference.{override}"]
+        )
+    assert not list(tmp_path.iterdir())
+
+
 def test_members_are_an_option(files, tmp_path):
     export, folder = files
     more = ["inference.ensemble={members: 2, amplitude: {u: 0.5}}"]

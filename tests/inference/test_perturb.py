@@ -10,8 +10,10 @@ import torch
 from scipy.special import eval_legendre, sph_harm_y
 from world import make_context, make_experiment
 
+from credit_like.errors import UserError
 from credit_like.grid import Grid
-from credit_like.inference.perturb import EARTH_RADIUS_KM, SphericalRandomField, normalised_legendre, perturbations
+from credit_like.inference.perturb import perturbations
+from credit_like.inference.random_field import EARTH_RADIUS_KM, SphericalRandomField, normalised_legendre
 from credit_like.schema.inference import Ensemble
 
 
@@ -50,6 +52,24 @@ def test_covariance_is_the_sum_over_degrees():
     assert abs(sampled - expected) < 0.03  # 3000 draws of some ten independent places around the row
     assert abs(expected - np.exp(-((EARTH_RADIUS_KM * np.arccos(cosine) / 2000) ** 2) / 2)) < 0.06
     assert abs(draws.mean((0, 1, 2))) < 0.01
+
+
+@pytest.mark.parametrize(("rows", "spacing", "length"), [(64, 0.25, 100.0), (100, 0.03, 50.0)])
+def test_a_region_has_the_length_scale_that_was_asked_for(rows, spacing, length):
+    """The covariance of the field along a meridian, of all degrees of the sampler, is the Gaussian of the length."""
+    region = Grid(45 + spacing * (rows / 2 - np.arange(rows)), 10 + spacing * np.arange(8))
+    field = SphericalRandomField(region, length)
+    angle = np.deg2rad(spacing * np.arange(0, rows, 4))
+    n = np.arange(field.top + 1)
+    harmonics = eval_legendre(n[:, None], np.cos(angle))
+    covariance = ((2 * n + 1) * field.scale**2) @ harmonics / (4 * np.pi)
+    np.testing.assert_allclose(covariance, np.exp(-((EARTH_RADIUS_KM * angle / length) ** 2) / 2), atol=0.01)
+
+
+def test_fields_too_fine_for_the_memory_are_refused():
+    fine = Grid(45 - 0.01 * np.arange(500), 0.01 * np.arange(500))
+    with pytest.raises(UserError, match=r"length_scale_km: expected .* at most 4 GiB, got 10, .* degree 36\d\d"):
+        SphericalRandomField(fine, 10.0)
 
 
 def test_noise_depends_on_seed_member_and_time_alone(data, tmp_path):

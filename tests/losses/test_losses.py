@@ -254,3 +254,51 @@ def test_what_all_terms_share_is_refused_in_one_of_them():
         config(terms=[{"loss": {"type": "mse", "scale": "state"}}])
     again = config(terms=[{"loss": {"type": "huber", "delta": 2}}])
     assert config.model_validate(again.model_dump(mode="json")) == again
+
+
+@pytest.fixture
+def half() -> np.ndarray:
+    """Return a mask of four channels: rows with few, many and all points."""
+    mask = np.zeros((4, HEIGHT, WIDTH), bool)
+    for row in range(HEIGHT):
+        mask[:, row, : row + 3] = True
+    return mask
+
+
+def test_the_energy_score_is_of_the_points_that_have_data(variables, grid, half):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(3, 4, HEIGHT, WIDTH)), rng.normal(size=(1, 4, HEIGHT, WIDTH))
+    loss = AreaLoss(registry.module("loss", "energy").Config(alpha=1.0), variables, FakeStatistics(half), grid).double()
+    scale = loss.scale.numpy()
+
+    def distance(a, b):
+        return np.sqrt((((a - b) / scale) ** 2).mean(-1, where=half))
+
+    rows = np.mean([distance(one, y[0]) for one in x], 0)
+    rows -= sum(distance(x[j], x[k]) for j in range(3) for k in range(3)) / 12
+    weights = grid.latitude_weights()[:, None] * half
+    expected = ((rows[..., None] * weights).sum((1, 2)) / weights.sum((1, 2))).mean()
+    assert float(loss(torch.from_numpy(x), torch.from_numpy(y))) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", OF_ROWS)
+def test_a_row_of_few_points_counts_as_much_as_one_of_many(variables, kind):
+    """Errors of the same variance have the same loss, whatever share of the points has data."""
+    wide = Grid(np.array([10.0, -10.0]), np.arange(128) * 360 / 128)
+    noise = torch.randn(64, 2, 4, 2, 128, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x, y = noise[:, 0], noise[:, 1]
+    values = []
+    for share in (1.0, 0.5, 0.25):
+        mask = np.zeros((4, 2, 128), bool)
+        mask[..., : int(128 * share)] = True
+        loss = AreaLoss(registry.module("loss", kind).Config(), variables, FakeStatistics(mask), wide).double()
+        values.append(float(loss(x, y)))
+    assert values == pytest.approx([values[0]] * 3, rel=0.08)
+
+
+def test_spectral_of_a_variable_with_gaps_does_not_depend_on_its_mean(variables, grid, half):
+    """Sea surface temperature has no data on land: 290 K at its points are not waves."""
+    rng = np.random.default_rng(0)
+    x, y = torch.from_numpy(rng.normal(size=(2, 1, 4, HEIGHT, WIDTH)))
+    loss = AreaLoss(registry.module("loss", "spectral").Config(), variables, FakeStatistics(half), grid).double()
+    assert float(loss(x + 290, y + 290)) == pytest.approx(float(loss(x, y)), rel=1e-9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 
 import pytest
@@ -85,8 +86,12 @@ def test_copies_of_the_fields_for_the_members_are_freed_with_the_first_step(cont
     states.close()
 
 
+@pytest.mark.parametrize("weighted", [True, False])
 @torch.no_grad()
-def test_the_loss_is_the_crps_of_the_members_and_validation_scores_their_mean(context):
+def test_the_loss_is_the_crps_of_the_members_and_validation_scores_their_mean(context, weighted):
+    """The scores are means over area, also where the loss counts every point alike."""
+    config = context.experiment.loss.model_copy(update={"latitude_weights": weighted})
+    context = dataclasses.replace(context, experiment=context.experiment.model_copy(update={"loss": config}))
     experiment, stepper = context.experiment, context.stepper
     trainer = build.build_trainer(context)
     sample = sample_of(context)
@@ -96,7 +101,8 @@ def test_the_loss_is_the_crps_of_the_members_and_validation_scores_their_mean(co
     assert row["valid_loss"] == pytest.approx(sum(float(loss(*lead)) for lead in leads) / 2, rel=1e-5)
     prediction, target = leads[0]
     error = (prediction.unflatten(0, (-1, 3)).mean(1) - target).square()
-    assert list(row["rmse"].values()) == pytest.approx(loss.area(error).mean(0).sqrt().tolist(), rel=1e-5)
+    rows = torch.from_numpy(context.store.grid.latitude_weights())[:, None]
+    assert list(row["rmse"].values()) == pytest.approx((error * rows).mean((0, 2, 3)).sqrt().tolist(), rel=1e-5)
 
 
 def test_noise_changes_with_the_step_and_is_that_of_the_seed_between_steps(context, monkeypatch):
