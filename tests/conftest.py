@@ -102,7 +102,7 @@ def _collect(pipes, processes, timeout):
     return [answers[rank] for rank in sorted(answers)]
 
 
-def launch(world, fn, *args, timeout=300.0):
+def launch(world, fn, *args, timeout=900.0):
     """Return the answers ("ok", value) or ("error", message, traceback) of `world` forked ranks that ran fn(rank, *args)."""
     import torch._dynamo  # noqa: F401  the first step needs it: the ranks have it from here instead of importing it each
     import torch.distributed as dist
@@ -169,7 +169,7 @@ def run_ranks():
     traceback.
     """
 
-    def run(world, fn, *args, timeout=300.0):
+    def run(world, fn, *args, timeout=900.0):
         answers = launch(world, fn, *args, timeout=timeout)
         failed = [(rank, answer) for rank, answer in enumerate(answers) if answer[0] == "error"]
         if failed:

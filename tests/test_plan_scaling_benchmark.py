@@ -24,8 +24,8 @@ def _simulated(_, layout, micro_batches):
 def test_more_copies_change_only_the_ranks_of_what_crosses_them(run_ranks, shape):
     layout = plan_scaling.layout_of(shape)
     more = replace(layout, dp=2 * layout.dp, replicate=2 * layout.replicate)
-    (small,) = run_ranks(1, _simulated, layout, 2, timeout=500)
-    (large,) = run_ranks(1, _simulated, more, 1, timeout=500)
+    (small,) = run_ranks(1, _simulated, layout, 2, timeout=900)
+    (large,) = run_ranks(1, _simulated, more, 1, timeout=900)
     replayed = plan_scaling.on(small, shape, more.world, 1)
     assert [e for e in replayed.events if isinstance(e, Start)] == [e for e in large.events if isinstance(e, Start)]
     one, other = Trace(replayed.events), Trace(large.events)

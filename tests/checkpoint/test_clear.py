@@ -101,7 +101,7 @@ def test_nothing_is_removed_while_another_process_trains(run) -> None:
     held, done = context.Event(), context.Event()
     other = context.Process(target=_hold, args=(run, held, done))
     other.start()
-    assert held.wait(300)
+    assert held.wait(900)
     before = contents(run)
     try:
         with pytest.raises(Locked, match="is in use by"):
@@ -120,7 +120,7 @@ def test_nothing_is_removed_while_another_process_trains(run) -> None:
 def _hold(folder, held, done) -> None:
     with RunLock(folder):
         held.set()
-        done.wait(300)
+        done.wait(900)
 
 
 def test_an_interrupted_removal_can_be_repeated(run, monkeypatch) -> None:

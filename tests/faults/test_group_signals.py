@@ -118,7 +118,7 @@ def test_the_whole_group_is_asked_to_stop(tmp_path, number, workers, start) -> N
     os.killpg(process.pid, number)
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # `timeout` sends it twice at a time
-    code = process.wait(300)
+    code = process.wait(900)
     said = run.with_suffix(".0.out").read_text()
     assert code == (130 if number == signal.SIGINT else 0), said
     assert "Traceback" not in said
@@ -198,7 +198,7 @@ def test_a_worker_obeys_its_parent_alone(number) -> None:
     worker = multiprocessing.get_context("fork").Process(target=work)
     with signals_held():  # threads that a library starts in the child while it is forked inherit the block
         worker.start()
-    assert ready.wait(300)
+    assert ready.wait(900)
     for _ in range(3):
         subprocess.run(["kill", f"-{number.name.removeprefix('SIG')}", str(worker.pid)], check=True)
     worker.join(0.5)
@@ -213,7 +213,7 @@ def test_workers_of_a_killed_training_end_with_it(tmp_path) -> None:
     process = Forked(training(run, ["trainer.loader.num_workers=2"]), run)
     wait_for_steps(run, process, 1)
     os.kill(process.pid, signal.SIGKILL)
-    process.wait(300)
+    process.wait(900)
     assert gone(process.pid)
 
 
@@ -257,7 +257,7 @@ def test_an_interrupted_pass_of_several_processes_has_the_traceback_of_one(tmp_p
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)
-    process.wait(300)
+    process.wait(900)
     assert log.read_text().count("Traceback (most recent call last)") == 1, log.read_text()
     assert "KeyboardInterrupt" in log.read_text()
     assert gone(process.pid)

@@ -96,5 +96,5 @@ def test_kill_minus_nine_of_a_program_started_from_a_shell(tmp_path) -> None:
         time.sleep(rng.uniform(0, 0.3))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert start(tmp_path / "killed").wait(300) == 0
+    assert start(tmp_path / "killed").wait(900) == 0
     harness.assert_same(tmp_path / "killed", tmp_path / "whole")

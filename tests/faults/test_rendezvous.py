@@ -50,7 +50,7 @@ def said_once(folder: Path, number: int, part: str) -> None:
 @pytest.mark.slow
 def test_a_rank_that_never_comes(tmp_path, monkeypatch) -> None:
     job = rank(tmp_path, 0, 2, free_port(), monkeypatch)
-    assert job.wait(300) == 1
+    assert job.wait(900) == 1
     said_once(tmp_path, 0, "expected 2 ranks at 127.0.0.1:")
 
 
@@ -58,7 +58,7 @@ def test_a_rank_that_never_comes(tmp_path, monkeypatch) -> None:
 @pytest.mark.long
 def test_a_first_rank_that_never_comes(tmp_path, monkeypatch) -> None:
     job = rank(tmp_path, 1, 2, free_port(), monkeypatch)
-    assert job.wait(300) == 1
+    assert job.wait(900) == 1
     said_once(tmp_path, 1, "expected 2 ranks at 127.0.0.1:")
 
 
@@ -70,6 +70,6 @@ def test_a_port_that_is_taken(tmp_path, monkeypatch) -> None:
         other.listen()
         began = time.monotonic()
         job = rank(tmp_path, 0, 2, other.getsockname()[1], monkeypatch)
-        assert job.wait(300) == 1
+        assert job.wait(900) == 1
         said_once(tmp_path, 0, "expected a free port at 127.0.0.1, got ")
         assert time.monotonic() - began < 300

@@ -120,7 +120,7 @@ PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE State=UP
         for daemon in reversed(self.daemons):
             daemon.terminate()
         for daemon in self.daemons:
-            daemon.wait(300)
+            daemon.wait(900)
         self.spool.cleanup()
 
     def ask(self, *command: str) -> str:

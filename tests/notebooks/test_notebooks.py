@@ -28,5 +28,6 @@ def test_outputs_are_stripped(path):
 def test_runs(path, tmp_path):
     from nbclient import NotebookClient
 
-    client = NotebookClient(nbformat.read(path, as_version=4), timeout=600, resources={"metadata": {"path": str(tmp_path)}})
+    limits = {"timeout": 3600, "startup_timeout": 1800}  # for hangs only
+    client = NotebookClient(nbformat.read(path, as_version=4), **limits, resources={"metadata": {"path": str(tmp_path)}})
     client.execute()

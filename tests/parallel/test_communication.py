@@ -522,7 +522,7 @@ MORE = {
 
 
 def check(run_ranks, save_loc, case):
-    for rank, counted in enumerate(run_ranks(case.world, _step, save_loc, case, timeout=500)):
+    for rank, counted in enumerate(run_ranks(case.world, _step, save_loc, case, timeout=900)):
         expected = derived(case, rank)
         assert counted - expected == Counter(), f"rank {rank}: more than derived"
         assert expected - counted == Counter(), f"rank {rank}: less than derived"

@@ -160,7 +160,7 @@ def check(
     reference = _reference(tiny, *common)
     bounds = EXACT if dtype == torch.float64 else SINGLE
     rows, columns = domain_shape(domain)
-    for result in run_ranks(dp * tensor * rows * columns, body, tiny, section, *common, reference, timeout=500):
+    for result in run_ranks(dp * tensor * rows * columns, body, tiny, section, *common, reference, timeout=900):
         result["worst"], at = result["worst"]
         assert all(result[key] < bound for key, bound in bounds.items()), (result, at)
 

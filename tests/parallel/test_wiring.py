@@ -121,7 +121,7 @@ def shared(tmp_path_factory):
 def save(run_ranks, folder, statistics, sources):
     """A checkpoint of each; the whole of every piece is read back from it bit by bit."""
     for source in sources:
-        run_ranks(source.world, _save, folder, statistics, source, timeout=500)
+        run_ranks(source.world, _save, folder, statistics, source, timeout=900)
         saved = torch.load(_saved(folder, source))
         (newest,) = (folder / name(source) / "checkpoints").glob("step-*")
         checkpoint = Checkpoint.open(newest)
@@ -132,7 +132,7 @@ def save(run_ranks, folder, statistics, sources):
 
 def load(run_ranks, folder, statistics, sources, target):
     """The loss of the next step in `target`, which is the same from every source."""
-    losses = run_ranks(target.world, _load, folder, statistics, target, sources, timeout=500)
+    losses = run_ranks(target.world, _load, folder, statistics, target, sources, timeout=900)
     assert all(found == losses[0] for found in losses)
     values = np.array(list(losses[0].values()))
     np.testing.assert_allclose(values, values[0], rtol=2e-5)
@@ -189,7 +189,7 @@ def _forecasts(run_ranks, folder, statistics, cases):
         save_loc = folder / f"forecast-{name(case)}"
         shutil.copytree(folder / "first" / "checkpoints", save_loc / "checkpoints")
         experiment = _experiment(case, save_loc, statistics)
-        assert run_ranks(case.world, _rollout, experiment, timeout=500) == [0] * case.world
+        assert run_ranks(case.world, _rollout, experiment, timeout=900) == [0] * case.world
         yield xr.open_zarr(Path(save_loc) / "forecasts" / "forecast.zarr").load()
 
 

@@ -817,7 +817,7 @@ def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config)
     expected = whole(*fields)
     module = registry.module("physics", config["type"])
     rows = [slice(0, 3), slice(3, HEIGHT)]
-    barrier, shared = threading.Barrier(2, timeout=300), [torch.empty(0), torch.empty(0)]
+    barrier, shared = threading.Barrier(2, timeout=900), [torch.empty(0), torch.empty(0)]
 
     def rank(i):
         def reduce(x):

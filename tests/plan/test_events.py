@@ -142,7 +142,7 @@ def recorded(rank, chosen, layout, grid):
 def test_the_order_of_events_is_that_of_fsdp2(run_ranks, small):
     """Every unit is gathered before the one before it computes, and what is reduced is waited for a unit later."""
     chosen = small.experiment(global_batch_size=4)
-    (rank,) = run_ranks(1, recorded, chosen, Candidate(4), small.grid, timeout=300)
+    (rank,) = run_ranks(1, recorded, chosen, Candidate(4), small.grid, timeout=900)
     events = rank.events
     starts = [event for event in events if isinstance(event, Start)]
     assert Counter((Message(s.kind, tuple(s.ranks), s.bytes, s.waits)) for s in starts) == rank.messages

@@ -154,10 +154,10 @@ def test_a_simulation_is_the_same_with_and_without_what_others_found_out(run_ran
     # What one layout found out serves the next run of it; recomputation repeats operations of its own.
     experiment = small.experiment(global_batch_size=4, activation_checkpoint=True)
     layout = LAYOUTS[name]
-    (plain,) = run_ranks(1, without_recipes, small, experiment, layout, 0, timeout=300)
-    ((found, known, learnt),) = run_ranks(1, with_recipes, small, experiment, layout, 0, {}, timeout=300)
+    (plain,) = run_ranks(1, without_recipes, small, experiment, layout, 0, timeout=900)
+    ((found, known, learnt),) = run_ranks(1, with_recipes, small, experiment, layout, 0, {}, timeout=900)
     assert learnt
-    ((again, _, more),) = run_ranks(1, with_recipes, small, experiment, layout, 0, known, timeout=300)
+    ((again, _, more),) = run_ranks(1, with_recipes, small, experiment, layout, 0, known, timeout=900)
     assert not more
     assert plain == found == again
 
@@ -169,7 +169,7 @@ def test_what_one_layout_found_out_is_true_for_the_next(run_ranks, small, others
     experiment = small.experiment(global_batch_size=8, **others)
     known = {}
     for layout in LAYOUTS.values():
-        (plain,) = run_ranks(1, without_recipes, small, experiment, layout, 0, timeout=300)
-        ((found, known, learnt),) = run_ranks(1, with_recipes, small, experiment, layout, 0, known, timeout=300)
+        (plain,) = run_ranks(1, without_recipes, small, experiment, layout, 0, timeout=900)
+        ((found, known, learnt),) = run_ranks(1, with_recipes, small, experiment, layout, 0, known, timeout=900)
         assert learnt
         assert plain == found

@@ -40,9 +40,9 @@ def _simulated(rank, small, experiment, layout, which, known):
 
 def compare(run_ranks, small, known, layout, section):
     experiment = small.experiment(**{"global_batch_size": 2 * layout.dp} | section)
-    done = run_ranks(layout.world, small.real, experiment, layout, timeout=500)
+    done = run_ranks(layout.world, small.real, experiment, layout, timeout=900)
     for rank in sorted({0, layout.world - 1}):
-        ((plan, learnt),) = run_ranks(1, _simulated, small, experiment, layout, rank, known, timeout=500)
+        ((plan, learnt),) = run_ranks(1, _simulated, small, experiment, layout, rank, known, timeout=900)
         known |= learnt
         assert plan.messages == done[rank].messages
         assert plan.flops == done[rank].flops
@@ -81,8 +81,8 @@ def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, s
 
     def part(freeze):
         experiment = with_frozen(*freeze)
-        done = run_ranks(2, small.real, experiment, layout, timeout=500)[0]
-        ((plan, _),) = run_ranks(1, _simulated, small, experiment, layout, 0, {}, timeout=500)
+        done = run_ranks(2, small.real, experiment, layout, timeout=900)[0]
+        ((plan, _),) = run_ranks(1, _simulated, small, experiment, layout, 0, {}, timeout=900)
         assert plan.messages == done.messages
         assert {part: plan.parts[part] for part in done.kept} == done.kept
         return plan
@@ -105,7 +105,7 @@ def test_nothing_is_allocated_for_real(run_ranks, small):
 
     def simulated(micro_batch):
         experiment = small.experiment(micro_batch_size=micro_batch, global_batch_size=2 * micro_batch)
-        return run_ranks(1, small.on_gpu, experiment, Candidate(2), 0, timeout=300)[0]
+        return run_ranks(1, small.on_gpu, experiment, Candidate(2), 0, timeout=900)[0]
 
     one, two, large = simulated(1), simulated(2), simulated(256)
     assert large.parts["activations"] > 2**30

@@ -176,11 +176,11 @@ def test_a_fork_waits_for_the_library_and_leaves_the_files_of_its_parent(path, o
     def use():
         with written.opened():
             inside.set()
-            go_on.wait(300)
+            go_on.wait(900)
 
     thread = threading.Thread(target=use)
     thread.start()
-    inside.wait(300)
+    inside.wait(900)
     threading.Timer(0.2, go_on.set).start()
     if (child := os.fork()) == 0:
         right = False

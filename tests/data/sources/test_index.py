@@ -207,7 +207,7 @@ def test_processes_that_start_together_make_one_index(tmp_path, cache) -> None:
     processes = [context.Process(target=opened_by, args=(config, ready, answers)) for _ in range(3)]
     for process in processes:
         process.start()
-    found = [answers.get(timeout=300) for _ in processes]
+    found = [answers.get(timeout=900) for _ in processes]
     for process in processes:
         process.join()
     # All but one open only the first file.
