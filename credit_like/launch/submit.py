@@ -27,7 +27,7 @@ from credit_like.schema.checks import section_findings, world_of
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.launch import MODES, Mode, PbsSection, SiteSection
-from credit_like.schema.load import load_experiment, load_located
+from credit_like.schema.load import dump_experiment, load_experiment, load_located
 
 log = logging.getLogger(__name__)
 
@@ -135,11 +135,9 @@ def active_jobs(save_loc: Path, dialect: Scheduler) -> dict[str, str]:
 
 
 def _frozen(experiment: Experiment, file: Path) -> str:
-    """Return the submitted experiment as text.
-
-    It is written as JSON, which is YAML in which text and numbers cannot be confused.
-    """
-    return f"# {file.name} {_SUBMITTED}\n{json.dumps(experiment.to_dict(), indent=2)}\n"
+    """Return the submitted experiment as text, from which `load_experiment` makes an equal one in any environment."""
+    name = "".join(character if character.isprintable() else " " for character in file.name)
+    return f"# {name} {_SUBMITTED}\n{dump_experiment(experiment)}"
 
 
 def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path) -> tuple[str, ...]:
