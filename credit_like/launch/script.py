@@ -164,7 +164,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
         "# The job: is there anything left to do?",
         f'job="{dialect.job}"',
         "started=$(date +%s)",
-        '"$python" -m credit_like.launch.chain begin "$save_loc" train "$job"',
+        f'"$python" -m credit_like.launch.chain begin "$save_loc" train "$job" {plan.submission}',
         f"case $? in 0) ;; {FINISHED}) exit 0 ;; *) exit 1 ;; esac",
     ]
     if plan.chain == "auto" and dialect.extend:
@@ -250,7 +250,8 @@ def _launch(site: SiteSection, nodes: int) -> list[str]:
 
 def _begin_and_end(plan: Plan, site: SiteSection) -> tuple[list[str], str]:
     dialect = scheduler.of(site)
-    begin = [f'job="{dialect.job}"', f'"$python" -m credit_like.launch.chain begin "$save_loc" {plan.mode} "$job"']
+    command = f'"$python" -m credit_like.launch.chain begin "$save_loc" {plan.mode} "$job" {plan.submission}'
+    begin = [f'job="{dialect.job}"', command]
     return begin, f'"$python" -m credit_like.launch.chain end "$save_loc" {plan.mode} "$job" "$status"'
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -15,19 +16,28 @@ from pathlib import Path
 
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
-from credit_like.launch.chain import history, history_file, newest_checkpoint, queued_ids, record, run_status
+from credit_like.launch.chain import (
+    epochs_done,
+    history,
+    history_file,
+    newest_checkpoint,
+    queued_ids,
+    record,
+    run_status,
+)
 from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
 from credit_like.launch.resources import Options, resources, seconds
 from credit_like.launch.scheduler import Scheduler
-from credit_like.launch.script import MARK, render
-from credit_like.outputs import begins_with, check_own
+from credit_like.launch.script import render
+from credit_like.outputs import check_new
 from credit_like.registry import did_you_mean
 from credit_like.schema.checks import section_findings, world_of
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.launch import MODES, Mode, PbsSection, SiteSection
 from credit_like.schema.load import dump_experiment, load_experiment, load_located
+from credit_like.schema.phases import phases
 
 log = logging.getLogger(__name__)
 
@@ -103,19 +113,29 @@ def submit(
     checked = (*overrides, "data.statistics=null") if is_made else overrides
     check(file, checked, asked.world if mode == "train" else None)
     plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after), python=python)
+    plan = _numbered(plan)
     dialect = scheduler.of(profile)
-    plan = replace(plan, scripts=render(plan, profile), notes=_state_of_run(plan, dialect, force, statistics))
-    check_own("save_loc", plan.script, "a script of this command", begins_with(MARK))
-    check_own("save_loc", plan.experiment, "an experiment that was submitted", begins_with(_SUBMITTED))
+    notes = _state_of_run(plan, dialect, force, statistics, phases(experiment)[-1].end)
+    plan = replace(plan, scripts=render(plan, profile), notes=notes)
+    for path in (plan.script, plan.experiment):
+        check_new("save_loc", path)
     if dry_run:
         return plan
     _check_surroundings(plan, dialect)
     with _Files() as files:
-        files.write(plan.experiment, _frozen(experiment, file))
-        files.write(plan.script, plan.scripts[plan.script.name])
+        files.create(plan.experiment, _frozen(experiment, file))
+        files.create(plan.script, plan.scripts[plan.script.name])
         files.folder(plan.logs)
         files.remember(history_file(plan.save_loc))
-        record(plan.save_loc, "submission", mode=mode, site=plan.site, scheduler=profile.scheduler, chain=chain)
+        record(
+            plan.save_loc,
+            "submission",
+            mode=mode,
+            submission=plan.submission,
+            site=plan.site,
+            scheduler=profile.scheduler,
+            chain=chain,
+        )
         if profile.scheduler == "local":
             files.keep()
             return replace(plan, ids=_run_here(plan))
@@ -134,14 +154,22 @@ def active_jobs(save_loc: Path, dialect: Scheduler) -> dict[str, str]:
     }
 
 
+def _numbered(plan: Plan) -> Plan:
+    """Return the plan with files of its own, because jobs of earlier submissions still read theirs."""
+    plans = (replace(plan, number=number) for number in itertools.count(1))
+    return next(each for each in plans if not (os.path.lexists(each.script) or os.path.lexists(each.experiment)))
+
+
 def _frozen(experiment: Experiment, file: Path) -> str:
     """Return the submitted experiment as text, from which `load_experiment` makes an equal one in any environment."""
     name = "".join(character if character.isprintable() else " " for character in file.name)
     return f"# {name} {_SUBMITTED}\n{dump_experiment(experiment)}"
 
 
-def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path) -> tuple[str, ...]:
+def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path, epochs: int) -> tuple[str, ...]:
     """Return notes on what the run's folder already contains; `preprocess` writes `statistics`.
+
+    `epochs` is how many the experiment asks for, in all phases.
 
     Raises UserError where the submission would do nothing, or repeat queued work.
     """
@@ -157,9 +185,11 @@ def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path)
         notes.append(f"jobs of this run are in the queue: {found}")
     checkpoint = newest_checkpoint(plan.save_loc)
     if plan.mode == "train":
-        if status.get("state") == "finished" and not force:
+        done = epochs_done(plan.save_loc)
+        if status.get("state") == "finished" and not force and (done is None or done >= epochs):
             raise UserError(
-                f"expected a run to be continued, got {plan.save_loc} finished at step {status.get('step')}, {again}"
+                f"expected training left to do in {epochs} epochs, got {plan.save_loc} finished at step "
+                f"{status.get('step')}, add epochs or phases, {again}"
             )
         if checkpoint >= 0:
             notes.append(f"continues at step {checkpoint}")
@@ -277,9 +307,15 @@ class _Files:
         self.folder(path.parent)
         self._before[path] = path.read_bytes() if path.exists() else None
 
-    def write(self, path: Path, text: str) -> None:
-        self.remember(path)
-        path.write_text(text, encoding="utf-8")
+    def create(self, path: Path, text: str) -> None:
+        """Write a new file. Raises UserError where there is one by now, of somebody who submits at the same time."""
+        self.folder(path.parent)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                self._before[path] = None
+                file.write(text)
+        except FileExistsError:
+            raise UserError(f"expected no other submission at the same time, got {path}, submit again") from None
 
     def keep(self) -> None:
         self._kept = True

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from credit_like.errors import UserError
+from credit_like.launch.chain import newest_checkpoint
 from credit_like.launch.resources import Options
 from credit_like.launch.status import status
 from credit_like.launch.submit import submit
@@ -120,6 +122,44 @@ def test_submitting_again_after_a_failure_goes_on(tmp_path, pbs):
     submit(file, overrides=["pbs.environment.STUB_FAULT=none"], python=python(tmp_path))
     pbs.wait()
     assert run_folder_says(tmp_path / "run") == ("finished", 9, uninterrupted(9))
+
+
+def checkpoint_says(folder: Path, epoch: int) -> None:
+    """Write what the trainer says of its progress in the manifest of the newest checkpoint."""
+    step = newest_checkpoint(folder)
+    manifest = {"meta": {"progress": {"epoch": epoch}}}
+    (folder / "checkpoints" / f"step-{step}" / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_finished_run_goes_on_where_there_is_more_to_train(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=3, seconds=0.01)
+    submit(file, python=python(tmp_path))
+    pbs.wait()
+    checkpoint_says(tmp_path / "run", epoch=100)
+    for more in ([], ["trainer.epochs=100"], ["trainer.phases=[{epochs: 60}, {epochs: 40}]"]):
+        with pytest.raises(UserError, match=r"finished at step 3, add epochs or phases"):
+            submit(file, overrides=["trainer.epochs=100", *more], python=python(tmp_path))
+    longer = ["pbs.environment.STUB_STEPS='6'", "trainer.phases=[{epochs: 100}, {epochs: 1}]"]
+    plan = submit(file, overrides=longer, chain=2, python=python(tmp_path))
+    assert plan.notes == ("continues at step 3",)
+    jobs = pbs.wait()
+    assert [job["code"] for job in jobs.values()] == [0, 0, 0], pbs.outputs
+    assert run_folder_says(tmp_path / "run") == ("finished", 6, uninterrupted(6))
+    assert status(tmp_path / "run").jobs[-1].state == "not needed: finished at step 6"
+
+
+def test_a_later_submission_leaves_the_files_of_queued_jobs(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=3, seconds=0.01)
+    first = submit(file, chain=2, python=python(tmp_path))
+    before = {path: path.read_bytes() for path in (first.script, first.experiment)}
+    changed = ["pbs.environment.STUB_STEPS='5'", "name=other"]
+    second = submit(file, after=first.ids[-1:], force=True, overrides=changed, python=python(tmp_path))
+    assert {path: path.read_bytes() for path in before} == before
+    assert {second.script, second.experiment}.isdisjoint(before)
+    jobs = pbs.wait()
+    assert [job["code"] for job in jobs.values()] == [0, 0, 0], pbs.outputs
+    assert [row.step for row in status(tmp_path / "run").jobs] == [3, None, 5]
+    assert run_folder_says(tmp_path / "run") == ("finished", 5, uninterrupted(5))
 
 
 def test_wrong_number_of_nodes_is_said(tmp_path, pbs):

@@ -136,7 +136,7 @@ def test_dry_run_writes_nothing(tmp_path, pbs):
     before = _everything(tmp_path)
     plan = submit(file, chain=3, dry_run=True)
     assert plan.ids == ()
-    assert plan.scripts["train.sh"].startswith("#!/bin/bash\n#PBS -N train-era5-1deg\n")
+    assert plan.scripts["train-1.sh"].startswith("#!/bin/bash\n#PBS -N train-era5-1deg\n")
     assert ("jobs", "3 in a chain (afterany)") in plan.describe()
     assert ("layout", "data 4 × tensor 1 × domain 1") in plan.describe()
     assert ("samples per step", "4, 1 micro-batches each") in plan.describe()
@@ -175,7 +175,7 @@ def _file_in_the_way(tmp_path, pbs, monkeypatch):
         (_no_qsub, "expected qsub on the PATH .*got none, do this on a login node"),
         (_refused_at_once, "expected qsub to take the job, got exit status 38: qsub: Job violates"),
         (_second_refused, "Job violates.*; the jobs before it are cancelled"),
-        (_finished, "finished at step 7, change save_loc"),
+        (_finished, "finished at step 7, add epochs or phases, change save_loc"),
         (_unwritable, "save_loc: expected a folder that may be written to"),
         (_file_in_the_way, "save_loc: expected a folder, got .* is a file"),
     ],

@@ -173,7 +173,7 @@ def test_values_with_blanks_and_quotes_reach_the_run(tmp_path):
     text = text.replace('"$python" -m', "true")
     environ = {**os.environ, "CREDIT_LIKE_JOB": "1"}
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environ)
-    assert done.stdout.splitlines() == [awkward["GREETING"], "", str(tmp_path / "my run" / "jobs" / "evaluate.yml")]
+    assert done.stdout.splitlines() == [awkward["GREETING"], "", str(tmp_path / "my run" / "jobs" / "evaluate-1.yml")]
 
 
 def _write_records() -> None:

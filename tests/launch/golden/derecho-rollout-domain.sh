@@ -23,14 +23,14 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 per_node=2
 shares=6
 
 job="${PBS_JOBID:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1
 index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
 digits=${job%%[!0-9]*}
 port=$((20000 + 10#${digits:-$$} % 20000))

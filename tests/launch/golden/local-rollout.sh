@@ -6,14 +6,14 @@
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 per_node=2
 shares=6
 
 job="${CREDIT_LIKE_JOB:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1
 index=${CREDIT_LIKE_INDEX:-0}
 
 pids=()

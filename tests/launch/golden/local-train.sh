@@ -6,10 +6,10 @@
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/train-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
-script=/scratch/me/runs/era5-1deg/jobs/train.sh
+script=/scratch/me/runs/era5-1deg/jobs/train-1.sh
 nodes=1
 per_node=2
 walltime=600
@@ -41,7 +41,7 @@ if [[ ${1:-} == node ]]; then node "${@:2}"; exit $?; fi
 # The job: is there anything left to do?
 job="${CREDIT_LIKE_JOB:?}"
 started=$(date +%s)
-"$python" -m credit_like.launch.chain begin "$save_loc" train "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" train "$job" train-1
 case $? in 0) ;; 3) exit 0 ;; *) exit 1 ;; esac
 
 hosts=(127.0.0.1)
