@@ -40,12 +40,13 @@ def render(plan: Plan, site: SiteSection) -> dict[str, str]:
     Raises UserError for a variable of the user's that is one of the script's own.
     """
     body = {"train": _train, "rollout": _rollout}.get(plan.mode, _single)
+    nodes = f"export CREDIT_LIKE_NODES={plan.resources.nodes}  # for the lines below"
     constants, work = _constants(plan), list(body(plan, site))
-    _check_names(plan, (*constants, *itertools.chain(*work)))
+    _check_names(plan, (nodes, *constants, *itertools.chain(*work)))
     sections = [
         ["#!/bin/bash", *directives(plan, site)],
         [f"# {_title(plan)}", MARK],
-        _surroundings(plan, site),
+        [nodes, *_surroundings(plan, site)],
         constants,  # after what the user and the modules have set, under whatever names
         *work,
     ]

@@ -12,6 +12,7 @@
 # train of era5-1deg on casper: 1 node × 2 GPUs = 2 processes = data 2 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1

@@ -11,6 +11,7 @@
 # train of era5-1deg on derecho: 8 nodes × 4 GPUs = 32 processes = data 32 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=8  # for the lines below
 export NCCL_CROSS_NIC=1
 export NCCL_NET_GDR_LEVEL=PHB
 export FI_CXI_DISABLE_HOST_REGISTER=1

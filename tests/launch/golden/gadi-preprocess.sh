@@ -15,6 +15,7 @@
 # preprocess of era5-1deg on gadi: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1

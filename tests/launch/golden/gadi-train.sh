@@ -16,6 +16,7 @@
 # train of era5-1deg on gadi: 2 nodes × 4 GPUs = 8 processes = data 8 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=2  # for the lines below
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1

@@ -13,6 +13,7 @@
 # evaluate of era5-1deg on generic-slurm: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 

@@ -15,6 +15,7 @@
 # rollout of era5-1deg on generic-slurm: 1 node × 4 GPUs = 4 processes; 3 jobs, 12 shares
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 

@@ -15,6 +15,7 @@
 # train of era5-1deg on generic-slurm: 2 nodes × 4 GPUs = 8 processes = data 8 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=2  # for the lines below
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 

@@ -3,6 +3,7 @@
 # rollout of era5-1deg on local: 1 node × 2 CPU processes = 2 processes; 3 jobs, 6 shares
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 

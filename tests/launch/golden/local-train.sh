@@ -3,6 +3,7 @@
 # train of era5-1deg on local: 1 node × 2 CPU processes = 2 processes = data 2 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 

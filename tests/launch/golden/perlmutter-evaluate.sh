@@ -14,6 +14,7 @@
 # evaluate of era5-1deg on perlmutter: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 export NCCL_CROSS_NIC=1
 export NCCL_NET_GDR_LEVEL=PHB
 export FI_CXI_DISABLE_HOST_REGISTER=1

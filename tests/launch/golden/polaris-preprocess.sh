@@ -13,8 +13,9 @@
 # preprocess of era5-1deg on polaris: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 module use /soft/modulefiles
-if [[ ${nodes:-1} -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
+if [[ $CREDIT_LIKE_NODES -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
     export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
     export NCCL_NET='AWS Libfabric'
 fi
