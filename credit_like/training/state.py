@@ -56,15 +56,21 @@ class Progress:
     """Validation losses of the phase so far; None for one that is not finite."""
     seconds: float = 0.0
     """Wall-clock time in training so far, over all restarts."""
+    trained: float = 0.0
+    """Seconds in optimiser steps so far, over all restarts, on the main process."""
+    forecasts: float = 0.0
+    """Seconds in short forecasts so far, over all restarts, on the main process."""
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Progress:
         """Return what a checkpoint has saved. Raises TypeError or ValueError for values that are no progress."""
-        progress = cls(**saved)
+        # Checkpoints of earlier versions have the whole time alone, most of which is that of steps.
+        progress = cls(**{"trained": saved.get("seconds", 0.0), **saved})
         counts = (progress.step, progress.epoch, progress.position, progress.skipped)
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise ValueError(f"expected counts of steps and epochs, got {counts}")
-        float(progress.seconds)
+        for seconds in (progress.seconds, progress.trained, progress.forecasts):
+            float(seconds)
         if progress.best is not None:
             float(progress.best)
         if not isinstance(progress.losses, list):
