@@ -84,6 +84,8 @@ class Loop:
         """Step of the newest save, and whether a validation due there came before it."""
         self.score: float | None = None
         """Loss of a validation that no checkpoint has recorded yet."""
+        self.saving: float | None = None
+        """The same of the save in flight, which may fail."""
         self.interrupted = False
         self.failures = 0
         self.collect: Callable[[int], None] = lambda _: None
@@ -115,9 +117,12 @@ class Loop:
                 self._save(must=True)
                 failed = reason.startswith("skipped")
                 return Outcome("failed" if failed else "continue", progress.step, reason, self.interrupted)
+        try:
+            self.manager.wait()
+        except SaveFailed as error:
+            self._failed(error)
         if self.saved != (progress.step, True):
             self._save(must=True)
-        self.manager.wait()
         return Outcome("finished", progress.step)
 
     def _begin(self) -> None:
@@ -392,18 +397,19 @@ class Loop:
         progress = self.state.progress
         self._drain()
         check_copies(self.state.copied, self.context.runtime)
-        score = self.score if progress.validated else None
         progress.seconds = self.before + time.monotonic() - self.begun
         while True:
+            score = self.score if progress.validated else None
             try:
                 self.last_save = time.monotonic()
                 self.state.save(score)
+                self.saving, self.score = score, None
                 if must:
                     self.manager.wait()
-                self.saved = (progress.step, progress.validated)
-                self.score = None
-                if must:
                     self.failures = 0
+                if not self.manager.in_flight:
+                    self.saving = None
+                self.saved = (progress.step, progress.validated)
                 return
             except SaveFailed as error:
                 self._failed(error)
@@ -420,12 +426,15 @@ class Loop:
             self._failed(error)
             return
         if was and not self.manager.in_flight:
-            self.failures = 0
+            self.failures, self.saving = 0, None
 
     def _failed(self, error: SaveFailed) -> None:
         """Count a failed save; raise its error where it is the last of several in a row."""
         self.failures += 1
         self.saved = None
+        if self.score is None:
+            self.score = self.saving
+        self.saving = None
         if self.failures >= _SAVE_TRIES:
             raise error
         log.warning("%s; trying again (%d of %d)", error, self.failures + 1, _SAVE_TRIES)
