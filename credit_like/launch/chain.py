@@ -63,6 +63,7 @@ def _is_event(value: Event) -> bool:
         and all(isinstance(value.get(number), int) for number in numbers)
         and all(isinstance(text, str | None) for text in texts)
         and isinstance(value.get("site"), str | None)
+        and isinstance(value.get("written"), int | None)
         and all(isinstance(jobs, list) and all(isinstance(job, str) for job in jobs) for jobs in lists)
     )
 
@@ -101,6 +102,17 @@ def run_status(save_loc: Path) -> Event:
     return status
 
 
+def status_written(save_loc: Path) -> int | None:
+    """Return when `status.json` was written, in nanoseconds; None where there is none.
+
+    It is compared with what it was at another time alone, so the clock does not matter.
+    """
+    try:
+        return (save_loc / "status.json").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
     """Return step and validation loss of the best checkpoint of the newest phase; None without a validation."""
     found = []
@@ -135,34 +147,47 @@ def epochs_done(save_loc: Path) -> int | None:
 
 
 def decide(
-    status: Event, checkpoint: int, events: Sequence[Event], job: str, submission: str | None = None
+    status: Event,
+    checkpoint: int,
+    events: Sequence[Event],
+    job: str,
+    submission: str | None = None,
+    written: int | None = None,
 ) -> Decision:
     """Decide whether the training job `job` of a submission (by default the newest) has work to do.
 
     The first job of a submission runs: a user who submits again has dealt with earlier failures, and may ask for more
     epochs than a finished run has. A later job stops if the previous one failed or ended without a new checkpoint, because
     it would fail likewise; so does a first job after one of another submission that began or ended in the meantime. A job
-    that the scheduler restarts continues. No job continues after a cancellation.
+    that the scheduler restarts continues. No job continues after a cancellation. A status that was `written` before a job
+    began is none of that job's.
     """
     before, since = _at_submission(events, submission)
     if is_cancelled(events, submission):
         return Decision("stop", "the run's jobs were cancelled, submit again to go on")
     own = [event for event in _begun(since) if submission in (None, event.get("submission"))]
     state = status.get("state")
-    if own and state == "finished":
+    if own and state == "finished" and _has_changed(own[0], written):
         return Decision("finished", f"finished at step {status.get('step')}")
     ends = {event["job"]: event["code"] for event in since if event["event"] == "end" and event["mode"] == "train"}
     cancelled = [event["job"] for event in events if event["event"] == "cancelled"]
     others = [event for event in _begun(before) if event["job"] in ends] + _begun(since)
     last = next(reversed(own or [event for event in others if event["job"] not in cancelled]), None)
-    if last is None or last["job"] == job or state == "finished":
+    if last is None or last["job"] == job:
         return Decision("run")
-    if state == "failed":
+    if _has_changed(last, written) and state == "finished":  # what another submission asked for
+        return Decision("run")
+    if _has_changed(last, written) and state == "failed":
         return Decision("stop", f"job {last['job']} failed at step {status.get('step')}: {status.get('reason')}")
     if checkpoint <= last["checkpoint"]:
         how = f"with exit status {ends[last['job']]}" if last["job"] in ends else "without a word"
         return Decision("stop", f"job {last['job']} ended {how} and no new checkpoint; its log says why")
     return Decision("run")
+
+
+def _has_changed(begun: Event, written: int | None) -> bool:
+    """Return whether `status.json` was written since a job began, as far as its event says what it was before."""
+    return "written" not in begun or begun["written"] != written
 
 
 def _begun(events: Sequence[Event]) -> list[Event]:
@@ -196,9 +221,10 @@ def begin(save_loc: Path, mode: str, job: str, submission: str | None = None) ->
         record(save_loc, "begin", mode=mode, job=job, **named)
         return 0
     checkpoint = newest_checkpoint(save_loc)
-    decision = decide(run_status(save_loc), checkpoint, history(save_loc), job, submission)
+    written = status_written(save_loc)
+    decision = decide(run_status(save_loc), checkpoint, history(save_loc), job, submission, written)
     if decision.verdict == "run":
-        record(save_loc, "begin", mode=mode, job=job, checkpoint=checkpoint, **named)
+        record(save_loc, "begin", mode=mode, job=job, checkpoint=checkpoint, written=written, **named)
         return 0
     record(
         save_loc,
@@ -234,11 +260,16 @@ def extend(save_loc: Path, mode: str, job: str, command: Sequence[str]) -> int:
 
 
 def end(save_loc: Path, mode: str, job: str, code: int) -> int:
-    """Record that a job ends; return its exit status, 0 if the run is finished or can be continued."""
+    """Record that a job ends; return its exit status, 0 if the run is finished or can be continued.
+
+    A job that has not written `status.json` has not trained, whatever the one before it has left there.
+    """
     if mode != "train":
         record(save_loc, "end", mode=mode, job=job, code=code)
         return code
-    status = run_status(save_loc)
+    begun = [event for event in _begun(history(save_loc)) if event["job"] == job]
+    changed = not begun or _has_changed(begun[-1], status_written(save_loc))
+    status = run_status(save_loc) if changed else {}
     state = status.get("state", "not begun")
     record(save_loc, "end", mode=mode, job=job, code=code, state=state, step=status.get("step"))
     words = {"finished": "finished", "continue": "to be continued", "failed": f"failed: {status.get('reason')}"}

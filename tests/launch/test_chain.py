@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -134,6 +135,23 @@ def test_history_passes_over_a_line_cut_short(tmp_path):
     with (tmp_path / "jobs" / "history.jsonl").open("a") as out:
         out.write('{"event": "en\n')
     assert [event["event"] for event in chain.history(tmp_path)] == ["begin"]
+
+
+@pytest.mark.parametrize("state", ["finished", "continue", "failed"])
+def test_a_status_of_the_job_before_is_not_that_of_this_one(tmp_path, capsys, state):
+    """A job that fails before it trains, as where a package cannot be imported, writes none."""
+    (tmp_path / "status.json").write_text(json.dumps({"state": state, "step": 3}))
+    chain.record(tmp_path, "submission", mode="train", submission="train-2")
+    assert chain.main(["begin", str(tmp_path), "train", "1", "train-2"]) == 0
+    assert chain.main(["end", str(tmp_path), "train", "1", "0"]) == 1
+    assert "ended while not begun, exit status 0" in capsys.readouterr().out
+    assert chain.main(["begin", str(tmp_path), "train", "1", "train-2"]) == 0  # restarted by the scheduler
+    assert chain.main(["end", str(tmp_path), "train", "1", "9"]) == 9
+    assert chain.main(["begin", str(tmp_path), "train", "2", "train-2"]) == 1
+    assert "job 1 ended with exit status 9 and no new checkpoint" in capsys.readouterr().out
+    (tmp_path / "status.json").write_text(json.dumps({"state": state, "step": 3}))
+    os.utime(tmp_path / "status.json", ns=(1, 1))  # the same text, but written anew
+    assert chain.main(["end", str(tmp_path), "train", "1", "9"]) == (9 if state == "failed" else 0)
 
 
 @pytest.mark.parametrize(
