@@ -171,13 +171,19 @@ class TrainingState:
         """
         meta, experiment = checkpoint.meta, self.context.experiment
         refuse_other(checkpoint, experiment, self.context.variables, self.context.statistics)
+        pieces, averaged = self.pieces(), bool(checkpoint.names("ema/"))
+        if not averaged:
+            pieces = {name: piece for name, piece in pieces.items() if not name.startswith("ema/")}
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
         try:
-            checkpoint.load(self.pieces(), prefixes)
+            checkpoint.load(pieces, prefixes)
         except UserError as error:
             with reading_metadata(checkpoint.folder):
                 changed = _differences(meta["experiment"], experiment.to_dict())
             raise UserError(f"{error} in {', '.join(changed) or 'nothing that it names'}") from error
+        if self.ema is not None and not averaged:
+            self.ema.restart(self.parameters)
+            log.info("step %d has no average of the weights: it begins with them", checkpoint.step)
         with reading_metadata(checkpoint.folder):
             self.progress = Progress.of(meta["progress"])
             self.origin = meta.get("origin")

@@ -125,6 +125,31 @@ def test_the_average_follows_the_weights_in_a_phase_without_one(whole) -> None:
     )
 
 
+def test_a_phase_with_an_average_may_be_added_to_a_run_without_one(tmp_path, caplog) -> None:
+    """The average begins with the weights, and is saved and restored from there on."""
+    section = {"use_ema": False, "checkpoint": {"every": 1, "keep": 1000, "async": False}}
+    made = tiny.trainer(tmp_path, epochs=1, **section)
+    last = made.total_steps
+    assert made.fit().state == "finished"
+    assert not at(tmp_path, last).names("ema/")
+    section["phases"] = [{"epochs": 1}, {"epochs": 1, "use_ema": True}]
+    with caplog.at_level("INFO"):
+        longer = tiny.trainer(tmp_path, stop_at=last + 1, **section)
+        assert longer.fit().state == "continue"
+    assert f"step {last} has no average of the weights: it begins with them" in caplog.text
+    checkpoint, decay = at(tmp_path, last + 1), (2 + last) / (11 + last)
+    names = checkpoint.names("ema/")
+    assert len(names) == len(longer.state.parameters)
+    for name in names:
+        name = name.replace("ema/", "model/")
+        before, after = at(tmp_path, last).read(name), checkpoint.read(name)
+        average = torch.lerp(before, after, 1 - min(decay, longer.state.ema.decay))
+        torch.testing.assert_close(checkpoint.read(name.replace("model/", "ema/")), average)
+    caplog.clear()
+    assert tiny.trainer(tmp_path, **section).fit().state == "finished"
+    assert "no average" not in caplog.text
+
+
 def test_the_best_checkpoint_is_that_of_the_newest_phase(tmp_path) -> None:
     """The losses of the second phase are twice as large; its best is kept all the same."""
     double = [{"epochs": 2}, {"epochs": 3, "optimizer": {"learning_rate": 0.5}, "loss": {"scale": "change"}}]
