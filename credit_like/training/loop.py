@@ -153,8 +153,9 @@ class Loop:
     def _begin_phase(self, stage: Stage) -> None:
         """Prepare the steps of a phase, with an optimiser state of zero."""
         self._drain()
-        if (close := getattr(self.stage.train_loader, "close", None)) is not None:
-            close()  # its workers read no more
+        for loader in (self.stage.train_loader, self.stage.valid_loader):
+            if (close := getattr(loader, "close", None)) is not None:
+                close()  # its workers read no more
         self.stage = stage
         self.enter(stage)
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 
 import pytest
 import torch
 
+from credit_like import build
 from credit_like.checkpoint.manager import Checkpoint, steps
 from credit_like.checkpoint.rng import set_random_state
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import load_experiment
 from credit_like.schema.phases import hungriest, phases
+from credit_like.training.loop import Loop
+from tests.experiments import DEMO, SHORT, SMALL_MODEL
 from tests.faults import harness, tiny
 
 PHASES = [
@@ -164,6 +169,33 @@ def test_the_best_checkpoint_is_that_of_the_newest_phase(tmp_path) -> None:
     best = min(scores, key=scores.get)
     assert best in [checkpoint.step for checkpoint in kept]
     assert all(checkpoint.phase == 1 for checkpoint in kept)
+
+
+def test_workers_of_a_phase_end_with_it(tmp_path, monkeypatch) -> None:
+    """Those of its training and of its validation samples."""
+    closed = []
+    monkeypatch.setattr(tiny.Loader, "close", lambda self: closed.append(self), raising=False)
+    made = tiny.trainer(tmp_path, phases=[{"epochs": 1}, {"epochs": 1, "forecast_len": 2}])
+    assert made.fit().state == "finished"
+    assert closed == [made.stages[0].train_loader, made.stages[0].valid_loader]
+
+
+@pytest.mark.slow
+def test_no_worker_process_of_an_ended_phase_is_left(tmp_path, monkeypatch) -> None:
+    workers = []
+    inner = Loop._epoch
+
+    def counted(self):
+        reason = inner(self)
+        workers.append(len(multiprocessing.active_children()))
+        return reason
+
+    monkeypatch.setattr(Loop, "_epoch", counted)
+    phases = "trainer.phases=[{epochs: 1}, {epochs: 1, micro_batch_size: 1}, {epochs: 1, forecast_len: 2}]"
+    sets = [*SHORT, SMALL_MODEL, phases, "trainer.loader.num_workers=1", "trainer.scheduler.warmup_steps=1"]
+    before = len(multiprocessing.active_children())
+    assert build.train(load_experiment(DEMO, [*sets, f"save_loc={tmp_path}"])) == 0
+    assert [count - before for count in workers] == [2, 2, 2]
 
 
 def test_phases_survive_being_written_and_read(tmp_path) -> None:
