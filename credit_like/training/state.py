@@ -140,6 +140,7 @@ class TrainingState:
         plan = transfer.plan(source, self.model, config, channels, section.missing)
         transfer.check_optimizer(section, source, plan, self.phase.experiment.trainer.optimizer.type)
         changes = transfer.load(source, plan, self.model, context.experiment.seed)
+        spectral_norm.refresh(self.model)  # as `restore` does, to the bit: frozen layers keep this
         if section.optimizer:
             self._take_optimizer(source)
         if self.ema is not None:
