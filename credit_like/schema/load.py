@@ -120,6 +120,8 @@ def dump_experiment(experiment: Experiment) -> str:
 
     def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
         style = None if isinstance(_scalar(text), str) else "'"
+        if not text.isprintable():  # line breaks among others, which YAML folds in other styles
+            style = '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
     class Dumper(yaml.SafeDumper):
