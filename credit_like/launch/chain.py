@@ -3,7 +3,7 @@
 Job scripts run `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB SUBMISSION`. The history is
 `save_loc/jobs/history.jsonl` with one event per line: `submission` (with its name) before jobs are queued (the first may
 begin at once), `submitted` (with ids) afterwards, then `begin`, `extended` (with the next job) and `end`. `credit-like
-cancel` adds a `cancellation`, which stops every training that was submitted before, and `cancelled` for each job. The
+cancel` adds a `cancellation`, which stops every job that was submitted before, and `cancelled` for each job. The
 trainer's `status.json` shows whether work is left, and the newest checkpoint shows whether the previous job made progress.
 """
 
@@ -31,6 +31,9 @@ class Decision:
 
     verdict: Literal["run", "finished", "stop"]
     reason: str = ""
+
+
+_CANCELLED = Decision("stop", "the run's jobs were cancelled, submit again to go on")
 
 
 def history_file(save_loc: Path) -> Path:
@@ -162,9 +165,9 @@ def decide(
     that the scheduler restarts continues. No job continues after a cancellation. A status that was `written` before a job
     began is none of that job's.
     """
-    before, since = _at_submission(events, submission)
-    if is_cancelled(events, submission):
-        return Decision("stop", "the run's jobs were cancelled, submit again to go on")
+    before, since = _at_submission(events, "train", submission)
+    if is_cancelled(events, "train", submission):
+        return _CANCELLED
     own = [event for event in _begun(since) if submission in (None, event.get("submission"))]
     state = status.get("state")
     if own and state == "finished" and _has_changed(own[0], written):
@@ -195,20 +198,22 @@ def _begun(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event["event"] == "begin" and event["mode"] == "train"]
 
 
-def is_cancelled(events: Sequence[Event], submission: str | None = None) -> bool:
-    """Return whether the training was cancelled after this submission of it, by default the newest."""
-    return any(event["event"] == "cancellation" for event in _at_submission(events, submission)[1])
+def is_cancelled(events: Sequence[Event], mode: str, submission: str | None = None) -> bool:
+    """Return whether the jobs were cancelled after this submission of a mode, by default the newest."""
+    return any(event["event"] == "cancellation" for event in _at_submission(events, mode, submission)[1])
 
 
-def _at_submission(events: Sequence[Event], submission: str | None) -> tuple[Sequence[Event], Sequence[Event]]:
-    """Return the events before this submission of a training, by default the newest, and those from it on.
+def _at_submission(
+    events: Sequence[Event], mode: str, submission: str | None
+) -> tuple[Sequence[Event], Sequence[Event]]:
+    """Return the events before this submission of a mode, by default the newest, and those from it on.
 
     Where there is none, all events count as later ones.
     """
     found = [
         i
         for i, event in enumerate(events)
-        if event["event"] == "submission" and event["mode"] == "train" and submission in (None, event.get("submission"))
+        if event["event"] == "submission" and event["mode"] == mode and submission in (None, event.get("submission"))
     ]
     at = max(found, default=0)
     return events[:at], events[at:]
@@ -217,14 +222,15 @@ def _at_submission(events: Sequence[Event], submission: str | None) -> tuple[Seq
 def begin(save_loc: Path, mode: str, job: str, submission: str | None = None) -> int:
     """Record that a job begins; return 0 to run it, FINISHED if nothing is left to do, 1 to stop the chain."""
     named = {} if submission is None else {"submission": submission}
-    if mode != "train":
-        record(save_loc, "begin", mode=mode, job=job, **named)
-        return 0
-    checkpoint = newest_checkpoint(save_loc)
-    written = status_written(save_loc)
-    decision = decide(run_status(save_loc), checkpoint, history(save_loc), job, submission, written)
+    facts: dict[str, Any] = {}
+    if mode == "train":
+        facts = {"checkpoint": newest_checkpoint(save_loc), "written": status_written(save_loc)}
+        events = history(save_loc)
+        decision = decide(run_status(save_loc), facts["checkpoint"], events, job, submission, facts["written"])
+    else:
+        decision = _CANCELLED if is_cancelled(history(save_loc), mode, submission) else Decision("run")
     if decision.verdict == "run":
-        record(save_loc, "begin", mode=mode, job=job, checkpoint=checkpoint, written=written, **named)
+        record(save_loc, "begin", mode=mode, job=job, **facts, **named)
         return 0
     record(
         save_loc,
@@ -233,9 +239,8 @@ def begin(save_loc: Path, mode: str, job: str, submission: str | None = None) ->
         job=job,
         reason=decision.reason,
     )
-    _say(
-        f"job {job}: {decision.reason}; {'nothing left to do' if decision.verdict == 'finished' else 'the chain stops'}"
-    )
+    stops = "the chain stops" if mode == "train" else "the job ends"
+    _say(f"job {job}: {decision.reason}; {'nothing left to do' if decision.verdict == 'finished' else stops}")
     return FINISHED if decision.verdict == "finished" else 1
 
 
@@ -247,7 +252,7 @@ def extend(save_loc: Path, mode: str, job: str, command: Sequence[str]) -> int:
     events = history(save_loc)
     begun = [event for event in events if event["event"] == "begin" and event["job"] == job]
     submission = begun[-1].get("submission") if begun else None
-    if is_cancelled(events, submission) or any(
+    if is_cancelled(events, mode, submission) or any(
         event["event"] == "extended" and event["job"] == job for event in events
     ):
         return 0

@@ -251,7 +251,7 @@ def _launch(site: SiteSection, nodes: int) -> list[str]:
 
 def _begin_and_end(plan: Plan, site: SiteSection) -> tuple[list[str], str]:
     dialect = scheduler.of(site)
-    command = f'"$python" -m credit_like.launch.chain begin "$save_loc" {plan.mode} "$job" {plan.submission}'
+    command = f'"$python" -m credit_like.launch.chain begin "$save_loc" {plan.mode} "$job" {plan.submission} || exit 1'
     begin = [f'job="{dialect.job}"', command]
     return begin, f'"$python" -m credit_like.launch.chain end "$save_loc" {plan.mode} "$job" "$status"'
 

@@ -117,6 +117,20 @@ def test_cancelled_chain_stays_so_beside_a_later_submission(tmp_path):
     assert not (tmp_path / "called").exists()
 
 
+@pytest.mark.parametrize("mode", ["preprocess", "train", "rollout", "evaluate"])
+def test_cancelled_jobs_of_every_mode_do_not_begin(tmp_path, capsys, mode):
+    for number in (1, 2):
+        chain.record(tmp_path, "submission", mode=mode, submission=f"{mode}-{number}")
+        if number == 1:
+            chain.record(tmp_path, "submission", mode="evaluate" if mode == "rollout" else "rollout")
+            chain.record(tmp_path, "cancellation")
+    assert chain.main(["begin", str(tmp_path), mode, "6", f"{mode}-1"]) == 1
+    assert "the run's jobs were cancelled, submit again to go on" in capsys.readouterr().out
+    assert chain.history(tmp_path)[-1]["event"] == "stopped"
+    assert chain.main(["begin", str(tmp_path), mode, "7", f"{mode}-2"]) == 0
+    assert mode == "train" or chain.main(["begin", str(tmp_path), mode, "8"]) == 0  # a script of an earlier version
+
+
 def test_refused_successor_is_said_and_does_not_stop_the_job(tmp_path, capsys):
     assert chain.extend(tmp_path, "train", "6", ["bash", "-c", "echo no >&2; exit 3"]) == 1
     assert "refused the next job, submit again after this one: no" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from credit_like.errors import UserError
-from credit_like.launch.chain import newest_checkpoint
+from credit_like.launch.chain import newest_checkpoint, record
 from credit_like.launch.resources import Options
 from credit_like.launch.status import status
 from credit_like.launch.submit import submit
@@ -184,6 +184,22 @@ def test_rollout_covers_every_share_once(tmp_path, pbs, site):
     assert len(jobs) == (1 if site == "generic-pbs" else 3)  # one array, or as many jobs
     made = {path.name for path in (tmp_path / "run" / "forecasts").iterdir()}
     assert made == {f"rollout---share-{i}of5.json" for i in range(1, 6)}
+
+
+@pytest.mark.parametrize("mode", ["rollout", "evaluate"])
+def test_a_cancelled_job_of_another_mode_does_nothing(tmp_path, pbs, mode):
+    """As where the scheduler could not delete it: the training that it waits for is told to stop by the test."""
+    file = write_experiment(tmp_path, steps=1_000_000, seconds=0.02)
+    training = submit(file, python=python(tmp_path))
+    overrides = ["inference.init=[2000-08-01, 2000-08-02, 6h]"]
+    plan = submit(file, mode, after=training.ids, overrides=overrides, python=python(tmp_path))
+    record(tmp_path / "run", "cancellation")
+    end_first_job(pbs, tmp_path / "run", 1, "USR1")
+    jobs = pbs.wait()
+    assert jobs[training.ids[0]]["code"] == 0, pbs.outputs
+    assert {jobs[job]["code"] for job in plan.ids} == {1}, pbs.outputs
+    assert not (tmp_path / "run" / "forecasts").exists()
+    assert {row.state[:8] for row in status(tmp_path / "run").jobs if row.mode == mode} >= {"stopped:"}
 
 
 @pytest.mark.slow

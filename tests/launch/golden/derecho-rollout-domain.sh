@@ -31,7 +31,7 @@ per_node=2
 shares=6
 
 job="${PBS_JOBID:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1 || exit 1
 index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
 digits=${job%%[!0-9]*}
 port=$((20000 + 10#${digits:-$$} % 20000))

@@ -12,7 +12,7 @@ save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 
 job="${CREDIT_LIKE_JOB:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job" preprocess-1
+"$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job" preprocess-1 || exit 1
 status=0
 "$python" -m credit_like.cli preprocess "$experiment" || status=$?
 "$python" -m credit_like.launch.chain end "$save_loc" preprocess "$job" "$status"

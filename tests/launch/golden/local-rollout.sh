@@ -14,7 +14,7 @@ per_node=2
 shares=6
 
 job="${CREDIT_LIKE_JOB:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1 || exit 1
 index=${CREDIT_LIKE_INDEX:-0}
 
 pids=()

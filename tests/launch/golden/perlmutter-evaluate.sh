@@ -31,7 +31,7 @@ save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 
 job="${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-"$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job" evaluate-1
+"$python" -m credit_like.launch.chain begin "$save_loc" evaluate "$job" evaluate-1 || exit 1
 status=0
 "$python" -m credit_like.cli evaluate "$experiment" || status=$?
 "$python" -m credit_like.launch.chain end "$save_loc" evaluate "$job" "$status"

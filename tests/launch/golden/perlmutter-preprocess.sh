@@ -31,7 +31,7 @@ save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 
 job="${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-"$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job" preprocess-1
+"$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job" preprocess-1 || exit 1
 status=0
 "$python" -m credit_like.cli preprocess "$experiment" || status=$?
 "$python" -m credit_like.launch.chain end "$save_loc" preprocess "$job" "$status"

@@ -35,7 +35,7 @@ per_node=4
 shares=12
 
 job="${SLURM_ARRAY_JOB_ID:-${SLURM_JOB_ID:?}}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}"
-"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1 || exit 1
 index=${SLURM_ARRAY_TASK_ID:-${CREDIT_LIKE_INDEX:-0}}
 IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
 

@@ -39,7 +39,7 @@ per_node=4
 shares=8
 
 job="${PBS_JOBID:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1 || exit 1
 index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
 IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
 
