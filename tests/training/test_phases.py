@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from credit_like import build
-from credit_like.checkpoint.manager import Checkpoint, steps
+from credit_like.checkpoint.commands import entries
+from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.checkpoint.rng import set_random_state
+from credit_like.launch.chain import best_checkpoint
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
 from credit_like.schema.phases import hungriest, phases
@@ -169,6 +171,22 @@ def test_the_best_checkpoint_is_that_of_the_newest_phase(tmp_path) -> None:
     best = min(scores, key=scores.get)
     assert best in [checkpoint.step for checkpoint in kept]
     assert all(checkpoint.phase == 1 for checkpoint in kept)
+
+
+def test_the_best_checkpoint_that_is_listed_is_the_one_that_is_kept(tmp_path) -> None:
+    """The losses of the first phase are lower, but not those of the same thing."""
+    double = [{"epochs": 2}, {"epochs": 2, "optimizer": {"learning_rate": 1e-6}, "loss": {"type": "mae"}}]
+    section = {"phases": double, "checkpoint": {"every": 1000, "keep": 1000, "async": False}}
+    tiny.trainer(tmp_path, **section).fit()
+    listed = entries(tmp_path)
+    scores = {entry.step: entry.score for entry in listed if entry.score is not None}
+    phase = {step: at(tmp_path, step).phase for step in scores}
+    newest = [step for step in scores if phase[step] == 1]
+    assert min(scores, key=scores.get) not in newest
+    assert [entry.step for entry in listed if entry.best] == [min(newest, key=scores.get)]
+    assert best_checkpoint(tmp_path)[0] == min(newest, key=scores.get)
+    prune(tmp_path / "checkpoints", 1)
+    assert min(newest, key=scores.get) in steps(tmp_path / "checkpoints")
 
 
 def test_workers_of_a_phase_end_with_it(tmp_path, monkeypatch) -> None:
