@@ -126,7 +126,7 @@ def submit(
         files.create(plan.experiment, _frozen(experiment, file))
         files.create(plan.script, plan.scripts[plan.script.name])
         files.folder(plan.logs)
-        files.remember(history_file(plan.save_loc))
+        files.withdraw_from(history_file(plan.save_loc), plan.submission)
         record(
             plan.save_loc,
             "submission",
@@ -155,9 +155,14 @@ def active_jobs(save_loc: Path, dialect: Scheduler) -> dict[str, str]:
 
 
 def _numbered(plan: Plan) -> Plan:
-    """Return the plan with files of its own, because jobs of earlier submissions still read theirs."""
+    """Return the plan with a name and files of its own, because jobs of earlier submissions still read theirs."""
+    taken = {event.get("submission") for event in history(plan.save_loc)}
     plans = (replace(plan, number=number) for number in itertools.count(1))
-    return next(each for each in plans if not (os.path.lexists(each.script) or os.path.lexists(each.experiment)))
+    return next(
+        each
+        for each in plans
+        if each.submission not in taken and not any(map(os.path.lexists, (each.script, each.experiment)))
+    )
 
 
 def _frozen(experiment: Experiment, file: Path) -> str:
@@ -286,11 +291,12 @@ def _run_here(plan: Plan) -> tuple[str, ...]:
 
 
 class _Files:
-    """Files and folders that are written together; unless `keep` is called, everything is restored on exit."""
+    """Files and folders that are written together; unless `keep` is called, everything is removed on exit."""
 
     def __init__(self) -> None:
-        self._before: dict[Path, bytes | None] = {}
+        self._written: list[Path] = []
         self._folders: list[Path] = []
+        self._history: tuple[Path, str] | None = None
         self._kept = False
 
     def __enter__(self) -> _Files:
@@ -302,17 +308,22 @@ class _Files:
             folder.mkdir()
             self._folders.append(folder)
 
-    def remember(self, path: Path) -> None:
-        """Save the present content of a file, to be restored on exit."""
-        self.folder(path.parent)
-        self._before[path] = path.read_bytes() if path.exists() else None
+    def withdraw_from(self, history: Path, submission: str) -> None:
+        """Remove this submission from the job history on exit, or the whole history where there is none yet.
+
+        What running jobs have added in the meantime stays.
+        """
+        if history.exists():
+            self._history = history, submission
+        else:
+            self._written.append(history)
 
     def create(self, path: Path, text: str) -> None:
         """Write a new file. Raises UserError where there is one by now, of somebody who submits at the same time."""
         self.folder(path.parent)
         try:
             with path.open("x", encoding="utf-8") as file:
-                self._before[path] = None
+                self._written.append(path)
                 file.write(text)
         except FileExistsError:
             raise UserError(f"expected no other submission at the same time, got {path}, submit again") from None
@@ -323,10 +334,12 @@ class _Files:
     def __exit__(self, *exception: object) -> None:
         if self._kept:
             return
-        for path, content in self._before.items():
-            if content is None:
-                path.unlink(missing_ok=True)
-            else:
-                path.write_bytes(content)
+        for path in self._written:
+            path.unlink(missing_ok=True)
+        if self._history is not None:
+            path, submission = self._history
+            marks = [json.dumps(part)[1:-1].encode() for part in ({"event": "submission"}, {"submission": submission})]
+            lines = path.read_bytes().splitlines(keepends=True)
+            path.write_bytes(b"".join(line for line in lines if not all(mark in line for mark in marks)))
         for folder in reversed(self._folders):
             folder.rmdir()
