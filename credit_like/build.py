@@ -39,7 +39,7 @@ from credit_like.nn import spectral_norm
 from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import is_compiled, materialise, own_part, parallelise
 from credit_like.parallel.device import pick_device, set_deterministic, set_precision, unused_gpu
-from credit_like.parallel.environment import read_environment
+from credit_like.parallel.environment import read_environment, restarts
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.threads import set_threads
 from credit_like.schema.data import Periods
@@ -271,6 +271,8 @@ def load_source(context: Context) -> str:
 def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> int:
     """Train to the end, or continue an earlier run; return the exit status.
 
+    `fresh` begins anew. It does not count in a process that torchrun or Slurm has restarted by itself, with the same
+    command: that continues the run.
     The status is 0 if the run is finished or can be continued, 1 if it failed and 130 if it was interrupted.
     """
     save_loc = Path(experiment.save_loc)
@@ -282,7 +284,9 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
         raise
     with joined as runtime:
         blame.stacks_folder = save_loc / hang.FOLDER
-        if fresh:
+        if fresh and (again := restarts()):
+            log.warning("--fresh is left out: this is restart %d of the same command, which continues its run", again)
+        elif fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         try:
             trainer = build_trainer(build_context(experiment, runtime))

@@ -295,7 +295,10 @@ def _log_lines() -> None:
 def train(
     file: File,
     set_: Set = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start from scratch; the run's folder must be empty.")] = False,
+    fresh: Annotated[
+        bool,
+        typer.Option("--fresh", help="Start from scratch, but for automatic restarts; the run's folder must be empty."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="With --fresh: remove the existing run first.")] = False,
 ) -> None:
     """Train a model, or continue the run in `save_loc`."""

@@ -15,7 +15,7 @@ import yaml
 from credit_like.errors import UserError
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_TAIL = 16 * 1024  # bytes of a log that hold its last step
+_BLOCK = 64 * 1024  # bytes of a log that are read at once, from the end
 _OWN = ("name", "save_loc")
 """Keys in which every run differs."""
 
@@ -60,7 +60,7 @@ def read_run(folder: Path) -> Run:
     """Return the facts in the files of a run; those of absent or damaged files are None."""
     status = _json(_bytes(folder / "status.json"))
     log = _bytes(folder / "log.jsonl")
-    last = next((row for line in reversed(log[-_TAIL:].splitlines()) if "loss" in (row := _json(line))), {})
+    last = newest_row(folder / "log.jsonl", "loss")
     best = [row["valid_loss"] for row in map(_json, _lines_with(log, b'"valid_loss"')) if _is_number(row, "valid_loss")]
     return Run(
         folder,
@@ -72,6 +72,34 @@ def read_run(folder: Path) -> Run:
         samples_per_second=_number(last, "samples_per_second"),
         keys=experiment_keys(folder / "experiment.yml"),
     )
+
+
+def newest_row(log: Path, *keys: str) -> dict[str, Any]:
+    """Return the newest row of a JSON-lines file with one of these keys; empty where there is none.
+
+    The file is read backwards, since the rows of short forecasts that follow may be of any length. Lines that are damaged,
+    or still being written, are passed over.
+    """
+    quoted = [json.dumps(key).encode() for key in keys]
+    for line in _lines_backwards(log):
+        if any(key in line for key in quoted) and any(key in (row := _json(line)) for key in keys):
+            return row
+    return {}
+
+
+def _lines_backwards(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file, the last one first; none of a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start, first = file.seek(0, os.SEEK_END), b""
+            while start:
+                end, start = start, max(0, start - _BLOCK)
+                file.seek(start)
+                first, *others = (file.read(end - start) + first).split(b"\n")
+                yield from reversed(others)
+            yield first
+    except OSError:
+        return
 
 
 def _number(row: Mapping[str, Any], key: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -192,6 +193,21 @@ def test_a_finished_run_is_not_trained_again(run):
 def test_fresh_asks_before_it_removes(run):
     with pytest.raises(ValueError, match="add --force"):
         build.train(run[0], fresh=True)
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])
+def test_a_process_that_was_restarted_by_itself_keeps_the_run(run, monkeypatch, caplog, variable):
+    """torchrun and Slurm start the same command again; what it did before has to be continued."""
+    experiment, save_loc = run
+    before = (save_loc / "log.jsonl").read_bytes()
+    monkeypatch.setenv(variable, "2")
+    with caplog.at_level(logging.WARNING):
+        assert build.train(experiment, fresh=True, force=True) == 0
+    assert (save_loc / "log.jsonl").read_bytes() == before
+    assert "--fresh is left out: this is restart 2 of the same command" in caplog.text
+    monkeypatch.setenv(variable, "0")
+    with pytest.raises(UserError, match="add --force"):
+        build.train(experiment, fresh=True)
 
 
 def test_rollout_without_a_checkpoint_says_what_to_do(tmp_path):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
-from credit_like import cli
-from tests.experiments import DEMO, representatives
-from tests.faults.test_run_folder import TINY, call
+from tests.experiments import representatives
+from tests.faults.test_run_folder import call
 
 OTHERS = {
     "train": ("status.json", "log.jsonl"),
@@ -19,19 +17,9 @@ OTHERS = {
         "evaluation/report.html",
     ),
     "plot": ("evaluation/rmse.png",),
-    "submit": ("jobs/train.sh", "jobs/train.yml"),
 }  # fmt: skip
 """Command → names in the run's folder that it writes."""
 TEXT = "measured in the field, and nowhere else\n"
-
-
-def run(command: str, save_loc: Path) -> int:
-    if command != "submit":
-        return call(command, save_loc)
-    sets = [part for item in (*TINY, f"save_loc={save_loc}", "pbs={nodes: 1}") for part in ("--set", item)]
-    with pytest.raises(SystemExit) as end:
-        cli.main(["submit", str(DEMO), "--dry-run", "--site", "local", *sets])
-    return end.value.code or 0
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +27,7 @@ def finished(tmp_path_factory):
     """A run after each of these commands, and after each of them once more."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     for command in ("preprocess", "preprocess", "train", "train", "rollout", "evaluate", "evaluate", "plot", "plot"):
-        assert run(command, folder) == 0, command
+        assert call(command, folder) == 0, command
     return folder
 
 
@@ -51,7 +39,6 @@ CASES = [f"{command}: {name}" for command, names in OTHERS.items() for name in n
     "case",
     representatives(
         CASES, "train: log.jsonl", "preprocess: audit.png", "evaluate: evaluation/model.nc", "plot: evaluation/rmse.png",
-        "submit: jobs/train.sh",
     ),
 )  # fmt: skip
 def test_a_file_of_something_else_is_refused_and_stays(finished, tmp_path, monkeypatch, capsys, case) -> None:
@@ -64,7 +51,7 @@ def test_a_file_of_something_else_is_refused_and_stays(finished, tmp_path, monke
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(TEXT)
     before = set(folder.rglob("*"))
-    assert run(command, folder) == 2
+    assert call(command, folder) == 2
     said = capsys.readouterr().err
     assert name in said
     assert "Traceback" not in said
@@ -80,4 +67,4 @@ def test_what_a_start_that_failed_has_left_is_replaced(tmp_path, monkeypatch) ->
     folder.mkdir()
     (folder / "status.json").write_text('{\n "state": "failed",\n "step": 0\n}')
     (folder / "log.jsonl").touch()
-    assert run("train", folder) == 0
+    assert call("train", folder) == 0

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import yaml
 
+from credit_like import runs
 from credit_like.errors import UserError
 from credit_like.evaluation import compare, load_log, load_scores
 from credit_like.evaluation.compare import print_comparison, print_runs
 from credit_like.evaluation.frames import COLUMNS, save_scores
 from credit_like.evaluation.results import save_results
+from credit_like.launch.status import status
 from credit_like.runs import differing_keys, experiment_keys, find_runs
 from credit_like.terminal import plain_console
 from tests.test_terminal import scores
@@ -93,6 +95,29 @@ def test_a_damaged_file_hides_only_its_own_facts(tmp_path, name, content):
     assert (found.step == 20) == (name != "log.jsonl")
     assert ("loss.type" in found.keys) == (name != "experiment.yml")
     assert shown(print_runs, tmp_path)
+
+
+@pytest.mark.parametrize("size", [10_000, 70_000, 300_000])
+def test_a_row_of_any_length_hides_no_step(tmp_path, size):
+    """The short forecasts of a validation have a score for every channel and lead."""
+    run = make_run(tmp_path / "a")
+    with (run / "log.jsonl").open("a") as log:
+        forecast = {"lead_hours": list(range(size // 3))}
+        log.write(json.dumps({"step": 20, "epoch": 0, "valid_loss": 0.1, "rmse": {}, "forecast": forecast}) + "\n")
+        log.write('{"step": 21, "loss": 0.')  # still being written
+    (found,) = find_runs(tmp_path)
+    assert (found.step, found.loss, found.samples_per_second, found.best) == (20, 1 / 20, 8.0, 0.1)
+    told = status(run)
+    assert (told.step, told.loss, told.samples_per_second, told.valid_loss) == (20, 1 / 20, 8.0, 0.1)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
+def test_lines_are_read_backwards_whatever_the_blocks(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(runs, "_BLOCK", block)
+    for text in (b"", b"\n", b"a", b"a\n", b"ab\ncd\n\nefghijkl", b"\n\nab\n"):
+        (tmp_path / "log").write_bytes(text)
+        assert list(runs._lines_backwards(tmp_path / "log")) == text.split(b"\n")[::-1]
+    assert list(runs._lines_backwards(tmp_path / "nothing")) == []
 
 
 def test_no_runs(tmp_path):

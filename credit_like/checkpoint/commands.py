@@ -15,7 +15,7 @@ from rich.table import Table
 
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.lock import RunLock
-from credit_like.checkpoint.manager import Checkpoint, prune, steps
+from credit_like.checkpoint.manager import Checkpoint, Rank, prune, steps
 from credit_like.errors import UserError
 from credit_like.terminal import fitted, folding_table, plain_console
 
@@ -41,17 +41,21 @@ def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
     """
     folder = _folder(save_loc)
     opened: dict[int, Checkpoint | str] = {}
+    ranks: dict[int, Rank] = {}
     for step in steps(folder):
         try:
             checkpoint = Checkpoint.open(folder / f"step-{step}")
             if verify:
                 checkpoint.verify()
             _entry(step, checkpoint, best=False)  # metadata of another form are reported as damage too
+            with reading_metadata(checkpoint.folder):
+                rank = checkpoint.rank
             opened[step] = checkpoint
+            if rank is not None:
+                ranks[step] = rank
         except ValueError as error:
             opened[step] = str(error)
-    scores = {s: c.score for s, c in opened.items() if isinstance(c, Checkpoint) and c.score is not None}
-    best = min(scores, key=lambda step: (scores[step], -step)) if scores else None
+    best = min(ranks, key=lambda step: (ranks[step], -step)) if ranks else None
     return [_entry(step, found, step == best) for step, found in opened.items()]
 
 

@@ -103,6 +103,11 @@ class Checkpoint:
         return int(self.meta.get("phase", 0))
 
     @property
+    def rank(self) -> Rank | None:
+        """Return the place among the checkpoints with a score, the best of which is kept; None without a score."""
+        return _rank(self.manifest)
+
+    @property
     def bytes(self) -> int:
         return sum(entry["bytes"] for entry in self.manifest["files"].values())
 

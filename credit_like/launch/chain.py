@@ -1,10 +1,10 @@
 """The job history, and the decision at the start of a job whether the chain continues.
 
-Job scripts run `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB`. The history is
-`save_loc/jobs/history.jsonl` with one event per line: `submission` before jobs are queued (the first may begin at
-once), `submitted` (with ids) afterwards, then `begin`, `extended` (with the next job) and `end`. `credit-like cancel`
-adds a `cancellation`, which stops every training until the next submission, and `cancelled` for each job. The trainer's
-`status.json` shows whether work is left, and the newest checkpoint shows whether the previous job made progress.
+Job scripts run `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB SUBMISSION`. The history is
+`save_loc/jobs/history.jsonl` with one event per line: `submission` (with its name) before jobs are queued (the first may
+begin at once), `submitted` (with ids) afterwards, then `begin`, `extended` (with the next job) and `end`. `credit-like
+cancel` adds a `cancellation`, which stops every job that was submitted before, and `cancelled` for each job. The
+trainer's `status.json` shows whether work is left, and the newest checkpoint shows whether the previous job made progress.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ class Decision:
     reason: str = ""
 
 
+_CANCELLED = Decision("stop", "the run's jobs were cancelled, submit again to go on")
+
+
 def history_file(save_loc: Path) -> Path:
     """Return the path of the job history."""
     return save_loc / "jobs" / "history.jsonl"
@@ -56,12 +59,14 @@ def _is_event(value: Event) -> bool:
     }.get(str(kind), ("mode", "job", "reason"))  # fmt: skip
     numbers = {"end": ("code",), "begin": ("checkpoint",) if value.get("mode") == "train" else ()}.get(str(kind), ())
     scheduler = value.get("scheduler")
+    texts = (value.get("submission"), scheduler)
     lists = [value.get("ids", None if kind == "submitted" else []), value.get("after", [])]
     return (
         all(isinstance(value.get(name), str) for name in ("event", "time", *names))
         and all(isinstance(value.get(number), int) for number in numbers)
-        and (scheduler is None or isinstance(scheduler, str))
+        and all(isinstance(text, str | None) for text in texts)
         and isinstance(value.get("site"), str | None)
+        and isinstance(value.get("written"), int | None)
         and all(isinstance(jobs, list) and all(isinstance(job, str) for job in jobs) for jobs in lists)
     )
 
@@ -100,6 +105,17 @@ def run_status(save_loc: Path) -> Event:
     return status
 
 
+def status_written(save_loc: Path) -> int | None:
+    """Return when `status.json` was written, in nanoseconds; None where there is none.
+
+    It is compared with what it was at another time alone, so the clock does not matter.
+    """
+    try:
+        return (save_loc / "status.json").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
     """Return step and validation loss of the best checkpoint of the newest phase; None without a validation."""
     found = []
@@ -122,50 +138,99 @@ def newest_checkpoint(save_loc: Path) -> int:
     return max((int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))), default=-1)
 
 
-def decide(status: Event, checkpoint: int, events: Sequence[Event], job: str) -> Decision:
-    """Decide whether the training job `job` has work to do.
+def epochs_done(save_loc: Path) -> int | None:
+    """Return how many epochs the newest checkpoint has behind it; None where there is none that says so."""
+    try:
+        manifest = json.loads(
+            (save_loc / "checkpoints" / f"step-{newest_checkpoint(save_loc)}" / "manifest.json").read_bytes()
+        )
+        return int(manifest["meta"]["progress"]["epoch"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # damaged: training reports it
 
-    The first job of a submission runs unless the run is finished: a user who submits again has dealt with earlier
-    failures. A later job stops if the previous one failed or ended without a new checkpoint, because it would fail
-    likewise. A job that the scheduler restarts continues. No job continues after a cancellation.
+
+def decide(
+    status: Event,
+    checkpoint: int,
+    events: Sequence[Event],
+    job: str,
+    submission: str | None = None,
+    written: int | None = None,
+) -> Decision:
+    """Decide whether the training job `job` of a submission (by default the newest) has work to do.
+
+    The first job of a submission runs: a user who submits again has dealt with earlier failures, and may ask for more
+    epochs than a finished run has. A later job stops if the previous one failed or ended without a new checkpoint, because
+    it would fail likewise; so does a first job after one of another submission that began or ended in the meantime. A job
+    that the scheduler restarts continues. No job continues after a cancellation. A status that was `written` before a job
+    began is none of that job's.
     """
-    if status.get("state") == "finished":
+    before, since = _at_submission(events, "train", submission)
+    if is_cancelled(events, "train", submission):
+        return _CANCELLED
+    own = [event for event in _begun(since) if submission in (None, event.get("submission"))]
+    state = status.get("state")
+    if own and state == "finished" and _has_changed(own[0], written):
         return Decision("finished", f"finished at step {status.get('step')}")
-    since = _since_submission(events)
-    if is_cancelled(events):
-        return Decision("stop", "the run's jobs were cancelled, submit again to go on")
-    begun = [event for event in since if event["event"] == "begin" and event["mode"] == "train"]
-    if not begun or begun[-1]["job"] == job:
+    ends = {event["job"]: event["code"] for event in since if event["event"] == "end" and event["mode"] == "train"}
+    cancelled = [event["job"] for event in events if event["event"] == "cancelled"]
+    others = [event for event in _begun(before) if event["job"] in ends] + _begun(since)
+    last = next(reversed(own or [event for event in others if event["job"] not in cancelled]), None)
+    if last is None or last["job"] == job:
         return Decision("run")
-    if status.get("state") == "failed":
-        return Decision("stop", f"job {begun[-1]['job']} failed at step {status.get('step')}: {status.get('reason')}")
-    if checkpoint <= begun[-1]["checkpoint"]:
-        ends = [event for event in since if event["event"] == "end" and event["job"] == begun[-1]["job"]]
-        how = f"with exit status {ends[-1]['code']}" if ends else "without a word"
-        return Decision("stop", f"job {begun[-1]['job']} ended {how} and no new checkpoint; its log says why")
+    if _has_changed(last, written) and state == "finished":  # what another submission asked for
+        return Decision("run")
+    if _has_changed(last, written) and state == "failed":
+        return Decision("stop", f"job {last['job']} failed at step {status.get('step')}: {status.get('reason')}")
+    if checkpoint <= last["checkpoint"]:
+        how = f"with exit status {ends[last['job']]}" if last["job"] in ends else "without a word"
+        return Decision("stop", f"job {last['job']} ended {how} and no new checkpoint; its log says why")
     return Decision("run")
 
 
-def is_cancelled(events: Sequence[Event]) -> bool:
-    """Return whether the training was cancelled and not submitted again."""
-    return any(event["event"] == "cancellation" for event in _since_submission(events))
+def _has_changed(begun: Event, written: int | None) -> bool:
+    """Return whether `status.json` was written since a job began, as far as its event says what it was before."""
+    return "written" not in begun or begun["written"] != written
 
 
-def _since_submission(events: Sequence[Event]) -> Sequence[Event]:
-    """Return the last submission of a training, if there was one, and all that came after it."""
-    found = [i for i, event in enumerate(events) if event["event"] == "submission" and event["mode"] == "train"]
-    return events[max(found, default=0) :]
+def _begun(events: Sequence[Event]) -> list[Event]:
+    """Return the events with which training jobs began."""
+    return [event for event in events if event["event"] == "begin" and event["mode"] == "train"]
 
 
-def begin(save_loc: Path, mode: str, job: str) -> int:
+def is_cancelled(events: Sequence[Event], mode: str, submission: str | None = None) -> bool:
+    """Return whether the jobs were cancelled after this submission of a mode, by default the newest."""
+    return any(event["event"] == "cancellation" for event in _at_submission(events, mode, submission)[1])
+
+
+def _at_submission(
+    events: Sequence[Event], mode: str, submission: str | None
+) -> tuple[Sequence[Event], Sequence[Event]]:
+    """Return the events before this submission of a mode, by default the newest, and those from it on.
+
+    Where there is none, all events count as later ones.
+    """
+    found = [
+        i
+        for i, event in enumerate(events)
+        if event["event"] == "submission" and event["mode"] == mode and submission in (None, event.get("submission"))
+    ]
+    at = max(found, default=0)
+    return events[:at], events[at:]
+
+
+def begin(save_loc: Path, mode: str, job: str, submission: str | None = None) -> int:
     """Record that a job begins; return 0 to run it, FINISHED if nothing is left to do, 1 to stop the chain."""
-    if mode != "train":
-        record(save_loc, "begin", mode=mode, job=job)
-        return 0
-    checkpoint = newest_checkpoint(save_loc)
-    decision = decide(run_status(save_loc), checkpoint, history(save_loc), job)
+    named = {} if submission is None else {"submission": submission}
+    facts: dict[str, Any] = {}
+    if mode == "train":
+        facts = {"checkpoint": newest_checkpoint(save_loc), "written": status_written(save_loc)}
+        events = history(save_loc)
+        decision = decide(run_status(save_loc), facts["checkpoint"], events, job, submission, facts["written"])
+    else:
+        decision = _CANCELLED if is_cancelled(history(save_loc), mode, submission) else Decision("run")
     if decision.verdict == "run":
-        record(save_loc, "begin", mode=mode, job=job, checkpoint=checkpoint)
+        record(save_loc, "begin", mode=mode, job=job, **facts, **named)
         return 0
     record(
         save_loc,
@@ -174,19 +239,22 @@ def begin(save_loc: Path, mode: str, job: str) -> int:
         job=job,
         reason=decision.reason,
     )
-    _say(
-        f"job {job}: {decision.reason}; {'nothing left to do' if decision.verdict == 'finished' else 'the chain stops'}"
-    )
+    stops = "the chain stops" if mode == "train" else "the job ends"
+    _say(f"job {job}: {decision.reason}; {'nothing left to do' if decision.verdict == 'finished' else stops}")
     return FINISHED if decision.verdict == "finished" else 1
 
 
 def extend(save_loc: Path, mode: str, job: str, command: Sequence[str]) -> int:
     """Submit the next job of the chain, once per job even if the scheduler restarts it; return the exit status.
 
-    No job is submitted if the chain was cancelled since this job began.
+    No job is submitted if the chain was cancelled since this job was submitted.
     """
     events = history(save_loc)
-    if is_cancelled(events) or any(event["event"] == "extended" and event["job"] == job for event in events):
+    begun = [event for event in events if event["event"] == "begin" and event["job"] == job]
+    submission = begun[-1].get("submission") if begun else None
+    if is_cancelled(events, mode, submission) or any(
+        event["event"] == "extended" and event["job"] == job for event in events
+    ):
         return 0
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode or not done.stdout.strip():
@@ -197,11 +265,16 @@ def extend(save_loc: Path, mode: str, job: str, command: Sequence[str]) -> int:
 
 
 def end(save_loc: Path, mode: str, job: str, code: int) -> int:
-    """Record that a job ends; return its exit status, 0 if the run is finished or can be continued."""
+    """Record that a job ends; return its exit status, 0 if the run is finished or can be continued.
+
+    A job that has not written `status.json` has not trained, whatever the one before it has left there.
+    """
     if mode != "train":
         record(save_loc, "end", mode=mode, job=job, code=code)
         return code
-    status = run_status(save_loc)
+    begun = [event for event in _begun(history(save_loc)) if event["job"] == job]
+    changed = not begun or _has_changed(begun[-1], status_written(save_loc))
+    status = run_status(save_loc) if changed else {}
     state = status.get("state", "not begun")
     record(save_loc, "end", mode=mode, job=job, code=code, state=state, step=status.get("step"))
     words = {"finished": "finished", "continue": "to be continued", "failed": f"failed: {status.get('reason')}"}
@@ -212,11 +285,11 @@ def end(save_loc: Path, mode: str, job: str, code: int) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run one action of the command line and return its exit status.
 
-    The actions are `begin SAVE_LOC MODE JOB`, `extend SAVE_LOC MODE JOB -- COMMAND…` and `end SAVE_LOC MODE JOB CODE`.
+    The actions are `begin SAVE_LOC MODE JOB [SUBMISSION]`, `extend SAVE_LOC MODE JOB -- COMMAND…` and `end SAVE_LOC MODE JOB CODE`.
     """
     action, folder, mode, job, *rest = arguments
     if action == "begin":
-        return begin(Path(folder), mode, job)
+        return begin(Path(folder), mode, job, *rest)
     if action == "extend":
         return extend(Path(folder), mode, job, rest[1:])
     assert action == "end"

@@ -36,6 +36,8 @@ class Plan:
     """Working directory of the jobs; paths in the experiment are relative to it."""
     python: str
     chain: Chain = 1
+    number: int = 1
+    """Position among the run's submissions of this mode, from 1."""
     array: int = 1
     shares: int = 1
     """Number of parts of a rollout's initial times: one per group of processes, over all jobs."""
@@ -64,13 +66,18 @@ class Plan:
         return self.save_loc / "jobs"
 
     @property
+    def submission(self) -> str:
+        """Name of the submission in the job history and of its files, which queued jobs read: no other has it."""
+        return f"{self.mode}-{self.number}"
+
+    @property
     def script(self) -> Path:
-        return self.folder / f"{self.mode}.sh"
+        return self.folder / f"{self.submission}.sh"
 
     @property
     def experiment(self) -> Path:
         """Copy of the experiment with its overrides, so that later edits of the original do not affect queued jobs."""
-        return self.folder / f"{self.mode}.yml"
+        return self.folder / f"{self.submission}.yml"
 
     @property
     def logs(self) -> Path:

@@ -40,12 +40,13 @@ def render(plan: Plan, site: SiteSection) -> dict[str, str]:
     Raises UserError for a variable of the user's that is one of the script's own.
     """
     body = {"train": _train, "rollout": _rollout}.get(plan.mode, _single)
+    nodes = f"export CREDIT_LIKE_NODES={plan.resources.nodes}  # for the lines below"
     constants, work = _constants(plan), list(body(plan, site))
-    _check_names(plan, (*constants, *itertools.chain(*work)))
+    _check_names(plan, (nodes, *constants, *itertools.chain(*work)))
     sections = [
         ["#!/bin/bash", *directives(plan, site)],
         [f"# {_title(plan)}", MARK],
-        _surroundings(plan, site),
+        [nodes, *_surroundings(plan, site)],
         constants,  # after what the user and the modules have set, under whatever names
         *work,
     ]
@@ -164,7 +165,7 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
         "# The job: is there anything left to do?",
         f'job="{dialect.job}"',
         "started=$(date +%s)",
-        '"$python" -m credit_like.launch.chain begin "$save_loc" train "$job"',
+        f'"$python" -m credit_like.launch.chain begin "$save_loc" train "$job" {plan.submission}',
         f"case $? in 0) ;; {FINISHED}) exit 0 ;; *) exit 1 ;; esac",
     ]
     if plan.chain == "auto" and dialect.extend:
@@ -250,7 +251,8 @@ def _launch(site: SiteSection, nodes: int) -> list[str]:
 
 def _begin_and_end(plan: Plan, site: SiteSection) -> tuple[list[str], str]:
     dialect = scheduler.of(site)
-    begin = [f'job="{dialect.job}"', f'"$python" -m credit_like.launch.chain begin "$save_loc" {plan.mode} "$job"']
+    command = f'"$python" -m credit_like.launch.chain begin "$save_loc" {plan.mode} "$job" {plan.submission} || exit 1'
+    begin = [f'job="{dialect.job}"', command]
     return begin, f'"$python" -m credit_like.launch.chain end "$save_loc" {plan.mode} "$job" "$status"'
 
 

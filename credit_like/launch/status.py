@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
 from credit_like.launch.chain import Event, best_checkpoint, history, newest_checkpoint, queued_ids, run_status
+from credit_like.runs import newest_row
 from credit_like.schema import sites
 from credit_like.schema.launch import SiteSection
-
-_TAIL = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,9 @@ def status(save_loc: Path) -> RunStatus:
         raise UserError(
             f"expected the folder of a run (save_loc), got {save_loc}, which holds no status.json, log or jobs"
         )
-    lines = _log_tail(save_loc / "log.jsonl")
-    step: Event = next((line for line in reversed(lines) if "loss" in line), {})
-    validation: Event = next((line for line in reversed(lines) if {"valid_loss", "val_loss"} & line.keys()), {})
+    log = save_loc / "log.jsonl"
+    step: Event = newest_row(log, "loss")
+    validation: Event = newest_row(log, "valid_loss", "val_loss")
     checkpoint = newest_checkpoint(save_loc)
     folder = save_loc / "checkpoints" / f"step-{checkpoint}"
     return RunStatus(
@@ -144,24 +142,6 @@ def scheduler_name(events: list[Event]) -> str | None:
     if name is None and last.get("site") in sites.profiles():  # a record that does not name it
         name = SiteSection.model_validate(last["site"]).scheduler
     return name
-
-
-def _log_tail(path: Path) -> list[dict[str, Any]]:
-    """Return the last records of a JSON-lines log, skipping a line that is still being written."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as log:
-        log.seek(max(0, path.stat().st_size - _TAIL))
-        text = log.read().decode("utf-8", errors="replace")
-    lines = []
-    for line in text.splitlines():
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            lines.append(value)
-    return lines
 
 
 def _number(row: Event, *names: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -15,19 +16,28 @@ from pathlib import Path
 
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
-from credit_like.launch.chain import history, history_file, newest_checkpoint, queued_ids, record, run_status
+from credit_like.launch.chain import (
+    epochs_done,
+    history,
+    history_file,
+    newest_checkpoint,
+    queued_ids,
+    record,
+    run_status,
+)
 from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
 from credit_like.launch.resources import Options, resources, seconds
 from credit_like.launch.scheduler import Scheduler
-from credit_like.launch.script import MARK, render
-from credit_like.outputs import begins_with, check_own
+from credit_like.launch.script import render
+from credit_like.outputs import check_new
 from credit_like.registry import did_you_mean
 from credit_like.schema.checks import section_findings, world_of
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.launch import MODES, Mode, PbsSection, SiteSection
-from credit_like.schema.load import load_experiment, load_located
+from credit_like.schema.load import dump_experiment, load_experiment, load_located
+from credit_like.schema.phases import phases
 
 log = logging.getLogger(__name__)
 
@@ -103,19 +113,29 @@ def submit(
     checked = (*overrides, "data.statistics=null") if is_made else overrides
     check(file, checked, asked.world if mode == "train" else None)
     plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after), python=python)
+    plan = _numbered(plan)
     dialect = scheduler.of(profile)
-    plan = replace(plan, scripts=render(plan, profile), notes=_state_of_run(plan, dialect, force, statistics))
-    check_own("save_loc", plan.script, "a script of this command", begins_with(MARK))
-    check_own("save_loc", plan.experiment, "an experiment that was submitted", begins_with(_SUBMITTED))
+    notes = _state_of_run(plan, dialect, force, statistics, phases(experiment)[-1].end)
+    plan = replace(plan, scripts=render(plan, profile), notes=notes)
+    for path in (plan.script, plan.experiment):
+        check_new("save_loc", path)
     if dry_run:
         return plan
     _check_surroundings(plan, dialect)
     with _Files() as files:
-        files.write(plan.experiment, _frozen(experiment, file))
-        files.write(plan.script, plan.scripts[plan.script.name])
+        files.create(plan.experiment, _frozen(experiment, file))
+        files.create(plan.script, plan.scripts[plan.script.name])
         files.folder(plan.logs)
-        files.remember(history_file(plan.save_loc))
-        record(plan.save_loc, "submission", mode=mode, site=plan.site, scheduler=profile.scheduler, chain=chain)
+        files.withdraw_from(history_file(plan.save_loc), plan.submission)
+        record(
+            plan.save_loc,
+            "submission",
+            mode=mode,
+            submission=plan.submission,
+            site=plan.site,
+            scheduler=profile.scheduler,
+            chain=chain,
+        )
         if profile.scheduler == "local":
             files.keep()
             return replace(plan, ids=_run_here(plan))
@@ -134,16 +154,27 @@ def active_jobs(save_loc: Path, dialect: Scheduler) -> dict[str, str]:
     }
 
 
+def _numbered(plan: Plan) -> Plan:
+    """Return the plan with a name and files of its own, because jobs of earlier submissions still read theirs."""
+    taken = {event.get("submission") for event in history(plan.save_loc)}
+    plans = (replace(plan, number=number) for number in itertools.count(1))
+    return next(
+        each
+        for each in plans
+        if each.submission not in taken and not any(map(os.path.lexists, (each.script, each.experiment)))
+    )
+
+
 def _frozen(experiment: Experiment, file: Path) -> str:
-    """Return the submitted experiment as text.
-
-    It is written as JSON, which is YAML in which text and numbers cannot be confused.
-    """
-    return f"# {file.name} {_SUBMITTED}\n{json.dumps(experiment.to_dict(), indent=2)}\n"
+    """Return the submitted experiment as text, from which `load_experiment` makes an equal one in any environment."""
+    name = "".join(character if character.isprintable() else " " for character in file.name)
+    return f"# {name} {_SUBMITTED}\n{dump_experiment(experiment)}"
 
 
-def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path) -> tuple[str, ...]:
+def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path, epochs: int) -> tuple[str, ...]:
     """Return notes on what the run's folder already contains; `preprocess` writes `statistics`.
+
+    `epochs` is how many the experiment asks for, in all phases.
 
     Raises UserError where the submission would do nothing, or repeat queued work.
     """
@@ -159,9 +190,11 @@ def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path)
         notes.append(f"jobs of this run are in the queue: {found}")
     checkpoint = newest_checkpoint(plan.save_loc)
     if plan.mode == "train":
-        if status.get("state") == "finished" and not force:
+        done = epochs_done(plan.save_loc)
+        if status.get("state") == "finished" and not force and (done is None or done >= epochs):
             raise UserError(
-                f"expected a run to be continued, got {plan.save_loc} finished at step {status.get('step')}, {again}"
+                f"expected training left to do in {epochs} epochs, got {plan.save_loc} finished at step "
+                f"{status.get('step')}, add epochs or phases, {again}"
             )
         if checkpoint >= 0:
             notes.append(f"continues at step {checkpoint}")
@@ -258,11 +291,12 @@ def _run_here(plan: Plan) -> tuple[str, ...]:
 
 
 class _Files:
-    """Files and folders that are written together; unless `keep` is called, everything is restored on exit."""
+    """Files and folders that are written together; unless `keep` is called, everything is removed on exit."""
 
     def __init__(self) -> None:
-        self._before: dict[Path, bytes | None] = {}
+        self._written: list[Path] = []
         self._folders: list[Path] = []
+        self._history: tuple[Path, str] | None = None
         self._kept = False
 
     def __enter__(self) -> _Files:
@@ -274,14 +308,25 @@ class _Files:
             folder.mkdir()
             self._folders.append(folder)
 
-    def remember(self, path: Path) -> None:
-        """Save the present content of a file, to be restored on exit."""
-        self.folder(path.parent)
-        self._before[path] = path.read_bytes() if path.exists() else None
+    def withdraw_from(self, history: Path, submission: str) -> None:
+        """Remove this submission from the job history on exit, or the whole history where there is none yet.
 
-    def write(self, path: Path, text: str) -> None:
-        self.remember(path)
-        path.write_text(text, encoding="utf-8")
+        What running jobs have added in the meantime stays.
+        """
+        if history.exists():
+            self._history = history, submission
+        else:
+            self._written.append(history)
+
+    def create(self, path: Path, text: str) -> None:
+        """Write a new file. Raises UserError where there is one by now, of somebody who submits at the same time."""
+        self.folder(path.parent)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                self._written.append(path)
+                file.write(text)
+        except FileExistsError:
+            raise UserError(f"expected no other submission at the same time, got {path}, submit again") from None
 
     def keep(self) -> None:
         self._kept = True
@@ -289,10 +334,12 @@ class _Files:
     def __exit__(self, *exception: object) -> None:
         if self._kept:
             return
-        for path, content in self._before.items():
-            if content is None:
-                path.unlink(missing_ok=True)
-            else:
-                path.write_bytes(content)
+        for path in self._written:
+            path.unlink(missing_ok=True)
+        if self._history is not None:
+            path, submission = self._history
+            marks = [json.dumps(part)[1:-1].encode() for part in ({"event": "submission"}, {"submission": submission})]
+            lines = path.read_bytes().splitlines(keepends=True)
+            path.write_bytes(b"".join(line for line in lines if not all(mark in line for mark in marks)))
         for folder in reversed(self._folders):
             folder.rmdir()

@@ -54,6 +54,13 @@ def read_environment(environ: Mapping[str, str] | None = None) -> Environment:
     return Environment()
 
 
+def restarts(environ: Mapping[str, str] | None = None) -> int:
+    """Return how often torchrun has restarted this process by itself, or Slurm its job."""
+    environ = os.environ if environ is None else environ
+    counts = (environ.get(key, "0") for key in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return sum(int(count) for count in counts if count.isdecimal())
+
+
 def _address(environ: Mapping[str, str], world: int) -> str:
     """Return the host of rank 0: MASTER_ADDR, the first host of a Slurm step, or this node if it is the only one."""
     if "MASTER_ADDR" in environ:

@@ -110,9 +110,18 @@ def load_partly(
 def dump_experiment(experiment: Experiment) -> str:
     """Return the resolved experiment as YAML, from which `load_experiment` makes an equal one in any environment."""
 
+    def escaped(value: Any) -> Any:
+        """Double the dollars of values; in keys, variables are not replaced."""
+        if isinstance(value, dict):
+            return {key: escaped(below) for key, below in value.items()}
+        if isinstance(value, list | tuple):
+            return [escaped(item) for item in value]
+        return value.replace("$", "$$") if isinstance(value, str) else value
+
     def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-        text = text.replace("$", "$$")
         style = None if isinstance(_scalar(text), str) else "'"
+        if not text.isprintable():  # line breaks among others, which YAML folds in other styles
+            style = '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
 
     class Dumper(yaml.SafeDumper):
@@ -122,7 +131,7 @@ def dump_experiment(experiment: Experiment) -> str:
             return True
 
     Dumper.add_representer(str, represent)
-    return yaml.dump(experiment.to_dict(), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
+    return yaml.dump(escaped(experiment.to_dict()), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
 @dataclass(frozen=True)

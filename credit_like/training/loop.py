@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,13 +84,15 @@ class Loop:
         """Step of the newest save, and whether a validation due there came before it."""
         self.score: float | None = None
         """Loss of a validation that no checkpoint has recorded yet."""
+        self.saving: float | None = None
+        """The same of the save in flight, which may fail."""
         self.interrupted = False
         self.failures = 0
         self.collect: Callable[[int], None] = lambda _: None
         self.longest = 0.0
-        self.trained = 0.0
-        """Seconds in steps, in this stretch."""
-        self.steps = 0
+        """Seconds of the longest step, in this stretch."""
+        self.aside = 0.0
+        """Seconds since the newest step ended that are no part of the next one: in validations and saves."""
         self.begun = self.last_save = time.monotonic()
         self.before = 0.0
 
@@ -114,9 +117,12 @@ class Loop:
                 self._save(must=True)
                 failed = reason.startswith("skipped")
                 return Outcome("failed" if failed else "continue", progress.step, reason, self.interrupted)
+        try:
+            self.manager.wait()
+        except SaveFailed as error:
+            self._failed(error)
         if self.saved != (progress.step, True):
             self._save(must=True)
-        self.manager.wait()
         return Outcome("finished", progress.step)
 
     def _begin(self) -> None:
@@ -135,6 +141,7 @@ class Loop:
             self.saved = (state.progress.step, state.progress.validated)
             log.info("continuing from %s%s", checkpoint.folder, self._named())
         self.before = state.progress.seconds
+        self.validation.allowance.spent = state.progress.forecasts
         if self.monitor is not None:
             self.manager.before_commit = self.monitor.rows.sync
             self.monitor.origin = state.origin
@@ -146,8 +153,9 @@ class Loop:
     def _begin_phase(self, stage: Stage) -> None:
         """Prepare the steps of a phase, with an optimiser state of zero."""
         self._drain()
-        if (close := getattr(self.stage.train_loader, "close", None)) is not None:
-            close()  # its workers read no more
+        for loader in (self.stage.train_loader, self.stage.valid_loader):
+            if (close := getattr(loader, "close", None)) is not None:
+                close()  # its workers read no more
         self.stage = stage
         self.enter(stage)
 
@@ -169,7 +177,7 @@ class Loop:
         epoch = progress.epoch
         self.context.stepper.set_epoch(epoch)
         batches = self.stage.train_loader.batches(epoch, progress.position * schedule.accumulation)
-        began = time.perf_counter()
+        began, self.aside = time.perf_counter(), 0.0
         while progress.position < schedule.steps_per_epoch:
             began = self._step(batches, began)
             if reason := self._boundary():
@@ -202,9 +210,9 @@ class Loop:
         elif section.valid_every > 0 and progress.step % section.valid_every == 0:
             progress.validated = False
         now = time.perf_counter()
-        took = now - began
+        took, self.aside = now - began - self.aside, 0.0
         self.longest = max(self.longest, took)
-        self.trained, self.steps = self.trained + took, self.steps + 1
+        progress.trained += took
         row = {
             "step": progress.step,
             **self._phase(),
@@ -233,16 +241,25 @@ class Loop:
         wish = self._agree(self._wish())
         if wish >= _STOP:
             return self._reason()
-        validated = False
-        if not progress.validated:
-            self._drain()
-            if not self._validate():
-                return self._reason()
-            validated = True
-            self._end_early()
-        if wish == _SAVE or validated:
+        if progress.validated and wish != _SAVE:
+            return None
+        self._drain()  # waits for the newest step, which is part of its time
+        with self._apart():
+            if not progress.validated:
+                if not self._validate():
+                    return self._reason()
+                self._end_early()
             self._save()
         return None
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Leave what happens inside out of the time of the next step."""
+        began, inside = time.perf_counter(), self.aside
+        try:
+            yield
+        finally:
+            self.aside = inside + time.perf_counter() - began
 
     # ---- stops ---------------------------------------------------------------------------------------------------
 
@@ -301,7 +318,8 @@ class Loop:
         progress.skipped = progress.skipped + 1 if skip else 0
         if skip:
             row["skipped"] = True
-            self._blame(row, position, report, channels)
+            with self._apart():
+                self._blame(row, position, report, channels)
         if self.monitor is not None:
             self.monitor.step(row)
 
@@ -343,10 +361,11 @@ class Loop:
         ended = None if progress.position else progress.epoch
         self.context.stepper.set_epoch(progress.epoch - (ended is not None))
         with automatic():
-            row = self.validation(self._must_stop, ended, self.trained, self.steps)
+            row = self.validation(self._must_stop, ended, progress.trained, progress.step)
         if row is None:
             return False
         progress.validated = True
+        progress.forecasts = self.validation.allowance.spent
         if not row:
             log.warning("no validation sample: data.valid has no complete global batch")
             return True
@@ -379,18 +398,19 @@ class Loop:
         progress = self.state.progress
         self._drain()
         check_copies(self.state.copied, self.context.runtime)
-        score = self.score if progress.validated else None
         progress.seconds = self.before + time.monotonic() - self.begun
         while True:
+            score = self.score if progress.validated else None
             try:
                 self.last_save = time.monotonic()
                 self.state.save(score)
+                self.saving, self.score = score, None
                 if must:
                     self.manager.wait()
-                self.saved = (progress.step, progress.validated)
-                self.score = None
-                if must:
                     self.failures = 0
+                if not self.manager.in_flight:
+                    self.saving = None
+                self.saved = (progress.step, progress.validated)
                 return
             except SaveFailed as error:
                 self._failed(error)
@@ -407,12 +427,15 @@ class Loop:
             self._failed(error)
             return
         if was and not self.manager.in_flight:
-            self.failures = 0
+            self.failures, self.saving = 0, None
 
     def _failed(self, error: SaveFailed) -> None:
         """Count a failed save; raise its error where it is the last of several in a row."""
         self.failures += 1
         self.saved = None
+        if self.score is None:
+            self.score = self.saving
+        self.saving = None
         if self.failures >= _SAVE_TRIES:
             raise error
         log.warning("%s; trying again (%d of %d)", error, self.failures + 1, _SAVE_TRIES)

@@ -56,15 +56,21 @@ class Progress:
     """Validation losses of the phase so far; None for one that is not finite."""
     seconds: float = 0.0
     """Wall-clock time in training so far, over all restarts."""
+    trained: float = 0.0
+    """Seconds in optimiser steps so far, over all restarts, on the main process."""
+    forecasts: float = 0.0
+    """Seconds in short forecasts so far, over all restarts, on the main process."""
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> Progress:
         """Return what a checkpoint has saved. Raises TypeError or ValueError for values that are no progress."""
-        progress = cls(**saved)
+        # Checkpoints of earlier versions have the whole time alone, most of which is that of steps.
+        progress = cls(**{"trained": saved.get("seconds", 0.0), **saved})
         counts = (progress.step, progress.epoch, progress.position, progress.skipped)
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise ValueError(f"expected counts of steps and epochs, got {counts}")
-        float(progress.seconds)
+        for seconds in (progress.seconds, progress.trained, progress.forecasts):
+            float(seconds)
         if progress.best is not None:
             float(progress.best)
         if not isinstance(progress.losses, list):
@@ -134,6 +140,7 @@ class TrainingState:
         plan = transfer.plan(source, self.model, config, channels, section.missing)
         transfer.check_optimizer(section, source, plan, self.phase.experiment.trainer.optimizer.type)
         changes = transfer.load(source, plan, self.model, context.experiment.seed)
+        spectral_norm.refresh(self.model)  # as `restore` does, to the bit: frozen layers keep this
         if section.optimizer:
             self._take_optimizer(source)
         if self.ema is not None:
@@ -165,13 +172,19 @@ class TrainingState:
         """
         meta, experiment = checkpoint.meta, self.context.experiment
         refuse_other(checkpoint, experiment, self.context.variables, self.context.statistics)
+        pieces, averaged = self.pieces(), bool(checkpoint.names("ema/"))
+        if not averaged:
+            pieces = {name: piece for name, piece in pieces.items() if not name.startswith("ema/")}
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
         try:
-            checkpoint.load(self.pieces(), prefixes)
+            checkpoint.load(pieces, prefixes)
         except UserError as error:
             with reading_metadata(checkpoint.folder):
                 changed = _differences(meta["experiment"], experiment.to_dict())
             raise UserError(f"{error} in {', '.join(changed) or 'nothing that it names'}") from error
+        if self.ema is not None and not averaged:
+            self.ema.restart(self.parameters)
+            log.info("step %d has no average of the weights: it begins with them", checkpoint.step)
         with reading_metadata(checkpoint.folder):
             self.progress = Progress.of(meta["progress"])
             self.origin = meta.get("origin")

@@ -59,8 +59,8 @@ class Validation:
     ) -> dict[str, Any] | None:
         """Return the scores: empty without a validation sample, None where `stop` returned true in between.
 
-        `ended`: how many epochs have ended if one has just ended, else None. `trained`: the seconds that the last
-        `steps` optimiser steps took.
+        `ended`: how many epochs have ended if one has just ended, else None. `trained`: the seconds that the
+        `steps` optimiser steps of the run took.
         """
         loader = self.stage.valid_loader
         if not len(loader):

@@ -394,6 +394,27 @@ def test_frozen_weights_stay_and_have_no_state(pretrained, tmp_path):
     assert not [name for name in after.names("ema/") if name.startswith("ema/stages.")]
 
 
+def test_frozen_layers_have_the_same_sigma_at_the_start_and_after_a_restart(tmp_path):
+    """To the bit: theirs is not computed anew in every step, as that of the others is."""
+    source, fine = tmp_path / "source", tmp_path / "fine"
+    assert build.train(experiment(source, BANDED_MODEL)) == 0
+    section = f"start_from={{path: {source}, weights: raw, freeze: ['stages.*']}}"
+    wanted, sigmas = experiment(fine, BANDED_MODEL, section), []
+    for restarted in (False, True):
+        with build.start(wanted) as runtime:
+            state = build.build_trainer(build.build_context(wanted, runtime)).state
+            if restarted:
+                state.restore(find(fine))
+            else:
+                state.start()
+                state.save()
+                state.manager.wait()
+            layers = spectral_norm.layers(state.model)
+            sigmas.append({n: m.spectral.inv_sigma.clone() for n, m in layers if not m.weight.requires_grad})
+    assert len(sigmas[0]) > 10
+    assert [name for name, sigma in sigmas[0].items() if not torch.equal(sigma, sigmas[1][name])] == []
+
+
 @pytest.mark.slow
 def test_the_state_of_the_optimiser_is_taken_over(pretrained, tmp_path):
     wanted = experiment(tmp_path / "fine", f"start_from={{path: {pretrained}, weights: raw, optimizer: true}}")

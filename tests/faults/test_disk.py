@@ -14,7 +14,7 @@ import xarray as xr
 
 from credit_like.checkpoint import manager as manager_module
 from credit_like.checkpoint.errors import Locked
-from credit_like.checkpoint.manager import CheckpointManager, steps
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
 from credit_like.data.files import netcdf_files
 from credit_like.errors import RunError
 from credit_like.training import loop as loop_module
@@ -96,6 +96,34 @@ def test_a_save_that_fails_once_is_tried_again(tmp_path, monkeypatch) -> None:
     assert failures
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
     assert {3, 4, 6, 8, 9} <= set(steps(tmp_path / "run" / "checkpoints")) | {3}
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3])
+@pytest.mark.parametrize("phase", ["_write", "_commit"])
+def test_the_last_save_is_tried_again_too(tmp_path, monkeypatch, phase, failures) -> None:
+    """It runs while nothing is left to compute, and records the loss of the last validation."""
+    monkeypatch.setattr(loop_module.time, "sleep", lambda seconds: None)
+    section = {"epochs": 1, "checkpoint": {"every": 1000, "keep": 2}}
+    last = tiny.trainer(tmp_path, **section).total_steps
+    inner, failed = getattr(CheckpointManager, phase), []
+
+    def failing(self, *args):
+        if len(failed) < failures:
+            failed.append(args)
+            raise OSError(5, "Input/output error")
+        return inner(self, *args)
+
+    monkeypatch.setattr(CheckpointManager, phase, failing)
+    outcome = tiny.trainer(tmp_path, **section).fit()
+    assert len(failed) == failures
+    if failures == 3:
+        assert outcome.state == "failed"
+        assert "Input/output error" in outcome.reason
+        return
+    assert outcome.state == "finished"
+    assert steps(tmp_path / "checkpoints") == [last]
+    (loss,) = [row["valid_loss"] for row in harness.rows(tmp_path) if "valid_loss" in row]
+    assert Checkpoint.open(tmp_path / "checkpoints" / f"step-{last}").score == loss
 
 
 def test_a_folder_that_cannot_be_written_is_one_message(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -39,8 +40,9 @@ def ended(job, code):
         ("running", 40, [SUBMITTED, began("2", 20), CANCELLED], "stop"),  # started again by the scheduler
         ("continue", 40, [SUBMITTED, began("1", 20), CANCELLED, SUBMITTED], "run"),
         ("continue", 40, [SUBMITTED, began("1", 20), CANCELLED, SUBMITTED | {"mode": "rollout"}], "stop"),
-        ("finished", 40, [SUBMITTED, CANCELLED], "finished"),
-        ("finished", 40, [SUBMITTED], "finished"),
+        ("finished", 40, [SUBMITTED, CANCELLED], "stop"),
+        ("finished", 40, [SUBMITTED], "run"),  # submitted again for more epochs
+        ("finished", 40, [SUBMITTED, began("1", 20), ended("1", 0), SUBMITTED], "run"),
         ("finished", 40, [SUBMITTED, began("1", 20), ended("1", 0)], "finished"),
     ],
 )
@@ -49,6 +51,45 @@ def test_decision(state, checkpoint, events, verdict):
     decision = decide(status, checkpoint, events, "2")
     assert decision.verdict == verdict
     assert bool(decision.reason) == (verdict != "run")
+
+
+def submitted(number):
+    return SUBMITTED | {"submission": f"train-{number}"}
+
+
+def of(number, event):
+    return event | {"submission": f"train-{number}"}
+
+
+FIRST_FAILED = [submitted(1), of(1, began("1", 20)), ended("1", 1)]
+
+
+@pytest.mark.parametrize(
+    ("state", "events", "submission", "verdict"),
+    [
+        # another submission says nothing about the chain of this one
+        ("failed", [*FIRST_FAILED, submitted(2)], 1, "stop"),
+        ("failed", [*FIRST_FAILED, submitted(2)], 2, "run"),
+        ("failed", [submitted(1), of(1, began("1", 20)), submitted(2), ended("1", 1)], 1, "stop"),
+        ("continue", [submitted(1), CANCELLED, submitted(2)], 1, "stop"),
+        ("continue", [submitted(1), CANCELLED, submitted(2)], 2, "run"),
+        ("continue", [submitted(1), submitted(2), CANCELLED], 1, "stop"),
+        # a failure that came after the submission is one that the user has not dealt with
+        ("failed", [submitted(1), of(1, began("1", 20)), submitted(2), ended("1", 1)], 2, "stop"),
+        ("failed", [submitted(1), submitted(2), of(1, began("1", 20)), ended("1", 1)], 2, "stop"),
+        ("running", [submitted(1), submitted(2), of(1, began("1", 40))], 2, "stop"),
+        ("running", [submitted(1), of(1, began("1", 40)), submitted(2)], 2, "run"),  # killed before, or still running
+        ("running", [submitted(1), of(1, began("1", 40)), CANCELLED, {"event": "cancelled", "job": "1"}, submitted(2),
+                     ended("1", 9)], 2, "run"),
+        # what the jobs of another submission finished may be less than this one asks for
+        ("finished", [submitted(1), submitted(2), of(1, began("1", 20)), ended("1", 0)], 2, "run"),
+        ("finished", [submitted(1), submitted(2), of(1, began("1", 20)), ended("1", 0)], 1, "finished"),
+        ("finished", [submitted(1), submitted(2), of(1, began("1", 20)), of(2, began("3", 20))], 2, "finished"),
+    ],
+)  # fmt: skip
+def test_decision_among_several_submissions(state, events, submission, verdict):
+    status = {"state": state, "step": 40, "reason": "loss is nan"}
+    assert decide(status, 40, events, "2", f"train-{submission}").verdict == verdict
 
 
 def test_next_job_is_submitted_once(tmp_path):
@@ -65,6 +106,29 @@ def test_cancelled_chain_submits_no_other_job(tmp_path):
     chain.record(tmp_path, "submission", mode="train")
     chain.extend(tmp_path, "train", "6", ["touch", str(tmp_path / "called")])
     assert (tmp_path / "called").exists()
+
+
+def test_cancelled_chain_stays_so_beside_a_later_submission(tmp_path):
+    chain.record(tmp_path, "submission", mode="train", submission="train-1")
+    assert chain.main(["begin", str(tmp_path), "train", "6", "train-1"]) == 0
+    chain.record(tmp_path, "cancellation")
+    chain.record(tmp_path, "submission", mode="train", submission="train-2")
+    chain.extend(tmp_path, "train", "6", ["touch", str(tmp_path / "called")])
+    assert not (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("mode", ["preprocess", "train", "rollout", "evaluate"])
+def test_cancelled_jobs_of_every_mode_do_not_begin(tmp_path, capsys, mode):
+    for number in (1, 2):
+        chain.record(tmp_path, "submission", mode=mode, submission=f"{mode}-{number}")
+        if number == 1:
+            chain.record(tmp_path, "submission", mode="evaluate" if mode == "rollout" else "rollout")
+            chain.record(tmp_path, "cancellation")
+    assert chain.main(["begin", str(tmp_path), mode, "6", f"{mode}-1"]) == 1
+    assert "the run's jobs were cancelled, submit again to go on" in capsys.readouterr().out
+    assert chain.history(tmp_path)[-1]["event"] == "stopped"
+    assert chain.main(["begin", str(tmp_path), mode, "7", f"{mode}-2"]) == 0
+    assert mode == "train" or chain.main(["begin", str(tmp_path), mode, "8"]) == 0  # a script of an earlier version
 
 
 def test_refused_successor_is_said_and_does_not_stop_the_job(tmp_path, capsys):
@@ -85,6 +149,23 @@ def test_history_passes_over_a_line_cut_short(tmp_path):
     with (tmp_path / "jobs" / "history.jsonl").open("a") as out:
         out.write('{"event": "en\n')
     assert [event["event"] for event in chain.history(tmp_path)] == ["begin"]
+
+
+@pytest.mark.parametrize("state", ["finished", "continue", "failed"])
+def test_a_status_of_the_job_before_is_not_that_of_this_one(tmp_path, capsys, state):
+    """A job that fails before it trains, as where a package cannot be imported, writes none."""
+    (tmp_path / "status.json").write_text(json.dumps({"state": state, "step": 3}))
+    chain.record(tmp_path, "submission", mode="train", submission="train-2")
+    assert chain.main(["begin", str(tmp_path), "train", "1", "train-2"]) == 0
+    assert chain.main(["end", str(tmp_path), "train", "1", "0"]) == 1
+    assert "ended while not begun, exit status 0" in capsys.readouterr().out
+    assert chain.main(["begin", str(tmp_path), "train", "1", "train-2"]) == 0  # restarted by the scheduler
+    assert chain.main(["end", str(tmp_path), "train", "1", "9"]) == 9
+    assert chain.main(["begin", str(tmp_path), "train", "2", "train-2"]) == 1
+    assert "job 1 ended with exit status 9 and no new checkpoint" in capsys.readouterr().out
+    (tmp_path / "status.json").write_text(json.dumps({"state": state, "step": 3}))
+    os.utime(tmp_path / "status.json", ns=(1, 1))  # the same text, but written anew
+    assert chain.main(["end", str(tmp_path), "train", "1", "9"]) == (9 if state == "failed" else 0)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from credit_like.errors import UserError
+from credit_like.launch.chain import newest_checkpoint, record
 from credit_like.launch.resources import Options
 from credit_like.launch.status import status
 from credit_like.launch.submit import submit
@@ -122,6 +124,44 @@ def test_submitting_again_after_a_failure_goes_on(tmp_path, pbs):
     assert run_folder_says(tmp_path / "run") == ("finished", 9, uninterrupted(9))
 
 
+def checkpoint_says(folder: Path, epoch: int) -> None:
+    """Write what the trainer says of its progress in the manifest of the newest checkpoint."""
+    step = newest_checkpoint(folder)
+    manifest = {"meta": {"progress": {"epoch": epoch}}}
+    (folder / "checkpoints" / f"step-{step}" / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_finished_run_goes_on_where_there_is_more_to_train(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=3, seconds=0.01)
+    submit(file, python=python(tmp_path))
+    pbs.wait()
+    checkpoint_says(tmp_path / "run", epoch=100)
+    for more in ([], ["trainer.epochs=100"], ["trainer.phases=[{epochs: 60}, {epochs: 40}]"]):
+        with pytest.raises(UserError, match=r"finished at step 3, add epochs or phases"):
+            submit(file, overrides=["trainer.epochs=100", *more], python=python(tmp_path))
+    longer = ["pbs.environment.STUB_STEPS='6'", "trainer.phases=[{epochs: 100}, {epochs: 1}]"]
+    plan = submit(file, overrides=longer, chain=2, python=python(tmp_path))
+    assert plan.notes == ("continues at step 3",)
+    jobs = pbs.wait()
+    assert [job["code"] for job in jobs.values()] == [0, 0, 0], pbs.outputs
+    assert run_folder_says(tmp_path / "run") == ("finished", 6, uninterrupted(6))
+    assert status(tmp_path / "run").jobs[-1].state == "not needed: finished at step 6"
+
+
+def test_a_later_submission_leaves_the_files_of_queued_jobs(tmp_path, pbs):
+    file = write_experiment(tmp_path, steps=3, seconds=0.01)
+    first = submit(file, chain=2, python=python(tmp_path))
+    before = {path: path.read_bytes() for path in (first.script, first.experiment)}
+    changed = ["pbs.environment.STUB_STEPS='5'", "name=other"]
+    second = submit(file, after=first.ids[-1:], force=True, overrides=changed, python=python(tmp_path))
+    assert {path: path.read_bytes() for path in before} == before
+    assert {second.script, second.experiment}.isdisjoint(before)
+    jobs = pbs.wait()
+    assert [job["code"] for job in jobs.values()] == [0, 0, 0], pbs.outputs
+    assert [row.step for row in status(tmp_path / "run").jobs] == [3, None, 5]
+    assert run_folder_says(tmp_path / "run") == ("finished", 5, uninterrupted(5))
+
+
 def test_wrong_number_of_nodes_is_said(tmp_path, pbs):
     pbs.nodefile.write_text("localhost\n")
     plan = submit(write_experiment(tmp_path, steps=3, seconds=0.01), python=python(tmp_path))
@@ -144,6 +184,22 @@ def test_rollout_covers_every_share_once(tmp_path, pbs, site):
     assert len(jobs) == (1 if site == "generic-pbs" else 3)  # one array, or as many jobs
     made = {path.name for path in (tmp_path / "run" / "forecasts").iterdir()}
     assert made == {f"rollout---share-{i}of5.json" for i in range(1, 6)}
+
+
+@pytest.mark.parametrize("mode", ["rollout", "evaluate"])
+def test_a_cancelled_job_of_another_mode_does_nothing(tmp_path, pbs, mode):
+    """As where the scheduler could not delete it: the training that it waits for is told to stop by the test."""
+    file = write_experiment(tmp_path, steps=1_000_000, seconds=0.02)
+    training = submit(file, python=python(tmp_path))
+    overrides = ["inference.init=[2000-08-01, 2000-08-02, 6h]"]
+    plan = submit(file, mode, after=training.ids, overrides=overrides, python=python(tmp_path))
+    record(tmp_path / "run", "cancellation")
+    end_first_job(pbs, tmp_path / "run", 1, "USR1")
+    jobs = pbs.wait()
+    assert jobs[training.ids[0]]["code"] == 0, pbs.outputs
+    assert {jobs[job]["code"] for job in plan.ids} == {1}, pbs.outputs
+    assert not (tmp_path / "run" / "forecasts").exists()
+    assert {row.state[:8] for row in status(tmp_path / "run").jobs if row.mode == mode} >= {"stopped:"}
 
 
 @pytest.mark.slow

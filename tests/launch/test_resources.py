@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from credit_like.errors import UserError
+from credit_like.launch.chain import history, record
 from credit_like.launch.plan import initial_times, plan_jobs
 from credit_like.launch.resources import Options, options
 from credit_like.launch.submit import chain_of, mode_of, submit
@@ -136,7 +138,7 @@ def test_dry_run_writes_nothing(tmp_path, pbs):
     before = _everything(tmp_path)
     plan = submit(file, chain=3, dry_run=True)
     assert plan.ids == ()
-    assert plan.scripts["train.sh"].startswith("#!/bin/bash\n#PBS -N train-era5-1deg\n")
+    assert plan.scripts["train-1.sh"].startswith("#!/bin/bash\n#PBS -N train-era5-1deg\n")
     assert ("jobs", "3 in a chain (afterany)") in plan.describe()
     assert ("layout", "data 4 × tensor 1 × domain 1") in plan.describe()
     assert ("samples per step", "4, 1 micro-batches each") in plan.describe()
@@ -175,7 +177,7 @@ def _file_in_the_way(tmp_path, pbs, monkeypatch):
         (_no_qsub, "expected qsub on the PATH .*got none, do this on a login node"),
         (_refused_at_once, "expected qsub to take the job, got exit status 38: qsub: Job violates"),
         (_second_refused, "Job violates.*; the jobs before it are cancelled"),
-        (_finished, "finished at step 7, change save_loc"),
+        (_finished, "finished at step 7, add epochs or phases, change save_loc"),
         (_unwritable, "save_loc: expected a folder that may be written to"),
         (_file_in_the_way, "save_loc: expected a folder, got .* is a file"),
     ],
@@ -199,6 +201,22 @@ def test_a_refusal_leaves_the_files_of_an_earlier_submission(tmp_path, pbs):
     with pytest.raises(ValueError, match="Job violates"):
         submit(file, options=Options(walltime=dt.timedelta(hours=2)), force=True)
     assert _everything(tmp_path) == before
+
+
+def test_a_refusal_leaves_what_running_jobs_have_recorded(tmp_path, pbs, monkeypatch):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    first = submit(file)
+    before = history(tmp_path / "run")
+
+    def refused(*_):
+        record(tmp_path / "run", "end", mode="train", job=first.ids[0], code=0)
+        raise UserError("expected qsub to take the job")
+
+    monkeypatch.setattr("credit_like.launch.submit._queue", refused)
+    with pytest.raises(UserError, match="expected qsub"):
+        submit(file, force=True)
+    *same, end = history(tmp_path / "run")
+    assert (same, end["event"]) == (before, "end")
 
 
 def test_jobs_still_in_the_queue_are_not_doubled(tmp_path, pbs):

@@ -173,7 +173,29 @@ def test_values_with_blanks_and_quotes_reach_the_run(tmp_path):
     text = text.replace('"$python" -m', "true")
     environ = {**os.environ, "CREDIT_LIKE_JOB": "1"}
     done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, env=environ)
-    assert done.stdout.splitlines() == [awkward["GREETING"], "", str(tmp_path / "my run" / "jobs" / "evaluate.yml")]
+    assert done.stdout.splitlines() == [awkward["GREETING"], "", str(tmp_path / "my run" / "jobs" / "evaluate-1.yml")]
+
+
+@pytest.mark.parametrize(("nodes", "loads"), [(16, True), (1, False)])
+@pytest.mark.parametrize("is_there", [True, False])
+def test_jobs_of_several_nodes_at_polaris_load_the_plugin_of_nccl(tmp_path, nodes, loads, is_there):
+    """With a stand-in for the plugin's file, in the part of the script before its own variables."""
+    asked = {"queue": "prod" if nodes > 1 else "debug", "nodes": nodes, "walltime": "01:00:00"}
+    plan = plan_jobs(experiment("polaris", pbs=asked), "train", python="/opt/env/bin/python", workdir=WORKDIR)
+    (text,) = render(plan, profile("polaris")).values()
+    folder = "/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib"
+    assert f"{folder}/libnccl-net.so" in text
+    if is_there:
+        (tmp_path / "libnccl-net.so").touch()
+    text = text[: text.index("set -uo pipefail")].replace(folder, str(tmp_path))
+    shown = 'echo "${NCCL_NET:-}"; echo "${LD_LIBRARY_PATH:-}"'
+    environ = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": "/before"}
+    script = f"module() {{ :; }}\nset -u\n{text}\n{shown}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=environ)
+    assert (done.returncode, done.stderr) == (0, "")
+    name, path = done.stdout.splitlines()
+    assert name == ("AWS Libfabric" if loads and is_there else "")
+    assert path.split(":")[0] == (str(tmp_path) if loads and is_there else "/before")
 
 
 def _write_records() -> None:

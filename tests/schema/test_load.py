@@ -273,8 +273,10 @@ def test_a_resolved_experiment_loads_back_equal(write, changes):
 
 
 @pytest.mark.parametrize(
-    "text", ["1e3", "007", "null", "true", "$HOME", "${X", "$$", "a: b", "- a", "#", "2000-01-01", "é", " ", "1_000"]
-)
+    "text",
+    ["1e3", "007", "null", "true", "$HOME", "${X", "$$", "a: b", "- a", "#", "2000-01-01", "é", " ", "1_000",
+     "a\nb", " a\n\n b ", "a\rb", "a\x85b", "a\u2028b", "a\x0bb", "a\x00", "\ufeff", "a" * 300 + " \x85" + "b" * 300],
+)  # fmt: skip
 def test_any_text_survives_in_a_stored_experiment(write, text):
     experiment = Experiment.model_validate({**load_experiment(write(TEXT)).to_dict(), "save_loc": text})
     assert load_experiment(write(dump_experiment(experiment), "stored.yml")).save_loc == text

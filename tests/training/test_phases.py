@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import shutil
 
 import pytest
 import torch
 
-from credit_like.checkpoint.manager import Checkpoint, steps
+from credit_like import build
+from credit_like.checkpoint.commands import entries
+from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.checkpoint.rng import set_random_state
+from credit_like.launch.chain import best_checkpoint
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.load import load_experiment
 from credit_like.schema.phases import hungriest, phases
+from credit_like.training.loop import Loop
+from tests.experiments import DEMO, SHORT, SMALL_MODEL
 from tests.faults import harness, tiny
 
 PHASES = [
@@ -125,6 +132,31 @@ def test_the_average_follows_the_weights_in_a_phase_without_one(whole) -> None:
     )
 
 
+def test_a_phase_with_an_average_may_be_added_to_a_run_without_one(tmp_path, caplog) -> None:
+    """The average begins with the weights, and is saved and restored from there on."""
+    section = {"use_ema": False, "checkpoint": {"every": 1, "keep": 1000, "async": False}}
+    made = tiny.trainer(tmp_path, epochs=1, **section)
+    last = made.total_steps
+    assert made.fit().state == "finished"
+    assert not at(tmp_path, last).names("ema/")
+    section["phases"] = [{"epochs": 1}, {"epochs": 1, "use_ema": True}]
+    with caplog.at_level("INFO"):
+        longer = tiny.trainer(tmp_path, stop_at=last + 1, **section)
+        assert longer.fit().state == "continue"
+    assert f"step {last} has no average of the weights: it begins with them" in caplog.text
+    checkpoint, decay = at(tmp_path, last + 1), (2 + last) / (11 + last)
+    names = checkpoint.names("ema/")
+    assert len(names) == len(longer.state.parameters)
+    for name in names:
+        name = name.replace("ema/", "model/")
+        before, after = at(tmp_path, last).read(name), checkpoint.read(name)
+        average = torch.lerp(before, after, 1 - min(decay, longer.state.ema.decay))
+        torch.testing.assert_close(checkpoint.read(name.replace("model/", "ema/")), average)
+    caplog.clear()
+    assert tiny.trainer(tmp_path, **section).fit().state == "finished"
+    assert "no average" not in caplog.text
+
+
 def test_the_best_checkpoint_is_that_of_the_newest_phase(tmp_path) -> None:
     """The losses of the second phase are twice as large; its best is kept all the same."""
     double = [{"epochs": 2}, {"epochs": 3, "optimizer": {"learning_rate": 0.5}, "loss": {"scale": "change"}}]
@@ -139,6 +171,49 @@ def test_the_best_checkpoint_is_that_of_the_newest_phase(tmp_path) -> None:
     best = min(scores, key=scores.get)
     assert best in [checkpoint.step for checkpoint in kept]
     assert all(checkpoint.phase == 1 for checkpoint in kept)
+
+
+def test_the_best_checkpoint_that_is_listed_is_the_one_that_is_kept(tmp_path) -> None:
+    """The losses of the first phase are lower, but not those of the same thing."""
+    double = [{"epochs": 2}, {"epochs": 2, "optimizer": {"learning_rate": 1e-6}, "loss": {"type": "mae"}}]
+    section = {"phases": double, "checkpoint": {"every": 1000, "keep": 1000, "async": False}}
+    tiny.trainer(tmp_path, **section).fit()
+    listed = entries(tmp_path)
+    scores = {entry.step: entry.score for entry in listed if entry.score is not None}
+    phase = {step: at(tmp_path, step).phase for step in scores}
+    newest = [step for step in scores if phase[step] == 1]
+    assert min(scores, key=scores.get) not in newest
+    assert [entry.step for entry in listed if entry.best] == [min(newest, key=scores.get)]
+    assert best_checkpoint(tmp_path)[0] == min(newest, key=scores.get)
+    prune(tmp_path / "checkpoints", 1)
+    assert min(newest, key=scores.get) in steps(tmp_path / "checkpoints")
+
+
+def test_workers_of_a_phase_end_with_it(tmp_path, monkeypatch) -> None:
+    """Those of its training and of its validation samples."""
+    closed = []
+    monkeypatch.setattr(tiny.Loader, "close", lambda self: closed.append(self), raising=False)
+    made = tiny.trainer(tmp_path, phases=[{"epochs": 1}, {"epochs": 1, "forecast_len": 2}])
+    assert made.fit().state == "finished"
+    assert closed == [made.stages[0].train_loader, made.stages[0].valid_loader]
+
+
+@pytest.mark.slow
+def test_no_worker_process_of_an_ended_phase_is_left(tmp_path, monkeypatch) -> None:
+    workers = []
+    inner = Loop._epoch
+
+    def counted(self):
+        reason = inner(self)
+        workers.append(len(multiprocessing.active_children()))
+        return reason
+
+    monkeypatch.setattr(Loop, "_epoch", counted)
+    phases = "trainer.phases=[{epochs: 1}, {epochs: 1, micro_batch_size: 1}, {epochs: 1, forecast_len: 2}]"
+    sets = [*SHORT, SMALL_MODEL, phases, "trainer.loader.num_workers=1", "trainer.scheduler.warmup_steps=1"]
+    before = len(multiprocessing.active_children())
+    assert build.train(load_experiment(DEMO, [*sets, f"save_loc={tmp_path}"])) == 0
+    assert [count - before for count in workers] == [2, 2, 2]
 
 
 def test_phases_survive_being_written_and_read(tmp_path) -> None:

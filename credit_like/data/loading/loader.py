@@ -137,8 +137,12 @@ class Loader:
             yield sample.unwrap() if isinstance(sample, _Failure) else sample
 
     def again(self, epoch: int, start: int, count: int) -> list[Sample]:
-        """Return micro-batches `start` to `start + count` of an epoch, read here and now, beside those of `batches`."""
-        return [self._read(indices.tolist()) for indices in self.indices(epoch)[start : start + count]]
+        """Return micro-batches `start` to `start + count` of an epoch, read here and now, beside those of `batches`.
+
+        Raises ReadError if data cannot be read.
+        """
+        samples = [self._read(indices.tolist()) for indices in self.indices(epoch)[start : start + count]]
+        return [sample.unwrap() if isinstance(sample, _Failure) else sample for sample in samples]
 
     def _from_thread(self, wanted: list[NDArray[np.int64]]) -> Iterator[Any]:
         """Read ahead in a thread of this process while the caller computes with the previous batch."""

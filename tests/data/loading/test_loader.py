@@ -171,6 +171,15 @@ def test_a_failed_read_comes_out_with_its_time_and_file(windows, tmp_path, num_w
         list(loader(windows, num_workers=num_workers).batches(0))
 
 
+def test_a_failed_read_beside_the_epoch_is_the_same_error(windows, tmp_path):
+    """As when a skipped step is looked at once more."""
+    chunk = tmp_path / "store.zarr" / "t" / "c" / "9" / "0" / "0" / "0"
+    chunk.write_bytes(chunk.read_bytes()[:30])
+    plain = loader(windows)
+    with pytest.raises(ReadError, match=r"cannot read t at 2001-01-03T06:00:00 from .*store.zarr"):
+        plain.again(0, 0, len(plain))
+
+
 def test_a_killed_worker_is_named(windows):
     many = loader(windows, num_workers=1, prefetch_factor=1)
     batches = many.batches(0)

@@ -12,14 +12,15 @@
 # train of era5-1deg on casper: 1 node × 2 GPUs = 2 processes = data 2 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/train-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
-script=/scratch/me/runs/era5-1deg/jobs/train.sh
+script=/scratch/me/runs/era5-1deg/jobs/train-1.sh
 nodes=1
 per_node=2
 walltime=86400
@@ -51,7 +52,7 @@ if [[ ${1:-} == node ]]; then node "${@:2}"; exit $?; fi
 # The job: is there anything left to do?
 job="${PBS_JOBID:?}"
 started=$(date +%s)
-"$python" -m credit_like.launch.chain begin "$save_loc" train "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" train "$job" train-1
 case $? in 0) ;; 3) exit 0 ;; *) exit 1 ;; esac
 
 # The next job waits for the end of this one, however it comes.

@@ -11,6 +11,7 @@
 # preprocess of era5-1deg on derecho: 1 node × 1 CPU process = 1 process
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 export NCCL_CROSS_NIC=1
 export NCCL_NET_GDR_LEVEL=PHB
 export FI_CXI_DISABLE_HOST_REGISTER=1
@@ -22,12 +23,12 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/preprocess.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/preprocess-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 
 job="${PBS_JOBID:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" preprocess "$job" preprocess-1 || exit 1
 status=0
 "$python" -m credit_like.cli preprocess "$experiment" || status=$?
 "$python" -m credit_like.launch.chain end "$save_loc" preprocess "$job" "$status"

@@ -12,6 +12,7 @@
 # rollout of era5-1deg on derecho: 1 node × 4 GPUs = 4 processes; 3 jobs, 12 shares
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 export NCCL_CROSS_NIC=1
 export NCCL_NET_GDR_LEVEL=PHB
 export FI_CXI_DISABLE_HOST_REGISTER=1
@@ -23,14 +24,14 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 per_node=4
 shares=12
 
 job="${PBS_JOBID:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1 || exit 1
 index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
 IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
 

@@ -3,13 +3,14 @@
 # train of era5-1deg on local: 1 node × 2 CPU processes = 2 processes = data 2 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/train-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
-script=/scratch/me/runs/era5-1deg/jobs/train.sh
+script=/scratch/me/runs/era5-1deg/jobs/train-1.sh
 nodes=1
 per_node=2
 walltime=600
@@ -41,7 +42,7 @@ if [[ ${1:-} == node ]]; then node "${@:2}"; exit $?; fi
 # The job: is there anything left to do?
 job="${CREDIT_LIKE_JOB:?}"
 started=$(date +%s)
-"$python" -m credit_like.launch.chain begin "$save_loc" train "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" train "$job" train-1
 case $? in 0) ;; 3) exit 0 ;; *) exit 1 ;; esac
 
 hosts=(127.0.0.1)

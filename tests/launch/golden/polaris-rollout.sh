@@ -14,8 +14,9 @@
 # rollout of era5-1deg on polaris: 1 node × 4 GPUs = 4 processes; 2 jobs, 8 shares
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=1  # for the lines below
 module use /soft/modulefiles
-if [[ ${nodes:-1} -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
+if [[ $CREDIT_LIKE_NODES -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
     export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
     export NCCL_NET='AWS Libfabric'
 fi
@@ -31,14 +32,14 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/rollout.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/rollout-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
 per_node=4
 shares=8
 
 job="${PBS_JOBID:?}"
-"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1 || exit 1
 index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
 IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
 

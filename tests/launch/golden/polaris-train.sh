@@ -13,8 +13,9 @@
 # train of era5-1deg on polaris: 16 nodes × 4 GPUs = 64 processes = data 64 × tensor 1 × domain 1
 # Written by `credit-like submit`.
 
+export CREDIT_LIKE_NODES=16  # for the lines below
 module use /soft/modulefiles
-if [[ ${nodes:-1} -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
+if [[ $CREDIT_LIKE_NODES -gt 1 && -e /soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib/libnccl-net.so ]]; then
     export LD_LIBRARY_PATH=/soft/libraries/aws-ofi-nccl/v1.9.1-aws/lib:/soft/libraries/hwloc/lib:${LD_LIBRARY_PATH:-}
     export NCCL_NET='AWS Libfabric'
 fi
@@ -30,10 +31,10 @@ export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 set -uo pipefail
 cd /home/me/credit-like || exit 1
 
-experiment=/scratch/me/runs/era5-1deg/jobs/train.yml
+experiment=/scratch/me/runs/era5-1deg/jobs/train-1.yml
 save_loc=/scratch/me/runs/era5-1deg
 python=/opt/env/bin/python
-script=/scratch/me/runs/era5-1deg/jobs/train.sh
+script=/scratch/me/runs/era5-1deg/jobs/train-1.sh
 nodes=16
 per_node=4
 walltime=10800
@@ -65,7 +66,7 @@ if [[ ${1:-} == node ]]; then node "${@:2}"; exit $?; fi
 # The job: is there anything left to do?
 job="${PBS_JOBID:?}"
 started=$(date +%s)
-"$python" -m credit_like.launch.chain begin "$save_loc" train "$job"
+"$python" -m credit_like.launch.chain begin "$save_loc" train "$job" train-1
 case $? in 0) ;; 3) exit 0 ;; *) exit 1 ;; esac
 
 mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")

@@ -98,8 +98,10 @@ def time_of_start() -> str:
 
 def main(arguments: list[str]) -> int:
     action, file, *rest = arguments
-    text = "\n".join(line for line in Path(file).read_text().splitlines() if not line.startswith("#"))
-    folder = Path(json.loads(text)["save_loc"]).absolute()
+    # There is no YAML without the site's packages.
+    lines = Path(file).read_text().splitlines()
+    (save_loc,) = [line.removeprefix("save_loc: ") for line in lines if line.startswith("save_loc: ")]
+    folder = Path(save_loc).absolute()
     if action == "train":
         return train(folder)
     _write(
