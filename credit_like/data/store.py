@@ -23,7 +23,7 @@ from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import direct
 from credit_like.data.files.remote import RemoteError
 from credit_like.data.sources._conventions import DIMS, RepeatedTimes, listed
-from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
+from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
 from credit_like.schema.data import DataSection, Periods
@@ -317,7 +317,7 @@ class FieldStore:
             return np.full(len(positions), -1, np.int64)
         if place.cyclic:
             axis = self._dataset(place.source)["time"].values
-            return _nearest_in_year(axis, from_seconds(self.time_seconds(positions), self.calendar))
+            return nearest_in_year(axis, from_seconds(self.time_seconds(positions), self.calendar))
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self.times):
             raise IndexError(
                 f"expected times from {to_text(self.times[0])} to {to_text(self.times[-1])}, got position "
@@ -493,13 +493,6 @@ def _store(target: Fields, block: NDArray[Any], place: _Place) -> None:
     if place.factor != 1:
         block = block * place.factor
     np.copyto(target, block if place.offset == 0 else block + place.offset, casting="unsafe")
-
-
-def _nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
-    """Return the positions on a climatological axis nearest in the year (for steps below a day, also in the day)."""
-    there, here = year_fraction(axis), year_fraction(wanted)
-    apart = np.abs(there[None, :] - here[:, None])
-    return np.argmin(np.minimum(apart, 1 - apart), axis=1)
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------
