@@ -259,6 +259,22 @@ def test_forcing_as_a_forecast_knows_it(stored):
         store.read([variables["sp"]], [40])
 
 
+@pytest.mark.parametrize("kinds", [("float32", "float16"), ("float16", "float32"), ("int16", "float32")])
+def test_stores_of_different_precision_are_read_as_they_are(tmp_path, dataset, data_section, kinds):
+    ds = dataset()
+    parts = []
+    for name, part, kind in zip("ab", (slice(0, 20), slice(20, 40)), kinds, strict=True):
+        parts.append(ds.isel(time=part).assign(t=ds["t"].isel(time=part).astype(kind)))
+        encoding = {n: {"chunks": (1, *v.shape[1:])} for n, v in parts[-1].items() if "time" in v.dims}
+        parts[-1].to_zarr(tmp_path / f"{name}.zarr", encoding=encoding, consolidated=False)
+    levels = ds["level"].values.tolist()
+    data = data_section(tmp_path / "a.zarr", source={"type": "zarr", "path": str(tmp_path / "?.zarr")}, levels=levels)
+    variables = Variables(data)
+    got = open_store(data, variables).read([variables["t"]], range(18, 23))
+    expected = np.concatenate([parts[0]["t"].values[18:].astype("f4"), parts[1]["t"].values[:3].astype("f4")])
+    np.testing.assert_array_equal(got, expected)
+
+
 def test_a_climatology_repeats(tmp_path, dataset, data_section):
     ds = dataset()
     ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
