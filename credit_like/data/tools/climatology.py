@@ -171,7 +171,8 @@ def _coordinates(
     }
     for variable in variables:
         if variable.levels:
-            values[_level_dim(variable, variables)] = (np.array(variable.levels, np.float64), {"axis": "Z"})
+            attrs = {**store.level_attrs(variable), "axis": "Z"}
+            values[_level_dim(variable, variables)] = (np.array(variable.levels, np.float64), attrs)
     for name, (array, attributes) in values.items():
         made = group.create_array(name, data=array, chunks=array.shape, dimension_names=[name])
         made.attrs.update(attributes)
