@@ -85,10 +85,6 @@ class About:
         """Return the time axis."""
         return from_seconds(self.seconds, str(self.kind.calendar))
 
-    def after(self, count: int) -> About:
-        """Return the same without the first times."""
-        return About(self.kind, self.seconds[count:], self.exact)
-
     def same(self, other: About) -> bool:
         """Return whether another file has the same times and is of the same kind."""
         return self.kind == other.kind and np.array_equal(self.seconds, other.seconds)
