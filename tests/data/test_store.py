@@ -275,6 +275,44 @@ def test_stores_of_different_precision_are_read_as_they_are(tmp_path, dataset, d
     np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+@pytest.mark.parametrize(
+    "orders",
+    [
+        (("time", "level", "latitude", "longitude"), ("time", "level", "longitude", "latitude")),
+        (("longitude", "latitude", "level", "time"), ("time", "level", "latitude", "longitude")),
+    ],
+)
+def test_files_with_dimensions_in_other_orders_are_joined(tmp_path, dataset, data_section, kind, orders):
+    """As many rows as columns, so that transposed fields would fit."""
+    ds = dataset(height=12)
+    for name, part, order in zip("ab", (slice(0, 20), slice(20, 40)), orders, strict=True):
+        stored = ds.isel(time=part).transpose(*order)
+        if kind == "zarr":
+            stored.to_zarr(tmp_path / f"{name}.zarr", consolidated=False)
+        else:
+            stored.to_netcdf(tmp_path / f"{name}.netcdf")
+    data = data_section(tmp_path / "a.zarr", source={"type": kind, "path": f"{tmp_path}/*.{kind}"}, levels=[1000, 500])
+    variables = Variables(data)
+    store = open_store(data, variables)
+    some = [variables[name] for name in ("u", "t", "sp", "orography")]
+    for times in ([19], [20], range(17, 23), [3, 30]):
+        np.testing.assert_array_equal(store.read(some, times, slice(2, 7)), naive(ds, some, times, slice(2, 7)))
+
+
+def test_a_field_with_other_dimensions_in_another_file_is_refused(tmp_path, dataset, data_section):
+    ds = dataset()
+    ds[["u", "sp"]].isel(time=slice(0, 20)).to_netcdf(tmp_path / "a.nc")
+    ds[["u", "sp"]].isel(time=slice(20, 40)).assign(sp=ds["u"].isel(time=slice(20, 40))).to_netcdf(tmp_path / "b.nc")
+    data = data_section(tmp_path / "a.nc", source={"type": "netcdf", "path": f"{tmp_path}/?.nc"})
+    with pytest.raises(
+        StoreError,
+        match=r"expected sp on time latitude longitude in all files, as in .*a.nc, got it on time level latitude longitude in "
+        r".*b.nc; list it as a source of its own",
+    ):
+        open_store(data, Variables(data))
+
+
 def test_a_climatology_repeats(tmp_path, dataset, data_section):
     ds = dataset()
     ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)

@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -406,24 +406,38 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     for file in files[1:]:
         if file.about.kind.coordinates != files[0].about.kind.coordinates:
             _same_coordinates(files[0].dataset(), file.dataset(), file.path, DIMS[1:])
+    _refuse_other_dimensions(files)
     of_time = _times_of(files, duplicates)
     first, kinds = files[0].dataset(), _kinds(files)
     variables: dict[str, Any] = {}
     for name, variable in first.data_vars.items():
         if any(name not in kind.dtypes for kind in kinds):
             continue  # not a field: the files of a group have the same fields
+        if any(set(kind.dims[str(name)].split()) != set(variable.dims) for kind in kinds):
+            continue  # not a field either
         if "time" not in variable.dims:
             variables[str(name)] = variable.variable
             continue
         shape = tuple(len(of_time.seconds) if dim == "time" else n for dim, n in variable.sizes.items())
         dtype = np.result_type(*{np.dtype(kind.dtypes[str(name)]) for kind in kinds})
-        lazy = indexing.LazilyIndexedArray(
-            _Joined(files, of_time, str(name), variable.dims.index("time"), shape, dtype)
-        )
+        lazy = indexing.LazilyIndexedArray(_Joined(files, of_time, str(name), variable.dims, shape, dtype))
         variables[str(name)] = xr.Variable(variable.dims, lazy, variable.attrs)
     coordinates = {name: coordinate for name, coordinate in first.coords.items() if "time" not in coordinate.dims}
     times = from_seconds(of_time.seconds, str(files[0].about.kind.calendar))
     return xr.Dataset(variables, {**coordinates, "time": times}, first.attrs)
+
+
+def _refuse_other_dimensions(files: Sequence[_File]) -> None:
+    """Raise UserError for a field that has other dimensions in another file; their order may differ."""
+    first = files[0].about.kind
+    for file in files[1:]:
+        kind = file.about.kind
+        for name in first.fields if kind is not first else ():
+            if set(kind.dims[name].split()) != set(first.dims[name].split()):
+                raise UserError(
+                    f"expected {name} on {first.dims[name]} in all files, as in {files[0].path}, got it on {kind.dims[name]} "
+                    f"in {file.path}; list it as a source of its own"
+                )
 
 
 @dataclass(frozen=True)
@@ -463,11 +477,12 @@ class _Joined(DirectArray):
         files: Sequence[_File],
         times: _Times,
         name: str,
-        axis: int,
+        dims: tuple[Hashable, ...],
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
     ) -> None:
-        self.files, self.times, self.name, self.axis = files, times, name, axis
+        self.files, self.times, self.name = files, times, name
+        self.dims, self.axis = dims, dims.index("time")
         self.shape, self.dtype = shape, dtype
         found = direct(files[0].dataset().variables[name])
         self.chunks = found[0].chunks if found else shape
@@ -477,7 +492,8 @@ class _Joined(DirectArray):
         positions = np.arange(start, stop)
         found = None
         if len(self._parts(positions)) == 1:
-            found = direct(self.files[self.times.file[start]].dataset().variables[self.name])
+            variable = self.files[self.times.file[start]].dataset().variables[self.name]
+            found = direct(variable) if variable.dims == self.dims else None
         if found is None:
             values = self._read(tuple(slice(*span) for span in spans))
             if out is not None:
@@ -509,7 +525,9 @@ class _Joined(DirectArray):
         if isinstance(local, np.ndarray) and np.all(np.diff(local) == 1):
             local = slice(int(local[0]), int(local[-1]) + 1)
         variable = self.files[file].dataset().variables[self.name]
-        return variable[(*key[: self.axis], local, *key[self.axis + 1 :])].values
+        of_dim = dict(zip(self.dims, (*key[: self.axis], local, *key[self.axis + 1 :]), strict=True))
+        values = variable[tuple(of_dim[dim] for dim in variable.dims)]  # in the order of this file
+        return values.transpose(*(dim for dim in self.dims if dim in values.dims)).values
 
 
 def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
