@@ -627,10 +627,15 @@ def _find(
     """
     var = variable.spec.var or variable.name
     available = [str(name) for i in among for name in datasets[i].data_vars]
+    others: list[str] = []
     for i in among:
         names = [str(name) for name in datasets[i].data_vars]
         found = var if var in names else (None if variable.spec.var else aliases.find(var, names))
         if found is None:
+            continue
+        if found != var and (told := aliases.other_quantity(var, datasets[i][found].attrs)):
+            others.append(f"{found} of {sources[i].where}, which is {told!r}")
+            refused.add(variable, i, datasets[i], datasets[i][found])
             continue
         if found != var:
             _LOG.info("%s is read from %s, which is its name in %s", variable.name, found, sources[i].where)
@@ -639,6 +644,11 @@ def _find(
         except UserError:
             refused.add(variable, i, datasets[i], datasets[i][found])
             raise
+    if others:
+        raise UserError(
+            f"expected {var}, got {', '.join(others)}; write {var} into the files, or name the variable to read instead: "
+            f"{{name: {variable.name}, var: …}}"
+        )
     known = sorted(set(available))
     where = ", ".join(dict.fromkeys(sources[i].where for i in among))
     hint = registry.did_you_mean(var, known)
@@ -665,6 +675,8 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     if stored.dtype.kind not in "iufb":
         raise UserError(f"expected real numbers in {var} of {where}, got {stored.dtype}; make the store anew")
     attrs = {key: str(stored.attrs[key]) for key in _ATTRS if key in stored.attrs}
+    if "long_name" not in attrs and "description" in stored.attrs:  # its name in WRF
+        attrs["long_name"] = str(stored.attrs["description"])
     factor, offset = 1.0, 0.0
     if variable.spec.units and "units" in attrs:
         factor, offset = units.conversion(attrs["units"], variable.spec.units)

@@ -32,6 +32,8 @@ PL = "_pl"
 """Suffix of a predicted variable that is interpolated to pressure levels."""
 _T, _Q, _U, _V = "temperature", "specific_humidity", "u_component_of_wind", "v_component_of_wind"
 _PS, _T2M, _PHI, _GROUND = "surface_pressure", "2m_temperature", "geopotential", "geopotential_at_surface"
+_TOTAL_WATER = "Qtot"
+"""Vapour and condensate in CREDIT's data of CAM, in place of specific humidity except in relative humidity."""
 _CONDENSATE = (
     "specific_cloud_liquid_water_content",
     "specific_cloud_ice_water_content",
@@ -107,7 +109,7 @@ class Derivation:
         """Return the predicted variables from which a derived one is computed, in the order of the model's outputs."""
         wanted = {found.name for need in self._needs(name) if (found := self._predicted(need)) is not None}
         if name == "total_column_water":
-            wanted |= {found.name for water in _CONDENSATE if (found := self._predicted(water)) is not None}
+            wanted |= {found.name for found in self.condensate}
         return tuple(variable for variable in self.variables.outputs if variable.name in wanted)
 
     @cached_property
@@ -142,7 +144,9 @@ class Derivation:
             needed |= set(needs if is_computed or not output.name.endswith(PL) else needs[1:])
         for name in _UNITS:
             if name in needed:
-                check_units(store, self.key, name, _UNITS[name])
+                predicted = self._predicted(name)
+                is_total = predicted is not None and predicted.name == _TOTAL_WATER
+                check_units(store, self.key, _TOTAL_WATER if is_total else name, _UNITS[name])
         of_pressure = {
             need
             for output in self.outputs
@@ -231,6 +235,8 @@ class Derivation:
     def _require(self, name: str) -> None:
         needs = dict.fromkeys(self._needs(name))
         absent = [need for need in needs if (self._ground if need == _GROUND else self._predicted(need)) is None]
+        if name == "relative_humidity" and (water := self._predicted(_Q)) is not None and water.name == _TOTAL_WATER:
+            absent.append(_Q)
         if absent:
             raise UserError(
                 f"{self.key}: expected {', '.join(needs)} for {name}, got an experiment without {', '.join(absent)}; add "
@@ -257,7 +263,7 @@ class Derivation:
         """Raise UserError where levels of different variables would be combined that are not the same ones."""
         together: tuple[str, ...] = ()
         if name == "total_column_water" and self.hybrid is None:
-            together = (_Q, *_CONDENSATE)
+            together = (_Q, *(variable.name for variable in self.condensate))
         elif not self.config.pressure_levels:
             pairs = {"relative_humidity": (_T, _Q), **dict.fromkeys(("wind_speed", *_HORIZONTAL), (_U, _V))}
             together = pairs.get(name, ())
@@ -293,8 +299,19 @@ class Derivation:
         return levels.astype(np.int64) - 1
 
     def _predicted(self, name: str) -> Variable | None:
-        found = find(name, (variable.name for variable in self.variables.outputs))
+        names = [variable.name for variable in self.variables.outputs]
+        found = find(name, names)
+        if found is None and name == _Q and _TOTAL_WATER in names:
+            found = _TOTAL_WATER
         return None if found is None else self.variables[found]
+
+    @cached_property
+    def condensate(self) -> tuple[Variable, ...]:
+        """The predicted condensates that humidity does not contain."""
+        water = self._predicted(_Q)
+        if water is not None and water.name == _TOTAL_WATER:
+            return ()
+        return tuple(found for name in _CONDENSATE if (found := self._predicted(name)) is not None)
 
     @cached_property
     def _ground(self) -> Variable | None:
@@ -343,9 +360,8 @@ class _Column:
         if name == "relative_humidity":
             return vertical.relative_humidity(self.on_levels(_T), self.on_levels(_Q), self._pressure_of_result)
         water = self._full(self._name(_Q))
-        for condensate in _CONDENSATE:
-            if self.of._predicted(condensate) is not None:
-                water = water + self._full(self._name(condensate))
+        for condensate in self.of.condensate:
+            water = water + self._full(condensate.name)
         return vertical.column_water(water, self._thickness)[:, None]
 
     def on_levels(self, name: str) -> Tensor:

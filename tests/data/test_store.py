@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -311,6 +312,50 @@ def test_a_field_with_other_dimensions_in_another_file_is_refused(tmp_path, data
         r".*b.nc; list it as a source of its own",
     ):
         open_store(data, Variables(data))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "attrs"),
+    [
+        ("temperature", "T", {"description": "perturbation potential temperature (theta-t0)", "units": "K"}),
+        ("temperature", "t", {"standard_name": "air_potential_temperature", "units": "K"}),
+        ("vertical_velocity", "w", {"long_name": "Upward air velocity", "units": "m s-1"}),
+        ("geopotential", "z", {"long_name": "Geopotential height", "units": "m"}),
+    ],
+)
+def test_another_quantity_is_not_read_for_its_name(tmp_path, dataset, data_section, wanted, there, attrs):
+    ds = dataset().rename(t=there)
+    ds[there].attrs = attrs
+    ds.to_netcdf(tmp_path / "a.nc")
+    source = {"type": "netcdf", "path": f"{tmp_path}/a.nc"}
+
+    def opened(*names, **more):
+        section = data_section(tmp_path, source=source, prognostic={"level": list(names), "surface": ["sp"]}, **more)
+        return Variables(section), open_store(section, Variables(section))
+
+    told = next(value for key, value in attrs.items() if key != "units")
+    with pytest.raises(
+        StoreError, match=rf"expected {wanted}, got {there} of .*a.nc, which is '{re.escape(told)}'; write "
+    ):
+        opened(wanted)
+    for names in (there, {"name": wanted, "var": there}):
+        variables, store = opened(names)
+        np.testing.assert_array_equal(store.read(variables.role("prognostic")[:1], [3])[0, 0], ds[there][3, 1])
+    other = ds.rename({there: wanted})
+    other[wanted].attrs = {}
+    other.to_netcdf(tmp_path / "b.nc")
+    source = [source, {"type": "netcdf", "path": f"{tmp_path}/b.nc"}]
+    variables, store = opened(wanted)
+    assert store.source_of(variables[wanted])[0].path.endswith("b.nc")
+
+
+def test_total_water_is_not_read_for_specific_humidity(tmp_path, dataset, data_section):
+    dataset().rename(t="Qtot").to_netcdf(tmp_path / "a.nc")
+    section = data_section(
+        tmp_path, source={"type": "netcdf", "path": f"{tmp_path}/a.nc"}, prognostic={"level": ["specific_humidity"]}
+    )
+    with pytest.raises(StoreError, match=r"expected a variable of .*a.nc .*got 'specific_humidity'"):
+        open_store(section, Variables(section))
 
 
 def test_a_climatology_repeats(tmp_path, dataset, data_section):

@@ -319,3 +319,42 @@ def test_levels_that_the_coefficients_do_not_have_are_refused(world, tmp_path):
     _, variables, _ = opened(tmp_path, (1, 2, 12))
     with pytest.raises(UserError, match="levels of temperature from 1 to 2, got 1 to 12"):
         Derivation(Derive(fields=("geopotential",), model_levels=str(tmp_path / "levels.yml")), variables)
+
+
+def test_total_water_stands_in_for_humidity_except_in_relative_humidity(world):
+    """As in CREDIT's data of CAM; the condensate that it contains is not counted again."""
+    plain = make_experiment(world, world / "run").to_dict()
+    cloud = {"name": "specific_cloud_ice_water_content", "var": "specific_humidity"}
+    plain["data"]["prognostic"]["level"] = ["temperature", {"name": "Qtot", "var": "specific_humidity"}, cloud]
+    experiment = make_experiment(world, world / "run").model_validate(plain)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    x = {
+        name: torch.from_numpy(store.read(variables.outputs, [0])[:, at])
+        for name, at in variables.slices(variables.outputs).items()
+    }
+    names = ("geopotential", "total_column_water")
+    config = {"fields": names, "model_levels": str(world / "levels.yml")}
+    derivation = Derivation(Derive.model_validate(config), variables)
+    assert [one.name for one in derivation.inputs("total_column_water")] == ["Qtot", "surface_pressure"]
+    derivation.check_units(store)
+    got = derivation(x, torch.from_numpy(derivation.ground(store)), store.grid)
+    _, expected, *_ = derived(world, config)
+    for name in names:
+        torch.testing.assert_close(got[name], expected[name][:1], rtol=0, atol=0)
+    with pytest.raises(UserError, match="got an experiment without specific_humidity"):
+        Derivation(Derive(fields=("relative_humidity",), model_levels=str(world / "levels.yml")), variables)
+
+
+def test_a_potential_temperature_is_not_taken_for_temperature(world):
+    plain = make_experiment(world, world / "run").to_dict()
+    plain["data"]["prognostic"]["level"][0] = {"name": "T", "var": "temperature"}
+    variables = Variables(make_experiment(world, world / "run").model_validate(plain).data)
+    told = {"units": "K", "long_name": "perturbation potential temperature theta-t0"}
+    declaring = SimpleNamespace(
+        variables=variables, attrs=lambda v: told if v.name == "T" else {}, level_units=lambda _: "1", level_attrs=lambda _: {},
+        step_seconds=21600,
+    )  # fmt: skip
+    derivation = Derivation(Derive(fields=("geopotential",), model_levels=str(world / "levels.yml")), variables)
+    with pytest.raises(UserError, match="derive: expected temperature, got T, which is 'perturbation potential"):
+        derivation.check_units(declaring)
