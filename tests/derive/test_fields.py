@@ -53,7 +53,11 @@ def test_fields_are_those_of_the_functions(world):
     pressure = vertical.level_pressure(interfaces)
     phi = vertical.geopotential(ground, x["temperature"], x["specific_humidity"], interfaces)
     warmth = vertical.surface_temperature(x["temperature"], pressure, phi, ground, surface)
-    phi, t = (vertical.interpolate(field, pressure, wanted) for field in (phi, x["temperature"]))
+    to_ground = torch.cat([pressure, surface[:, None]], 1)
+    phi, t = (
+        vertical.interpolate(torch.cat([field, end[:, None]], 1), to_ground, wanted)
+        for field, end in ((phi, ground), (x["temperature"], warmth))
+    )
     phi, t = vertical.extrapolate_below_ground(phi, t, wanted, warmth, ground, surface)
     q, u, v = (vertical.interpolate(x[name], pressure, wanted) for name in ("specific_humidity", "u", "v"))
     at = torch.tensor(wanted, dtype=torch.float64)[:, None, None]
@@ -70,6 +74,42 @@ def test_fields_are_those_of_the_functions(world):
     }
     for name, value in expected.items():
         torch.testing.assert_close(result[name], value.float(), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("conventions", ["standard", "credit"])
+def test_geopotential_and_temperature_reach_the_ground_without_a_jump(world, conventions):
+    """By numpy, between the lowest level and the ground of one column; CREDIT keeps the values of the lowest level there."""
+    store, variables, x = opened(world)
+    surface = x["surface_pressure"][0, 0].double()
+    row, column = np.unravel_index(int(surface.argmin()), surface.shape)
+    p_s, levels = surface[row, column].item(), read_levels(str(world / "levels.yml"))
+    interfaces = levels.a + levels.b * p_s
+    pressure = (interfaces[1:] + interfaces[:-1]) / 2
+    wanted = [pressure[-1] * 1.0001, (pressure[-1] + p_s) / 2, p_s * (1 - 1e-7), p_s * (1 + 1e-7)]
+    config = {
+        "pressure_levels": [p / 100 for p in wanted],
+        "model_levels": str(world / "levels.yml"),
+        "fields": ["geopotential"],
+        "conventions": conventions,
+    }
+    derivation = Derivation(Derive.model_validate(config), variables)
+    ground = torch.from_numpy(derivation.ground(store))
+    result = derivation(x, ground, store.grid)
+    phi, t = (result[name][0, :, row, column].double().numpy() for name in ("geopotential", "temperature_pl"))
+    own = Derivation(Derive.model_validate({**config, "pressure_levels": []}), variables)(x, ground, store.grid)
+    lowest = {"phi": own["geopotential"][0, -1, row, column].item(), "t": x["temperature"][0, -1, row, column].item()}
+    assert wanted[0] < p_s
+    if conventions == "credit":
+        np.testing.assert_allclose(phi[:3], lowest["phi"], rtol=1e-6)
+        np.testing.assert_allclose(t[:3], lowest["t"], rtol=1e-6)
+        return
+    phi_s = ground[row, column].item()
+    at = np.log(wanted[:3])
+    ends = np.log([pressure[-1], p_s])
+    np.testing.assert_allclose(phi[:3], np.interp(at, ends, [lowest["phi"], phi_s]), atol=0.01)
+    np.testing.assert_allclose(t[:3], np.interp(at, ends, [lowest["t"], t[3]]), atol=1e-3)
+    np.testing.assert_allclose(phi[2:], phi_s, atol=0.1)
+    assert lowest["phi"] - phi_s > 1000
 
 
 def test_rows_at_a_time_change_nothing(world, monkeypatch):
