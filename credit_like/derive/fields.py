@@ -450,11 +450,11 @@ class _Column:
         """Geopotential and temperature on the pressure levels, those below ground too."""
         from credit_like.derive import vertical
 
-        pressure, columns = self._pressure, (self._geopotential, self._full(self._name(_T)))
+        pressure, columns = self._pressure, [self._geopotential, self._full(self._name(_T))]
         if self.config.conventions == "standard":  # CREDIT holds the lowest level down to the ground
             pressure = _stack(pressure, self._surface[:, None])
             ends = (self._ground, self._surface_temperature)
-            columns = tuple(_stack(x, end[:, None]) for x, end in zip(columns, ends, strict=True))
+            columns = [_stack(x, end[:, None]) for x, end in zip(columns, ends, strict=True)]
         phi, warmth = (vertical.interpolate(x, pressure, self._wanted) for x in columns)
         return vertical.extrapolate_below_ground(
             phi, warmth, self._wanted, self._surface_temperature, self._ground, self._surface
