@@ -11,6 +11,8 @@ import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from credit_like.data.files import netcdf_files
+from credit_like.data.files.chunks import ChunkedArray
 from credit_like.data.store import ReadError, StoreError, open_store
 from credit_like.variables import Variables
 
@@ -356,6 +358,64 @@ def test_total_water_is_not_read_for_specific_humidity(tmp_path, dataset, data_s
     )
     with pytest.raises(StoreError, match=r"expected a variable of .*a.nc .*got 'specific_humidity'"):
         open_store(section, Variables(section))
+
+
+@pytest.mark.parametrize("per_chunk", [1, 2, 4])
+@pytest.mark.parametrize("levels", [[100, 1000], [1000, 100], [850], [500, 850, 100], [1000, 850, 500]])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "joined"),
+    [
+        ("zarr", "f4", False),
+        ("zarr", "f8", False),
+        ("netcdf", "f4", False),
+        ("netcdf", "packed", False),
+        ("netcdf", "packed", True),
+    ],
+)
+def test_chunks_of_levels_that_nobody_wants_are_not_decoded(
+    tmp_path, dataset, data_section, monkeypatch, kind, dtype, joined, levels, per_chunk
+):
+    """Every chunk with a wanted level is decoded once a time, and no other."""
+    ds = dataset()[["u", "sp", "rain", "sst", "orography", "lsm"]]
+    sizes = {"time": 1, "level": per_chunk, "latitude": 9, "longitude": 12}
+    chunks = "chunks" if kind == "zarr" else "chunksizes"
+    encoding = {"u": {chunks: [sizes[dim] for dim in ds["u"].dims]}}
+    if dtype == "packed":
+        encoding["u"] |= {"dtype": "int16", "scale_factor": 0.01, "add_offset": 5.0, "_FillValue": -32768}
+    else:
+        ds["u"] = ds["u"].astype(dtype)
+    parts = {"a": ds.isel(time=slice(0, 20)), "b": ds.isel(time=slice(20, 40))} if joined else {"a": ds}
+    for name, part in parts.items():
+        path = tmp_path / f"{name}.{kind}"
+        part.to_zarr(path, encoding=encoding, consolidated=False) if kind == "zarr" else part.to_netcdf(
+            path, encoding=encoding
+        )
+    data = data_section(
+        tmp_path,
+        source={"type": kind, "path": f"{tmp_path}/*.{kind}"},
+        levels=levels,
+        prognostic={"level": ["u"], "surface": ["sp"]},
+    )
+    variables = Variables(data)
+    store = open_store(data, variables)
+    decoded = []
+
+    def counted(self, chunk):
+        decoded.append(chunk[1])
+        return of_zarr(self, chunk)
+
+    def noted(self, name, spans):
+        decoded.extend(range(spans[1][0] // per_chunk, -(-spans[1][1] // per_chunk)))
+        return of_netcdf(self, name, spans)
+
+    of_zarr, of_netcdf = ChunkedArray._coded, netcdf_files.File.read
+    monkeypatch.setattr(ChunkedArray, "_coded", counted)
+    monkeypatch.setattr(netcdf_files.File, "read", noted)
+    got = store.read([variables["u"]], [7], slice(2, 5))
+    expected = naive(ds, [variables["u"]], [7], slice(2, 5))
+    np.testing.assert_allclose(got, expected, atol=0.006 if dtype == "packed" else 0)
+    positions = [[100, 500, 850, 1000].index(level) // per_chunk for level in levels]
+    assert sorted(decoded) == sorted(set(positions))
 
 
 def test_a_climatology_repeats(tmp_path, dataset, data_section):

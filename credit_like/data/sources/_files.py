@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from xarray.core import indexing
 
-from credit_like.data.files.direct import DirectArray, Spans, direct
+from credit_like.data.files.direct import DirectArray, Spans, chunk_along, direct
 from credit_like.data.files.netcdf_files import open_lazily
 from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
 from credit_like.data.files.remote import failures
@@ -484,8 +484,9 @@ class _Joined(DirectArray):
         self.files, self.times, self.name = files, times, name
         self.dims, self.axis = dims, dims.index("time")
         self.shape, self.dtype = shape, dtype
-        found = direct(files[0].dataset().variables[name])
-        self.chunks = found[0].chunks if found else shape
+        variable = files[0].dataset().variables[name]
+        along = [chunk_along(variable, str(dim)) for dim in dims]
+        self.chunks = tuple(n if found is None else found[0] for n, found in zip(shape, along, strict=True))
 
     def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
         start, stop = spans[self.axis]
