@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from credit_like.data import units
 from credit_like.data.aliases import find
 from credit_like.data.declared import check_units, level_factor, parametric
 from credit_like.derive.levels import HybridLevels, read_levels
@@ -124,15 +125,19 @@ class Derivation:
         return dict(_ATTRS[name])
 
     def ground(self, store: FieldStore) -> np.ndarray | None:
-        """Return the geopotential (H, W) of the surface, from a static field of geopotential or of height in m."""
+        """Return the geopotential (H, W) in m² s⁻² of the surface, from a static field of geopotential or of height."""
         from credit_like.derive.vertical import GRAVITY
 
         variable = self._ground
         if variable is None:
             return None
         values = store.read([variable], [0])[0, 0].astype(np.float64)
-        metres = store.attrs(variable).get("units", "m" if variable.name in _HEIGHTS else "") in ("m", "meter", "metre")
-        return values * GRAVITY if metres else values
+        declared = store.attrs(variable).get("units", "")
+        if units.same_dimensions(declared, "m"):
+            return values * (units.conversion(declared, "m")[0] * GRAVITY)
+        if units.same_dimensions(declared, _UNITS[_PHI]):
+            return values * units.conversion(declared, _UNITS[_PHI])[0]
+        return values * GRAVITY if variable.name in _HEIGHTS else values
 
     def check_units(self, store: FieldStore) -> None:
         """Raise UserError where the data declare other units than those that the fields are computed from."""
@@ -147,6 +152,8 @@ class Derivation:
                 predicted = self._predicted(name)
                 is_total = predicted is not None and predicted.name == _TOTAL_WATER
                 check_units(store, self.key, _TOTAL_WATER if is_total else name, _UNITS[name])
+        if any(_GROUND in self._needs(output.name) for output in self.outputs):
+            self._check_ground(store)
         of_pressure = {
             need
             for output in self.outputs
@@ -167,6 +174,17 @@ class Derivation:
                     f"{self.key}: expected levels of {variable.name} in hPa, got {store.level_units(variable)!r}; convert those of "
                     "the files"
                 )
+
+    def _check_ground(self, store: FieldStore) -> None:
+        """Raise UserError where the ground is declared in units of neither height nor geopotential."""
+        assert self._ground is not None, "needs are checked when the derivation is made"
+        declared = store.attrs(self._ground).get("units", "")
+        known = units.same_dimensions(declared, declared) and declared.strip()
+        if known and not any(units.same_dimensions(declared, wanted) for wanted in ("m", _UNITS[_PHI])):
+            raise UserError(
+                f"{self.key}: expected {self._ground.name} in 'm2 s-2' or 'm', got {declared!r}, change it to the geopotential or "
+                "the height of the ground"
+            )
 
     # --- values ------------------------------------------------------------------------------------------------------
 

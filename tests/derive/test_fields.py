@@ -398,3 +398,52 @@ def test_a_potential_temperature_is_not_taken_for_temperature(world):
     derivation = Derivation(Derive(fields=("geopotential",), model_levels=str(world / "levels.yml")), variables)
     with pytest.raises(UserError, match="derive: expected temperature, got T, which is 'perturbation potential"):
         derivation.check_units(declaring)
+
+
+@pytest.mark.parametrize(
+    ("declared", "name", "factor"),
+    [
+        *((text, "geopotential_at_surface", 9.80665) for text in ("m", "metres", "meters", "meter", "gpm")),
+        ("km", "geopotential_at_surface", 9806.65),
+        *((text, "geopotential_at_surface", 1) for text in ("m2 s-2", "m**2 s**-2", "J kg-1", "", "unheard of")),
+        ("", "orography", 9.80665),
+        ("m^2/s^2", "orography", 1),
+    ],
+)
+def test_the_ground_is_a_height_or_a_geopotential_by_its_units(world, declared, name, factor):
+    plain = make_experiment(world, world / "run").to_dict()
+    plain["data"]["static"]["surface"] = [{"name": name, "var": "geopotential_at_surface"}]
+    experiment = make_experiment(world, world / "run").model_validate(plain)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    known = store.attrs
+    store.attrs = lambda variable: {"units": declared} if variable.name == name else known(variable)
+    derivation = Derivation(Derive(fields=("geopotential",), model_levels=str(world / "levels.yml")), variables)
+    derivation.check_units(store)
+    np.testing.assert_allclose(derivation.ground(store), factor * store.static()[0].astype(float), rtol=1e-12)
+    store.attrs = lambda variable: {"units": "hPa"} if variable.name == name else known(variable)
+    with pytest.raises(UserError, match=f"derive: expected {name} in 'm2 s-2' or 'm', got 'hPa', change it"):
+        derivation.check_units(store)
+
+
+@pytest.mark.parametrize("names", [("clwc", "ciwc", "crwc", "cswc"), ("CLDLIQ", "CLDICE"), ("clw", "cli")])
+def test_column_water_has_condensate_under_its_short_names(world, names):
+    plain = make_experiment(world, world / "run").to_dict()
+    plain["data"]["prognostic"]["level"] += [{"name": name, "var": "specific_humidity"} for name in names]
+    experiment = make_experiment(world, world / "run").model_validate(plain)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    fields_of = torch.from_numpy(store.read(variables.outputs, [0]))
+    x = {name: fields_of[:, at] for name, at in variables.slices(variables.outputs).items()}
+    derivation = Derivation(Derive(fields=("total_column_water",), model_levels=str(world / "levels.yml")), variables)
+    assert {one.name for one in derivation.inputs("total_column_water")} == {
+        "specific_humidity",
+        "surface_pressure",
+        *names,
+    }
+    levels = read_levels(str(world / "levels.yml"))
+    surface = x["surface_pressure"].double()
+    thickness = torch.from_numpy(np.diff(levels.a)[:, None, None] + np.diff(levels.b)[:, None, None] * surface.numpy())
+    water = (1 + len(names)) * (x["specific_humidity"].double() * thickness).sum(1, keepdim=True) / 9.80665
+    got = derivation(x, None, store.grid)["total_column_water"]
+    torch.testing.assert_close(got, water.float())
