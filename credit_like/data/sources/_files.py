@@ -80,9 +80,20 @@ class Region(Section):
     north: Latitude = 90.0
     """Northern limit in degrees north."""
     west: Longitude | None = None
-    """Western limit in degrees east. Default: no limit."""
+    """Western limit in degrees east, together with `east`. Default: no limit."""
     east: Longitude | None = None
-    """Eastern limit in degrees east. Default: no limit."""
+    """Eastern limit in degrees east, together with `west`. Default: no limit."""
+
+    @model_validator(mode="after")
+    def _closed(self) -> Region:
+        if (self.west is None) != (self.east is None):
+            given, other = ("west", "east") if self.east is None else ("east", "west")
+            raise UserError(
+                f"expected both west and east, or neither, got only {given}; give {other} too, or remove {given}"
+            )
+        if self.south > self.north:
+            raise UserError(f"expected south below north, got south {self.south:g} and north {self.north:g}")
+        return self
 
 
 class Regrid(Section):

@@ -141,6 +141,19 @@ def test_nothing_there(tmp_path, dataset):
             source.open_dataset(config(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"west": 40}, "both west and east, or neither, got only west; give east too, or remove west"),
+        ({"east": 40}, "both west and east, or neither, got only east; give west too, or remove east"),
+        ({"south": 30, "north": -30}, "south below north, got south 30 and north -30"),
+    ],
+)
+def test_a_region_has_both_of_its_sides(limits, message):
+    with pytest.raises(ValueError, match=message):
+        config("a.zarr", region=limits)
+
+
 @pytest.mark.parametrize("calendar", ["noleap", "360_day"])
 def test_calendars(tmp_path, dataset, calendar):
     ds = dataset(start="2000-02-27", calendar=calendar)
