@@ -167,6 +167,31 @@ def test_the_first_generation(first, tmp_path):
     assert all(remark.key.rsplit(".", 1)[-1] in lines[remark.line - 1] for remark in translation.remarks)
 
 
+@pytest.mark.parametrize(
+    ("added", "key", "meaning", "covered"),
+    [
+        ("scaling_coefs: {LHTFL: -1.0, DSWRF: 1.0}", "scaling_coefs", "not translated: set the `units`", False),
+        ("unheard_of: {LHTFL: -1.0}", "unheard_of", "not translated: there is no such correction", False),
+        ("unheard_of: {activate: False, LHTFL: -1.0}", "unheard_of", "not active", True),
+        (
+            "global_energy_fixer_updown: {grid_type: sigma}",
+            "global_energy_fixer_updown",
+            "left out: it has no `activate`",
+            False,
+        ),
+    ],
+)
+def test_a_part_of_the_corrections_is_inactive_only_where_it_says_so(first, tmp_path, added, key, meaning, covered):
+    line = "    global_water_fixer: {activate: False}\n"
+    text = first.read_text()
+    assert line in text
+    first.write_text(text.replace(line, f"{line}    {added}\n"))
+    remarks = {remark.key: remark for remark in run(first, None, tmp_path / "my.yml").remarks}
+    remark = remarks[f"model.post_conf.{key}"]
+    assert (remark.meaning[: len(meaning)], remark.covered) == (meaning, covered)
+    assert remarks["model.post_conf.global_water_fixer"].covered
+
+
 SECOND = """
 save_loc: runs/second
 data:

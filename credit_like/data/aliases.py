@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 ALIASES: tuple[frozenset[str], ...] = tuple(
     map(
@@ -11,7 +11,11 @@ ALIASES: tuple[frozenset[str], ...] = tuple(
             ("temperature", "t", "T", "ta"),
             ("u_component_of_wind", "u", "U", "ua"),
             ("v_component_of_wind", "v", "V", "va"),
-            ("specific_humidity", "q", "Q", "Qtot", "hus"),
+            ("specific_humidity", "q", "Q", "hus"),
+            ("specific_cloud_liquid_water_content", "clwc", "CLDLIQ", "clw"),
+            ("specific_cloud_ice_water_content", "ciwc", "CLDICE", "cli"),
+            ("specific_rain_water_content", "crwc"),
+            ("specific_snow_water_content", "cswc"),
             ("geopotential", "z", "Z"),
             ("vertical_velocity", "w", "W", "wap"),
             ("2m_temperature", "t2m", "2t", "VAR_2T", "tas", "TREFHT", "T2"),
@@ -34,6 +38,14 @@ ALIASES: tuple[frozenset[str], ...] = tuple(
     )
 )
 
+# Words in the attributes of a variable of the same name that is another quantity.
+_OTHERS = {
+    "temperature": ("potential temperature", "virtual temperature"),
+    "geopotential": ("geopotential height",),
+    "vertical_velocity": ("upward air velocity", "z-wind component"),
+    "specific_humidity": ("relative humidity", "total water"),
+}
+
 
 def find(name: str, available: Iterable[str]) -> str | None:
     """Return the name in `available` that matches `name`: itself or its only alias there; None if there is none."""
@@ -42,3 +54,16 @@ def find(name: str, available: Iterable[str]) -> str | None:
         return name
     known = [other for group in ALIASES if name in group for other in group & there]
     return known[0] if len(known) == 1 else None
+
+
+def other_quantity(name: str, attrs: Mapping[str, object]) -> str:
+    """Return what the attributes of a variable found as an alias of `name` say that it is, if it is another quantity.
+
+    WRF's `T` is the perturbation of the potential temperature, and `w` is a velocity in m s-1 in many files.
+    """
+    words = next((words for known, words in _OTHERS.items() if find(known, [name]) is not None), ())
+    for key in ("standard_name", "long_name", "description"):
+        told = str(attrs.get(key, ""))
+        if any(word in told.lower().replace("_", " ") for word in words):
+            return told
+    return ""

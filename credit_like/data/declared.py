@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from credit_like.data import units
-from credit_like.data.aliases import find
+from credit_like.data.aliases import find, other_quantity
 from credit_like.errors import UserError
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ def check_units(
     variable = _variable(store, name)
     if variable is None:
         return
+    if variable.name != name and (told := other_quantity(name, store.attrs(variable))):
+        raise UserError(f"{key}: expected {name}, got {variable.name}, which is {told!r} in the data, change {other}")
     declared = store.attrs(variable).get("units", "")
     try:
         found = per_step(declared, wanted, rate, store.step_seconds)

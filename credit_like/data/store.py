@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data import aliases, solar, units
-from credit_like.data.files.direct import direct
+from credit_like.data.files.direct import chunk_along, direct
 from credit_like.data.files.remote import RemoteError
 from credit_like.data.sources._conventions import DIMS, RepeatedTimes, listed
-from credit_like.data.times import Times, calendar_of, from_seconds, parse, seconds, to_text, year_fraction
+from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
 from credit_like.schema.data import DataSection, Periods
@@ -317,7 +317,7 @@ class FieldStore:
             return np.full(len(positions), -1, np.int64)
         if place.cyclic:
             axis = self._dataset(place.source)["time"].values
-            return _nearest_in_year(axis, from_seconds(self.time_seconds(positions), self.calendar))
+            return nearest_in_year(axis, from_seconds(self.time_seconds(positions), self.calendar))
         if positions.size and not 0 <= positions.min() <= positions.max() < len(self.times):
             raise IndexError(
                 f"expected times from {to_text(self.times[0])} to {to_text(self.times[-1])}, got position "
@@ -374,7 +374,6 @@ class FieldStore:
             or (place.factor, place.offset) != (1, 0)
             or place.dims[first:] != ("latitude", "longitude")
             or place.dims[:first] not in ((), ("time",), ("level",), ("time", "level"))
-            or any(b - a != 1 for a, b in itertools.pairwise(levels))
             or not all(target.flags.c_contiguous for target in targets)
         ):
             return False
@@ -386,13 +385,26 @@ class FieldStore:
         box = [(along.start, along.stop) for along in ranges]
         if any(along.step != 1 for along in ranges):
             return False
+        pieces = [slice(0, len(levels))] if "level" in place.dims else [slice(None)]
         if "level" in place.dims:
-            box.insert(0, (levels[0], levels[-1] + 1))
+            axis = place.dims.index("level")
+            ends = [i for i, (a, b) in enumerate(itertools.pairwise(levels), 1) if b - a != 1]
+            pieces = [slice(*span) for span in itertools.pairwise([0, *ends, len(levels)])]
+            chunks = [
+                _chunks(levels[piece.start], levels[piece.stop - 1], array.chunks[axis], offsets[axis])
+                for piece in pieces
+            ]
+            if sum(map(len, chunks)) > len(set().union(*chunks)):
+                return False
         for position, target in zip(run.tolist(), targets, strict=True):
             at = position if place.still is None else place.still
-            spans = [(at, at + 1), *box] if "time" in place.dims else box
-            shape = [stop - start for start, stop in spans]
-            array.box([(a + o, b + o) for (a, b), o in zip(spans, offsets, strict=True)], target.reshape(shape))
+            for piece in pieces:
+                spans = [(at, at + 1)] if "time" in place.dims else []
+                spans += [(levels[piece.start], levels[piece.stop - 1] + 1)] if "level" in place.dims else []
+                spans += box
+                shape = [stop - start for start, stop in spans]
+                moved = [(a + o, b + o) for (a, b), o in zip(spans, offsets, strict=True)]
+                array.box(moved, target[piece].reshape(shape))
         return True
 
     def _block(self, stored: xr.Variable, place: _Place, run: NDArray[np.int64], part: Part) -> NDArray[Any]:
@@ -406,18 +418,22 @@ class FieldStore:
             key["time"] = (
                 slice(int(run[0]), int(run[-1]) + 1) if place.still is None else slice(place.still, place.still + 1)
             )
-        low = min(place.levels, default=0)
-        if "level" in place.dims:
-            key["level"] = slice(low, max(place.levels) + 1)
-        values = stored[tuple(key.get(str(dim), slice(None)) for dim in stored.dims)].values
+        spans = _spans_of_levels(place.levels, chunk_along(stored, "level")) if "level" in place.dims else [(0, 0)]
         order = [place.dims.index(dim) for dim in ("time", "level", "latitude", "longitude") if dim in place.dims]
-        values = values.transpose(order)
+        parts = []
+        for start, stop in spans:
+            if "level" in place.dims:
+                key["level"] = slice(start, stop)
+            values = stored[tuple(key.get(str(dim), slice(None)) for dim in stored.dims)].values
+            parts.append(values.transpose(order))
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-3)
         if not place.varies:
             field = values[0] if "time" in place.dims else values
             values = np.broadcast_to(field, (len(run), *field.shape))
         if "level" not in place.dims:
             return values[:, None]
-        wanted = [level - low for level in place.levels]
+        read = [level for start, stop in spans for level in range(start, stop)]
+        wanted = [read.index(level) for level in place.levels]
         return values if wanted == list(range(values.shape[1])) else values[:, wanted]
 
     def _story(self, variable: Variable, place: _Place, run: NDArray[np.int64], error: Exception) -> str:
@@ -488,18 +504,32 @@ def _runs(positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return np.split(positions, np.flatnonzero(jumps) + 1)
 
 
+def _chunks(first: int, last: int, size: int, offset: int) -> range:
+    """Return the numbers of the chunks that hold the levels from first to last."""
+    return range((first + offset) // size, (last + offset) // size + 1)
+
+
+def _spans_of_levels(levels: Sequence[int], chunk: tuple[int, int] | None) -> list[tuple[int, int]]:
+    """Return [start, stop) of the levels to read such that no chunk between wanted levels is decoded, and none twice.
+
+    `chunk` is the size of the chunks along levels and the offset in them; without it, all levels between are read.
+    """
+    ordered = sorted(set(levels))
+    if chunk is None:
+        return [(ordered[0], ordered[-1] + 1)]
+    ends = [
+        i
+        for i, (a, b) in enumerate(itertools.pairwise(ordered), 1)
+        if _chunks(b, b, *chunk)[0] - _chunks(a, a, *chunk)[0] > 1
+    ]
+    return [(ordered[a], ordered[b - 1] + 1) for a, b in itertools.pairwise([0, *ends, len(ordered)])]
+
+
 def _store(target: Fields, block: NDArray[Any], place: _Place) -> None:
     """Convert units in the precision of the stored values, then round once to float32."""
     if place.factor != 1:
         block = block * place.factor
     np.copyto(target, block if place.offset == 0 else block + place.offset, casting="unsafe")
-
-
-def _nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
-    """Return the positions on a climatological axis nearest in the year (for steps below a day, also in the day)."""
-    there, here = year_fraction(axis), year_fraction(wanted)
-    apart = np.abs(there[None, :] - here[:, None])
-    return np.argmin(np.minimum(apart, 1 - apart), axis=1)
 
 
 # --- opening ---------------------------------------------------------------------------------------------------------
@@ -634,10 +664,15 @@ def _find(
     """
     var = variable.spec.var or variable.name
     available = [str(name) for i in among for name in datasets[i].data_vars]
+    others: list[str] = []
     for i in among:
         names = [str(name) for name in datasets[i].data_vars]
         found = var if var in names else (None if variable.spec.var else aliases.find(var, names))
         if found is None:
+            continue
+        if found != var and (told := aliases.other_quantity(var, datasets[i][found].attrs)):
+            others.append(f"{found} of {sources[i].where}, which is {told!r}")
+            refused.add(variable, i, datasets[i], datasets[i][found])
             continue
         if found != var:
             _LOG.info("%s is read from %s, which is its name in %s", variable.name, found, sources[i].where)
@@ -646,6 +681,11 @@ def _find(
         except UserError:
             refused.add(variable, i, datasets[i], datasets[i][found])
             raise
+    if others:
+        raise UserError(
+            f"expected {var}, got {', '.join(others)}; write {var} into the files, or name the variable to read instead: "
+            f"{{name: {variable.name}, var: …}}"
+        )
     known = sorted(set(available))
     where = ", ".join(dict.fromkeys(sources[i].where for i in among))
     hint = registry.did_you_mean(var, known)
@@ -672,6 +712,8 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     if stored.dtype.kind not in "iufb":
         raise UserError(f"expected real numbers in {var} of {where}, got {stored.dtype}; make the store anew")
     attrs = {key: str(stored.attrs[key]) for key in _ATTRS if key in stored.attrs}
+    if "long_name" not in attrs and "description" in stored.attrs:  # its name in WRF
+        attrs["long_name"] = str(stored.attrs["description"])
     factor, offset = 1.0, 0.0
     if variable.spec.units and "units" in attrs:
         factor, offset = units.conversion(attrs["units"], variable.spec.units)

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from credit_like.errors import UserError
 
 Times = NDArray[Any]
+_DAY = 86400  # s
+_MONTHS = np.array([31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])  # days in a leap year
 
 
 def calendar_of(times: Times) -> str:
@@ -76,6 +78,38 @@ def year_fraction(times: Times) -> NDArray[np.float64]:
     }
     ends = np.array([bounds[time.year] for time in times], np.float64)
     return np.asarray((since - ends[:, 0]) / (ends[:, 1] - ends[:, 0]), np.float64)
+
+
+def nearest_in_year(axis: Times, wanted: Times) -> NDArray[np.int64]:
+    """Return the position on the axis of a climatological year for each wanted time.
+
+    That is a time of the nearest day of the year, which is the same month and day where the axis has it, and of these the
+    nearest in the day. 29 February is nearest to 28 February. The calendars may differ.
+    """
+    (there, second_there), (here, second_here) = _in_year(axis), _in_year(wanted)
+    days = _the_shorter_way(there[None, :] - here[:, None], 2 * int(_MONTHS.sum()))
+    return np.argmin(days * _DAY + _the_shorter_way(second_there[None, :] - second_here[:, None], _DAY), axis=1)
+
+
+def _in_year(times: Times) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the day of a leap year in half days and the second of the day; 30 February is half a day after the 29th."""
+    if times.dtype.kind == "M":
+        since = times.astype("datetime64[s]")
+        months, days = since.astype("datetime64[M]"), since.astype("datetime64[D]")
+        month = months.astype(np.int64) % 12
+        day = (days - months.astype("datetime64[D]")).astype(np.int64)
+        second = (since - days).astype(np.int64)
+    else:
+        parts = [(t.month - 1, t.day - 1, (t.hour * 60 + t.minute) * 60 + t.second) for t in times]
+        month, day, second = np.array(parts, np.int64).reshape(-1, 3).T
+    first = np.cumsum(_MONTHS) - _MONTHS
+    return 2 * first[month] + np.minimum(2 * day, 2 * _MONTHS[month] - 1), second
+
+
+def _the_shorter_way(apart: NDArray[np.int64], around: int) -> NDArray[np.int64]:
+    """Return distances on a circle, given differences of positions on it."""
+    apart = np.abs(apart)
+    return np.minimum(apart, around - apart)
 
 
 def spread(times: NDArray[np.int64], count: int, step: int) -> NDArray[np.int64]:

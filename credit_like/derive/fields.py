@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from credit_like.data import units
 from credit_like.data.aliases import find
 from credit_like.data.declared import check_units, level_factor, parametric
 from credit_like.derive.levels import HybridLevels, read_levels
@@ -32,6 +33,8 @@ PL = "_pl"
 """Suffix of a predicted variable that is interpolated to pressure levels."""
 _T, _Q, _U, _V = "temperature", "specific_humidity", "u_component_of_wind", "v_component_of_wind"
 _PS, _T2M, _PHI, _GROUND = "surface_pressure", "2m_temperature", "geopotential", "geopotential_at_surface"
+_TOTAL_WATER = "Qtot"
+"""Vapour and condensate in CREDIT's data of CAM, in place of specific humidity except in relative humidity."""
 _CONDENSATE = (
     "specific_cloud_liquid_water_content",
     "specific_cloud_ice_water_content",
@@ -107,7 +110,7 @@ class Derivation:
         """Return the predicted variables from which a derived one is computed, in the order of the model's outputs."""
         wanted = {found.name for need in self._needs(name) if (found := self._predicted(need)) is not None}
         if name == "total_column_water":
-            wanted |= {found.name for water in _CONDENSATE if (found := self._predicted(water)) is not None}
+            wanted |= {found.name for found in self.condensate}
         return tuple(variable for variable in self.variables.outputs if variable.name in wanted)
 
     @cached_property
@@ -122,15 +125,19 @@ class Derivation:
         return dict(_ATTRS[name])
 
     def ground(self, store: FieldStore) -> np.ndarray | None:
-        """Return the geopotential (H, W) of the surface, from a static field of geopotential or of height in m."""
+        """Return the geopotential (H, W) in m² s⁻² of the surface, from a static field of geopotential or of height."""
         from credit_like.derive.vertical import GRAVITY
 
         variable = self._ground
         if variable is None:
             return None
         values = store.read([variable], [0])[0, 0].astype(np.float64)
-        metres = store.attrs(variable).get("units", "m" if variable.name in _HEIGHTS else "") in ("m", "meter", "metre")
-        return values * GRAVITY if metres else values
+        declared = store.attrs(variable).get("units", "")
+        if units.same_dimensions(declared, "m"):
+            return values * (units.conversion(declared, "m")[0] * GRAVITY)
+        if units.same_dimensions(declared, _UNITS[_PHI]):
+            return values * units.conversion(declared, _UNITS[_PHI])[0]
+        return values * GRAVITY if variable.name in _HEIGHTS else values
 
     def check_units(self, store: FieldStore) -> None:
         """Raise UserError where the data declare other units than those that the fields are computed from."""
@@ -142,7 +149,11 @@ class Derivation:
             needed |= set(needs if is_computed or not output.name.endswith(PL) else needs[1:])
         for name in _UNITS:
             if name in needed:
-                check_units(store, self.key, name, _UNITS[name])
+                predicted = self._predicted(name)
+                is_total = predicted is not None and predicted.name == _TOTAL_WATER
+                check_units(store, self.key, _TOTAL_WATER if is_total else name, _UNITS[name])
+        if any(_GROUND in self._needs(output.name) for output in self.outputs):
+            self._check_ground(store)
         of_pressure = {
             need
             for output in self.outputs
@@ -163,6 +174,17 @@ class Derivation:
                     f"{self.key}: expected levels of {variable.name} in hPa, got {store.level_units(variable)!r}; convert those of "
                     "the files"
                 )
+
+    def _check_ground(self, store: FieldStore) -> None:
+        """Raise UserError where the ground is declared in units of neither height nor geopotential."""
+        assert self._ground is not None, "needs are checked when the derivation is made"
+        declared = store.attrs(self._ground).get("units", "")
+        known = units.same_dimensions(declared, declared) and declared.strip()
+        if known and not any(units.same_dimensions(declared, wanted) for wanted in ("m", _UNITS[_PHI])):
+            raise UserError(
+                f"{self.key}: expected {self._ground.name} in 'm2 s-2' or 'm', got {declared!r}, change it to the geopotential or "
+                "the height of the ground"
+            )
 
     # --- values ------------------------------------------------------------------------------------------------------
 
@@ -231,6 +253,8 @@ class Derivation:
     def _require(self, name: str) -> None:
         needs = dict.fromkeys(self._needs(name))
         absent = [need for need in needs if (self._ground if need == _GROUND else self._predicted(need)) is None]
+        if name == "relative_humidity" and (water := self._predicted(_Q)) is not None and water.name == _TOTAL_WATER:
+            absent.append(_Q)
         if absent:
             raise UserError(
                 f"{self.key}: expected {', '.join(needs)} for {name}, got an experiment without {', '.join(absent)}; add "
@@ -257,7 +281,7 @@ class Derivation:
         """Raise UserError where levels of different variables would be combined that are not the same ones."""
         together: tuple[str, ...] = ()
         if name == "total_column_water" and self.hybrid is None:
-            together = (_Q, *_CONDENSATE)
+            together = (_Q, *(variable.name for variable in self.condensate))
         elif not self.config.pressure_levels:
             pairs = {"relative_humidity": (_T, _Q), **dict.fromkeys(("wind_speed", *_HORIZONTAL), (_U, _V))}
             together = pairs.get(name, ())
@@ -293,8 +317,19 @@ class Derivation:
         return levels.astype(np.int64) - 1
 
     def _predicted(self, name: str) -> Variable | None:
-        found = find(name, (variable.name for variable in self.variables.outputs))
+        names = [variable.name for variable in self.variables.outputs]
+        found = find(name, names)
+        if found is None and name == _Q and _TOTAL_WATER in names:
+            found = _TOTAL_WATER
         return None if found is None else self.variables[found]
+
+    @cached_property
+    def condensate(self) -> tuple[Variable, ...]:
+        """The predicted condensates that humidity does not contain."""
+        water = self._predicted(_Q)
+        if water is not None and water.name == _TOTAL_WATER:
+            return ()
+        return tuple(found for name in _CONDENSATE if (found := self._predicted(name)) is not None)
 
     @cached_property
     def _ground(self) -> Variable | None:
@@ -343,9 +378,8 @@ class _Column:
         if name == "relative_humidity":
             return vertical.relative_humidity(self.on_levels(_T), self.on_levels(_Q), self._pressure_of_result)
         water = self._full(self._name(_Q))
-        for condensate in _CONDENSATE:
-            if self.of._predicted(condensate) is not None:
-                water = water + self._full(self._name(condensate))
+        for condensate in self.of.condensate:
+            water = water + self._full(condensate.name)
         return vertical.column_water(water, self._thickness)[:, None]
 
     def on_levels(self, name: str) -> Tensor:
@@ -434,10 +468,12 @@ class _Column:
         """Geopotential and temperature on the pressure levels, those below ground too."""
         from credit_like.derive import vertical
 
-        phi, warmth = (
-            vertical.interpolate(x, self._pressure, self._wanted)
-            for x in (self._geopotential, self._full(self._name(_T)))
-        )
+        pressure, columns = self._pressure, [self._geopotential, self._full(self._name(_T))]
+        if self.config.conventions == "standard":  # CREDIT holds the lowest level down to the ground
+            pressure = _stack(pressure, self._surface[:, None])
+            ends = (self._ground, self._surface_temperature)
+            columns = [_stack(x, end[:, None]) for x, end in zip(columns, ends, strict=True)]
+        phi, warmth = (vertical.interpolate(x, pressure, self._wanted) for x in columns)
         return vertical.extrapolate_below_ground(
             phi, warmth, self._wanted, self._surface_temperature, self._ground, self._surface
         )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from credit_like.data import times as calendar
 from credit_like.data import units
-from credit_like.data.aliases import find
+from credit_like.data.aliases import find, other_quantity
 from credit_like.data.files import netcdf_files
 from credit_like.data.sources._conventions import role_of
 from credit_like.data.store import FieldStore
@@ -139,8 +139,10 @@ class ForecastFiles:
             self._fit(variable)
 
     def name_of(self, variable: Variable) -> str | None:
-        """Return the dataset's name of a variable, or None if it lacks the variable."""
-        return find(variable.name, map(str, self.dataset.data_vars))
+        """Return the dataset's name of a variable, or None if it lacks the variable or has another quantity of its name."""
+        found = find(variable.name, map(str, self.dataset.data_vars))
+        is_other = found not in (None, variable.name) and other_quantity(variable.name, self.dataset[found].attrs)
+        return None if is_other else found
 
     def levels_of(self, variable: Variable) -> list[int]:
         """Return the positions, among the variable's own levels, of those in the files."""

@@ -101,7 +101,7 @@ def _first_generation(source: Document) -> Iterator[Fixer]:
     if not post:
         return
     if not source.get(*at, "activate"):
-        source.remark(at, "not active", covered=True)
+        _not_active(source, at, post)
         return
     if "grid" in post:
         source.remark((*at, "grid"), "areas follow from the latitudes of the data", covered=True)
@@ -109,13 +109,26 @@ def _first_generation(source: Document) -> Iterator[Fixer]:
     for name in names:
         if not isinstance(post[name], Mapping):
             continue
-        if not post[name].get("activate"):
-            source.remark((*at, name), "not active", covered=True)
-        elif name in _ORDER:
+        if name in _ORDER and post[name].get("activate"):
             source.get(*at, name, "activate")
             yield Fixer((*at, name), name, second=False)
+        elif name in _ORDER or not post[name].get("activate", True):
+            _not_active(source, (*at, name), post[name])
+        elif name == "scaling_coefs":
+            source.remark(
+                (*at, name), "not translated: set the `units` of these variables and the signs of their fluxes in `physics`, so "
+                "that the budgets count what CREDIT scales"
+            )  # fmt: skip
         else:
             source.remark((*at, name), "not translated: there is no such correction")
+
+
+def _not_active(source: Document, at: Keys, section: Mapping[str, Any]) -> None:
+    """List a section that CREDIT does not use, or one that lacks the key by which CREDIT would know."""
+    if "activate" in section:
+        source.remark(at, "not active", covered=True)
+    else:
+        source.remark(at, "left out: it has no `activate`")
 
 
 def _second_generation(source: Document) -> Iterator[Fixer]:

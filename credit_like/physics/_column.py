@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 GRAVITY = 9.80665
 """m s⁻², the standard acceleration."""
+_REFERENCE_PA = 1e5
+"""Pa, surface pressure at which interfaces are compared."""
 
 
 def channels_of(name: str, variables: Sequence[Variable], key: str) -> slice:
@@ -51,7 +53,8 @@ class Column:
     """Column water W in kg m⁻² (times g in Pa), from humidity on levels or from a variable that holds W itself.
 
     On hybrid levels the thickness of a layer is Δp = Δa + Δb · p_s with interface coefficients a (Pa) and b. On
-    pressure levels it is fixed (b = 0), from half-way to the level above to half-way to the level below.
+    pressure levels it is fixed (b = 0), from half-way to the level above to half-way to the level below. Levels may be in any
+    order on pressure levels; hybrid ones are from the top to the surface or the reverse.
     """
 
     water: slice
@@ -83,7 +86,8 @@ class ColumnConfig(Correction):
     column_water: str | None = None
     """A variable in kg m⁻² to use instead of integrating humidity."""
     a: tuple[float, ...] = ()
-    """Hybrid levels: coefficients of the interfaces in Pa, from the first level's outer one to the last level's."""
+    """Hybrid levels: coefficients of the interfaces in Pa, in the order of the levels, from the first level's outer one to the
+    last level's."""
     b: tuple[float, ...] = ()
     """Hybrid levels: coefficients of the interfaces that are multiplied by surface pressure."""
     level_pa: float = Field(default=100.0, gt=0)
@@ -129,7 +133,7 @@ def layers(config: ColumnConfig, variables: Variables) -> tuple[slice, NDArray[n
                 f"physics.a: expected {n + 1} interface coefficients a and b for {n} levels of {config.humidity}, "
                 f"got {len(a)} and {len(b)}, change their number"
             )
-        return where, np.diff(a), np.diff(b)
+        return where, *_hybrid_layers(a, b)
     if n < 2:
         raise UserError(
             f"physics.humidity: expected a variable on at least two levels, got {config.humidity!r} on {n}, "
@@ -137,8 +141,30 @@ def layers(config: ColumnConfig, variables: Variables) -> tuple[slice, NDArray[n
         )
     name = find(config.humidity, (variable.name for variable in prognostic))
     pressure = np.array(variables[str(name)].levels) * config.level_pa
-    edges = np.concatenate([pressure[:1], (pressure[1:] + pressure[:-1]) / 2, pressure[-1:]])
-    return where, np.abs(np.diff(edges)), np.zeros(n)
+    order = np.argsort(pressure)
+    ascending = pressure[order]
+    edges = np.concatenate([ascending[:1], (ascending[1:] + ascending[:-1]) / 2, ascending[-1:]])
+    thickness = np.empty(n)
+    thickness[order] = np.diff(edges)
+    return where, thickness, np.zeros(n)
+
+
+def _hybrid_layers(a: Sequence[float], b: Sequence[float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return Δa and Δb of layers of positive thickness, whether the interfaces go down from the top or up from the surface.
+
+    Raises UserError for interfaces that do neither.
+    """
+    delta_a, delta_b = np.diff(a), np.diff(b)
+    thickness = delta_a + delta_b * _REFERENCE_PA
+    if (thickness > 0).all():
+        return delta_a, delta_b
+    if (thickness < 0).all():
+        return -delta_a, -delta_b
+    pressure = ", ".join(f"{x + y * _REFERENCE_PA:g}" for x, y in zip(a, b, strict=True))
+    raise UserError(
+        "physics.a: expected coefficients a and b of interfaces in order, from the top to the surface or from the surface to "
+        f"the top, got pressures of {pressure} Pa where the surface has {_REFERENCE_PA:g}, change the coefficients"
+    )
 
 
 def _weighted(x_BCHW: Tensor, weights: Sequence[float]) -> Tensor:

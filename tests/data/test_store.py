@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 
 import numpy as np
@@ -10,6 +11,8 @@ import xarray as xr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from credit_like.data.files import netcdf_files
+from credit_like.data.files.chunks import ChunkedArray
 from credit_like.data.store import ReadError, StoreError, open_store
 from credit_like.variables import Variables
 
@@ -259,6 +262,162 @@ def test_forcing_as_a_forecast_knows_it(stored):
         store.read([variables["sp"]], [40])
 
 
+@pytest.mark.parametrize("kinds", [("float32", "float16"), ("float16", "float32"), ("int16", "float32")])
+def test_stores_of_different_precision_are_read_as_they_are(tmp_path, dataset, data_section, kinds):
+    ds = dataset()
+    parts = []
+    for name, part, kind in zip("ab", (slice(0, 20), slice(20, 40)), kinds, strict=True):
+        parts.append(ds.isel(time=part).assign(t=ds["t"].isel(time=part).astype(kind)))
+        encoding = {n: {"chunks": (1, *v.shape[1:])} for n, v in parts[-1].items() if "time" in v.dims}
+        parts[-1].to_zarr(tmp_path / f"{name}.zarr", encoding=encoding, consolidated=False)
+    levels = ds["level"].values.tolist()
+    data = data_section(tmp_path / "a.zarr", source={"type": "zarr", "path": str(tmp_path / "?.zarr")}, levels=levels)
+    variables = Variables(data)
+    got = open_store(data, variables).read([variables["t"]], range(18, 23))
+    expected = np.concatenate([parts[0]["t"].values[18:].astype("f4"), parts[1]["t"].values[:3].astype("f4")])
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+@pytest.mark.parametrize(
+    "orders",
+    [
+        (("time", "level", "latitude", "longitude"), ("time", "level", "longitude", "latitude")),
+        (("longitude", "latitude", "level", "time"), ("time", "level", "latitude", "longitude")),
+    ],
+)
+def test_files_with_dimensions_in_other_orders_are_joined(tmp_path, dataset, data_section, kind, orders):
+    """As many rows as columns, so that transposed fields would fit."""
+    ds = dataset(height=12)
+    for name, part, order in zip("ab", (slice(0, 20), slice(20, 40)), orders, strict=True):
+        stored = ds.isel(time=part).transpose(*order)
+        if kind == "zarr":
+            stored.to_zarr(tmp_path / f"{name}.zarr", consolidated=False)
+        else:
+            stored.to_netcdf(tmp_path / f"{name}.netcdf")
+    data = data_section(tmp_path / "a.zarr", source={"type": kind, "path": f"{tmp_path}/*.{kind}"}, levels=[1000, 500])
+    variables = Variables(data)
+    store = open_store(data, variables)
+    some = [variables[name] for name in ("u", "t", "sp", "orography")]
+    for times in ([19], [20], range(17, 23), [3, 30]):
+        np.testing.assert_array_equal(store.read(some, times, slice(2, 7)), naive(ds, some, times, slice(2, 7)))
+
+
+def test_a_field_with_other_dimensions_in_another_file_is_refused(tmp_path, dataset, data_section):
+    ds = dataset()
+    ds[["u", "sp"]].isel(time=slice(0, 20)).to_netcdf(tmp_path / "a.nc")
+    ds[["u", "sp"]].isel(time=slice(20, 40)).assign(sp=ds["u"].isel(time=slice(20, 40))).to_netcdf(tmp_path / "b.nc")
+    data = data_section(tmp_path / "a.nc", source={"type": "netcdf", "path": f"{tmp_path}/?.nc"})
+    with pytest.raises(
+        StoreError,
+        match=r"expected sp on time latitude longitude in all files, as in .*a.nc, got it on time level latitude longitude in "
+        r".*b.nc; list it as a source of its own",
+    ):
+        open_store(data, Variables(data))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "attrs"),
+    [
+        ("temperature", "T", {"description": "perturbation potential temperature (theta-t0)", "units": "K"}),
+        ("temperature", "t", {"standard_name": "air_potential_temperature", "units": "K"}),
+        ("vertical_velocity", "w", {"long_name": "Upward air velocity", "units": "m s-1"}),
+        ("geopotential", "z", {"long_name": "Geopotential height", "units": "m"}),
+    ],
+)
+def test_another_quantity_is_not_read_for_its_name(tmp_path, dataset, data_section, wanted, there, attrs):
+    ds = dataset().rename(t=there)
+    ds[there].attrs = attrs
+    ds.to_netcdf(tmp_path / "a.nc")
+    source = {"type": "netcdf", "path": f"{tmp_path}/a.nc"}
+
+    def opened(*names, **more):
+        section = data_section(tmp_path, source=source, prognostic={"level": list(names), "surface": ["sp"]}, **more)
+        return Variables(section), open_store(section, Variables(section))
+
+    told = next(value for key, value in attrs.items() if key != "units")
+    with pytest.raises(
+        StoreError, match=rf"expected {wanted}, got {there} of .*a.nc, which is '{re.escape(told)}'; write "
+    ):
+        opened(wanted)
+    for names in (there, {"name": wanted, "var": there}):
+        variables, store = opened(names)
+        np.testing.assert_array_equal(store.read(variables.role("prognostic")[:1], [3])[0, 0], ds[there][3, 1])
+    other = ds.rename({there: wanted})
+    other[wanted].attrs = {}
+    other.to_netcdf(tmp_path / "b.nc")
+    source = [source, {"type": "netcdf", "path": f"{tmp_path}/b.nc"}]
+    variables, store = opened(wanted)
+    assert store.source_of(variables[wanted])[0].path.endswith("b.nc")
+
+
+def test_total_water_is_not_read_for_specific_humidity(tmp_path, dataset, data_section):
+    dataset().rename(t="Qtot").to_netcdf(tmp_path / "a.nc")
+    section = data_section(
+        tmp_path, source={"type": "netcdf", "path": f"{tmp_path}/a.nc"}, prognostic={"level": ["specific_humidity"]}
+    )
+    with pytest.raises(StoreError, match=r"expected a variable of .*a.nc .*got 'specific_humidity'"):
+        open_store(section, Variables(section))
+
+
+@pytest.mark.parametrize("per_chunk", [1, 2, 4])
+@pytest.mark.parametrize("levels", [[100, 1000], [1000, 100], [850], [500, 850, 100], [1000, 850, 500]])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "joined"),
+    [
+        ("zarr", "f4", False),
+        ("zarr", "f8", False),
+        ("netcdf", "f4", False),
+        ("netcdf", "packed", False),
+        ("netcdf", "packed", True),
+    ],
+)
+def test_chunks_of_levels_that_nobody_wants_are_not_decoded(
+    tmp_path, dataset, data_section, monkeypatch, kind, dtype, joined, levels, per_chunk
+):
+    """Every chunk with a wanted level is decoded once a time, and no other."""
+    ds = dataset()[["u", "sp", "rain", "sst", "orography", "lsm"]]
+    sizes = {"time": 1, "level": per_chunk, "latitude": 9, "longitude": 12}
+    chunks = "chunks" if kind == "zarr" else "chunksizes"
+    encoding = {"u": {chunks: [sizes[dim] for dim in ds["u"].dims]}}
+    if dtype == "packed":
+        encoding["u"] |= {"dtype": "int16", "scale_factor": 0.01, "add_offset": 5.0, "_FillValue": -32768}
+    else:
+        ds["u"] = ds["u"].astype(dtype)
+    parts = {"a": ds.isel(time=slice(0, 20)), "b": ds.isel(time=slice(20, 40))} if joined else {"a": ds}
+    for name, part in parts.items():
+        path = tmp_path / f"{name}.{kind}"
+        part.to_zarr(path, encoding=encoding, consolidated=False) if kind == "zarr" else part.to_netcdf(
+            path, encoding=encoding
+        )
+    data = data_section(
+        tmp_path,
+        source={"type": kind, "path": f"{tmp_path}/*.{kind}"},
+        levels=levels,
+        prognostic={"level": ["u"], "surface": ["sp"]},
+    )
+    variables = Variables(data)
+    store = open_store(data, variables)
+    decoded = []
+
+    def counted(self, chunk):
+        decoded.append(chunk[1])
+        return of_zarr(self, chunk)
+
+    def noted(self, name, spans):
+        decoded.extend(range(spans[1][0] // per_chunk, -(-spans[1][1] // per_chunk)))
+        return of_netcdf(self, name, spans)
+
+    of_zarr, of_netcdf = ChunkedArray._coded, netcdf_files.File.read
+    monkeypatch.setattr(ChunkedArray, "_coded", counted)
+    monkeypatch.setattr(netcdf_files.File, "read", noted)
+    got = store.read([variables["u"]], [7], slice(2, 5))
+    expected = naive(ds, [variables["u"]], [7], slice(2, 5))
+    np.testing.assert_allclose(got, expected, atol=0.006 if dtype == "packed" else 0)
+    positions = [[100, 500, 850, 1000].index(level) // per_chunk for level in levels]
+    assert sorted(decoded) == sorted(set(positions))
+
+
 def test_a_climatology_repeats(tmp_path, dataset, data_section):
     ds = dataset()
     ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
@@ -273,7 +432,7 @@ def test_a_climatology_repeats(tmp_path, dataset, data_section):
     store = open_store(data, variables)
     assert len(store) == 40
     got = store.read([variables["sst"]], [0, 1, 4, 12, 39, 39 + 4 * 356])[:, 0, 0, 0]
-    np.testing.assert_array_equal(got, [0, 0, 1, 3, 10, 1])  # nearest day; 366 days after the 10th
+    np.testing.assert_array_equal(got, [0, 0, 1, 3, 9, 0])  # the day itself; 2002-01-01T18 is the last
 
 
 def test_a_store_that_disappears_is_one_clear_error(stored, tmp_path):

@@ -53,7 +53,11 @@ def test_fields_are_those_of_the_functions(world):
     pressure = vertical.level_pressure(interfaces)
     phi = vertical.geopotential(ground, x["temperature"], x["specific_humidity"], interfaces)
     warmth = vertical.surface_temperature(x["temperature"], pressure, phi, ground, surface)
-    phi, t = (vertical.interpolate(field, pressure, wanted) for field in (phi, x["temperature"]))
+    to_ground = torch.cat([pressure, surface[:, None]], 1)
+    phi, t = (
+        vertical.interpolate(torch.cat([field, end[:, None]], 1), to_ground, wanted)
+        for field, end in ((phi, ground), (x["temperature"], warmth))
+    )
     phi, t = vertical.extrapolate_below_ground(phi, t, wanted, warmth, ground, surface)
     q, u, v = (vertical.interpolate(x[name], pressure, wanted) for name in ("specific_humidity", "u", "v"))
     at = torch.tensor(wanted, dtype=torch.float64)[:, None, None]
@@ -70,6 +74,42 @@ def test_fields_are_those_of_the_functions(world):
     }
     for name, value in expected.items():
         torch.testing.assert_close(result[name], value.float(), msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("conventions", ["standard", "credit"])
+def test_geopotential_and_temperature_reach_the_ground_without_a_jump(world, conventions):
+    """By numpy, between the lowest level and the ground of one column; CREDIT keeps the values of the lowest level there."""
+    store, variables, x = opened(world)
+    surface = x["surface_pressure"][0, 0].double()
+    row, column = np.unravel_index(int(surface.argmin()), surface.shape)
+    p_s, levels = surface[row, column].item(), read_levels(str(world / "levels.yml"))
+    interfaces = levels.a + levels.b * p_s
+    pressure = (interfaces[1:] + interfaces[:-1]) / 2
+    wanted = [pressure[-1] * 1.0001, (pressure[-1] + p_s) / 2, p_s * (1 - 1e-7), p_s * (1 + 1e-7)]
+    config = {
+        "pressure_levels": [p / 100 for p in wanted],
+        "model_levels": str(world / "levels.yml"),
+        "fields": ["geopotential"],
+        "conventions": conventions,
+    }
+    derivation = Derivation(Derive.model_validate(config), variables)
+    ground = torch.from_numpy(derivation.ground(store))
+    result = derivation(x, ground, store.grid)
+    phi, t = (result[name][0, :, row, column].double().numpy() for name in ("geopotential", "temperature_pl"))
+    own = Derivation(Derive.model_validate({**config, "pressure_levels": []}), variables)(x, ground, store.grid)
+    lowest = {"phi": own["geopotential"][0, -1, row, column].item(), "t": x["temperature"][0, -1, row, column].item()}
+    assert wanted[0] < p_s
+    if conventions == "credit":
+        np.testing.assert_allclose(phi[:3], lowest["phi"], rtol=1e-6)
+        np.testing.assert_allclose(t[:3], lowest["t"], rtol=1e-6)
+        return
+    phi_s = ground[row, column].item()
+    at = np.log(wanted[:3])
+    ends = np.log([pressure[-1], p_s])
+    np.testing.assert_allclose(phi[:3], np.interp(at, ends, [lowest["phi"], phi_s]), atol=0.01)
+    np.testing.assert_allclose(t[:3], np.interp(at, ends, [lowest["t"], t[3]]), atol=1e-3)
+    np.testing.assert_allclose(phi[2:], phi_s, atol=0.1)
+    assert lowest["phi"] - phi_s > 1000
 
 
 def test_rows_at_a_time_change_nothing(world, monkeypatch):
@@ -319,3 +359,91 @@ def test_levels_that_the_coefficients_do_not_have_are_refused(world, tmp_path):
     _, variables, _ = opened(tmp_path, (1, 2, 12))
     with pytest.raises(UserError, match="levels of temperature from 1 to 2, got 1 to 12"):
         Derivation(Derive(fields=("geopotential",), model_levels=str(tmp_path / "levels.yml")), variables)
+
+
+def test_total_water_stands_in_for_humidity_except_in_relative_humidity(world):
+    """As in CREDIT's data of CAM; the condensate that it contains is not counted again."""
+    plain = make_experiment(world, world / "run").to_dict()
+    cloud = {"name": "specific_cloud_ice_water_content", "var": "specific_humidity"}
+    plain["data"]["prognostic"]["level"] = ["temperature", {"name": "Qtot", "var": "specific_humidity"}, cloud]
+    experiment = make_experiment(world, world / "run").model_validate(plain)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    x = {
+        name: torch.from_numpy(store.read(variables.outputs, [0])[:, at])
+        for name, at in variables.slices(variables.outputs).items()
+    }
+    names = ("geopotential", "total_column_water")
+    config = {"fields": names, "model_levels": str(world / "levels.yml")}
+    derivation = Derivation(Derive.model_validate(config), variables)
+    assert [one.name for one in derivation.inputs("total_column_water")] == ["Qtot", "surface_pressure"]
+    derivation.check_units(store)
+    got = derivation(x, torch.from_numpy(derivation.ground(store)), store.grid)
+    _, expected, *_ = derived(world, config)
+    for name in names:
+        torch.testing.assert_close(got[name], expected[name][:1], rtol=0, atol=0)
+    with pytest.raises(UserError, match="got an experiment without specific_humidity"):
+        Derivation(Derive(fields=("relative_humidity",), model_levels=str(world / "levels.yml")), variables)
+
+
+def test_a_potential_temperature_is_not_taken_for_temperature(world):
+    plain = make_experiment(world, world / "run").to_dict()
+    plain["data"]["prognostic"]["level"][0] = {"name": "T", "var": "temperature"}
+    variables = Variables(make_experiment(world, world / "run").model_validate(plain).data)
+    told = {"units": "K", "long_name": "perturbation potential temperature theta-t0"}
+    declaring = SimpleNamespace(
+        variables=variables, attrs=lambda v: told if v.name == "T" else {}, level_units=lambda _: "1", level_attrs=lambda _: {},
+        step_seconds=21600,
+    )  # fmt: skip
+    derivation = Derivation(Derive(fields=("geopotential",), model_levels=str(world / "levels.yml")), variables)
+    with pytest.raises(UserError, match="derive: expected temperature, got T, which is 'perturbation potential"):
+        derivation.check_units(declaring)
+
+
+@pytest.mark.parametrize(
+    ("declared", "name", "factor"),
+    [
+        *((text, "geopotential_at_surface", 9.80665) for text in ("m", "metres", "meters", "meter", "gpm")),
+        ("km", "geopotential_at_surface", 9806.65),
+        *((text, "geopotential_at_surface", 1) for text in ("m2 s-2", "m**2 s**-2", "J kg-1", "", "unheard of")),
+        ("", "orography", 9.80665),
+        ("m^2/s^2", "orography", 1),
+    ],
+)
+def test_the_ground_is_a_height_or_a_geopotential_by_its_units(world, declared, name, factor):
+    plain = make_experiment(world, world / "run").to_dict()
+    plain["data"]["static"]["surface"] = [{"name": name, "var": "geopotential_at_surface"}]
+    experiment = make_experiment(world, world / "run").model_validate(plain)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    known = store.attrs
+    store.attrs = lambda variable: {"units": declared} if variable.name == name else known(variable)
+    derivation = Derivation(Derive(fields=("geopotential",), model_levels=str(world / "levels.yml")), variables)
+    derivation.check_units(store)
+    np.testing.assert_allclose(derivation.ground(store), factor * store.static()[0].astype(float), rtol=1e-12)
+    store.attrs = lambda variable: {"units": "hPa"} if variable.name == name else known(variable)
+    with pytest.raises(UserError, match=f"derive: expected {name} in 'm2 s-2' or 'm', got 'hPa', change it"):
+        derivation.check_units(store)
+
+
+@pytest.mark.parametrize("names", [("clwc", "ciwc", "crwc", "cswc"), ("CLDLIQ", "CLDICE"), ("clw", "cli")])
+def test_column_water_has_condensate_under_its_short_names(world, names):
+    plain = make_experiment(world, world / "run").to_dict()
+    plain["data"]["prognostic"]["level"] += [{"name": name, "var": "specific_humidity"} for name in names]
+    experiment = make_experiment(world, world / "run").model_validate(plain)
+    variables = Variables(experiment.data)
+    store = open_store(experiment.data, variables)
+    fields_of = torch.from_numpy(store.read(variables.outputs, [0]))
+    x = {name: fields_of[:, at] for name, at in variables.slices(variables.outputs).items()}
+    derivation = Derivation(Derive(fields=("total_column_water",), model_levels=str(world / "levels.yml")), variables)
+    assert {one.name for one in derivation.inputs("total_column_water")} == {
+        "specific_humidity",
+        "surface_pressure",
+        *names,
+    }
+    levels = read_levels(str(world / "levels.yml"))
+    surface = x["surface_pressure"].double()
+    thickness = torch.from_numpy(np.diff(levels.a)[:, None, None] + np.diff(levels.b)[:, None, None] * surface.numpy())
+    water = (1 + len(names)) * (x["specific_humidity"].double() * thickness).sum(1, keepdim=True) / 9.80665
+    got = derivation(x, None, store.grid)["total_column_water"]
+    torch.testing.assert_close(got, water.float())

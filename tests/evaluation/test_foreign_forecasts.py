@@ -88,6 +88,15 @@ def test_one_level_that_was_selected_is_scored(world, tmp_path):
     np.testing.assert_allclose(*(results["sp"].sel(source=name) for name in ("model", "other")), rtol=1e-12)
 
 
+@pytest.mark.parametrize(("told", "is_scored"), [("Temperature", True), ("perturbation potential temperature", False)])
+def test_a_potential_temperature_is_not_scored_as_temperature(world, tmp_path, told, is_scored):
+    other = world[3].rename(temperature="T")
+    other["T"].attrs["long_name"] = told
+    results = scored(world, other, tmp_path)
+    assert results["temperature"].sel(source="other").notnull().any() == is_scored
+    assert results["sp"].sel(source="other").notnull().any()
+
+
 REFUSED = {
     "other quantity": (
         lambda x: x.assign(temperature=x["temperature"].assign_attrs(units="m")),

@@ -61,14 +61,14 @@ class Statistics:
         return np.ones((sum(map(len, variables)), HEIGHT, WIDTH), bool)
 
 
-@pytest.fixture
-def variables():
+def of_levels(levels):
+    """Variables Q and u on three levels, of the surface, rain and evaporation."""
     return Variables(
         DataSection.model_validate(
             {
                 "source": {"type": "synthetic"},
                 "timestep": "6h",
-                "levels": [200, 500, 850],
+                "levels": levels,
                 "prognostic": {"level": ["Q", "u"], "surface": ["SP", "water"]},
                 "diagnostic": {"surface": ["tp", "evaporation"]},
                 "train": PERIOD,
@@ -77,6 +77,11 @@ def variables():
             }
         )
     )
+
+
+@pytest.fixture
+def variables():
+    return of_levels([200, 500, 850])
 
 
 @pytest.fixture
@@ -468,6 +473,28 @@ def test_mass_of_dry_air_is_what_it_was(variables, states, hybrid):
     assert torch.equal(fixed[:, others], after.double()[:, others])
 
 
+@pytest.mark.parametrize("order", [[2, 1, 0], [1, 0, 2], [1, 2, 0]])
+@pytest.mark.parametrize("kind", ["mass", "moisture"])
+def test_the_order_of_levels_does_not_change_a_budget(variables, states, kind, order):
+    """Levels in another order, with the fields and coefficients in that order, give the same result."""
+    config = {"type": kind}
+    fields = [x.double() for x in states]
+    shuffled = [torch.cat([x[:, order], x[:, 3:]], 1) for x in fields]
+    other = of_levels([[200, 500, 850][i] for i in order])
+    expected = build(config, variables)[0](*fields)
+    got = build(config, other)[0](*shuffled)
+    torch.testing.assert_close(got[:, 6:], expected[:, 6:], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["mass", "moisture"])
+def test_hybrid_levels_from_the_surface_up_have_the_same_budget(variables, states, kind):
+    fields = [x.double() for x in states]
+    flipped = [torch.cat([x[:, :3].flip(1), x[:, 3:]], 1) for x in fields]
+    expected = build({"type": kind, "a": A, "b": B}, variables)[0](*fields)
+    got = build({"type": kind, "a": A[::-1], "b": B[::-1]}, variables)[0](*flipped)
+    torch.testing.assert_close(got[:, 6:], expected[:, 6:], rtol=1e-12, atol=0)
+
+
 def test_mass_holds_in_single_precision_to_its_rounding(variables, states):
     after, before = states
     fix, grid = build({"type": "mass", "column_water": "water"}, variables)
@@ -844,6 +871,10 @@ def test_two_halves_of_the_grid_give_the_whole(variables, moist, states, config)
             "physics.surface_pressure: expected one of Q, u, SP, water, got 'spp'",
         ),
         ({"type": "mass", "a": (0.0, 1.0), "b": (0.0, 1.0)}, "expected 4 interface coefficients"),
+        (
+            {"type": "moisture", "a": (0.0, 5e3, 2e3, 0.0), "b": (0.0, 0.2, 0.1, 1.0)},
+            "physics.a: expected coefficients a and b of interfaces in order, .* got pressures of 0, 25000, 12000, 100000 Pa",
+        ),
         ({"type": "mass", "column_water": "u"}, "expected a variable at the surface"),
         ({"type": "mass", "humidity": "SP"}, "on at least two levels"),
         ({"type": "mass", "surface_pressure": "Q"}, "physics.surface_pressure: expected a variable at the surface"),

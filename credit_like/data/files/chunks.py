@@ -141,6 +141,7 @@ class ChunkedArray(DirectArray):
         self._chunk_bytes = int(np.prod(layout.chunks)) * layout.stored.itemsize
 
     def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Return the values inside the spans, converted to the dtype of `out` if given."""
         layout = self.layout
         shape = [stop - start for start, stop in spans]
         result: NDArray[Any] = np.empty(shape, self.dtype) if out is None else out
@@ -158,7 +159,7 @@ class ChunkedArray(DirectArray):
             coded = self._coded(chunk)
             if coded is None:
                 place[...] = layout.fill
-            elif whole and place.flags.c_contiguous and layout.stored.isnative:
+            elif whole and place.flags.c_contiguous and place.dtype == layout.stored:
                 self._decode(coded, chunk, place)
             else:
                 full = _scratch(self._chunk_bytes).view(layout.stored).reshape(layout.chunks)

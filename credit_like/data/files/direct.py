@@ -63,3 +63,29 @@ def direct(variable: xr.Variable) -> tuple[DirectArray, list[int]] | None:
             return None
         offsets.append(start)
     return data.array, offsets
+
+
+def chunk_along(variable: xr.Variable, dim: str) -> tuple[int, int] | None:
+    """Return the size of the chunks of a lazy variable along a dimension and its offset in them, or None if that is not known.
+
+    Unlike `direct`, this sees through decoding and regridding.
+    """
+    data: Any = variable._data
+    axis, offset = variable.dims.index(dim), 0
+    while not isinstance(data, DirectArray):
+        if isinstance(data, indexing.LazilyIndexedArray):
+            kept = [i for i, part in enumerate(data.key.tuple) if not isinstance(part, int | np.integer)]
+            axis = kept[axis]
+            part = data.key.tuple[axis]
+            start, _, step = part.indices(data.array.shape[axis]) if isinstance(part, slice) else (0, 0, 0)
+            if step != 1:
+                return None
+            offset += start
+        source = getattr(data, "source", None)
+        if isinstance(source, xr.Variable):
+            found = chunk_along(source, dim)
+            return None if found is None else (found[0], found[1] + offset)
+        data = getattr(data, "array", None)
+        if data is None:
+            return None
+    return data.chunks[axis], offset

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-import itertools
 import json
 import os
 import re
 import stat
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from xarray.core import indexing
 
-from credit_like.data.files.direct import DirectArray, Spans, direct
+from credit_like.data.files.direct import DirectArray, Spans, chunk_along, direct
 from credit_like.data.files.netcdf_files import open_lazily
 from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
 from credit_like.data.files.remote import failures
@@ -38,7 +38,7 @@ from credit_like.data.sources._conventions import (
     text_times,
 )
 from credit_like.data.sources._index import About, Kind, indexed
-from credit_like.data.times import Times, to_text
+from credit_like.data.times import Times, from_seconds, to_text
 from credit_like.errors import UserError, reason
 from credit_like.grid import Grid
 from credit_like.schema.base import Latitude, Longitude, Section, UserPath
@@ -80,9 +80,20 @@ class Region(Section):
     north: Latitude = 90.0
     """Northern limit in degrees north."""
     west: Longitude | None = None
-    """Western limit in degrees east. Default: no limit."""
+    """Western limit in degrees east, together with `east`. Default: no limit."""
     east: Longitude | None = None
-    """Eastern limit in degrees east. Default: no limit."""
+    """Eastern limit in degrees east, together with `west`. Default: no limit."""
+
+    @model_validator(mode="after")
+    def _closed(self) -> Region:
+        if (self.west is None) != (self.east is None):
+            given, other = ("west", "east") if self.east is None else ("east", "west")
+            raise UserError(
+                f"expected both west and east, or neither, got only {given}; give {other} too, or remove {given}"
+            )
+        if self.south > self.north:
+            raise UserError(f"expected south below north, got south {self.south:g} and north {self.north:g}")
+        return self
 
 
 class Regrid(Section):
@@ -250,7 +261,7 @@ def open_files(
     Files with the same fields are joined along time. Files with different fields are merged and must have equal times;
     a file with a single time beside files with more has constant fields. With `index`, many local files are opened when they
     are read, and few remain open; `raw.close()` must then leave what was opened readable. Raises ValueError if a file is not of the
-    `expected` kind, coordinates differ or times overlap.
+    `expected` kind, coordinates differ or a time is in two files of the same fields.
     """
 
     def opened(path: str) -> tuple[xr.Dataset, About]:
@@ -363,14 +374,6 @@ class _File:
                         self._recent.popleft()._dataset = None
         return dataset
 
-    def after(self, count: int) -> _File:
-        """Return the file without its first times."""
-
-        def rest() -> tuple[xr.Dataset, About]:
-            return self.dataset().isel(time=slice(count, None)), self.about.after(count)
-
-        return _File(self.path, rest, self.about.after(count), self._recent)
-
 
 def _kinds(files: Sequence[_File]) -> list[Kind]:
     """Return the different kinds of files."""
@@ -401,7 +404,7 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
 
 
 def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
-    """Join the files along time, in the order of their first times."""
+    """Join the files along time; each may have any of the times."""
     for file in files:
         if file.about.kind.calendar is None:
             raise UserError(f"expected files with a time axis where there are several, got {file.path} without one")
@@ -414,41 +417,67 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     for file in files[1:]:
         if file.about.kind.coordinates != files[0].about.kind.coordinates:
             _same_coordinates(files[0].dataset(), file.dataset(), file.path, DIMS[1:])
-    files = _consecutive(files, duplicates)
+    _refuse_other_dimensions(files)
+    of_time = _times_of(files, duplicates)
     first, kinds = files[0].dataset(), _kinds(files)
-    axes = [file.about.times for file in files]
-    bounds = np.cumsum([0, *map(len, axes)])
     variables: dict[str, Any] = {}
     for name, variable in first.data_vars.items():
         if any(name not in kind.dtypes for kind in kinds):
             continue  # not a field: the files of a group have the same fields
+        if any(set(kind.dims[str(name)].split()) != set(variable.dims) for kind in kinds):
+            continue  # not a field either
         if "time" not in variable.dims:
             variables[str(name)] = variable.variable
             continue
-        shape = tuple(int(bounds[-1]) if dim == "time" else n for dim, n in variable.sizes.items())
+        shape = tuple(len(of_time.seconds) if dim == "time" else n for dim, n in variable.sizes.items())
         dtype = np.result_type(*{np.dtype(kind.dtypes[str(name)]) for kind in kinds})
-        lazy = indexing.LazilyIndexedArray(_Joined(files, str(name), variable.dims.index("time"), bounds, shape, dtype))
+        lazy = indexing.LazilyIndexedArray(_Joined(files, of_time, str(name), variable.dims, shape, dtype))
         variables[str(name)] = xr.Variable(variable.dims, lazy, variable.attrs)
     coordinates = {name: coordinate for name, coordinate in first.coords.items() if "time" not in coordinate.dims}
-    return xr.Dataset(variables, {**coordinates, "time": np.concatenate(axes)}, first.attrs)
+    times = from_seconds(of_time.seconds, str(files[0].about.kind.calendar))
+    return xr.Dataset(variables, {**coordinates, "time": times}, first.attrs)
 
 
-def _consecutive(files: Sequence[_File], duplicates: str | None) -> list[_File]:
-    """Return the files without the times that an earlier file has. Raises UserError if there are some to refuse."""
-    kept = [files[0]]
+def _refuse_other_dimensions(files: Sequence[_File]) -> None:
+    """Raise UserError for a field that has other dimensions in another file; their order may differ."""
+    first = files[0].about.kind
     for file in files[1:]:
-        before, after = kept[-1].about.seconds[-1], file.about.seconds
-        again = int(np.sum(after <= before))
-        if not again:
-            kept.append(file)
-        elif duplicates is None:
-            raise RepeatedTimes(
-                f"expected files that follow each other in time, got {to_text(file.about.times[0])} in {file.path} a second "
-                f"time (after {kept[-1].path}); set data.source.duplicates: first, or remove the file"
-            )
-        elif again < len(after):
-            kept.append(file.after(again))
-    return kept
+        kind = file.about.kind
+        for name in first.fields if kind is not first else ():
+            if set(kind.dims[name].split()) != set(first.dims[name].split()):
+                raise UserError(
+                    f"expected {name} on {first.dims[name]} in all files, as in {files[0].path}, got it on {kind.dims[name]} "
+                    f"in {file.path}; list it as a source of its own"
+                )
+
+
+@dataclass(frozen=True)
+class _Times:
+    """The times of several files in order, the number of the file that is read for each, and its position in that file."""
+
+    seconds: NDArray[np.int64]
+    file: NDArray[np.int64]
+    local: NDArray[np.int64]
+
+
+def _times_of(files: Sequence[_File], duplicates: str | None) -> _Times:
+    """Return the times of the files, each once: of the first file that has it.
+
+    Raises UserError where a time is in two files and the experiment does not say which of them is read.
+    """
+    of_files = [file.about.seconds for file in files]
+    since = np.concatenate(of_files)
+    number = np.repeat(np.arange(len(files)), list(map(len, of_files)))
+    local = np.concatenate([np.arange(len(times)) for times in of_files])
+    times, first = np.unique(since, return_index=True)
+    if duplicates is None and len(times) < len(since):
+        again = int(np.setdiff1d(np.arange(len(since)), first)[0])
+        file, before = files[number[again]], files[number[first[np.searchsorted(times, since[again])]]]
+        raise RepeatedTimes(
+            f"expected each time in one file, got {to_text(file.about.times[local[again]])} in {file.path} a second time "
+            f"(after {before.path}); set data.source.duplicates: first, or remove the file"
+        )
+    return _Times(times, number[first], local[first])
 
 
 class _Joined(DirectArray):
@@ -457,30 +486,34 @@ class _Joined(DirectArray):
     def __init__(
         self,
         files: Sequence[_File],
+        times: _Times,
         name: str,
-        axis: int,
-        bounds: NDArray[np.int64],
+        dims: tuple[Hashable, ...],
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
     ) -> None:
-        self.files, self.name, self.axis, self.bounds = files, name, axis, bounds
+        self.files, self.times, self.name = files, times, name
+        self.dims, self.axis = dims, dims.index("time")
         self.shape, self.dtype = shape, dtype
-        found = direct(files[0].dataset().variables[name])
-        self.chunks = found[0].chunks if found else shape
+        variable = files[0].dataset().variables[name]
+        along = [chunk_along(variable, str(dim)) for dim in dims]
+        self.chunks = tuple(n if found is None else found[0] for n, found in zip(shape, along, strict=True))
 
     def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
         start, stop = spans[self.axis]
-        file = int(np.searchsorted(self.bounds, start, "right")) - 1
-        variable = self.files[file].dataset().variables[self.name]
-        found = direct(variable)
-        if found is None or stop > self.bounds[file + 1]:
+        positions = np.arange(start, stop)
+        found = None
+        if len(self._parts(positions)) == 1:
+            variable = self.files[self.times.file[start]].dataset().variables[self.name]
+            found = direct(variable) if variable.dims == self.dims else None
+        if found is None:
             values = self._read(tuple(slice(*span) for span in spans))
             if out is not None:
                 out[...] = values
             return values if out is None else out
         array, offsets = found
-        before = [int(self.bounds[file]) if i == self.axis else 0 for i in range(len(spans))]
-        return array.box([(a + o - b, e + o - b) for (a, e), o, b in zip(spans, offsets, before, strict=True)], out)
+        ahead = [int(self.times.local[start]) - start if i == self.axis else 0 for i in range(len(spans))]
+        return array.box([(a + o + b, e + o + b) for (a, e), o, b in zip(spans, offsets, ahead, strict=True)], out)
 
     def __getitem__(self, key: indexing.ExplicitIndexer) -> Any:
         return indexing.explicit_indexing_adapter(key, self.shape, indexing.IndexingSupport.OUTER, self._read)
@@ -488,20 +521,25 @@ class _Joined(DirectArray):
     def _read(self, key: tuple[Any, ...]) -> Any:
         wanted = key[self.axis]
         if isinstance(wanted, int | np.integer):
-            return self._part(key, int(np.searchsorted(self.bounds, wanted, "right")) - 1, int(wanted))
-        positions = np.arange(self.shape[self.axis])[wanted]
-        of_file = np.searchsorted(self.bounds, positions, "right") - 1
-        cuts = [0, *(np.flatnonzero(np.diff(of_file)) + 1), len(positions)]
-        parts = [self._part(key, int(of_file[a]), positions[a:b]) for a, b in itertools.pairwise(cuts)]
+            return self._part(key, int(self.times.file[wanted]), int(self.times.local[wanted]))
+        parts = [
+            self._part(key, int(self.times.file[part[0]]), self.times.local[part])
+            for part in self._parts(np.arange(self.shape[self.axis])[wanted])
+        ]
         axis = sum(not isinstance(k, int | np.integer) for k in key[: self.axis])
         return parts[0] if len(parts) == 1 else np.concatenate(parts, axis)
 
-    def _part(self, key: tuple[Any, ...], file: int, positions: Any) -> Any:
-        local: Any = positions - int(self.bounds[file])
+    def _parts(self, positions: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Split positions where another file begins."""
+        return np.split(positions, np.flatnonzero(np.diff(self.times.file[positions])) + 1)
+
+    def _part(self, key: tuple[Any, ...], file: int, local: Any) -> Any:
         if isinstance(local, np.ndarray) and np.all(np.diff(local) == 1):
             local = slice(int(local[0]), int(local[-1]) + 1)
         variable = self.files[file].dataset().variables[self.name]
-        return variable[(*key[: self.axis], local, *key[self.axis + 1 :])].values
+        of_dim = dict(zip(self.dims, (*key[: self.axis], local, *key[self.axis + 1 :]), strict=True))
+        values = variable[tuple(of_dim[dim] for dim in variable.dims)]  # in the order of this file
+        return values.transpose(*(dim for dim in self.dims if dim in values.dims)).values
 
 
 def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:

@@ -44,6 +44,8 @@ class Kind:
     """Variables on latitude and longitude, or all of them where there is none, sorted."""
     dtypes: dict[str, str]
     """dtype of every variable."""
+    dims: dict[str, str]
+    """Dimensions of every variable, in the order of the file, separated by spaces."""
     names: tuple[str, ...]
     """Variables and dimensions, by their names in the file."""
     coordinates: dict[str, str]
@@ -76,18 +78,16 @@ class About:
         since = np.zeros(0, np.int64) if times is None else seconds(times)
         exact = times is None or np.array_equal(from_seconds(since, str(calendar)), times)
         variables = {str(name): variable.dtype.str for name, variable in dataset.variables.items()}
+        dims = {str(name): " ".join(map(str, variable.dims)) for name, variable in dataset.variables.items()}
         chosen = sorted(fields(dataset) or map(str, dataset.data_vars))
-        kind = Kind(tuple(chosen), dict(sorted(variables.items())), tuple(sorted(names)), coordinates, calendar)
+        dtypes, dims = (dict(sorted(facts.items())) for facts in (variables, dims))
+        kind = Kind(tuple(chosen), dtypes, dims, tuple(sorted(names)), coordinates, calendar)
         return cls(kind, since, exact)
 
     @property
     def times(self) -> Times:
         """Return the time axis."""
         return from_seconds(self.seconds, str(self.kind.calendar))
-
-    def after(self, count: int) -> About:
-        """Return the same without the first times."""
-        return About(self.kind, self.seconds[count:], self.exact)
 
     def same(self, other: About) -> bool:
         """Return whether another file has the same times and is of the same kind."""
@@ -145,7 +145,7 @@ def _load(index: Path) -> _Entries:
         if not len(text["paths"]) == len(stamps) == len(kinds) == len(counts) or counts.sum() != len(times):
             return {}
         of = [
-            Kind(tuple(k["fields"]), k["dtypes"], tuple(k["names"]), k["coordinates"], k["calendar"])
+            Kind(tuple(k["fields"]), k["dtypes"], k["dims"], tuple(k["names"]), k["coordinates"], k["calendar"])
             for k in text["kinds"]
         ]
         parts = np.split(times, np.cumsum(counts)[:-1])

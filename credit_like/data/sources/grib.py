@@ -55,7 +55,8 @@ def open_dataset(config: Config) -> xr.Dataset:
 
     A field is named by its short name, or `NAME_TYPEOFLEVEL` for upper-air variables that are not on pressure or model
     levels (`z_surface`). Times are those at which a field is valid: the end of a range of steps. Absent messages are
-    missing values; a variable without time range that is there once has no time dimension.
+    missing values; a variable without time range that is there once has no time dimension, and one on a single level that is
+    neither of pressure nor of a model has no dimension of level.
 
     Spectral coefficients are evaluated on the grid of the other fields, or on the Gaussian grid of their truncation, and
     spectral vorticity and divergence give the wind too.
@@ -89,10 +90,10 @@ def open_dataset(config: Config) -> xr.Dataset:
     members = np.unique([int(message.key("number")) for message in chosen])
     if len(members) > 1:
         coordinates["number"] = ("number", members)
-    for kind in {message.level_type for message in chosen}:
-        levels = np.unique([message.level for message in chosen if message.level_type == kind])
-        if kind in _LEVELS or len(levels) > 1:
-            coordinates[kind] = (kind, levels, _LEVELS.get(kind, {}))
+    on_levels = [message for group in variables.values() if _has_levels(group) for message in group]
+    for kind in {message.level_type for message in on_levels}:
+        levels = np.unique([message.level for message in on_levels if message.level_type == kind])
+        coordinates[kind] = (kind, levels, _LEVELS.get(kind, {}))
     fields = {name: _field(name, group, coordinates, geometry, config.duplicates) for name, group in variables.items()}
     fields |= _winds(fields, variables)
     raw = xr.Dataset(fields, coordinates)
@@ -104,6 +105,11 @@ def _name(message: Message) -> str:
     if message.name in _UPPER_AIR and message.level_type not in _LEVELS:
         return f"{message.name}_{message.level_type}"
     return message.name
+
+
+def _has_levels(group: Sequence[Message]) -> bool:
+    """Return whether a variable has a dimension of level: one on a single level at the surface, such as 2 m, has none."""
+    return any(message.level_type in _LEVELS or message.level != group[0].level for message in group)
 
 
 def _selected(messages: Sequence[Message], select: dict[str, int | float | str]) -> list[Message]:
@@ -205,7 +211,9 @@ def _field(
         "time": lambda message: message.time,
         kinds[0]: lambda message: message.level,
     }
-    dims = [dim for dim in ("time", "number", kinds[0]) if dim in coordinates and not (dim == "time" and still)]
+    absent = {"time"} if still else set()
+    absent |= set() if _has_levels(group) else {kinds[0]}
+    dims = [dim for dim in ("time", "number", kinds[0]) if dim in coordinates and dim not in absent]
     axes = {dim: np.asarray(coordinates[dim][1]) for dim in dims}
     if "time" in axes:
         axes["time"] = axes["time"].astype(np.int64)

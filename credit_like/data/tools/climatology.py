@@ -11,6 +11,7 @@ Dimensions of the result: (hour, dayofyear, level, latitude, longitude), as in W
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,12 +76,24 @@ def nearest_day(wanted: int, days: NDArray[np.int64]) -> int:
 
 
 class SlotMeans:
-    """Mean and count per slot and point of some slots; `add` updates them with the fields of one time."""
+    """Mean and count per slot and point of some slots; `add` updates them with the fields of one time.
 
-    def __init__(self, slots: Sequence[Slot], channels: int, height: int, width: int) -> None:
+    They are in memory, or, given a `stem`, in draft files beside those of `save`, whose pages the system writes out as needed:
+    a day of a fine grid takes gigabytes.
+    """
+
+    def __init__(self, slots: Sequence[Slot], channels: int, height: int, width: int, stem: Path | None = None) -> None:
         self.at = {slot: i for i, slot in enumerate(slots)}
-        self.mean = np.zeros((len(slots), channels, height, width), np.float32)
-        self.count = np.zeros(self.mean.shape, np.uint16)
+        self._drafts: dict[str, Path] = {}
+        shape = (len(slots), channels, height, width)
+        self.mean: NDArray[np.float32] = self._zeros("mean", shape, np.float32, stem)
+        self.count: NDArray[np.uint16] = self._zeros("count", shape, np.uint16, stem)
+
+    def _zeros(self, name: str, shape: tuple[int, ...], dtype: Any, stem: Path | None) -> NDArray[Any]:
+        if stem is None:
+            return np.zeros(shape, dtype)
+        self._drafts[name] = stem.with_suffix(f".{name}.{os.getpid()}.draft")
+        return np.lib.format.open_memmap(self._drafts[name], "w+", dtype, shape)
 
     @staticmethod
     def bytes_per_slot(channels: int, height: int, width: int) -> int:
@@ -89,19 +102,22 @@ class SlotMeans:
     def add(self, slot: Slot, field_CHW: Fields) -> None:
         """Update m ← m + (x − m) / n where x is not missing; exact to the rounding of float32."""
         i = self.at[slot]
-        there = np.isfinite(field_CHW)
-        self.count[i] += there
-        np.add(
-            self.mean[i],
-            (field_CHW - self.mean[i]) / np.maximum(self.count[i], 1).astype(np.float32),
-            out=self.mean[i],
-            where=there,
-        )
+        for mean, count, field in zip(
+            self.mean[i], self.count[i], field_CHW, strict=True
+        ):  # by channel, to take little memory
+            there = np.isfinite(field)
+            count += there
+            np.add(mean, (field - mean) / np.maximum(count, 1).astype(np.float32), out=mean, where=there)
 
     def save(self, stem: Path) -> None:
         """Write `<stem>.mean.npy` and `<stem>.count.npy`, overwriting those of an unfinished pass."""
-        np.save(stem.with_suffix(".mean.npy"), self.mean)
-        np.save(stem.with_suffix(".count.npy"), self.count)
+        for name, values in (("mean", self.mean), ("count", self.count)):
+            final = stem.with_suffix(f".{name}.npy")
+            if isinstance(values, np.memmap):
+                values.flush()
+                self._drafts[name].replace(final)
+            else:
+                np.save(final, values)
 
 
 def check_climatology(path: Path) -> None:
@@ -171,7 +187,8 @@ def _coordinates(
     }
     for variable in variables:
         if variable.levels:
-            values[_level_dim(variable, variables)] = (np.array(variable.levels, np.float64), {"axis": "Z"})
+            attrs = {**store.level_attrs(variable), "axis": "Z"}
+            values[_level_dim(variable, variables)] = (np.array(variable.levels, np.float64), attrs)
     for name, (array, attributes) in values.items():
         made = group.create_array(name, data=array, chunks=array.shape, dimension_names=[name])
         made.attrs.update(attributes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import importlib.util
 import logging
 import sys
@@ -11,14 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from credit_like.data.statistics import Progress, Statistics
-from credit_like.data.store import open_store
+import numpy as np
+from numpy.typing import NDArray
+
+from credit_like.data.statistics import Progress, Statistics, wanted_times
+from credit_like.data.store import FieldStore, open_store
+from credit_like.data.times import parse
 from credit_like.data.tools.audit import Audit
 from credit_like.data.tools.climatology import CLIMATOLOGY, check_climatology
 from credit_like.data.tools.preprocess import Mapper, PassPiece, in_processes, preprocess
 from credit_like.data.tools.rechunk import rechunk
 from credit_like.errors import UserError
 from credit_like.outputs import check_new, check_own
+from credit_like.schema.data import Period
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
@@ -79,10 +85,55 @@ def prepare(
     made += [folder / CLIMATOLOGY] if climatology else []
     if rechunk_to is not None:
         with progress("re-chunking") as tell:
-            rechunk(store, variables, rechunk_to, band, times_per_shard, tell)
+            rechunk(store, variables, rechunk_to, band, times_per_shard, tell, times_read(experiment, store))
         made.append(rechunk_to)
     _LOG.info("written: %s", ", ".join(map(str, made)))
     return found
+
+
+def times_read(experiment: Experiment, store: FieldStore) -> NDArray[np.int64]:
+    """Return the positions of the times that training, forecasts and scores of an experiment read, in order.
+
+    They are those of the three periods and of climatologies, and around each initial time those from the first history of its
+    members to the last lead.
+    """
+    data, section = experiment.data, experiment.inference
+    used = np.zeros(len(store), bool)
+    used[wanted_times(store, data)[0]] = True
+    means = [experiment.evaluation.climatology_period, *(getattr(c, "climatology", None) for c in experiment.physics)]
+    for periods in means:
+        if isinstance(periods, tuple) and all(isinstance(period, Period) for period in periods):
+            used[store.period(periods)] = True
+    if section.init is None:
+        starts = store.seconds[store.period(data.test)]
+    elif section.init.times:
+        starts = np.array([parse(time, store.calendar) for time in section.init.times])
+    else:
+        first, last = (parse(str(time), store.calendar) for time in (section.init.start, section.init.end))
+        starts = store.seconds[(store.seconds >= first) & (store.seconds <= last)]
+    before = (data.history_len - 1) * store.step_seconds + _seconds_before(experiment)
+    after = _seconds(section.lead, data.timestep)
+    bounds = np.zeros(len(store) + 1, np.int64)
+    np.add.at(bounds, np.searchsorted(store.seconds, starts - before), 1)
+    np.add.at(bounds, np.searchsorted(store.seconds, starts + after, "right"), -1)
+    return np.flatnonzero(used | (np.cumsum(bounds[:-1]) > 0))
+
+
+def _seconds_before(experiment: Experiment) -> int:
+    """Return how long before an initial time the first forecast starts from which its members' initial states follow."""
+    ensemble, timestep = experiment.inference.ensemble, experiment.data.timestep
+    if ensemble.members == 1 or ensemble.perturbations is None:
+        return 0
+    if ensemble.kind == "bred":
+        return ensemble.perturbations.cycles * _seconds(ensemble.perturbations.cycle, timestep)
+    if ensemble.kind == "lagged":
+        return (ensemble.members - 1) * _seconds(ensemble.perturbations.lag or timestep, timestep)
+    return 0
+
+
+def _seconds(lead: int | dt.timedelta, timestep: dt.timedelta) -> int:
+    """Return the length of a lead, given as time or in steps."""
+    return lead * round(timestep.total_seconds()) if isinstance(lead, int) else round(lead.total_seconds())
 
 
 def in_dask(address: str) -> Mapper:

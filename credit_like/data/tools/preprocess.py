@@ -51,7 +51,7 @@ Mapper = Callable[[Callable[["PassPiece"], Path], Sequence["PassPiece"]], Iterab
 x))`.
 """
 _PIECES, _PIECE_TIMES = 64, 32
-_SLOT_BYTES = 256 * 2**20  # of a piece's climatology slots
+_SLOT_BYTES = 256 * 2**20  # of a piece's climatology slots in memory; larger ones, of a single day, are in files
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,12 @@ def in_processes(count: int) -> Mapper:
 def scan_piece(piece: PassPiece) -> Path:
     """Scan a piece and save the result atomically."""
     store, outputs = piece.store, piece.variables.outputs
-    means = SlotMeans(piece.slots, sum(map(len, outputs)), store.grid.height, store.grid.width) if piece.slots else None
+    means = None
+    if piece.slots:
+        size = (sum(map(len, outputs)), store.grid.height, store.grid.width)
+        stem = piece.file.with_suffix("")
+        is_large = len(piece.slots) * SlotMeans.bytes_per_slot(*size) > _SLOT_BYTES
+        means = SlotMeans(piece.slots, *size, stem if is_large else None)
 
     def each(position: int, field_CHW: Fields) -> None:
         assert means is not None

@@ -7,7 +7,9 @@ rather than millions.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 from zarr.codecs import BloscCodec
 
 from credit_like.data.files.chunks import ChunkedArray, layout_of
@@ -25,6 +28,7 @@ from credit_like.errors import UserError
 from credit_like.variables import Variable, Variables
 
 _DIMS = ("time", "level", "latitude", "longitude")
+_LOG = logging.getLogger(__name__)
 
 
 def rechunk(
@@ -34,12 +38,14 @@ def rechunk(
     band: int | None = None,
     times_per_shard: int = 32,
     progress: Progress | None = None,
+    times: NDArray[np.int64] | None = None,
 ) -> None:
     """Write the store `path` of all variables that are read; an interrupted call continues where it stopped.
 
-    Every shard is read back and compared bit for bit before it counts as written. Values have the experiment's names
-    and units, in float32. Raises FileExistsError if `path` exists, ValueError if the values read back differ from those
-    written.
+    `times` are the positions to write, by default all. Every shard is read back and compared bit for bit before it counts as
+    written. Values have the experiment's names and units, in float32. What an interrupted call left of other sources,
+    variables, times or chunks is begun anew. Raises FileExistsError if `path` exists, ValueError if the values read back
+    differ from those written.
     """
     if path.exists():
         raise FileExistsError(f"expected no file or folder at {path}, got one; remove it or choose another path")
@@ -47,49 +53,98 @@ def rechunk(
     log = draft / "verified.json"
     stored = [variable for variable in variables if not variable.spec.compute]
     band = min(band or store.grid.height, store.grid.height)
-    if not log.exists():
+    times = np.arange(len(store)) if times is None else times
+    digest = _digest(store, stored, times, band, times_per_shard)
+    begin = _written(log, digest)
+    if begin is None:
+        if draft.exists():
+            _LOG.info("%s is begun anew: what an earlier call left of it is of other data or chunks", path)
         shutil.rmtree(draft, ignore_errors=True)
-        _create(store, stored, draft, band, times_per_shard)
-        _note(log, 0)
+        _create(store, stored, draft, times, band, times_per_shard)
+        begin = 0
+        _note(log, digest, begin)
     group = zarr.open_group(draft, mode="r+")
-    begin = int(json.loads(log.read_text())["times"])
     fixed = [variable for variable in stored if variable.role == "static"]
     moving = [variable for variable in stored if variable.role != "static"]
     for variable in fixed:
-        _write(store, variable, group, draft, slice(0, 1))
-    for start in range(begin, len(store), times_per_shard):
-        span = slice(start, min(start + times_per_shard, len(store)))
+        _write(store, variable, group, draft, times, slice(0, 1))
+    for start in range(begin, len(times), times_per_shard):
+        span = slice(start, min(start + times_per_shard, len(times)))
         for variable in moving:
-            _write(store, variable, group, draft, span)
-        _note(log, span.stop)
+            _write(store, variable, group, draft, times, span)
+        _note(log, digest, span.stop)
         if progress is not None:
-            progress(span.stop, len(store))
+            progress(span.stop, len(times))
     log.unlink()
     draft.rename(path)
 
 
-def _note(log: Path, times: int) -> None:
+def _digest(
+    store: FieldStore, stored: Sequence[Variable], times: NDArray[np.int64], band: int, times_per_shard: int
+) -> str:
+    """Return a hash of everything on which the contents of the store depend besides the files."""
+
+    def source(variable: Variable) -> Any:
+        found = store.source_of(variable)
+        if found is None:
+            return None
+        config, name = found
+        return [config.model_dump(mode="json") if hasattr(config, "model_dump") else config.type, name]
+
+    told = {
+        "variables": [
+            [v.name, v.role, v.levels, v.spec.model_dump(mode="json"), source(v), store.attrs(v), store.level_attrs(v)]
+            for v in stored
+        ],
+        "grid": [store.grid.latitude.tolist(), store.grid.longitude.tolist()],
+        "calendar": store.calendar,
+        "times": store.seconds[times].tolist(),
+        "chunks": [band, times_per_shard],
+    }
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _written(log: Path, digest: str) -> int | None:
+    """Return how many times an interrupted call has written of the same store, or None if there is none of it."""
+    if not log.exists():
+        return None
+    noted = json.loads(log.read_text())
+    return int(noted["times"]) if noted.get("digest") == digest else None
+
+
+def _note(log: Path, digest: str, times: int) -> None:
     draft = log.with_suffix(".draft")
-    draft.write_text(json.dumps({"times": times}))
+    draft.write_text(json.dumps({"times": times, "digest": digest}))
     draft.replace(log)
 
 
-def _create(store: FieldStore, stored: Sequence[Variable], path: Path, band: int, times_per_shard: int) -> None:
+def _create(
+    store: FieldStore,
+    stored: Sequence[Variable],
+    path: Path,
+    times: NDArray[np.int64],
+    band: int,
+    times_per_shard: int,
+) -> None:
     """Create the arrays without data, with coordinates and CF attributes."""
     group = zarr.create_group(path, attributes={"Conventions": "CF-1.11"})
-    levels = {variable.levels for variable in stored if variable.levels}
+    on_levels = [variable for variable in stored if variable.levels]
+    levels = {variable.levels for variable in on_levels}
     if len(levels) > 1:
         raise UserError(
             "expected the same levels for all variables of a training store, got several sets; make one store each"
         )
     units = "seconds since 1970-01-01"
     coordinates: dict[str, tuple[Any, dict[str, str]]] = {
-        "time": (store.seconds, {"units": units, "calendar": store.calendar, "standard_name": "time"}),
+        "time": (store.seconds[times], {"units": units, "calendar": store.calendar, "standard_name": "time"}),
         "latitude": (store.grid.latitude, {"units": "degrees_north", "standard_name": "latitude"}),
         "longitude": (store.grid.longitude, {"units": "degrees_east", "standard_name": "longitude"}),
     }
     if levels:
-        coordinates["level"] = (np.array(next(iter(levels)), np.float64), {"axis": "Z"})
+        coordinates["level"] = (
+            np.array(next(iter(levels)), np.float64),
+            {**store.level_attrs(on_levels[0]), "axis": "Z"},
+        )
     for name, (values, attrs) in coordinates.items():
         array = group.create_array(name, data=np.asarray(values), chunks=values.shape, dimension_names=[name])
         array.attrs.update(attrs)
@@ -101,7 +156,7 @@ def _create(store: FieldStore, stored: Sequence[Variable], path: Path, band: int
             for d in _DIMS
             if not (d == "time" and variable.role == "static") and not (d == "level" and not variable.levels)
         ]
-        sizes = {"time": len(store), "level": len(variable.levels), "latitude": height, "longitude": width}
+        sizes = {"time": len(times), "level": len(variable.levels), "latitude": height, "longitude": width}
         chunk = {"time": 1, "level": len(variable.levels), "latitude": band, "longitude": width}
         shard = {**chunk, "time": times_per_shard, "latitude": band * bands}
         array = group.create_array(
@@ -117,9 +172,11 @@ def _create(store: FieldStore, stored: Sequence[Variable], path: Path, band: int
         array.attrs.update(store.attrs(variable))
 
 
-def _write(store: FieldStore, variable: Variable, group: zarr.Group, draft: Path, span: slice) -> None:
-    """Write some times of one variable, then read them back and compare."""
-    values = store.read([variable], range(span.start, span.stop))
+def _write(
+    store: FieldStore, variable: Variable, group: zarr.Group, draft: Path, times: NDArray[np.int64], span: slice
+) -> None:
+    """Write some of the `times` of one variable, then read them back and compare."""
+    values = store.read([variable], times[span])
     if not variable.levels:
         values = values[:, 0]
     array = group[variable.name]

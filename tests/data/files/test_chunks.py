@@ -50,6 +50,14 @@ def test_reads_what_zarr_reads(tmp_path, codec, shards, dtype):
     assert got.dtype == np.dtype(dtype).newbyteorder("=")
 
 
+@pytest.mark.parametrize("dtype", ["float16", "int16", "float64", ">f4"])
+def test_whole_chunks_are_converted_to_the_dtype_of_the_target(tmp_path, dtype):
+    array, values = build(tmp_path / "a.zarr", dtype=dtype, chunks=(1, 3, 10, 7))
+    out = np.full(SHAPE, np.nan, np.float32)
+    assert reader(tmp_path / "a.zarr", array).box([(0, n) for n in SHAPE], out) is out
+    np.testing.assert_array_equal(out, values.astype(np.float32))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "int16", ">f4"])
 @pytest.mark.parametrize("separator", [".", "/"])
 def test_version_2(tmp_path, dtype, separator):

@@ -193,6 +193,31 @@ def test_a_message_twice_is_refused_or_read_first(tmp_path):
     assert opened(path, duplicates="first")["t"][0, 0, 0, 0] == 1
 
 
+def test_temperature_at_2_m_and_wind_at_10_m_share_a_file(tmp_path):
+    """Both are at heights above ground, which are no levels of either; wind at several heights has them."""
+    made = []
+    for hour in (0, 600):
+        made.append(surface("2t", np.full(40, 280 + hour), dataTime=hour))
+        for name, value in (("10u", 5), ("10v", -3)):
+            made.append(
+                message(
+                    np.full(40, value + hour), shortName=name, typeOfLevel="heightAboveGround", level=10, dataTime=hour
+                )
+            )
+        made.append(message(np.full(40, 500 + hour), dataTime=hour))
+    dataset = opened(write(tmp_path / "a.grib", *made))
+    for name, value in (("2t", 280), ("10u", 5), ("10v", -3)):
+        assert dataset[name].dims == ("time", "latitude", "longitude")
+        np.testing.assert_array_equal(dataset[name][:, 2, 3], [value, value + 600])
+    assert dataset["t"].dims == ("time", "level", "latitude", "longitude")
+    made += [
+        message(np.full(40, level), shortName="u", typeOfLevel="heightAboveGround", level=level) for level in (80, 120)
+    ]
+    dataset = opened(write(tmp_path / "b.grib", *made))
+    assert dataset["2t"].dims == ("time", "latitude", "longitude")
+    np.testing.assert_array_equal(dataset["heightAboveGround"], [80, 120])
+
+
 def test_pressure_in_pa_and_hpa_is_one_axis(tmp_path):
     path = write(tmp_path / "a.grib", message(), message(typeOfLevel="isobaricInPa", level=50))
     assert opened(path)["level"].values.tolist() == [0.5, 500]

@@ -119,7 +119,7 @@ def test_what_is_refused_without_an_index_is_refused_with_one(tmp_path) -> None:
     config = files(tmp_path / "data")
     write(tmp_path / "data/004.nc", 7)
     for _ in range(2):
-        with pytest.raises(UserError, match="follow each other in time, got 2000-02-28T18:00:00"):
+        with pytest.raises(UserError, match="each time in one file, got 2000-02-28T18:00:00"):
             loaded(config)
     write(tmp_path / "data/004.nc", 8, calendar="noleap")
     with pytest.raises(UserError, match="the same calendar"):

@@ -93,6 +93,41 @@ def test_overlap_and_unequal_coordinates_are_errors(tmp_path, dataset):
         source.open_dataset(config(tmp_path / "[ac].zarr"))
 
 
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_files_of_other_hours_are_interleaved(tmp_path, dataset, kind):
+    """One file has 00 and 06 UTC of all days, another one 12 UTC, another one 18 UTC of some days."""
+    ds = dataset()
+    hours = np.arange(40) % 4
+    parts = {"a": hours < 2, "b": hours == 2, "c": (hours == 3) & (np.arange(40) > 10)}
+    for name, chosen in parts.items():
+        part = ds.isel(time=np.flatnonzero(chosen))
+        part.to_zarr(tmp_path / f"{name}.zarr", consolidated=False) if kind == "zarr" else part.to_netcdf(
+            tmp_path / f"{name}.nc"
+        )
+    module = source if kind == "zarr" else netcdf
+    there = np.flatnonzero(np.any(list(parts.values()), 0))
+    expected = ds.isel(time=there)
+    got = module.open_dataset(module.Config(path=f"{tmp_path}/*.{'zarr' if kind == 'zarr' else 'nc'}"))
+    np.testing.assert_array_equal(got.time.values, expected.time.values.astype("datetime64[s]"))
+    for times in (slice(None), slice(5, 17), [7, 3, 20], 9):
+        np.testing.assert_array_equal(got["u"].isel(time=times).values, expected["u"].isel(time=times).values)
+
+
+def test_of_repeated_times_alone_later_files_lose_any(tmp_path, dataset):
+    """A file that fills a gap of an earlier one, and has some times of it too."""
+    ds = dataset()
+    missing = [4, 5, 20]
+    ds.isel(time=[i for i in range(40) if i not in missing]).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    (ds.isel(time=[3, 4, 5, 19, 20, 21]) + 1000).to_zarr(tmp_path / "b.zarr", consolidated=False)
+    with pytest.raises(ValueError, match=r"2001-01-01T18:00:00 in .*b.zarr a second time \(after .*a.zarr\)"):
+        source.open_dataset(config(tmp_path / "?.zarr"))
+    got = source.open_dataset(config(tmp_path / "?.zarr", duplicates="first"))
+    expected = ds["u"].values.copy()
+    expected[missing] += 1000
+    np.testing.assert_array_equal(got["u"].values, expected)
+    np.testing.assert_array_equal(got["u"].isel(time=slice(3, 7), level=2).values, expected[3:7, 2])
+
+
 def test_nothing_there(tmp_path, dataset):
     dataset().to_zarr(tmp_path / "era5_2001.zarr", consolidated=False)
     with pytest.raises(ValueError, match=r"era5_2001.zarr"):
@@ -104,6 +139,19 @@ def test_nothing_there(tmp_path, dataset):
     for name in ("empty", "text.zarr"):
         with pytest.raises(ValueError, match=r"expected a zarr store, got .* does not open"):
             source.open_dataset(config(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({"west": 40}, "both west and east, or neither, got only west; give east too, or remove west"),
+        ({"east": 40}, "both west and east, or neither, got only east; give west too, or remove east"),
+        ({"south": 30, "north": -30}, "south below north, got south 30 and north -30"),
+    ],
+)
+def test_a_region_has_both_of_its_sides(limits, message):
+    with pytest.raises(ValueError, match=message):
+        config("a.zarr", region=limits)
 
 
 @pytest.mark.parametrize("calendar", ["noleap", "360_day"])

@@ -86,6 +86,35 @@ def test_stopped_it_goes_on(years, tmp_path, monkeypatch):
     assert len(seen) == len(set(seen)) == 8
 
 
+def test_slots_of_a_day_that_do_not_fit_into_memory_are_in_files(years, tmp_path, monkeypatch):
+    """Whatever the grid, a piece holds no more slots in memory than its limit; the result is the same."""
+    data, variables, store = years
+    monkeypatch.setattr(module, "_PIECES", 8)
+    preprocess(store, variables, data, tmp_path / "memory", climatology_days=61)
+    made = []
+
+    class Noted(SlotMeans):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    one_day = 2 * SlotMeans.bytes_per_slot(4, 3, 4)
+    monkeypatch.setattr(module, "SlotMeans", Noted)
+    monkeypatch.setattr(module, "_SLOT_BYTES", one_day - 1)
+    preprocess(store, variables, data, tmp_path / "files", climatology_days=61)
+    assert len(made) == 365
+    assert all(
+        isinstance(array, np.memmap) for means in made for array in (means.mean, means.count) if len(means.at) == 2
+    )
+    assert sorted(p.name for p in (tmp_path / "files").iterdir()) == [
+        "audit.csv", "audit.png", "climatology.zarr", "statistics.nc",
+    ]  # fmt: skip
+    one, other = (
+        xr.open_zarr(tmp_path / name / "climatology.zarr", consolidated=False).load() for name in ("memory", "files")
+    )
+    xr.testing.assert_identical(one, other)
+
+
 def test_means_of_slots_with_holes():
     random = np.random.default_rng(0)
     fields = (1e5 + random.standard_normal((50, 2, 3, 4))).astype("f4")

@@ -10,7 +10,10 @@ import xarray as xr
 from credit_like import cli
 from credit_like.check import checked_experiment
 from credit_like.data.statistics import Statistics
+from credit_like.data.store import open_store
+from credit_like.data.tools.prepare import times_read
 from credit_like.schema.errors import ExperimentError
+from credit_like.variables import Variables
 
 
 @pytest.fixture
@@ -52,6 +55,51 @@ def test_preprocess_writes_what_it_says(file, tmp_path, capsys):
     with xr.open_zarr(tmp_path / "train.zarr", consolidated=False) as opened:
         assert opened["u"].shape == (40, 2, 9, 12)
     checked_experiment(file, [f"data.source.0.path={tmp_path / 'train.zarr'}"])
+
+
+SPANS = {  # what is read, as ISO times of 6-hourly data from 2001-01-01 to 2001-01-10T18
+    "the periods and forecasts from the test period": (
+        [],
+        [("01-02", "01-03T18"), ("01-05", "01-05T18"), ("01-06T18", "01-08T18")],
+    ),
+    "forecasts from named times": (
+        ["inference.init=[2001-01-09]", "inference.lead=6h"],
+        [("01-02", "01-03T18"), ("01-05", "01-05T18"), ("01-07", "01-07T18"), ("01-08T18", "01-09T06")],
+    ),
+    "the climatology": (
+        ["evaluation.climatology_period=[2001-01-10, 2001-01-10T18]"],
+        [("01-02", "01-03T18"), ("01-05", "01-05T18"), ("01-06T18", "01-08T18"), ("01-10", "01-10T18")],
+    ),
+    "lagged members": (
+        [
+            "inference.init=[2001-01-09]",
+            "inference.lead=1",
+            "inference.ensemble.members=3",
+            "inference.ensemble.perturbations={type: lagged, lag: 12h}",
+        ],
+        [("01-02", "01-03T18"), ("01-05", "01-05T18"), ("01-07", "01-09T06")],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SPANS)
+def test_the_times_that_an_experiment_reads(file, what):
+    changes, spans = SPANS[what]
+    periods = [
+        "train=[2001-01-02, 2001-01-03T18]",
+        "valid=[2001-01-05, 2001-01-05T18]",
+        "test=[2001-01-07, 2001-01-07T18]",
+    ]
+    keys = [f"data.{period}" for period in periods] + ["data.history_len=2", "inference.lead=1d", *changes]
+    experiment = checked_experiment(file, keys)[0]
+    store = open_store(experiment.data, Variables(experiment.data))
+    axis = xr.date_range("2001-01-01", periods=40, freq="6h")
+    expected = [
+        time
+        for time in axis
+        if any(f"2001-{first}" <= time.isoformat() <= f"2001-{last}:00:00" for first, last in spans)
+    ]
+    assert list(store.times[times_read(experiment, store)]) == [np.datetime64(time, "s") for time in expected]
 
 
 def test_statistics_go_where_the_experiment_names_them(file, tmp_path):

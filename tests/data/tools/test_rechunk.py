@@ -13,6 +13,7 @@ def source(stored, dataset):
     ds = dataset()
     ds["u"][5, :, 2:4] = np.nan
     ds["t"].attrs["units"] = "degC"
+    ds["level"].attrs = {"units": "hPa", "standard_name": "air_pressure", "positive": "down"}
     return stored(ds, prognostic={"level": ["u", {"name": "t", "units": "K"}], "surface": ["sp"]}, levels=[850, 100])
 
 
@@ -35,6 +36,7 @@ def test_the_same_fields_in_bands(source, tmp_path, data_section):
     for a, b in zip(variables, others, strict=True):
         np.testing.assert_array_equal(store.read([a], range(40)), again.read([b], range(40)))
     assert again.attrs(others["t"])["units"] == "K"
+    assert again.level_attrs(others["t"]) == {"units": "hPa", "standard_name": "air_pressure", "positive": "down"}
     np.testing.assert_array_equal(again.seconds, store.seconds)
     np.testing.assert_array_equal(again.grid.latitude, store.grid.latitude)
     with pytest.raises(FileExistsError):
@@ -88,6 +90,35 @@ def test_stopped_it_goes_on(source, tmp_path, data_section, monkeypatch):
     assert calls[10:] == [0, 0, *[16] * 5, *[32] * 5]
     others, again = reopened(data_section, tmp_path / "new.zarr")
     np.testing.assert_array_equal(store.read(variables.outputs, range(40)), again.read(others.outputs, range(40)))
+
+
+@pytest.mark.parametrize("change", ["units", "name", "times", "band"])
+def test_stopped_it_begins_anew_where_something_else_is_copied(source, tmp_path, data_section, monkeypatch, change):
+    _, _, variables, store = source
+    real = module._write
+
+    def stop(*args):
+        if args[-1].start == 16:
+            raise KeyboardInterrupt
+        real(*args)
+
+    monkeypatch.setattr(module, "_write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        rechunk(store, variables, tmp_path / "new.zarr", band=4, times_per_shard=16)
+    monkeypatch.setattr(module, "_write", real)
+    t = {"name": "t", "units": "K"} if change != "units" else "t"
+    u = {"name": "u", "var": "t"} if change == "name" else "u"
+    of_file = data_section(tmp_path / "store.zarr", levels=[850, 100], prognostic={"level": [u, t], "surface": ["sp"]})
+    others = Variables(of_file)
+    other = open_store(of_file, others)
+    times = np.arange(2, 40) if change == "times" else np.arange(40)
+    band = 3 if change == "band" else 4
+    rechunk(other, others, tmp_path / "new.zarr", band=band, times_per_shard=16, times=times)
+    again_variables, again = reopened(data_section, tmp_path / "new.zarr")
+    np.testing.assert_array_equal(again.seconds, other.seconds[times])
+    for a, b in zip(others, again_variables, strict=True):
+        np.testing.assert_array_equal(other.read([a], times), again.read([b], range(len(times))))
+    assert zarr.open_group(tmp_path / "new.zarr", mode="r")["u"].chunks[2] == band
 
 
 def test_a_write_that_went_wrong_is_found(source, tmp_path, monkeypatch):
