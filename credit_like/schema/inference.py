@@ -180,14 +180,16 @@ class Box(Section):
     north: Latitude
     """Northern limit in degrees north."""
     west: Longitude = 0.0
-    """Western limit in degrees east."""
+    """Western limit in degrees east, together with `east`. Default: the full circle."""
     east: Longitude = 360.0
-    """Eastern limit in degrees east."""
+    """Eastern limit in degrees east, together with `west`. Default: the full circle."""
 
     @model_validator(mode="after")
     def _upright(self) -> Box:
         if self.south > self.north:
             raise UserError(f"expected south below north, got south {self.south:g} and north {self.north:g}")
+        if len(given := {"west", "east"} & self.model_fields_set) == 1:
+            raise UserError(f"expected both west and east, or neither, got only {given.pop()}; give the other one too")
         return self
 
 
