@@ -221,7 +221,8 @@ def verify(file: File, set_: Set = None) -> None:
 
     The module or parameter where results begin to differ is named.
     """
-    experiment = _experiment(file, [*(set_ or ()), "trainer.parallelism={}"], world_size=1)
+    one = "trainer.parallelism={data: none, tensor: 1, domain: 1, ensemble: 1, replicate: 1}"
+    experiment = _experiment(file, [*(set_ or ()), one], world_size=1)
     from credit_like import verify as kit
 
     sys.exit(kit.run(experiment))

@@ -61,7 +61,9 @@ def read_run(folder: Path) -> Run:
     status = _json(_bytes(folder / "status.json"))
     log = _bytes(folder / "log.jsonl")
     last = newest_row(folder / "log.jsonl", "loss")
-    best = [row["valid_loss"] for row in map(_json, _lines_with(log, b'"valid_loss"')) if _is_number(row, "valid_loss")]
+    validated = [row for row in map(_json, _lines_with(log, b'"valid_loss"')) if _is_number(row, "valid_loss")]
+    # Losses of phases are not comparable: the best is that of the newest one.
+    best = [row["valid_loss"] for row in validated if row.get("phase") == validated[-1].get("phase")]
     return Run(
         folder,
         str(status.get("state", "not begun")),

@@ -15,7 +15,7 @@ from credit_like.evaluation.compare import print_comparison, print_runs
 from credit_like.evaluation.frames import COLUMNS, save_scores
 from credit_like.evaluation.results import save_results
 from credit_like.launch.status import status
-from credit_like.runs import differing_keys, experiment_keys, find_runs
+from credit_like.runs import differing_keys, experiment_keys, find_runs, read_run
 from credit_like.terminal import plain_console
 from tests.test_terminal import scores
 
@@ -109,6 +109,15 @@ def test_a_row_of_any_length_hides_no_step(tmp_path, size):
     assert (found.step, found.loss, found.samples_per_second, found.best) == (20, 1 / 20, 8.0, 0.1)
     told = status(run)
     assert (told.step, told.loss, told.samples_per_second, told.valid_loss) == (20, 1 / 20, 8.0, 0.1)
+
+
+def test_the_best_loss_is_that_of_the_newest_phase(tmp_path):
+    """Losses of phases are not comparable."""
+    run = make_run(tmp_path / "a")
+    rows = [(0, 0.1), (1, 0.45), (1, 0.4), (1, None)]
+    lines = [json.dumps({"step": step, "phase": phase, "valid_loss": loss}) for step, (phase, loss) in enumerate(rows)]
+    (run / "log.jsonl").write_text("\n".join(lines) + "\n")
+    assert read_run(run).best == 0.4
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 100])

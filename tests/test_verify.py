@@ -192,6 +192,17 @@ def assert_that_all_hold(found, count):
     assert all(row.ok and not row.refused for row in found), found
 
 
+@pytest.mark.parametrize("layout", ["domain: 2", "tensor: 2, data: fsdp2", "domain: [2, 2], data: ddp", "ensemble: 2"])
+def test_the_command_takes_an_experiment_of_any_layout(tmp_path, monkeypatch, layout):
+    """All layouts are compared with one process, whatever layout the experiment has."""
+    given = []
+    monkeypatch.setattr(kit, "run", lambda experiment: given.append(experiment) or 0)
+    with pytest.raises(SystemExit) as ended:
+        main(["verify", str(FILE), "--set", f"save_loc={tmp_path}", "--set", f"trainer.parallelism={{{layout}}}"])
+    assert ended.value.code == 0
+    assert given[0].trainer.parallelism.degrees.sample_ranks == 1
+
+
 @pytest.mark.slow
 def test_every_comparison_of_parts_from_outside(tmp_path, monkeypatch):
     """By the command, whose exit status says so."""

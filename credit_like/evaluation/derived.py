@@ -47,6 +47,15 @@ class DerivedStore(FieldStore):
             return self.derivation.attrs(variable.name, self)
         return super().attrs(variable)
 
+    def level_attrs(self, variable: Variable) -> dict[str, str]:
+        if variable.name in self.direct:
+            return super().level_attrs(self.direct[variable.name])
+        if variable.role != "derived" or not variable.levels:
+            return super().level_attrs(variable)
+        if self.derivation.config.pressure_levels:
+            return {"units": "hPa"}
+        return super().level_attrs(next(one for one in self.derivation.inputs(variable.name) if one.levels))
+
     def read(
         self,
         variables: Sequence[Variable],

@@ -243,9 +243,9 @@ def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore)
     for name, unit in units.items():
         if name in result and unit:
             result[name].attrs["units"] = unit
-    of_levels = {unit for variable in scored if variable.levels and (unit := truth.level_units(variable))}
-    if "level" in result.coords and len(of_levels) == 1:
-        result["level"].attrs["units"] = of_levels.pop()
+    of_levels = {truth.level_units(variable) for variable in scored if variable.levels}
+    if "level" in result.coords and len(of_levels) == 1 and (unit := of_levels.pop()):
+        result["level"].attrs["units"] = unit
 
 
 def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:

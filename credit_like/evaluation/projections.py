@@ -199,14 +199,14 @@ def projection_of(name: str | None, grid: Grid, centre: tuple[float, float] | No
 
 def _edges(grid: Grid) -> tuple[float, float, float, float]:
     """Return west, east, south and north of the grid's cells, in degrees; east may exceed 360."""
-    longitude = _unrolled(grid)
+    longitude = unrolled(grid)
     half = abs(longitude[1] - longitude[0]) / 2 if len(longitude) > 1 else 0.5
     rows = np.sort(grid.latitude)
     low, high = (rows[1] - rows[0]) / 2, (rows[-1] - rows[-2]) / 2
     return longitude.min() - half, longitude.max() + half, max(-90.0, rows[0] - low), min(90.0, rows[-1] + high)
 
 
-def _unrolled(grid: Grid) -> Array:
+def unrolled(grid: Grid) -> Array:
     """Return longitudes that increase or decrease throughout."""
     return np.asarray(np.rad2deg(np.unwrap(np.deg2rad(grid.longitude))))
 
@@ -239,7 +239,7 @@ def sampling(grid: Grid, latitude: Array, longitude: Array) -> Sampling:
     """Return where points (NaN: none) lie on a grid; points beyond its cells are outside."""
     west, east, south, north = _edges(grid)
     around = grid.is_periodic
-    rows, columns = grid.latitude, _unrolled(grid)
+    rows, columns = grid.latitude, unrolled(grid)
     turned = west + (np.nan_to_num(longitude) - west) % 360
     inside = np.isfinite(latitude) & (latitude >= south) & (latitude <= north) & (turned <= east + 1e-9)
     row = _position(rows, np.nan_to_num(latitude))

@@ -24,6 +24,7 @@ from credit_like.evaluation.charts import field_shades
 from credit_like.evaluation.coasts import own_coast
 from credit_like.evaluation.derived import forecast_files
 from credit_like.evaluation.html_page import render, save_page
+from credit_like.evaluation.projections import unrolled
 from credit_like.evaluation.scorecard import channels
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
 from credit_like.naming import channel_text, level_text, level_units_of, region_text, units_text
@@ -227,7 +228,7 @@ def describe_maps(
         "stride": thinned.stride,
         "left_out": {"leads": int((files.leads > 0).sum()) - len(leads), "levels": sum(counts) - len(entries)},
         "latitude": [round(float(x), 4) for x in grid.latitude[rows]],
-        "longitude": [round(float(x), 4) for x in grid.longitude[columns]],
+        "longitude": [round(float(x), 4) for x in unrolled(grid)[columns]],
         "entries": entries,
         "coast": coast(truth),
         "colours": {name: _colours(name) for name in ("viridis", "PuOr_r", "YlGnBu", "RdBu_r", "magma")},

@@ -208,7 +208,7 @@ class ForecastFiles:
             raise UserError(
                 f"expected {what} in units that convert to the truth's {wanted!r}, got {found!r}; convert it or correct its units"
             ) from error
-        levels = _levels(array["level"], level_units) if variable.levels else ()
+        levels = levels_in(array["level"], level_units) if variable.levels else ()
         if variable.levels and not set(levels) & set(variable.levels):
             shown = f"{array['level'].values[0]:g} {array['level'].attrs.get('units', '')}".strip()
             _LOG.warning(
@@ -240,7 +240,7 @@ def _on_forecast_dims(array: xr.DataArray, on_levels: bool, what: str) -> xr.Dat
     return array.rename({vertical[0]: "level"}) if on_levels and vertical[0] != "level" else array
 
 
-def _levels(coordinate: xr.DataArray, wanted: str) -> tuple[float, ...]:
+def levels_in(coordinate: xr.DataArray, wanted: str) -> tuple[float, ...]:
     """Return levels in the wanted units, those of the files where one of both is unknown; none for levels of another kind."""
     try:
         a, b = units.between(str(coordinate.attrs.get("units", "")), wanted) or (1.0, 0.0)

@@ -74,7 +74,9 @@ def _planned(experiment: Experiment, world: int, grid: Grid, known: dict[Key, Re
     """Return the plan of the experiment's own layout; None where the model refuses it."""
     chosen = experiment.trainer.parallelism
     at = divide(Degrees.parse(chosen.model_dump()), world)
-    layout = Candidate(at.data, at.tensor, at.domain, chosen.replicate, chosen.data, columns=at.columns)
+    layout = Candidate(
+        at.data, at.tensor, at.domain, chosen.replicate, chosen.data, columns=at.columns, ensemble=at.ensemble
+    )
     rows, _ = simulate_all(experiment, [layout], machine_of("a100-40gb", {}), grid, known=known)
     return rows[0] if rows else None
 

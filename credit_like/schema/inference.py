@@ -190,6 +190,10 @@ class Box(Section):
             raise UserError(f"expected south below north, got south {self.south:g} and north {self.north:g}")
         if len(given := {"west", "east"} & self.model_fields_set) == 1:
             raise UserError(f"expected both west and east, or neither, got only {given.pop()}; give the other one too")
+        if self.east - self.west > 360:
+            raise UserError(
+                f"expected a box of at most 360 degrees of longitude, got west {self.west:g} and east {self.east:g}"
+            )
         return self
 
 

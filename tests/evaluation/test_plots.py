@@ -257,7 +257,7 @@ def test_one_map_is_chosen(made, tmp_path):
     (path,) = plot_maps(dataset, context.store, context.variables, tmp_path,
                         choice=Choice(variable.name, level, 12 * 3600, "2000-01-01"))  # fmt: skip
     shown = naming.level_text(level, context.store.level_units(variable)).replace(" ", "")
-    assert path.name == f"map_{variable.name}_{shown}_12h.png"
+    assert path.name == f"map_{variable.name}_{shown}_20000101T000000_12h.png"
     assert imread(path).shape[1] > 1000
 
 

@@ -16,8 +16,10 @@ from world import forecasts_of_truth, make_context, make_data, make_experiment
 
 from credit_like.evaluation import report
 from credit_like.evaluation.evaluate import evaluate
+from credit_like.evaluation.projections import unrolled
 from credit_like.evaluation.report import MISSING, quantise, thin, write_report
 from credit_like.evaluation.scorecard import print_scorecard
+from credit_like.grid import Grid
 from credit_like.terminal import plain_console
 
 LEADS = 4
@@ -360,6 +362,50 @@ def test_points_have_the_colours_of_their_values(tab, made):
     same = (np.array(pixels) == expected).all(1)
     assert same.mean() > 0.9  # some centres lie on a coastline
     assert (values == MISSING).sum() == 6
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(298.3, 300.4), (1009.2, 1011.4), (1.0e6, 1.2e6), (0, 1), (-3e-5, 4e-5), (0, 120), (2e-9, 9e-9), (-40, 40)],
+)
+def test_every_tick_has_its_own_label_which_is_its_value(tab, low, high):
+    script = f"(() => {{ const t = ticks({low}, {high}); return t.map((x) => [x, tickText(x, t[1] - t[0])]) }})()"
+    found = tab.evaluate(script)
+    assert 3 <= len(found) <= 11
+    assert len({label for _, label in found}) == len(found)
+    step = found[1][0] - found[0][0]
+    for value, label in found:
+        digits, _, power = label.replace("−", "-").partition(" × 10")
+        exponent = int(power.translate(str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")) or 0)
+        assert float(digits) * 10.0**exponent == pytest.approx(value, abs=0.01 * step)
+
+
+def test_leads_are_told_as_they_are(tab):
+    assert tab.evaluate("[6, 100.5, 100.25, 1000.5, 0.5].map(leadText)") == [
+        "6 h",
+        "100.5 h",
+        "100.25 h",
+        "1000.5 h",
+        "0.5 h",
+    ]
+    assert tab.evaluate("ticks(1, 5, false, true)") == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("longitude", "place", "column"),
+    [
+        (np.arange(0, 360, 10), 340, 34.5),
+        (np.arange(350, -1, -10), 340, 1.5),
+        (np.r_[0:180:10, -180:0:10], 90, 9.5),
+        (np.r_[0:180:10, -180:0:10], -90, 27.5),
+        (np.array([170, 180, -170, -160, -150]), 180, 1.5),
+        (np.array([170, 180, -170, -160, -150]), -170, 2.5),
+    ],
+)
+def test_coasts_are_at_their_longitude(tab, longitude, place, column):
+    """On any longitudes that a grid may have; the page has them without a jump."""
+    axis = unrolled(Grid(np.array([10.0, -10.0]), longitude.astype(float))).tolist()
+    assert tab.evaluate(f"columnOf({place}, {axis})") == pytest.approx(column, abs=1e-9)
 
 
 def test_the_scorecard_compares_with_the_chosen_baseline(tab, made):

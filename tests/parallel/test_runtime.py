@@ -106,7 +106,9 @@ def test_matrix_products_and_convolutions_have_one_precision(precision, convolut
     torch.backends.cudnn.allow_tf32 = before[1]
 
 
-@pytest.mark.parametrize("first", ["", "import torch._inductor.config"])
+@pytest.mark.parametrize(
+    "first", ["", pytest.param("import torch._inductor.config", marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_deterministic_algorithms_are_those_of_the_compiler_too(first):
     """In a process of its own, because the settings hold for a whole process; whether it has imported the compiler or not."""
     code = f"""

@@ -28,6 +28,15 @@ function number(x) {
   return minus(size >= 1000 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
 }
 
+/* The label of a tick on an axis whose ticks are `step` apart: two of them never have the same. */
+function tickText(tick, step) {
+  const digits = Math.ceil(-Math.log10(step) - 1e-9), size = Math.abs(tick);
+  if (size < 1e-9 * step) return "0";
+  if (step >= 1e-3 && size < 1e6) return minus(tick.toFixed(Math.max(0, digits)));
+  const exponent = Math.floor(Math.log10(size) + 1e-9);
+  return minus(`${Number((tick / 10 ** exponent).toFixed(Math.max(0, exponent + digits)))} × ${power(exponent)}`);
+}
+
 function minus(text) {
   return text.replace("-", "−");
 }
@@ -37,7 +46,7 @@ function power(exponent) {
 }
 
 function leadText(hours) {
-  return `${number(hours)} h`;
+  return `${Number(hours.toFixed(2))} h`;
 }
 
 function fill(select, values, texts = values) {
@@ -114,7 +123,7 @@ function ticks(low, high, log, hours) {
     return exponents.filter((_, i) => i % every === 0);
   }
   const rough = (high - low) / 5, scale = 10 ** Math.floor(Math.log10(rough));
-  const days = hours && [6, 12, 24, 48, 72, 120, 240].find((size) => size >= (high - low) / 8);
+  const days = hours && [1, 3, 6, 12, 24, 48, 72, 120, 240].find((size) => size >= (high - low) / 8);
   const step = days || [1, 2, 5, 10].map((k) => k * scale).find((size) => size >= rough);
   const found = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) found.push(k * step);
@@ -136,17 +145,18 @@ function axes(svg, { west, east, south, north, x, y, log, whole }) {
   const X = (v) => BOX.left + ((on(v) - west) / (east - west)) * (BOX.right - BOX.left);
   const Y = (v) => BOX.bottom - Math.max(-0.02, (on(v) - south) / (north - south)) * (BOX.bottom - BOX.top);
   svg.replaceChildren();
-  for (const tick of ticks(south, north, log)) {
+  const up = ticks(south, north, log);
+  for (const tick of up) {
     const at = Y(back(tick));
     element(svg, "line", { x1: BOX.left, x2: BOX.right, y1: at, y2: at, class: "axis" });
-    text(svg, BOX.left - 6, at + 4, log ? power(tick) : number(tick), "end");
+    text(svg, BOX.left - 6, at + 4, log ? power(tick) : tickText(tick, up[1] - up[0]), "end");
   }
   const along = log && east - west <= 3 ? fineTicks(west, east) : ticks(west, east, log, x.endsWith("(h)"));
   for (const tick of along) {
     if (whole && !Number.isInteger(tick)) continue;
     const at = X(back(tick));
     element(svg, "line", { x1: at, x2: at, y1: BOX.top, y2: BOX.bottom, class: "axis" });
-    text(svg, at, BOX.bottom + 16, number(back(tick)), "middle");
+    text(svg, at, BOX.bottom + 16, log ? number(back(tick)) : tickText(tick, along[1] - along[0]), "middle");
   }
   text(svg, (BOX.left + BOX.right) / 2, BOX.bottom + 38, x, "middle");
   const label = text(svg, 0, 0, y, "middle");

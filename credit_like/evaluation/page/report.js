@@ -162,7 +162,7 @@ function addDegrees(canvas) {
   frame.append(canvas);
   const add = (values, side, text) => {
     const n = values.length, span = Math.abs(values[n - 1] - values[0]), step = [1, 2, 5, 10, 30, 60].find((s) => span / s <= 7) || 90;
-    for (let degrees = -360; degrees <= 360; degrees += step) {
+    for (let degrees = -720; degrees <= 720; degrees += step) {
       for (let i = 0; i + 1 < n; i++) {
         const [a, b] = [values[i], values[i + 1]];
         if ((a - degrees) * (b - degrees) > 0 || b === degrees) continue;
@@ -260,11 +260,16 @@ function placeText(latitude, longitude) {
   return `${side(latitude, "NS")}, ${side(((longitude + 540) % 360) - 180, "EW")}`;
 }
 
+/* The column of a longitude, the left edge of the first being 0, on longitudes of equal steps in either direction. */
+function columnOf(value, longitude) {
+  const step = (longitude[longitude.length - 1] - longitude[0]) / Math.max(1, longitude.length - 1), around = 360 / Math.abs(step);
+  return ((((value - longitude[0]) / step + 0.5) % around) + around) % around;
+}
+
 /* Coastlines as one path on a canvas whose rows and columns are the grid's. */
 function coastPaths(across, down, scale) {
-  const latitude = MAPS.latitude, longitude = MAPS.longitude, height = latitude.length, width = longitude.length;
+  const latitude = MAPS.latitude, longitude = MAPS.longitude, height = latitude.length;
   const lines = MAPS.coast || NATURAL_EARTH.map((line) => line.map((x) => x / 10));
-  const east = (longitude[width - 1] - longitude[0]) / Math.max(1, width - 1);
   const row = (value) => {  // rows may lie unevenly, and go either way
     const down = latitude[0] > latitude[height - 1];
     let low = 0, high = height - 1;
@@ -278,7 +283,7 @@ function coastPaths(across, down, scale) {
   for (const line of lines) {
     let pen = false, before = 0;
     for (let i = 0; i < line.length; i += 2) {
-      const column = ((((line[i] - longitude[0]) / east + 0.5) * Math.sign(east) % (360 / Math.abs(east))) + 360 / Math.abs(east)) % (360 / Math.abs(east));
+      const column = columnOf(line[i], longitude);
       const x = column * scale, y = (row(line[i + 1]) + 0.5) * scale;
       const inside = x <= across && y >= -scale && y <= down + scale;
       if (!inside || Math.abs(x - before) > across / 2) pen = false;

@@ -86,6 +86,8 @@ def test_stopped_it_goes_on(years, tmp_path, monkeypatch):
     assert len(seen) == len(set(seen)) == 8
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_slots_of_a_day_that_do_not_fit_into_memory_are_in_files(years, tmp_path, monkeypatch):
     """Whatever the grid, a piece holds no more slots in memory than its limit; the result is the same."""
     data, variables, store = years
@@ -113,6 +115,20 @@ def test_slots_of_a_day_that_do_not_fit_into_memory_are_in_files(years, tmp_path
         xr.open_zarr(tmp_path / name / "climatology.zarr", consolidated=False).load() for name in ("memory", "files")
     )
     xr.testing.assert_identical(one, other)
+
+
+def test_slots_in_files_are_those_in_memory(tmp_path):
+    fields = np.random.default_rng(0).standard_normal((9, 2, 3, 4)).astype("f4")
+    fields[3, 1, 2] = np.nan
+    for stem in (None, tmp_path / "files"):
+        means = SlotMeans([(1, 0), (2, 0)], 2, 3, 4, stem)
+        for number, field in enumerate(fields):
+            means.add((1 + number % 2, 0), field)
+        means.save(tmp_path / ("memory" if stem is None else "files"))
+    for name in ("mean", "count"):
+        one, other = (np.load(tmp_path / f"{where}.{name}.npy") for where in ("memory", "files"))
+        np.testing.assert_array_equal(one, other)
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def test_means_of_slots_with_holes():
