@@ -362,7 +362,7 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     from credit_like.derive.fields import scored_derivation
     from credit_like.evaluation.climatology import climatology_times
     from credit_like.evaluation.fields import Regions
-    from credit_like.evaluation.needs import check_metrics, open_truth, possible_metrics
+    from credit_like.evaluation.needs import check_metrics, check_truth, open_truth, possible_metrics
     from credit_like.evaluation.precipitation import is_precipitation
 
     experiment, section = store.experiment, store.experiment.evaluation
@@ -387,6 +387,7 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     yield from derivable
     if not scoring or derivable:
         return
+    from credit_like.evaluation.derived import scored_variables
     from credit_like.evaluation.evaluate import check_results, open_baselines
 
     if folder_problem(experiment.save_loc) is None:  # which has been reported
@@ -394,8 +395,16 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     yield from _refusal(("evaluation", "climatology_period"), climatology_times, store.fields, experiment)
     found = list(_refusal(("evaluation", "truth"), open_truth, experiment, store.fields))
     yield from found
-    if section.baselines and not found:
-        truth = open_truth(experiment, store.fields)
+    if found:
+        return
+    truth = open_truth(experiment, store.fields)
+    yield from _refusal(("evaluation", "truth"), check_truth, truth, store.fields)
+    of_truth = scored_variables(store.variables, truth).outputs
+    if {variable.name for variable in of_truth} != set(scored):
+        of_rain = [variable.name for variable in of_truth if is_precipitation(variable, store.fields)]
+        names = [variable.name for variable in of_truth]
+        yield from _refusal(("evaluation",), check_metrics, metrics, members, of_rain, section.thresholds, names)
+    if section.baselines:
         for name, file in section.baselines.items():
             yield from _refusal(("evaluation", "baselines", name), open_baselines, {name: file}, truth)
 

@@ -204,6 +204,13 @@ def test_the_command_takes_an_experiment_of_any_layout(tmp_path, monkeypatch, la
 
 
 @pytest.mark.slow
+def test_steps_of_random_numbers_of_leads_are_compared(tmp_path):
+    given = ["data.forecast_len=2", "trainer.random_forecast_len=true", "seed=1", f"save_loc={tmp_path / 'run'}"]
+    found = rows(load_experiment(FILE, given), "FSDP2 2")
+    assert found["FSDP2 2, continued in one process"].ok
+
+
+@pytest.mark.slow
 def test_every_comparison_of_parts_from_outside(tmp_path, monkeypatch):
     """By the command, whose exit status says so."""
     printed = []

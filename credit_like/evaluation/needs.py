@@ -93,6 +93,18 @@ def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:
     return DerivedStore(_open_own(experiment, store, derivation), derivation, ground)
 
 
+def check_truth(truth: FieldStore, store: FieldStore) -> None:
+    """Raise UserError where the truth is on another grid or calendar than forecasts of the experiment, whose data are `store`."""
+    from credit_like.evaluation.sources import match
+
+    match(store.grid.latitude, truth.grid.latitude, "latitude", "those of this experiment")
+    match(store.grid.longitude % 360, truth.grid.longitude % 360, "longitude", "those of this experiment")
+    if store.calendar != truth.calendar:
+        raise UserError(
+            f"expected a truth in the calendar {store.calendar} of the data, got {truth.calendar}; change it"
+        )
+
+
 def _open_archived(
     experiment: Experiment, variables: Sequence[Variable], units_of: Mapping[str, str]
 ) -> FieldStore | None:

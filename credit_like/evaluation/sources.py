@@ -126,8 +126,8 @@ class ForecastFiles:
         self.leads: NDArray[np.int64] = dataset["prediction_timedelta"].values.astype("timedelta64[s]").astype(np.int64)
         self.calendar = calendar.calendar_of(_plain(dataset["time"].values))
         self.members = dataset.sizes.get("number", 1)
-        self._rows = _match(dataset["latitude"].values, grid.latitude, "latitude", provenance)
-        self._columns = _match(dataset["longitude"].values % 360, grid.longitude % 360, "longitude", provenance)
+        self._rows = match(dataset["latitude"].values, grid.latitude, "latitude", provenance)
+        self._columns = match(dataset["longitude"].values % 360, grid.longitude % 360, "longitude", provenance)
         self._init_at = {int(second): i for i, second in enumerate(self.init)}
         self._lead_at = {int(second): i for i, second in enumerate(self.leads)}
         self._lock = SerializableLock()
@@ -332,7 +332,7 @@ def _plain(times: NDArray[Any]) -> NDArray[Any]:
     return times.astype("datetime64[s]") if times.dtype.kind == "M" else times
 
 
-def _match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, what: str) -> list[int]:
+def match(there: NDArray[np.float64], wanted: NDArray[np.float64], axis: str, what: str) -> list[int]:
     """Return the positions of the wanted coordinates among the file's, to a thousandth of a degree."""
     order = [int(np.argmin(np.abs(there - value))) for value in wanted]
     if len(there) != len(wanted) or np.abs(there[order] - wanted).max() > 1e-3:

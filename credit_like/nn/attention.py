@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from credit_like import ops
-from credit_like.nn.dropout import mask
+from credit_like.nn.dropout import gain, mask
 from credit_like.nn.layer import Layer
 from credit_like.nn.linear import Linear, stacked_weights
 from credit_like.nn.norms import ChannelNorm
@@ -184,7 +184,7 @@ class WindowAttention(Layer):
         if self.bias is None:
             values = self._values(self.norm(x_BHWC))
             if mask_BHWC is not None:
-                values = values * mask_BHWC.repeat_interleave(self.dim_head, -1)
+                values = values * mask_BHWC.repeat_interleave(self.dim_head, -1) * gain(self.dropout)
             return x_BHWC + self.out(values)
         return ops.attention_block(
             x_BHWC,
@@ -196,6 +196,7 @@ class WindowAttention(Layer):
             self.dim_head,
             dilated=self.dilated,
             mask_BHWC=mask_BHWC,
+            gain=gain(self.dropout),
         )
 
     def _mask(self, x_BHWC: Tensor, key_B: Tensor) -> Tensor:

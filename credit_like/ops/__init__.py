@@ -90,15 +90,18 @@ def attention_block(
     *,
     dilated: bool,
     mask_BHWC: Tensor | None = None,
+    gain: float = 1.0,
 ) -> Tensor:
     """Return x + out(window_attention(qkv(norm(x)))), (B, H, W, C) to (B, H, W, C).
 
     bias_LL: added to the scores of each query and key, (w^2, w^2). Rows of the weight of `qkv` are ordered (head, q | k
-    | v, d). mask_BHWC: as for `window_attention`; with it there is no fused kernel.
+    | v, d). mask_BHWC, gain: as for `window_attention`; with a mask there is no fused kernel.
     """
     if mask_BHWC is None and uses_fused_kernel(x_BHWC, qkv, out):
         return blocks.attention_block(x_BHWC, norm, qkv, out, bias_LL, window, dim_head, dilated)
-    attended = window_attention(qkv(norm(x_BHWC)), bias_LL, window, dim_head, dilated=dilated, mask_BHWC=mask_BHWC)
+    attended = window_attention(
+        qkv(norm(x_BHWC)), bias_LL, window, dim_head, dilated=dilated, mask_BHWC=mask_BHWC, gain=gain
+    )
     return x_BHWC + out(attended)
 
 
@@ -110,11 +113,13 @@ def window_attention(
     *,
     dilated: bool,
     mask_BHWC: Tensor | None = None,
+    gain: float = 1.0,
 ) -> Tensor:
     """Return softmax(q k^T / sqrt(d) + bias) v in each window and head; (B, H, W, h 3 d) to (B, H, W, h d).
 
     A window is w x w neighbouring points, or with `dilated` the w x w points that lie H/w rows and W/w columns apart.
-    mask_BHWC: factors (B, H, W, h w^2) of the probabilities that each query has for the keys of its window.
+    mask_BHWC: factors (B, H, W, h w^2), 0 or 1, of the probabilities that each query has for the keys of its window, which are
+    multiplied by `gain` too.
     """
     shape = window_shape(qkv_BHWC.shape, window, dim_head, dilated)
     q, k, v = split_windows(qkv_BHWC, shape, dilated)
@@ -122,7 +127,7 @@ def window_attention(
         scores = q @ k.transpose(-1, -2) * dim_head**-0.5 + bias_LL.to(q.dtype)
         factors = split_one(mask_BHWC, (*shape[:-1], window**2), dilated)
         probabilities = scores.softmax(-1)
-        return join_windows((probabilities * factors).to(v.dtype) @ v, shape, dilated)
+        return join_windows((probabilities * factors * gain).to(v.dtype) @ v, shape, dilated)
     attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias_LL.to(q.dtype))
     return join_windows(attended, shape, dilated)
 

@@ -25,7 +25,7 @@ from credit_like.models.wxformer import Config
 from credit_like.nn import spectral_norm
 from credit_like.nn.attention import LongAttention, ShortAttention, position_tables
 from credit_like.nn.cross_embed import CrossEmbed
-from credit_like.nn.dropout import FIRST_SITE, path_factors
+from credit_like.nn.dropout import FIRST_SITE, gain, path_factors
 from credit_like.nn.feed_forward import FeedForward
 from credit_like.nn.layer import Layer, Recompute
 from credit_like.nn.noise import Noise, NormNoise, absorb, innovation_weights, innovations, recomputing
@@ -100,7 +100,7 @@ class TransformerLayer(Layer):
         if key_B is None or not self.drop_path:
             return y_BHWC
         factors = path_factors(key_B, 4 + number, self.drop_path, y_BHWC.dtype)
-        return x_BHWC + factors * (y_BHWC - x_BHWC)
+        return x_BHWC + factors * (y_BHWC - x_BHWC) * gain(self.drop_path)
 
 
 class Stage(nn.Module):

@@ -48,7 +48,7 @@ class _Conv(torch.autograd.Function):
             # One call, because torch converts the weights to the order of the image in each.
             stride, pad_rows, pad_cols = ctx.geometry
             dx, dw, _ = _gradients(g_BHWO, x_BHWC, weight, stride, pad_rows, pad_cols, (True, True, False))
-            dx = _cropped(dx, x_BHWC, pad_rows, pad_cols)
+            dx = _cropped(dx, pad_rows, pad_cols)
         elif ctx.needs_input_grad[0]:
             gradient = _input_gradient_by_columns if ctx.by_columns else input_gradient
             dx = gradient(g_BHWO, x_BHWC, weight, *ctx.geometry)
@@ -87,9 +87,14 @@ def _input_gradient_by_columns(
     return functional.pad(padded, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1])).contiguous()
 
 
+def _is_symmetric(pad_rows: Pair, pad_cols: Pair) -> bool:
+    """Return whether torch's convolution can add the zero rows and columns itself, so that they are not explicit."""
+    return min(*pad_rows, *pad_cols) >= 0 and pad_rows[0] == pad_rows[1] and pad_cols[0] == pad_cols[1]
+
+
 def _zero_pad(x_BHWC: Tensor, pad_rows: Pair, pad_cols: Pair) -> tuple[Tensor, Pair]:
     """Return the image (B, C, H, W) with explicit zeros, and the symmetric padding left to the convolution."""
-    if min(*pad_rows, *pad_cols) >= 0 and pad_rows[0] == pad_rows[1] and pad_cols[0] == pad_cols[1]:
+    if _is_symmetric(pad_rows, pad_cols):
         return channels_first(x_BHWC), (pad_rows[0], pad_cols[0])
     return channels_first(functional.pad(x_BHWC, (0, 0, *pad_cols, *pad_rows))), (0, 0)
 
@@ -132,13 +137,14 @@ def input_gradient(
 ) -> Tensor:
     """Return torch's gradient with respect to the input x, of which only the shape matters."""
     dx_BCHW = _gradients(g_BHWO, x_BHWC, weight, stride, pad_rows, pad_cols, (True, False, False))[0]
-    return _cropped(dx_BCHW, x_BHWC, pad_rows, pad_cols)
+    return _cropped(dx_BCHW, pad_rows, pad_cols)
 
 
-def _cropped(dx_BCHW: Tensor, x_BHWC: Tensor, pad_rows: Pair, pad_cols: Pair) -> Tensor:
+def _cropped(dx_BCHW: Tensor, pad_rows: Pair, pad_cols: Pair) -> Tensor:
     """Return torch's gradient of the padded input as that of x."""
     dx = channels_last(dx_BCHW)
-    if dx.shape != x_BHWC.shape:  # the zero rows and columns were explicit and are cropped again
+    # Explicit rows and columns are removed again. Their number does not show it: one may be added before and one cropped after.
+    if not _is_symmetric(pad_rows, pad_cols):
         dx = functional.pad(dx, (0, 0, -pad_cols[0], -pad_cols[1], -pad_rows[0], -pad_rows[1]))
     return dx.contiguous()
 
