@@ -38,7 +38,6 @@ ELSEWHERE = {
     "evaluation/metrics": "evaluation/test_metrics.py",
     "evaluation/charts": "evaluation/test_plots.py",
     "evaluation/coasts": "evaluation/test_plots.py",
-    "evaluation/results": "test_build.py",
     "evaluation/needs": "malformed/test_malformed.py",
     "inference/paths": "inference/test_forecast.py",
     "inference/plan": "inference/test_forecast.py",

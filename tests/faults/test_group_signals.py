@@ -244,6 +244,7 @@ def test_a_worker_ends_with_its_parent() -> None:
     os.close(send)
 
 
+@pytest.mark.slow
 def test_an_interrupted_pass_of_several_processes_has_the_traceback_of_one(tmp_path) -> None:
     code = "import time; from credit_like.data.tools.preprocess import in_processes as over"
     code += "\nif __name__ == '__main__': list(over(2)(time.sleep, [600, 600, 600]))"

@@ -246,6 +246,7 @@ def _whole_for_a_moment(rank, tiny, initial):
     )
 
 
+@pytest.mark.slow
 def test_whole_parameters_for_a_moment(run_ranks, tiny):
     with torch.device("meta"):
         serial = tiny.blank()

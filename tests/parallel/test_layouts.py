@@ -216,6 +216,7 @@ def test_checkpointing_accumulation_rollout_and_muon(run_ranks, tiny):
     check(run_ranks, tiny, (1, 2, 2), leads=2, accumulate=2, kind="muon", activation_checkpoint=True)
 
 
+@pytest.mark.slow
 def test_single_precision(run_ranks, tiny):
     check(run_ranks, tiny, (1, 2, 2), steps=1, dtype=torch.float32)
 

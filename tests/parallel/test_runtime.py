@@ -109,6 +109,7 @@ def test_matrix_products_and_convolutions_have_one_precision(precision, convolut
 @pytest.mark.parametrize(
     "first", ["", pytest.param("import torch._inductor.config", marks=[pytest.mark.slow, pytest.mark.long])]
 )
+@pytest.mark.slow
 def test_deterministic_algorithms_are_those_of_the_compiler_too(first):
     """In a process of its own, because the settings hold for a whole process; whether it has imported the compiler or not."""
     code = f"""

@@ -150,6 +150,7 @@ def test_a_damaged_id_is_one_warning(tmp_path, caplog):
     assert [r.levelno for r in caplog.records if "tracking" in r.getMessage()] == [logging.WARNING]
 
 
+@pytest.mark.slow
 def test_the_packages_are_imported_by_runs_that_use_them_alone():
     import subprocess
     import sys
