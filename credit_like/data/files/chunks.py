@@ -137,7 +137,7 @@ class ChunkedArray(DirectArray):
         self.layout = layout
         self.shape, self.chunks = layout.shape, layout.chunks
         self.dtype = layout.stored.newbyteorder("=")
-        self._indices: OrderedDict[str, NDArray[np.uint64]] = OrderedDict()
+        self._indices: OrderedDict[str, tuple[tuple[int, ...], NDArray[np.uint64]]] = OrderedDict()
         self._chunk_bytes = int(np.prod(layout.chunks)) * layout.stored.itemsize
 
     def box(self, spans: Spans, out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -201,18 +201,23 @@ class ChunkedArray(DirectArray):
             )
 
     def _index(self, path: str, file: int, per_shard: tuple[int, ...]) -> NDArray[np.uint64]:
-        """Return (…, 2) offset and size of every chunk of a shard, cached for the most recently read shards."""
-        if path in self._indices:
-            return self._indices[path]
+        """Return (…, 2) offset and size of every chunk of a shard, cached for the most recently read shards.
+
+        A shard that was replaced, as by times that are appended to it, has another index.
+        """
+        status = os.fstat(file)
+        stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if path in self._indices and self._indices[path][0] == stamp:
+            return self._indices[path][1]
         length = 16 * int(np.prod(per_shard)) + 4
-        start = os.fstat(file).st_size - length if self.layout.index_at_end else 0
+        start = status.st_size - length if self.layout.index_at_end else 0
         raw = os.pread(file, length, start) if start >= 0 else b""
         if len(raw) != length or google_crc32c.value(raw[:-4]) != struct.unpack("<I", raw[-4:])[0]:
             raise UserError(
                 f"expected an index of {length} bytes with its checksum in {path}: the file is damaged or cut off"
             )
         index = np.frombuffer(raw[:-4], "<u8").reshape(*per_shard, 2)
-        self._indices[path] = index
+        self._indices[path] = (stamp, index)
         while len(self._indices) > _SHARDS_REMEMBERED:
             self._indices.popitem(last=False)
         return index

@@ -140,7 +140,8 @@ class ObjectCache:
         for _, size, path in found:
             if used <= target:
                 break
-            os.unlink(path)
+            with suppress(FileNotFoundError):  # whoever found it damaged has removed it
+                os.unlink(path)
             used -= size
         for changed, _, path in _files(self.folder / "drafts"):
             if changed < (time.time() - _DRAFT_AGE) * 1e9:

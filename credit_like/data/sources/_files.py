@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from xarray.core import indexing
 
+from credit_like.data import units
 from credit_like.data.files.direct import DirectArray, Spans, chunk_along, direct
 from credit_like.data.files.netcdf_files import open_lazily
 from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
@@ -413,12 +414,14 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
                 f"expected the same calendar in all files, got {files[0].about.kind.calendar} in {files[0].path} and "
                 f"{file.about.kind.calendar} in {file.path}; set data.source.calendar"
             )
+    listed = files
     files = sorted(files, key=lambda file: int(file.about.seconds[0]))
     for file in files[1:]:
         if file.about.kind.coordinates != files[0].about.kind.coordinates:
             _same_coordinates(files[0].dataset(), file.dataset(), file.path, DIMS[1:])
-    _refuse_other_dimensions(files)
-    of_time = _times_of(files, duplicates)
+    _refuse_other_fields(files)
+    place = {id(file): number for number, file in enumerate(listed)}
+    of_time = _times_of(files, duplicates, np.array([place[id(file)] for file in files]))
     first, kinds = files[0].dataset(), _kinds(files)
     variables: dict[str, Any] = {}
     for name, variable in first.data_vars.items():
@@ -438,8 +441,8 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     return xr.Dataset(variables, {**coordinates, "time": times}, first.attrs)
 
 
-def _refuse_other_dimensions(files: Sequence[_File]) -> None:
-    """Raise UserError for a field that has other dimensions in another file; their order may differ."""
+def _refuse_other_fields(files: Sequence[_File]) -> None:
+    """Raise UserError for a field that has other dimensions, whose order may differ, or other units in another file."""
     first = files[0].about.kind
     for file in files[1:]:
         kind = file.about.kind
@@ -449,6 +452,19 @@ def _refuse_other_dimensions(files: Sequence[_File]) -> None:
                     f"expected {name} on {first.dims[name]} in all files, as in {files[0].path}, got it on {kind.dims[name]} "
                     f"in {file.path}; list it as a source of its own"
                 )
+            if _differ(one := kind.units.get(name, ""), other := first.units.get(name, "")):
+                raise UserError(
+                    f"expected {name} in {other!r} in all files, as in {files[0].path}, got it in {one!r} in {file.path}; "
+                    "convert it, or list the file as a source of its own"
+                )
+
+
+def _differ(one: str, other: str) -> bool:
+    """Return whether two units are known to differ; a file without units may have any."""
+    try:
+        return (units.between(one, other) or (1.0, 0.0)) != (1.0, 0.0)
+    except UserError:  # of other dimensions
+        return True
 
 
 @dataclass(frozen=True)
@@ -460,8 +476,8 @@ class _Times:
     local: NDArray[np.int64]
 
 
-def _times_of(files: Sequence[_File], duplicates: str | None) -> _Times:
-    """Return the times of the files, each once: of the first file that has it.
+def _times_of(files: Sequence[_File], duplicates: str | None, listed: NDArray[np.int64]) -> _Times:
+    """Return the times of the files, each once: of the file that is listed first, by its number `listed`, of those that have it.
 
     Raises UserError where a time is in two files and the experiment does not say which of them is read.
     """
@@ -469,7 +485,9 @@ def _times_of(files: Sequence[_File], duplicates: str | None) -> _Times:
     since = np.concatenate(of_files)
     number = np.repeat(np.arange(len(files)), list(map(len, of_files)))
     local = np.concatenate([np.arange(len(times)) for times in of_files])
-    times, first = np.unique(since, return_index=True)
+    order = np.lexsort((listed[number], since))
+    times, begin = np.unique(since[order], return_index=True)
+    first = order[begin]
     if duplicates is None and len(times) < len(since):
         again = int(np.setdiff1d(np.arange(len(since)), first)[0])
         file, before = files[number[again]], files[number[first[np.searchsorted(times, since[again])]]]
@@ -503,7 +521,7 @@ class _Joined(DirectArray):
         start, stop = spans[self.axis]
         positions = np.arange(start, stop)
         found = None
-        if len(self._parts(positions)) == 1:
+        if len(self._parts(positions)) == 1 and (np.diff(self.times.local[positions]) == 1).all():
             variable = self.files[self.times.file[start]].dataset().variables[self.name]
             found = direct(variable) if variable.dims == self.dims else None
         if found is None:

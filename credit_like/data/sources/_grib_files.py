@@ -327,8 +327,8 @@ def decode(messages: list[Message], geometry: Callable[[Message], Geometry]) -> 
             with _LOCK, _handle(eccodes, make) as handle:
                 eccodes.codes_set(handle, "missingValue", _MISSING)
                 values = np.asarray(eccodes.codes_get_values(handle), np.float64)
-                if eccodes.codes_get(handle, "bitmapPresent", int):
-                    values = np.where(values == _MISSING, np.nan, values)
+                # Missing points are in a bitmap or, with complex packing, among the values.
+                values = np.where(values == _MISSING, np.nan, values)
             plane = geometry(message)
             if len(values) != plane.size:
                 raise OSError(f"expected {plane.size} values in {message.where}, got {len(values)}")

@@ -46,6 +46,8 @@ class Kind:
     """dtype of every variable."""
     dims: dict[str, str]
     """Dimensions of every variable, in the order of the file, separated by spaces."""
+    units: dict[str, str]
+    """Units of every field that has some."""
     names: tuple[str, ...]
     """Variables and dimensions, by their names in the file."""
     coordinates: dict[str, str]
@@ -81,7 +83,8 @@ class About:
         dims = {str(name): " ".join(map(str, variable.dims)) for name, variable in dataset.variables.items()}
         chosen = sorted(fields(dataset) or map(str, dataset.data_vars))
         dtypes, dims = (dict(sorted(facts.items())) for facts in (variables, dims))
-        kind = Kind(tuple(chosen), dtypes, dims, tuple(sorted(names)), coordinates, calendar)
+        units = {name: str(unit) for name in chosen if (unit := dataset[name].attrs.get("units")) is not None}
+        kind = Kind(tuple(chosen), dtypes, dims, units, tuple(sorted(names)), coordinates, calendar)
         return cls(kind, since, exact)
 
     @property
@@ -145,7 +148,15 @@ def _load(index: Path) -> _Entries:
         if not len(text["paths"]) == len(stamps) == len(kinds) == len(counts) or counts.sum() != len(times):
             return {}
         of = [
-            Kind(tuple(k["fields"]), k["dtypes"], k["dims"], tuple(k["names"]), k["coordinates"], k["calendar"])
+            Kind(
+                tuple(k["fields"]),
+                k["dtypes"],
+                k["dims"],
+                k["units"],
+                tuple(k["names"]),
+                k["coordinates"],
+                k["calendar"],
+            )
             for k in text["kinds"]
         ]
         parts = np.split(times, np.cumsum(counts)[:-1])

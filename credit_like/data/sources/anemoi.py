@@ -165,16 +165,16 @@ def _dataset(group: zarr.Group, path: str) -> xr.Dataset:
     )
     states = _States(array, Path(path), geometry, kept, (len(latitude), len(longitude)))
 
-    def variable(columns: Sequence[int], name: str, levels: bool) -> xr.Variable:
+    def variable(columns: Sequence[int], levels: bool) -> xr.Variable:
         still = not levels and names[columns[0]] in constant
         lazy = _Fields(states, np.array(columns), levels, still)
-        units = (metadata.get(name) or {}).get("units")
+        units = (metadata.get(names[columns[0]]) or {}).get("units")
         return xr.Variable(
             lazy.dims, indexing.LazilyIndexedArray(lazy), {"units": units} if isinstance(units, str) else {}
         )
 
-    variables = {name: variable(list(by_level.values()), name, True) for name, by_level in on_levels.items()}
-    variables |= {name: variable([column], names[column], False) for name, column in flat.items()}
+    variables = {name: variable(list(by_level.values()), True) for name, by_level in on_levels.items()}
+    variables |= {name: variable([column], False) for name, column in flat.items()}
     coordinates: dict[str, Any] = {"time": dates[kept], "latitude": latitude, "longitude": longitude}
     if on_levels:
         levels = np.array(list(next(iter(on_levels.values()))), np.float64)

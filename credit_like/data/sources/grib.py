@@ -211,6 +211,13 @@ def _field(
         "time": lambda message: message.time,
         kinds[0]: lambda message: message.level,
     }
+    units = {str(dict(message.attrs).get("units", "")): message for message in group}
+    if len(units) > 1:
+        (one, first), (other, second), *_ = units.items()
+        raise UserError(
+            f"expected {name} in the same units, got {one!r} in {first.where} and {other!r} in {second.where}; give "
+            "files with one of them"
+        )
     absent = {"time"} if still else set()
     absent |= set() if _has_levels(group) else {kinds[0]}
     dims = [dim for dim in ("time", "number", kinds[0]) if dim in coordinates and dim not in absent]

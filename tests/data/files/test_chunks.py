@@ -50,6 +50,18 @@ def test_reads_what_zarr_reads(tmp_path, codec, shards, dtype):
     assert got.dtype == np.dtype(dtype).newbyteorder("=")
 
 
+@pytest.mark.parametrize("codec", ["default", "none"])
+def test_a_shard_that_is_replaced_is_read_by_its_own_index(tmp_path, codec):
+    """As by times that are appended while the store is open: chunks then lie elsewhere in the file."""
+    path = tmp_path / "a.zarr"
+    array, values = build(path, codec, shards=(4, 6, 8, 7))
+    rows = reader(path, array)
+    rows.box([(0, n) for n in SHAPE])
+    values = values + 7  # also where no chunk was written
+    zarr.open_group(path, mode="r+")["x"][:] = values
+    np.testing.assert_array_equal(rows.box([(0, n) for n in SHAPE]), values)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "int16", "float64", ">f4"])
 def test_whole_chunks_are_converted_to_the_dtype_of_the_target(tmp_path, dtype):
     array, values = build(tmp_path / "a.zarr", dtype=dtype, chunks=(1, 3, 10, 7))

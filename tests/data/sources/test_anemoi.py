@@ -142,6 +142,16 @@ def test_levels_follow_from_names_where_the_metadata_lack_them(tmp_path):
     assert opened(tmp_path / "a.zarr")["t"].dims == ("time", "level", "latitude", "longitude")
 
 
+def test_a_variable_on_levels_has_its_own_units(tmp_path):
+    metadata = {
+        name: {"mars": {"param": name.split("_")[0]}, "units": "K" if "_" in name else "degC"} for name in NAMES
+    }
+    make(tmp_path / "a.zarr", variables_metadata=metadata)
+    got = opened(tmp_path / "a.zarr")
+    assert {got[name].attrs["units"] for name in got.data_vars if "level" in got[name].dims} == {"K"}
+    assert got["2t"].attrs["units"] == "degC"
+
+
 def test_columns_first_is_a_regular_grid_too(tmp_path):
     data = make(tmp_path / "a.zarr", kind="transposed")
     got = opened(tmp_path / "a.zarr")

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import struct
 import threading
 from importlib.util import find_spec
 from pathlib import Path
@@ -591,3 +592,36 @@ inference: {{init: 2020-01-04, lead: 6h}}
         mean = dict(zip(statistics["channel"].values.tolist(), statistics["mean"].values, strict=True))
     assert mean["2m_temperature"] == pytest.approx(290, abs=0.05)
     assert mean["temperature@850"] == pytest.approx(280, abs=0.05)
+
+
+def test_missing_points_within_complex_packing_are_missing(tmp_path):
+    """Template 5.2 with missing value management 1, as NCEP writes it: all bits of a value are set, and no bitmap tells."""
+    ordinary = message(range(40))
+    sections, at = {}, 16
+    while ordinary[at : at + 4] != b"7777":
+        size = int.from_bytes(ordinary[at : at + 4], "big")
+        sections[ordinary[at + 4]] = ordinary[at : at + size]
+        at += size
+    values = np.arange(40, dtype=np.uint8)
+    values[[3, 17]] = 255
+    described = struct.pack(">BIH", 5, 40, 2) + struct.pack(">fHH", 280.0, 0, 0) + bytes([8, 0, 1, 1])
+    described += struct.pack(">f", 9.999e20) + b"\xff\xff\xff\xff" + struct.pack(">I", 1) + bytes([0, 8])
+    described += struct.pack(">IBIB", 0, 1, 40, 8)
+    sections[5] = struct.pack(">I", len(described) + 4) + described
+    sections[6] = struct.pack(">IBB", 6, 6, 255)
+    packed = bytes([0, 8, 40]) + values.tobytes()
+    sections[7] = struct.pack(">IB", 5 + len(packed), 7) + packed
+    body = b"".join(sections[number] for number in sorted(sections)) + b"7777"
+    (tmp_path / "a.grib").write_bytes(ordinary[:8] + struct.pack(">Q", 16 + len(body)) + body)
+    field = opened(tmp_path / "a.grib")["t"].isel(time=0, level=0).transpose("latitude", "longitude").values.ravel()
+    expected = 280.0 + np.arange(40)
+    expected[[3, 17]] = np.nan
+    np.testing.assert_array_equal(field, expected)
+
+
+def test_messages_of_a_name_in_other_units_are_refused(tmp_path):
+    """Total precipitation is in m as parameter 228, and in kg m**-2 as 228228."""
+    first = message(typeOfLevel="surface", level=0, edition=1, paramId=228, stepRange="0-6")
+    second = message(typeOfLevel="surface", level=0, paramId=228228, stepRange="0-6", dataDate=20200102)
+    with pytest.raises(UserError, match=r"expected tp in the same units, got 'm' in .* and 'kg m\*\*-2' in "):
+        opened(write(tmp_path / "a.grib", first, second))

@@ -128,6 +128,36 @@ def test_of_repeated_times_alone_later_files_lose_any(tmp_path, dataset):
     np.testing.assert_array_equal(got["u"].isel(time=slice(3, 7), level=2).values, expected[3:7, 2])
 
 
+def test_the_file_that_is_listed_first_has_the_repeated_times(tmp_path, dataset):
+    """Final data beside preliminary ones that begin earlier."""
+    ds = dataset()
+    ds.isel(time=slice(5, 20)).to_zarr(tmp_path / "final.zarr", consolidated=False)
+    (ds.isel(time=slice(0, 12)) + 1000).to_zarr(tmp_path / "preliminary.zarr", consolidated=False)
+    paths = [str(tmp_path / f"{name}.zarr") for name in ("final", "preliminary")]
+    for order, first in ((paths, 5), (paths[::-1], 12)):
+        got = source.open_dataset(source.Config(path=tuple(order), duplicates="first"))
+        expected = ds["u"].values[:20].copy()
+        expected[:first] += 1000
+        np.testing.assert_array_equal(got["u"].values, expected)
+        for box in (slice(3, 8), slice(10, 14), slice(5, 7)):
+            np.testing.assert_array_equal(got["u"][box].values, expected[box])
+
+
+def test_files_in_other_units_are_refused(tmp_path, dataset):
+    ds = dataset()
+    for name, unit, part in (("a", "degC", slice(0, 20)), ("b", "K", slice(20, 40))):
+        made = ds.isel(time=part).copy()
+        made["u"].attrs["units"] = unit
+        made.to_zarr(tmp_path / f"{name}.zarr", consolidated=False)
+    with pytest.raises(
+        ValueError, match=r"expected u in 'degC' in all files, as in .*a.zarr, got it in 'K' in .*b.zarr"
+    ):
+        source.open_dataset(config(tmp_path / "?.zarr"))
+    made["u"].attrs["units"] = "celsius"  # the same by another name
+    made.to_zarr(tmp_path / "b.zarr", mode="w", consolidated=False)
+    assert source.open_dataset(config(tmp_path / "?.zarr")).sizes["time"] == 40
+
+
 def test_nothing_there(tmp_path, dataset):
     dataset().to_zarr(tmp_path / "era5_2001.zarr", consolidated=False)
     with pytest.raises(ValueError, match=r"era5_2001.zarr"):
