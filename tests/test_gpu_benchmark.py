@@ -19,6 +19,7 @@ def _run(*options):
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
+@pytest.mark.long
 def test_every_row_is_measured(tmp_path):
     """The code of the measurements on a device, at reduced sizes; the memory of a step is that of the plan."""
     path = tmp_path / "gpu.md"

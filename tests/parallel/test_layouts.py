@@ -195,9 +195,11 @@ def test_rows_and_columns(run_ranks, tiny, layout):
     [
         ((1, 1, (1, 4)), TRANSPOSE | {"width": 120}, {"data": "ddp"}),
         pytest.param((1, 1, (3, 2)), WIDE, {"data": "none", "steps": 3}, marks=pytest.mark.long),
-        ((1, 1, (2, 3)), {"width": 88}, {"leads": 3, "activation_checkpoint": True}),
+        pytest.param(
+            (1, 1, (2, 3)), {"width": 88}, {"leads": 3, "activation_checkpoint": True}, marks=pytest.mark.long
+        ),
         pytest.param((2, 1, (1, 2)), WIDE, {"accumulate": 2}, marks=pytest.mark.long),
-        ((1, 2, (2, 2)), WIDE | {"upsample": "transpose"}, {"steps": 3}),
+        pytest.param((1, 2, (2, 2)), WIDE | {"upsample": "transpose"}, {"steps": 3}, marks=pytest.mark.long),
         ((2, 2, (1, 2)), WIDE, {"leads": 2, "kind": "muon"}),
         pytest.param((2, 1, (2, 2)), WIDE, {"replicate": 2, "steps": 1}, marks=pytest.mark.long),
     ],
