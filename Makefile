@@ -9,8 +9,9 @@ USER_STAMP := $(VENV)/.installed-user
 STAMP := $(VENV)/.installed
 # One thread per process: pytest's workers and the ranks that tests fork already use all cores. A part of the time tests wait,
 # the slow ones for processes, jobs and time limits: there are more workers than the two cores of a small machine. The slow
-# tests begin with the longest files (LONGEST in tests/conftest.py) instead of those of most tests.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -q
+# tests begin with the longest files (LONGEST in tests/conftest.py) instead of those of most tests. Compiled modules are kept, also
+# where the environment says otherwise: every worker would rewrite the assertions of all tests again, some 8 s each.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile -q
 
 .PHONY: demo test test-all test-slow lint format docs bench gpu env clean
 
