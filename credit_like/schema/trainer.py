@@ -88,7 +88,12 @@ class MixedPrecision(Section):
 
 
 def _every(value: Any) -> Any:
-    return value if isinstance(value, int) and not isinstance(value, bool) else parse_duration(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    try:
+        return parse_duration(value)
+    except UserError as error:
+        raise UserError(str(error).replace("a duration such as", "a number of steps, or a duration such as")) from None
 
 
 Every = Annotated[
