@@ -432,6 +432,7 @@ def _trained(problem: kit.Problem, case: kit.Case) -> list[dict[str, Any]]:
         kit._widen(stage.loss)
         for module in stage.loss.modules():
             kit._widen(module)
+    kit._widen(trainer.validation._made().area)
     assert trainer.fit().state == "finished"
     return [json.loads(line) for line in (Path(case.folder) / "log.jsonl").read_text().splitlines()]
 
