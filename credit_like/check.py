@@ -393,11 +393,11 @@ def _evaluation_findings(store: Store, scoring: bool) -> Iterator[Finding]:
     if folder_problem(experiment.save_loc) is None:  # which has been reported
         yield from _refusal(("save_loc",), check_results, experiment)
     yield from _refusal(("evaluation", "climatology_period"), climatology_times, store.fields, experiment)
-    found = list(_refusal(("evaluation", "truth"), open_truth, experiment, store.fields))
-    yield from found
-    if found:
+    opened: list[FieldStore] = []
+    yield from _refusal(("evaluation", "truth"), lambda: opened.append(open_truth(experiment, store.fields)))
+    if not opened:
         return
-    truth = open_truth(experiment, store.fields)
+    (truth,) = opened
     yield from _refusal(("evaluation", "truth"), check_truth, truth, store.fields)
     of_truth = scored_variables(store.variables, truth).outputs
     if {variable.name for variable in of_truth} != set(scored):

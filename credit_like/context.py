@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from credit_like import registry
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import FieldStore
 from credit_like.layout import refuse
-from credit_like.nn.area import identity
+from credit_like.nn.area import AreaMean, identity
 from credit_like.nn.noise import NoiseKeys
 from credit_like.nn.place import Place
 from credit_like.parallel.runtime import Runtime
@@ -43,6 +44,11 @@ class Context:
         """Return where this process's rows and columns lie in the grid."""
         grid = self.store.grid
         return Place(self.rows.start or 0, grid.height), Place(self.columns.start or 0, grid.width)
+
+    def area_mean(self, mask_CHW: Tensor, reduce: Callable[[Tensor], Tensor] = identity) -> AreaMean:
+        """Return the mean over area of the points of the grid that have data, of this process's rows and columns."""
+        weights = torch.from_numpy(self.store.grid.latitude_weights())[:, None] * mask_CHW
+        return AreaMean(weights, self.rows, reduce, self.columns).to(self.runtime.device)
 
     @classmethod
     def of(

@@ -11,10 +11,9 @@ from credit_like.schema.places import FILES, is_run
 
 _CHECKPOINTS = ("step-*", ".step-*.tmp", ".trash-step-*", ".damaged-step-*")
 _FORECASTS = (
-    *("forecast.zarr", "forecast.zarr.*part"),
-    *(f"forecast/*.{ending}" for ending in ("nc", "nc.part", "grib", "grib.part")),
-    *("done/*", "forecast.json*"),
-)
+    "forecast.zarr", "forecast.zarr.*part", "forecast/*.nc", "forecast/*.nc.part", "forecast/*.grib", "forecast/*.grib.part",
+    "done/*", "forecast.json*",
+)  # fmt: skip
 
 
 def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:

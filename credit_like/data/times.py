@@ -47,6 +47,11 @@ def to_text(time: Any) -> str:
     return str(time.astype("datetime64[s]")) if isinstance(time, np.datetime64) else time.strftime("%Y-%m-%dT%H:%M:%S")
 
 
+def compact(time: Any) -> str:
+    """Format as `YYYYMMDDTHHMMSS`, for the names of files."""
+    return to_text(time).replace("-", "").replace(":", "")
+
+
 def parse(text: str, calendar: str) -> int:
     """Parse an ISO time of the experiment and return seconds since 1970-01-01.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +68,7 @@ def plot_maps(
             suffix = f"_{shown.replace(' ', '')}" if choice.level is not None else ""
         if choice.init is not None:
             (start,) = calendar.from_seconds(np.array([second]), truth.calendar)
-            suffix += "_" + re.sub("[-:]", "", calendar.to_text(start))
+            suffix += f"_{calendar.compact(start)}"
         suffix += f"_{leads[0] / 3600:g}h" if choice.lead_seconds is not None else ""
         suffix += f"_{style.projection}" if style.projection is not None else ""
         units = str(truth.attrs(variable).get("units", ""))

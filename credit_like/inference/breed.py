@@ -21,7 +21,6 @@ from torch import Tensor
 from credit_like.context import Context
 from credit_like.inference.perturb import gaussian_fields, perturbations
 from credit_like.inference.times import earlier_starts
-from credit_like.nn.area import AreaMean
 from credit_like.rollout import Perturb, rollout
 from credit_like.state import State
 from credit_like.transforms import Transforms
@@ -80,12 +79,10 @@ def _bred(context: Context, after: Callable[..., State], starts: Sequence[int]) 
     """Return the analysis plus (odd members) or minus (even ones) the bred vector of each pair of members."""
     prognostic = context.variables.role("prognostic")
     transforms, device = Transforms(prognostic), context.stepper.mean.device
-    grid, statistics = context.store.grid, context.statistics
+    statistics = context.statistics
     ensemble, rows, columns = context.experiment.inference.ensemble, context.rows, context.columns
     fields = gaussian_fields(ensemble, context.variables, statistics, context.store, rows, columns)
-    mask = torch.from_numpy(statistics.mask(prognostic))
-    weights = torch.from_numpy(grid.latitude_weights())[:, None] * mask
-    area = AreaMean(weights, rows, context.runtime.sum_over_domain, columns).to(device)
+    area = context.area_mean(torch.from_numpy(statistics.mask(prognostic)), context.runtime.sum_over_domain)
     size = context.stepper.change_std  # (C, 1, 1), as the amplitudes
     cycle = starts[1]
 

@@ -90,6 +90,20 @@ Longitude = Annotated[float, Field(ge=-360, le=720)]
 """Degrees east of Greenwich, in any of the usual ranges."""
 
 
+def check_box(south: float, north: float, *given: str) -> None:
+    """Check a latitude-longitude box, of whose limits in longitude, `west` and `east`, these are `given`.
+
+    Raises UserError for a box that is upside down, or open on one side.
+    """
+    if south > north:
+        raise UserError(f"expected south below north, got south {south:g} and north {north:g}")
+    if len(given) == 1:
+        other = {"west": "east", "east": "west"}[given[0]]
+        raise UserError(
+            f"expected both west and east, or neither, got only {given[0]}; give {other} too, or remove {given[0]}"
+        )
+
+
 def _is_number(annotation: Any) -> bool:
     """Return whether a type is a number or an optional one, with or without bounds."""
     if get_origin(annotation) is Annotated:

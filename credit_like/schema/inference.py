@@ -16,6 +16,7 @@ from credit_like.schema.base import (
     Longitude,
     Section,
     UserPath,
+    check_box,
     format_duration,
     parse_duration,
 )
@@ -186,10 +187,7 @@ class Box(Section):
 
     @model_validator(mode="after")
     def _upright(self) -> Box:
-        if self.south > self.north:
-            raise UserError(f"expected south below north, got south {self.south:g} and north {self.north:g}")
-        if len(given := {"west", "east"} & self.model_fields_set) == 1:
-            raise UserError(f"expected both west and east, or neither, got only {given.pop()}; give the other one too")
+        check_box(self.south, self.north, *({"west", "east"} & self.model_fields_set))
         if self.east - self.west > 360:
             raise UserError(
                 f"expected a box of at most 360 degrees of longitude, got west {self.west:g} and east {self.east:g}"

@@ -18,7 +18,6 @@ from credit_like.context import Context
 from credit_like.data.loading.windows import Windows
 from credit_like.errors import UserError
 from credit_like.host import from_host
-from credit_like.nn.area import AreaMean
 from credit_like.rollout import read_ahead, rollout
 from credit_like.schema.base import format_duration
 from credit_like.schema.experiment import Experiment
@@ -48,8 +47,7 @@ class ShortForecasts:
         self.init = self._initial_times(experiment, statistics.missing_times)
         self.derived = DerivedFields(context)
         mask = self.derived.valid(torch.from_numpy(statistics.mask(self.variables.outputs)), self.init[0])
-        weights = torch.from_numpy(self.store.grid.latitude_weights())[:, None] * mask
-        self.area = AreaMean(weights, self.rows, columns=self.columns).to(self.runtime.device)
+        self.area = context.area_mean(mask)
         self.valid = mask[:, self.rows, self.columns].to(self.runtime.device)
 
     def _initial_times(self, experiment: Experiment, missing: Collection[int]) -> list[int]:

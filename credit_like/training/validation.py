@@ -90,18 +90,12 @@ class Validation:
                 context.runtime,
                 names,
                 climatology,
-                self._area(),
+                # Scores are means over area, whatever weights the loss has.
+                context.area_mean(torch.from_numpy(context.statistics.mask(context.variables.outputs))),
                 self.amp,
                 self.stage.phase.experiment.trainer.members,
             )
         return self._validator
-
-    def _area(self) -> AreaMean:
-        """Return the mean over area of the output channels, which scores are of whatever weights the loss has."""
-        context = self.context
-        mask = torch.from_numpy(context.statistics.mask(context.variables.outputs))
-        weights = torch.from_numpy(context.store.grid.latitude_weights())[:, None] * mask
-        return AreaMean(weights, context.rows, columns=context.columns).to(context.runtime.device)
 
     def _forecasts_due(self, ended: int | None, trained: float, steps: int) -> bool:
         """Return whether short forecasts go with this validation: at the end of an epoch, if there is time for them."""

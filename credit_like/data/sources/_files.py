@@ -42,7 +42,7 @@ from credit_like.data.sources._index import About, Kind, indexed
 from credit_like.data.times import Times, from_seconds, to_text
 from credit_like.errors import UserError, reason
 from credit_like.grid import Grid
-from credit_like.schema.base import Latitude, Longitude, Section, UserPath
+from credit_like.schema.base import Latitude, Longitude, Section, UserPath, check_box
 
 _DATE_CODES = {
     "%Y": "[0-9]" * 4,
@@ -87,13 +87,7 @@ class Region(Section):
 
     @model_validator(mode="after")
     def _closed(self) -> Region:
-        if (self.west is None) != (self.east is None):
-            given, other = ("west", "east") if self.east is None else ("east", "west")
-            raise UserError(
-                f"expected both west and east, or neither, got only {given}; give {other} too, or remove {given}"
-            )
-        if self.south > self.north:
-            raise UserError(f"expected south below north, got south {self.south:g} and north {self.north:g}")
+        check_box(self.south, self.north, *(name for name in ("west", "east") if getattr(self, name) is not None))
         return self
 
 
@@ -414,14 +408,11 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
                 f"expected the same calendar in all files, got {files[0].about.kind.calendar} in {files[0].path} and "
                 f"{file.about.kind.calendar} in {file.path}; set data.source.calendar"
             )
-    listed = files
-    files = sorted(files, key=lambda file: int(file.about.seconds[0]))
     for file in files[1:]:
         if file.about.kind.coordinates != files[0].about.kind.coordinates:
             _same_coordinates(files[0].dataset(), file.dataset(), file.path, DIMS[1:])
     _refuse_other_fields(files)
-    place = {id(file): number for number, file in enumerate(listed)}
-    of_time = _times_of(files, duplicates, np.array([place[id(file)] for file in files]))
+    of_time = _times_of(files, duplicates)
     first, kinds = files[0].dataset(), _kinds(files)
     variables: dict[str, Any] = {}
     for name, variable in first.data_vars.items():
@@ -476,8 +467,8 @@ class _Times:
     local: NDArray[np.int64]
 
 
-def _times_of(files: Sequence[_File], duplicates: str | None, listed: NDArray[np.int64]) -> _Times:
-    """Return the times of the files, each once: of the file that is listed first, by its number `listed`, of those that have it.
+def _times_of(files: Sequence[_File], duplicates: str | None) -> _Times:
+    """Return the times of the files, each once: of the file that is listed first of those that have it.
 
     Raises UserError where a time is in two files and the experiment does not say which of them is read.
     """
@@ -485,9 +476,7 @@ def _times_of(files: Sequence[_File], duplicates: str | None, listed: NDArray[np
     since = np.concatenate(of_files)
     number = np.repeat(np.arange(len(files)), list(map(len, of_files)))
     local = np.concatenate([np.arange(len(times)) for times in of_files])
-    order = np.lexsort((listed[number], since))
-    times, begin = np.unique(since[order], return_index=True)
-    first = order[begin]
+    times, first = np.unique(since, return_index=True)
     if duplicates is None and len(times) < len(since):
         again = int(np.setdiff1d(np.arange(len(since)), first)[0])
         file, before = files[number[again]], files[number[first[np.searchsorted(times, since[again])]]]

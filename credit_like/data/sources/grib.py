@@ -211,7 +211,10 @@ def _field(
         "time": lambda message: message.time,
         kinds[0]: lambda message: message.level,
     }
-    units = {str(dict(message.attrs).get("units", "")): message for message in group}
+    parameters: dict[tuple[tuple[str, str], ...], Message] = {}  # few, of many messages
+    for message in group:
+        parameters.setdefault(message.attrs, message)
+    units = {dict(attrs).get("units", ""): message for attrs, message in parameters.items()}
     if len(units) > 1:
         (one, first), (other, second), *_ = units.items()
         raise UserError(

@@ -120,7 +120,9 @@ class Writer:
                 leftover.unlink(missing_ok=True)
 
     def _record(self, init: int, member: int | None = None) -> Path:
-        return self.folder / "done" / (compact(self.layout.init[init]) + ("" if member is None else f".{member}"))
+        return (
+            self.folder / "done" / (calendar.compact(self.layout.init[init]) + ("" if member is None else f".{member}"))
+        )
 
 
 class FilePerInit(Writer):
@@ -135,7 +137,7 @@ class FilePerInit(Writer):
 
     def path(self, init: int) -> Path:
         """Return the final name of the file of an initial time."""
-        return self.folder / "forecast" / f"{compact(self.layout.init[init])}{self.suffix}"
+        return self.folder / "forecast" / f"{calendar.compact(self.layout.init[init])}{self.suffix}"
 
     def _partial(self, init: int) -> Path:
         return self.path(init).with_suffix(f"{self.suffix}.part")
@@ -209,11 +211,6 @@ class Background:
     def _raise(self) -> None:
         if self._error is not None:
             raise RuntimeError(f"writing the forecast failed: {self._error}") from self._error
-
-
-def compact(time: Any) -> str:
-    """Format a time as `20200101T000000`, for file names."""
-    return calendar.to_text(time).replace("-", "").replace(":", "")
 
 
 def replace_text(path: Path, text: str) -> None:
