@@ -433,7 +433,8 @@ def _optimizer_of(meta: Mapping[str, Any]) -> str:
 def load(source: Source, plan: Plan, model: nn.Module, seed: int) -> list[str]:
     """Fill this rank's part of a model that has its initial values; return what the first optimiser step will change.
 
-    A rank reads the boxes that it holds, and the whole tensors of the first and last layers where channels differ.
+    A rank reads the boxes that it holds, and the whole tensors of the first and last layers where channels differ. 1/σ of
+    the spectral norms, which is not saved, is left to the caller's `spectral_norm.refresh`.
     """
     model = get_raw_model(model)
     pieces = named_pieces(model)
@@ -450,7 +451,6 @@ def load(source: Source, plan: Plan, model: nn.Module, seed: int) -> list[str]:
         for name, value in mapped.items():
             if pieces[name].local.numel():
                 pieces[name].local.copy_(value[_slices(pieces[name])])
-    spectral_norm.refresh(model, together=1)  # one weight at a time, without a copy
     return changes
 
 

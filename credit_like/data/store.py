@@ -5,6 +5,7 @@ Shape suffixes: T times, C channels, H rows (the requested ones), W longitudes.
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import logging
 import os
@@ -26,6 +27,7 @@ from credit_like.data.sources._conventions import DIMS, RepeatedTimes, listed
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
+from credit_like.schema.base import format_duration
 from credit_like.schema.data import DataSection, Periods
 from credit_like.variables import ROLES, Variable, Variables
 
@@ -205,7 +207,10 @@ class FieldStore:
         if after < len(self.seconds) and self.seconds[after] == wanted:
             return after
         near = [to_text(t) for t in self.times[max(0, after - 1) : after + 1]]
-        raise UserError(f"expected a time in the data, got {time}; the nearest are {' and '.join(near)}")
+        step = format_duration(dt.timedelta(seconds=self.step_seconds))
+        raise UserError(
+            f"expected a time in the data, got {time}; the nearest are {' and '.join(near)} (data.timestep: {step})"
+        )
 
     def period(self, periods: Periods) -> NDArray[np.int64]:
         """Return the positions inside the periods, ends included, in order."""

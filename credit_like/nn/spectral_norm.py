@@ -179,9 +179,9 @@ class SpectralNorm(Layer):
 
     @classmethod
     @torch.no_grad()
-    def refresh_all(cls, members: Sequence[Member], together: int | None = None) -> None:
-        """Run `refresh` for many layers; `together`: see `portions`."""
-        stacks = cls._stacks(members, together)
+    def refresh_all(cls, members: Sequence[Member]) -> None:
+        """Run `refresh` for many layers."""
+        stacks = cls._stacks(members)
         sigma = []
         with _without_tf32():
             for stack, u, v in zip(stacks, _joined(stacks, "u"), _joined(stacks, "v"), strict=True):
@@ -202,13 +202,13 @@ class SpectralNorm(Layer):
                 stack.subtract((u * (product * inv_sigma))[:, stack.rows], v[:, stack.columns])
 
     @classmethod
-    def _stacks(cls, members: Sequence[Member], together: int | None = None) -> list[_Stack]:
+    def _stacks(cls, members: Sequence[Member]) -> list[_Stack]:
         """Return the layers grouped by the shape of their weights, in the same order on all ranks."""
         groups: dict[object, list[Member]] = {}
         for spectral, weight in members:
             key = (weight.shape, spectral.output_dim, weight.dtype, spectral.u.dtype)
             groups.setdefault(key, []).append((spectral, weight))
-        return [_Stack(part) for group in groups.values() for part in portions(group, together)]
+        return [_Stack(part) for group in groups.values() for part in portions(group)]
 
     @classmethod
     def _totals(cls, _stacks: Sequence[_Stack], parts: list[Tensor], _side: str) -> list[Tensor]:
@@ -219,12 +219,12 @@ class SpectralNorm(Layer):
 Member = tuple[SpectralNorm, Tensor]  # the state and its weight
 
 
-def portions(group: Sequence[Member], together: int | None = None) -> Iterator[Sequence[Member]]:
-    """Yield parts of layers with weights of one shape, of at most `together` values (default: `_TOGETHER`) or one weight.
+def portions(group: Sequence[Member]) -> Iterator[Sequence[Member]]:
+    """Yield parts of layers with weights of one shape, of at most `_TOGETHER` values or one weight.
 
     A single weight is not copied, so the memory beside the weights is bounded.
     """
-    count = max(1, (_TOGETHER if together is None else together) // max(1, group[0][1].numel()))
+    count = max(1, _TOGETHER // max(1, group[0][1].numel()))
     for start in range(0, len(group), count):
         yield group[start : start + count]
 
@@ -365,10 +365,10 @@ def before_step(model: nn.Module) -> None:
         kind.iterate_all(members)
 
 
-def refresh(model: nn.Module, together: int | None = None) -> None:
-    """Compute 1/sigma of the current weights, as used in evaluation, without changing u and v; `together`: see `portions`."""
+def refresh(model: nn.Module) -> None:
+    """Compute 1/sigma of the current weights, as used in evaluation, without changing u and v."""
     for kind, members in _by_class(model):
-        kind.refresh_all(members, together)
+        kind.refresh_all(members)
 
 
 def correct_gradients(model: nn.Module) -> None:

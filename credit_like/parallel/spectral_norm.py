@@ -36,7 +36,7 @@ class ShardedSpectralNorm(SpectralNorm):
     part: _Part
 
     @classmethod
-    def _stacks(cls, members: Sequence[Member], together: int | None = None) -> list[_Stack]:
+    def _stacks(cls, members: Sequence[Member]) -> list[_Stack]:
         groups: dict[object, list[Member]] = {}
         for spectral, weight in members:
             assert isinstance(spectral, ShardedSpectralNorm)
@@ -54,7 +54,7 @@ class ShardedSpectralNorm(SpectralNorm):
             assert isinstance(spectral, ShardedSpectralNorm)
             part = spectral._part_of(weight)
             at = (slice(*part.rows), slice(*part.columns), part.share, local)
-            stacks += [_Stack(members, *at) for members in portions(group, together)]
+            stacks += [_Stack(members, *at) for members in portions(group)]
         return stacks
 
     @classmethod

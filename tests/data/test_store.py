@@ -109,7 +109,7 @@ def test_statics_grid_times_and_index(stored):
     np.testing.assert_array_equal(store.static(*box), naive(ds, variables.role("static"), [0], *box)[0])
     np.testing.assert_array_equal(store.grid.latitude, ds.latitude)
     assert store.index("2001-01-02T06:00:00") == 5
-    with pytest.raises(ValueError, match=r"2001-01-02T06:00:00 and 2001-01-02T12:00:00"):
+    with pytest.raises(ValueError, match=r"2001-01-02T06:00:00 and 2001-01-02T12:00:00 \(data.timestep: 6h\)"):
         store.index("2001-01-02T07:00:00")
     with pytest.raises(ValueError, match=r"2001-01-10T18:00:00"):
         store.index("2002-01-01T00:00:00")
