@@ -1,4 +1,4 @@
-"""Train an experiment. This is the script that `torchrun` and job scripts launch.
+"""Train an experiment. A script for `torchrun`; `python -m credit_like.cli train` does the same.
 
     python applications/train.py config/demo.yml
     torchrun --nproc-per-node 4 applications/train.py config/era5-1deg.yml --set trainer.epochs=2

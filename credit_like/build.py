@@ -42,6 +42,7 @@ from credit_like.parallel.device import pick_device, set_deterministic, set_prec
 from credit_like.parallel.environment import read_environment, restarts
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.threads import set_threads
+from credit_like.schema.checks import NO_OFFLOAD
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import Phase, phases
@@ -364,10 +365,7 @@ def start(experiment: Experiment, training: bool = True) -> Runtime:
     alone = not training and read_environment().world == 1
     if device.type == "cuda":
         if trainer.fsdp2_cpu_offload:
-            raise UserError(
-                "trainer.fsdp2_cpu_offload: expected false on CUDA, where it has not been tested yet, got true; set it to "
-                "false and shard over more ranks, or set trainer.activation_checkpoint: true"
-            )
+            raise UserError(f"trainer.fsdp2_cpu_offload: {NO_OFFLOAD}")
         set_precision(trainer.matmul_precision)
         set_deterministic(trainer.deterministic)
     # Ranks of the ensemble share the members of a training step; forecasts are shared by initial time.

@@ -810,6 +810,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             "count": len(store.seconds),
             "timestep": format_duration(experiment.data.timestep),
         },
+        **({"sums": sums} if (sums := store.fields.told_short_sums()) else {}),
         "samples": {split: store.samples(split) for split in SPLITS},
         "forecasts": _describe_forecasts(store),
         "layout": {
@@ -897,6 +898,7 @@ def print_table(description: dict[str, Any]) -> None:
         "grid": f"{grid['height']} × {grid['width']}{' global' if grid['global'] else ' regional'}, "
         f"latitude {north[0]:g} to {north[1]:g}, longitude {west[0]:g} to {west[1]:g}",
         "times": f"{times['count']} from {times['first']} to {times['last']}, stepped by {times['timestep']}",
+        **({"sums": description["sums"]} if "sums" in description else {}),
         "samples": ", ".join(f"{split} {n}" for split, n in description["samples"].items())
         + " (before windows with missing fields are left out)",
         "forecasts": f"none: {made['refused']}"

@@ -298,7 +298,9 @@ def train(
     set_: Set = None,
     fresh: Annotated[
         bool,
-        typer.Option("--fresh", help="Start from scratch, but for automatic restarts; the run's folder must be empty."),
+        typer.Option(
+            "--fresh", help="Start a new run, in an empty folder or with --force. Automatic restarts continue."
+        ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="With --fresh: remove the existing run first.")] = False,
 ) -> None:

@@ -1,4 +1,7 @@
-"""Errors that are reported to the user as one message. Every other exception is a bug and keeps its traceback."""
+"""Errors that are reported to the user as one message, and known conditions of the machine that are reported alike.
+
+Every other exception is a bug and keeps its traceback.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,8 @@ def known_message(error: BaseException) -> str | None:
     if is_out_of_memory(error):
         return (
             f"out of memory: {text[:300] or type(error).__name__}; use fewer trainer.loader.num_workers or a smaller "
-            "trainer.micro_batch_size, set trainer.activation_checkpoint: true, or request more memory"
+            "trainer.micro_batch_size (of forecasts: inference.batch_size), set trainer.activation_checkpoint: true, or request "
+            "more memory"
         )
     if isinstance(error, OSError) and error.errno in _SURROUNDINGS:
         where = f": {str(error.filename)[:200]}" if error.filename is not None else ""

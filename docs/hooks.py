@@ -24,7 +24,6 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 ALWAYS = (*sorted((ROOT / "models").glob("*/card.md")), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
-METRICS = "<!-- metrics: made from the modules -->"
 LANGUAGES = {".py": "python", ".yml": "yaml", ".cff": "yaml"}
 
 
@@ -110,8 +109,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: Files) -> str:
-    """Rewrite the links of a page in docs/ that leave this folder, and fill in the table of metrics."""
+    """Rewrite the links of a page in docs/ that leave this folder."""
     source = DOCS / page.file.src_uri  # type: ignore[attr-defined]
-    if METRICS in markdown:
-        markdown = markdown.replace(METRICS, script("reference").metrics())
     return rewritten(markdown, source) if source.is_file() else markdown

@@ -1,4 +1,4 @@
-"""Make the pages of all keys and of all metrics from the schema: `python docs/reference.py` prints the former.
+"""Make the page of all keys and the table of all metrics from the code: `python docs/reference.py` prints the former.
 
 Descriptions, types, limits and defaults are those of the sections themselves (`credit_like.schema` and the `Config` of
 each plug-in). Units and examples that do not follow from a type or a default are given here.
@@ -37,7 +37,8 @@ _UNITS = {
     "time steps": "history_len forecast_len backprop_steps steps",
     "epochs": "epochs after_epochs",
     "validations": "patience",
-    "samples": "global_batch_size micro_batch_size prefetch_factor",
+    "samples": "global_batch_size micro_batch_size",
+    "micro-batches": "prefetch_factor",
     "global batches": "valid_batches",
     "forecasts": "batch_size",
     "ranks": "tensor domain ensemble",

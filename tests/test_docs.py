@@ -264,6 +264,12 @@ def test_an_example_that_is_not_valid_is_found(reference):
     assert not reference.problems(part, "epochs", 3)
 
 
+def test_the_table_of_metrics_is_that_of_the_modules(reference):
+    assert reference.metrics() in (ROOT / "docs/metrics.md").read_text(), (
+        "copy what `metrics` in docs/reference.py returns"
+    )
+
+
 def test_nothing_is_left_over_in_units_and_examples(reference):
     found = {
         name for part in reference.parts() for key, _ in part.fields() for name in (key, f"{part.cls.__name__}.{key}")

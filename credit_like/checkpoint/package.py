@@ -61,12 +61,13 @@ def open_package(name: str | Path, locate: Callable[[str], str | Path] | None = 
         known = config["format"] == _FORMAT and WEIGHTS in recorded and recorded.keys() <= {WEIGHTS, STATIC}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{name}: expected a model package with {CONFIG}, got {error!r}; write it with `credit-like export RUN --package`"
+            f"{name}: expected a model package with {CONFIG}, got {error!r}; write it with `credit-like export RUN --package "
+            "FOLDER`"
         ) from error
     if not known:
         raise UserError(
             f"{name}: expected a model package of format {_FORMAT} with {WEIGHTS}, got format {config['format']} with "
-            f"{', '.join(recorded)}; write it again with `credit-like export RUN --package`"
+            f"{', '.join(recorded)}; write it again with `credit-like export RUN --package FOLDER`"
         )
     found = {file: _verified(name, Path(locate(file)), file, recorded[file]) for file in recorded}
     return Package(found[WEIGHTS], found.get(STATIC), recorded[WEIGHTS])

@@ -453,6 +453,8 @@ def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64
 
 def finish(store: FieldStore, variables: Variables, data: DataSection, total: Scan) -> Statistics:
     """Derive statistics from the scan of all times."""
+    if sums := store.told_short_sums():
+        _LOG.warning("sums: %s", sums)
     statics = variables.role("static")
     fixed = Scan.zero(sum(map(len, statics)), store.grid.height, store.grid.width)
     fixed.add([0], store.static()[None], [True], [False])

@@ -10,7 +10,7 @@ import itertools
 import logging
 import os
 import time as clock
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -128,6 +128,8 @@ class _Place:
     still: int | None = None
     """For a static field, the position on its time axis, if it has one, of the time that is read."""
     level_attrs: dict[str, str] = field(default_factory=dict)
+    is_sum: bool = False
+    """Whether the values are sums over time, by what the files declare."""
 
     @property
     def varies(self) -> bool:
@@ -175,6 +177,28 @@ class FieldStore:
             for source, dataset in self._datasets.items():
                 if not isinstance(self._sources[source].config, InMemory):
                     dataset.close()
+
+    @property
+    def short_sums(self) -> dict[str, int]:
+        """Return variable → seconds for sums over time in files whose times are closer than the step.
+
+        Of such files the values at the chosen times are read, which are sums over the spacing of the files.
+        """
+        spacing = {
+            i: int(np.diff(seconds(dataset["time"].values)).min())
+            for i, dataset in self._datasets.items()
+            if dataset.sizes.get("time", 0) > 1 and "time" in dataset.coords
+        }
+        of = {
+            name: spacing.get(place.source, 0) for name, place in self._places.items() if place.is_sum and place.varies
+        }
+        return {name: between for name, between in of.items() if 0 < between < self.step_seconds}
+
+    def told_short_sums(self) -> str:
+        """Return a sentence about `short_sums`, empty where there are none."""
+        each = [f"{name} over {format_duration(dt.timedelta(seconds=over))}" for name, over in self.short_sums.items()]
+        step = format_duration(dt.timedelta(seconds=self.step_seconds))
+        return f"{', '.join(each)} in the files, which are not added up over data.timestep ({step})" if each else ""
 
     @property
     def start(self) -> str:
@@ -727,7 +751,19 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     cyclic = variable.spec.fill == "cyclic"
     of_level = dataset["level"].attrs if "level" in dataset.coords else {}
     level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
-    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs)
+    is_sum = _is_sum(var, stored.attrs)
+    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, is_sum)
+
+
+def _is_sum(var: str, attrs: Mapping[Any, Any]) -> bool:
+    """Return whether attributes, or the unit of precipitation, say that a variable is a sum over time."""
+    unit = "".join(str(attrs.get("units", "")).replace("**", "").split())
+    return (
+        "time: sum" in str(attrs.get("cell_methods", ""))
+        or "accum" in (attrs.get("GRIB_stepType"), attrs.get("stepType"))
+        or unit in ("Jm-2", "J/m2", "Jm^-2")
+        or (aliases.find("total_precipitation", [var]) is not None and unit in ("m", "mm", "kgm-2"))
+    )
 
 
 class _FurtherDimension(UserError):

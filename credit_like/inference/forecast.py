@@ -230,9 +230,13 @@ def forecast(
 
 
 def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: str) -> dict[str, Any]:
-    """Return everything that the numbers in the files depend on."""
+    """Return everything that the numbers in the files depend on, other than by rounding.
+
+    A smaller batch must be able to complete forecasts for which the memory did not suffice.
+    """
     resolved = experiment.to_dict()
     kept = {key: resolved[key] for key in ("name", "seed", "data", "model", "physics", "inference") if key in resolved}
+    kept["inference"] = {key: value for key, value in resolved["inference"].items() if key != "batch_size"}
     init = [calendar.to_text(time) for time in forecast_plan.layout.init]
     return {
         "experiment": kept,

@@ -188,7 +188,7 @@ def _check_forcing(chosen: list[int], store: FieldStore, data: DataSection, lead
         raise UserError(
             f"inference.init: expected forcing ({', '.join(read)}) for {leads} steps from "
             f"{calendar.to_text(store.times[late[0]])}, got data until {calendar.to_text(store.times[last])}, change "
-            "the initial time or inference.lead, or give the forcing `fill: persist`"
+            "the initial time or the lead, or train with `fill: persist` of the forcing"
         )
 
 

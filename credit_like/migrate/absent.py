@@ -53,7 +53,7 @@ INSTEAD = {
 """What this package does instead of a key, by its last name."""
 NOT = {
     "base_loss_overrides": "not translated: all variables have the same loss",
-    "climatology": "not read: `credit-like preprocess` fits the climatology",
+    "climatology": "not read: `credit-like evaluate` fits the climatology, or `credit-like preprocess FILE --climatology`",
     "cooldown": "the validations right after a reduction count like others",
     "custom_objects": "not read: give parts of your own as `plugins`",
     "data_clamp": "not translated: values of the data are not clamped",

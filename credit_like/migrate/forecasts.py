@@ -56,7 +56,9 @@ def _initial_times(source: Document, step: dt.timedelta) -> tuple[list[str], str
         return [iso_time(str(single["start_datetime"]))], _lead(source, "single_forecast", single)
     if single:
         source.remark(
-            ("inference", "single_forecast"), "the command is `credit-like rollout --init TIME`", covered=True
+            ("inference", "single_forecast"),
+            "the command is `credit-like rollout FILE --set 'inference.init=[TIME]' --set inference.output.path=FOLDER`",
+            covered=True,
         )
     new = source.section("inference", "batch_forecast")
     if not new:

@@ -45,11 +45,15 @@ def trainer_section(
         if get(theirs):
             made[ours] = int(get(theirs))
     for theirs, ours in (
-        ("amp", "amp"), ("activation_checkpoint", "activation_checkpoint"), ("cpu_offload", "fsdp2_cpu_offload"),
-        ("compile", "compile"), ("use_ema", "use_ema"),
+        ("amp", "amp"), ("activation_checkpoint", "activation_checkpoint"), ("compile", "compile"), ("use_ema", "use_ema"),
     ):  # fmt: skip
         if get(theirs):
             made[ours] = True
+    if get("cpu_offload"):
+        source.remark(
+            ("trainer", "cpu_offload"),
+            "not translated: it has not been tested on GPUs; shard over more ranks, or see `trainer.activation_checkpoint`",
+        )
     if (decay := get("ema_decay")) and get("use_ema"):
         made["ema_decay"] = float(decay)
     made["optimizer"] = {"type": "adamw", "learning_rate": float(get("learning_rate", 1e-3))}

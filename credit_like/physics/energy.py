@@ -82,7 +82,7 @@ class Config(ColumnConfig):
     )
     """Fluxes at the surface: radiation, sensible and latent heat; all of ERA5's are positive downward."""
     flux_units: Literal["J m-2", "W m-2"] = "J m-2"
-    """`J m-2` where values are sums over one time step, as in ERA5."""
+    """`J m-2` where values are sums over one time step, `data.timestep`."""
 
     @model_validator(mode="after")
     def _complete(self) -> Config:

@@ -133,6 +133,20 @@ def world_of(experiment: Experiment) -> int:
     return p.degrees.sample_ranks * p.replicate
 
 
+NO_OFFLOAD = (
+    "expected false on CUDA, where it has not been tested yet, got true; set it to false and shard over more ranks, or set "
+    "trainer.activation_checkpoint: true"
+)
+
+
+def _offload_findings(experiment: Experiment) -> Iterator[Finding]:
+    """Yield offloading to the host where the experiment requests GPUs."""
+    trainer, pbs = experiment.trainer, experiment.pbs
+    on_gpus = trainer.device == "cuda" or (trainer.device == "auto" and pbs is not None and bool(pbs.ngpus))
+    if trainer.fsdp2_cpu_offload and on_gpus:
+        yield ("trainer", "fsdp2_cpu_offload"), NO_OFFLOAD
+
+
 def section_findings(experiment: Experiment, world: int | None) -> Iterator[Finding]:
     """Run every check that needs no data; those of the layout only if the number of processes is known."""
     yield from visible(_phase_findings, experiment, world)
@@ -143,6 +157,7 @@ def section_findings(experiment: Experiment, world: int | None) -> Iterator[Find
         _metric_findings,
         _time_findings,
         _folder_findings,
+        _offload_findings,
         column_findings,
         place_findings,
     ):

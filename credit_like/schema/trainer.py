@@ -139,7 +139,7 @@ class LoaderSection(Section):
     num_workers: int = Field(default=0, ge=0, le=_MOST)
     """Number of processes that read samples; 0 = a thread of the training process."""
     prefetch_factor: int = Field(default=2, ge=1, le=_MOST)
-    """Number of samples that each worker reads ahead."""
+    """Number of micro-batches that each worker reads ahead."""
 
 
 class EarlyStopping(Section):
@@ -238,7 +238,8 @@ class TrainerSection(PhaseKeys):
     """Free gathered parameters after forward; false keeps them until backward, which costs memory and saves
     messages."""
     fsdp2_cpu_offload: bool = False
-    """Keep parameters, gradients and optimiser state of fsdp2 in CPU memory."""
+    """Keep parameters, gradients and optimiser state of fsdp2 in CPU memory. It is refused on CUDA, where it has not been
+    tested."""
     activation_checkpoint: bool = False
     """Recompute activations in the backward pass instead of keeping them: less memory for a third more arithmetic."""
     compile: bool | None = None

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from credit_like.data.files import netcdf_files
 from credit_like.data.files.chunks import ChunkedArray
+from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import ReadError, StoreError, open_store
 from credit_like.variables import Variables
 
@@ -239,6 +240,26 @@ def test_sub_sampling_keeps_one_step_one_position(stored, dataset):
     assert set(np.diff(store.seconds)) == {6 * 3600}
     assert store.start == "2001-01-01T06:00:00"
     np.testing.assert_array_equal(store.read(variables.outputs, [0, 4]), naive(ds, variables.outputs, [1, 9]))
+
+
+@pytest.mark.parametrize(
+    ("attrs", "timestep", "told"),
+    [
+        ({"units": "J m**-2"}, "12h", "sp over 6h in the files, which are not added up over data.timestep (12h)"),
+        ({"cell_methods": "area: mean time: sum"}, "12h", "sp over 6h"),
+        ({"GRIB_stepType": "accum"}, "1d", "sp over 6h in the files, which are not added up over data.timestep (1d)"),
+        ({"units": "J m**-2"}, "6h", ""),
+        ({"units": "Pa"}, "12h", ""),
+    ],
+)
+def test_sums_over_less_than_a_step_are_told(stored, dataset, caplog, attrs, timestep, told):
+    ds = dataset(steps=40)
+    ds["sp"].attrs = attrs
+    _, data, variables, store = stored(ds, timestep=timestep)
+    assert store.told_short_sums().startswith(told)
+    assert bool(store.told_short_sums()) == bool(told)
+    fit_statistics(store, variables, data)
+    assert ("sums: sp" in caplog.text) == bool(told)
 
 
 def test_sub_sampling_off_the_hours(stored, dataset):

@@ -177,6 +177,17 @@ def test_a_finished_rollout_is_not_repeated(data, tmp_path, monkeypatch):
     assert contents(tmp_path) == before
 
 
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_another_batch_size_completes_what_was_begun(data, tmp_path, kind):
+    output = {"type": kind}
+    whole, _ = write(data, tmp_path / "whole", output=output, ensemble=ENSEMBLE, batch_size=3)
+    _, outcome = write(data, tmp_path / "begun", part=(1, 3), output=output, ensemble=ENSEMBLE, batch_size=3)
+    assert not outcome.finished
+    begun, outcome = write(data, tmp_path / "begun", output=output, ensemble=ENSEMBLE, batch_size=2)
+    assert outcome.finished
+    xr.testing.assert_allclose(read(begun), read(whole), rtol=1e-5)
+
+
 def test_a_rank_that_another_overtakes_while_it_finishes_is_finished_too(data, tmp_path, monkeypatch):
     experiment, _ = write(data, tmp_path)
     before, final = contents(tmp_path), forecast_path(experiment)

@@ -121,6 +121,10 @@ def test_the_world_is_what_the_batch_job_has():
         ({"inference": {"init": ["2000-03-02", "2000-03-01", "6h"]}}, ["inference.init"]),
         ({"inference": {"init": ["2000-03-01", "2000-03-02", "9h"]}}, ["inference.init"]),
         ({"inference": {"lead": "7h"}}, ["inference.lead"]),
+        ({"trainer": {"fsdp2_cpu_offload": True}}, []),
+        ({"trainer": {"fsdp2_cpu_offload": True, "device": "cuda"}}, ["trainer.fsdp2_cpu_offload"]),
+        ({"trainer": {"fsdp2_cpu_offload": True}, "pbs": {"ngpus": 1}}, ["trainer.fsdp2_cpu_offload"]),
+        ({"trainer": {"fsdp2_cpu_offload": True, "device": "cpu"}, "pbs": {"ngpus": 1}}, []),
     ],
 )
 def test_sections_are_checked_against_each_other(sections, wrong):

@@ -95,7 +95,7 @@ def library() -> ModuleType:
         import eccodes
     except (ImportError, RuntimeError) as error:  # RuntimeError: the package is there and its library is not
         raise UserError(
-            f"expected the package eccodes for a source of type grib, got none ({error}); install credit-like[grib]"
+            f"expected the package eccodes for a source of type grib, got none ({error}); install 'credit-like[grib]'"
         ) from error
     return eccodes
 

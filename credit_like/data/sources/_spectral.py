@@ -30,7 +30,7 @@ def library() -> ModuleType:
         import ducc0
     except ImportError as error:
         raise UserError(
-            f"expected the package ducc0 for spectral coefficients in GRIB, got none ({error}); install credit-like[grib]"
+            f"expected the package ducc0 for spectral coefficients in GRIB, got none ({error}); install 'credit-like[grib]'"
         ) from error
     return ducc0
 

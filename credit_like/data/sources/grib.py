@@ -1,4 +1,4 @@
-"""GRIB files of edition 1 and 2, decoded by ecCodes (`pip install credit-like[grib]`).
+"""GRIB files of edition 1 and 2, decoded by ecCodes (`pip install 'credit-like[grib]'`).
 
 All files of a source form one index of messages, so that it does not matter how variables, levels, steps and members are
 spread over files. A field is read by its offset when it is needed.

@@ -140,7 +140,7 @@ def in_dask(address: str) -> Mapper:
     """Return a mapper over the workers of a dask scheduler. Raises UserError if the scheduler cannot be used."""
     if importlib.util.find_spec("distributed") is None:
         raise UserError(
-            "--dask: expected the package distributed, got none; install it with `pip install credit-like[hpc]` or use "
+            "--dask: expected the package distributed, got none; install it with `pip install 'credit-like[hpc]'` or use "
             "--workers"
         )
 

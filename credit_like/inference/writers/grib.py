@@ -1,4 +1,4 @@
-"""Forecasts as GRIB edition 2 files, one per initial time, with ecCodes (`pip install credit-like[grib]`)."""
+"""Forecasts as GRIB edition 2 files, one per initial time, with ecCodes (`pip install 'credit-like[grib]'`)."""
 
 from __future__ import annotations
 

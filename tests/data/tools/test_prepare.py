@@ -129,7 +129,7 @@ def test_refusals_write_nothing(file, tmp_path, arguments, message, capsys):
 def test_without_dask_distributed_it_says_so(file, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert call("preprocess", file, "--dask", "tcp://127.0.0.1:1") == 2
-    assert "pip install credit-like[hpc]" in capsys.readouterr().err
+    assert "pip install 'credit-like[hpc]'" in capsys.readouterr().err
 
 
 def test_a_constant_prediction_is_refused_with_the_audit_written(file, tmp_path, capsys, dataset, stored):
