@@ -128,6 +128,8 @@ def known(words):
     """Whether a command is one of ours with arguments that it takes, or needs nothing that could be wrong."""
     if words[0] == "credit-like":
         parse(words[1:])
+    elif words[0] in ("torchrun", "python") and "credit_like.cli" in words:
+        parse(words[words.index("credit_like.cli") + 1 :])
     elif words[0] in ("torchrun", "python"):
         file = next(word for word in words if word.endswith(".py"))
         assert (ROOT / file).is_file(), words
