@@ -31,6 +31,7 @@ from credit_like.state import Sample
 from credit_like.training import step as training_step
 from credit_like.training.forecasts import Allowance
 from credit_like.training.stage import Batches
+from tests.largest import largest
 
 EXACT = {"outputs": 1e-12, "loss": 1e-12, "norm": 1e-12, "gradients": 1e-10, "weights": 1e-9}
 """Largest errors of three steps, relative to the largest value of a tensor; gradients are those of the first step."""
@@ -359,7 +360,7 @@ def _steps(problem: kit.Problem, case: kit.Case, reference: Path) -> Compared:
     failed = [answer.value for answer in answers if answer.state != "done"]
     assert not failed, failed[0]
     values = [answer.value for answer in answers]
-    errors = {k: max(value["errors"][k] for value in values) for k in values[0]["errors"]}
+    errors = {k: largest(value["errors"][k] for value in values) for k in values[0]["errors"]}
     return Compared(errors=errors, first=str(min((v["first"] for v in values if v["first"]), default="")))
 
 
@@ -465,8 +466,10 @@ def compare_trainings(drawn: Drawn, folder: Path) -> dict[str, float]:
                 scale = np.ones(1)
             elif "bias" in kind:  # which may vanish, where the error does not
                 scale = expected[name.replace("/bias/", "/rmse/")]
-            error = float((np.abs(found[name] - values) / np.maximum(scale, 1e-30)).max())
-            errors[kind] = max(errors.get(kind, 0.0), error)
+            missing = np.isnan(values) & np.isnan(found[name])  # a score that neither has
+            difference = np.where(missing, 0.0, np.abs(found[name] - values))
+            error = float((difference / np.fmax(scale, 1e-30)).max())
+            errors[kind] = largest([errors.get(kind, 0.0), error])
     return errors
 
 

@@ -10,6 +10,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.unwrap import canonical_name
 from credit_like.schema.trainer import TrainerSection
+from tests.largest import largest
 
 KEYS = torch.tensor([11, -12])
 DROPS = {"attn_dropout": 0.2, "ff_dropout": 0.1, "drop_path": 0.4}
@@ -33,8 +34,8 @@ def _sharded(rank, tiny, layout, reference):
     y_ref, expected = reference
     assert set(gradients) == set(expected)
     whole = torch.cat([g.flatten() for g in expected.values()]).norm()
-    worst = max(
-        float((local(gradients[n]) - slice_like(g, gradients[n])).norm() / max(g.norm(), 1e-4 * whole))
+    worst = largest(
+        (local(gradients[n]) - slice_like(g, gradients[n])).norm() / max(g.norm(), 1e-4 * whole)
         for n, g in expected.items()
     )
     return float((y - y_ref[..., rows, :]).abs().max() / y_ref.abs().max()), worst

@@ -17,6 +17,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
 from credit_like.schema.trainer import Parallelism
 from tests.experiments import BANDED_MODEL, DEMO, SHORT, representatives
+from tests.largest import largest
 
 SETTINGS = [
     *SHORT,
@@ -56,7 +57,7 @@ class Compared:
         answers = run_ranks(case.world, partial(kit._layout, self.problem, case, self.reference), 500)
         assert all(answer.state == "done" for answer in answers), answers
         errors = [answer.value["errors"] for answer in answers]
-        return {what: max(each[what] for each in errors) for what in errors[0]}
+        return {what: largest(each[what] for each in errors) for what in errors[0]}
 
 
 def compared(folder, *overrides):
@@ -88,7 +89,7 @@ def test_every_layout_is_one_process(tame, name):
     """Outputs of every module, losses, every gradient and the weights of three steps of rollouts, in fp64."""
     errors = tame.ranks(_case(name))
     assert set(errors) == {"outputs", "loss", "gradients", "weights"}
-    assert max(errors.values()) < 1e-12, errors
+    assert largest(errors.values()) < 1e-12, errors
 
 
 @pytest.mark.slow
@@ -102,7 +103,7 @@ def test_every_layout_is_one_process(tame, name):
 def test_noise_in_norms_is_that_of_one_process(norms, name):
     errors = norms.ranks(_case(name))
     assert set(errors) == {"outputs", "loss", "gradients", "weights"}
-    assert max(errors.values()) < 1e-12, errors
+    assert largest(errors.values()) < 1e-12, errors
 
 
 @pytest.mark.slow
@@ -118,7 +119,7 @@ def test_compiled_units_and_recomputation_change_nothing(request, noise, way):
     other = dataclasses.replace(tame, problem=problem)
     errors = other.ranks(dataclasses.replace(case, compiled=way == "compiled"))
     assert errors.keys() >= {"outputs", "loss", "gradients", "weights"}
-    assert max(errors.values()) < 1e-12, errors
+    assert largest(errors.values()) < 1e-12, errors
 
 
 @pytest.mark.slow
@@ -131,7 +132,7 @@ def test_a_run_goes_on_in_another_layout(tame, tmp_path, continued):
     assert tame.ranks(saved) == {}
     errors = tame.ranks(dataclasses.replace(_case(continued), steps=(2, 3), folder=str(tmp_path)))
     assert set(errors) == {"outputs", "loss", "weights"}
-    assert max(errors.values()) < 1e-12, errors
+    assert largest(errors.values()) < 1e-12, errors
 
 
 @pytest.mark.slow
@@ -142,7 +143,7 @@ def test_adamw_amplifies_rounding_alone(tmp_path):
     errors = made.ranks(_case("fsdp2 1 4 1 1"))
     rounded = [run_ranks(1, partial(kit._rounded, made.problem, made.reference, n), 500)[0].value for n in range(3)]
     assert errors.pop("weights") < kit.GROWTH * max(each["weights"] for each in rounded)
-    assert max(errors.values()) < 1e-11, errors
+    assert largest(errors.values()) < 1e-11, errors
 
 
 SUM = sum_.Config.model_validate({"terms": [{"loss": {"type": "crps"}}, {"weight": 2, "loss": {"type": "energy"}}]})

@@ -19,6 +19,7 @@ from credit_like.schema.trainer import TrainerSection
 from credit_like.training.optimizers._adamw import AdamW
 from credit_like.training.optimizers._muon import Muon
 from tests.experiments import representatives
+from tests.largest import largest, worst
 
 BATCH, SEED, RATE = 2, 11, 1e-2
 ADAMW = {"weight_decay": 0.1, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -79,12 +80,11 @@ def _compare(got, expected):
     """(flat relative error, worst parameter's error and name), from local shards alone."""
     pairs = {n: (local(t).detach(), slice_like(expected[n], t)) for n, t in got.items()}
     everything = torch.stack([e.norm() for e in expected.values()]).norm()
-    worst = max(
-        (float((a - b).norm() / max(float(expected[n].norm()), 1e-4 * float(everything))), n)
-        for n, (a, b) in pairs.items()
+    largest_of_all = worst(
+        ((a - b).norm() / max(float(expected[n].norm()), 1e-4 * float(everything)), n) for n, (a, b) in pairs.items()
     )
     flat = torch.stack([(a - b).norm() for a, b in pairs.values()]).norm() / everything
-    return float(flat), worst
+    return float(flat), largest_of_all
 
 
 def _layout(rank, tiny, section, changes, steps, leads, accumulate, kind, batch, dtype, reference):
@@ -123,8 +123,8 @@ def _layout(rank, tiny, section, changes, steps, leads, accumulate, kind, batch,
             result["flat"], result["worst"] = _compare({n: p.grad for n, p in parameters.items()}, gradients)
         norm = clip_grad_norm_(parameters.values(), 0.3)
         total = runtime.sum_over_data(total)
-        result["loss"] = max(result["loss"], float((total - losses[step]).abs() / losses[step]))
-        result["norm"] = max(result["norm"], float((norm - norms[step]).abs() / norms[step]))
+        result["loss"] = largest([result["loss"], (total - losses[step]).abs() / losses[step]])
+        result["norm"] = largest([result["norm"], (norm - norms[step]).abs() / norms[step]])
         optimizer.step(RATE, torch.zeros(()))
         for p in parameters.values():
             p.grad = None

@@ -7,6 +7,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.tensor_parallel import apply_tensor_parallel
 from credit_like.schema.trainer import Parallelism
+from tests.largest import largest
 
 CPU = torch.device("cpu")
 
@@ -47,7 +48,7 @@ def _split(rank, bias, conv, y_ref, grads):
     errors = [
         float((local(p.grad) - slice_like(grads[n], p)).norm() / grads[n].norm()) for n, p in model.named_parameters()
     ]
-    return float((y - y_ref).abs().max().detach()), max(errors)
+    return float((y - y_ref).abs().max().detach()), largest(errors)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])

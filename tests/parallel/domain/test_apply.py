@@ -15,6 +15,7 @@ from credit_like.parallel.domain.spatial import ChunkShare, gather_spatial, shar
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
+from tests.largest import largest, worst
 
 
 def _serial(tiny, changes, width):
@@ -66,9 +67,9 @@ def _sharded(rank, shape, tiny, changes, reference):
     everything = torch.cat([g.flatten() for g in grads.values()]).norm()
     got = dict(model.named_parameters())
     assert list(got) == list(grads)
-    worst = max((float((got[n].grad - g).norm() / max(g.norm(), 1e-4 * everything)), n) for n, g in grads.items())
+    worst_of_all = worst(((got[n].grad - g).norm() / max(g.norm(), 1e-4 * everything), n) for n, g in grads.items())
     flat = torch.stack([(got[n].grad - g).norm() for n, g in grads.items()]).norm() / everything
-    return {k: float(v.detach()) for k, v in error.items()} | {"flat": float(flat), "worst": worst}, (
+    return {k: float(v.detach()) for k, v in error.items()} | {"flat": float(flat), "worst": worst_of_all}, (
         manager.rows,
         manager.columns,
     )
@@ -111,16 +112,16 @@ def test_parts_give_the_numbers_of_the_whole(run_ranks, tiny, shape, changes, wi
     if shape[0] > 1:
         assert len({rows.stop - rows.start for _, (rows, _) in results}) > 1  # uneven
     for errors, _ in results:
-        worst, name = errors.pop("worst")
-        assert max(errors.values()) < 1e-12, errors
-        assert worst < 1e-10, name
+        error, name = errors.pop("worst")
+        assert largest(errors.values()) < 1e-12, errors
+        assert error < 1e-10, name
 
 
 def _spatial(rank, shape, tiny):
     ranks = shape[0] * shape[1]
     runtime = Runtime.start(Parallelism(data="none", domain=ranks), torch.device("cpu"))
     manager = get_domain_manager(apply_domain_parallel(tiny.model(width=56), runtime.submeshes["domain"], shape))
-    worst = 0.0
+    errors = []
     for decoded, pads, (height, width) in [
         (128, {"pad_lat": (14, 14), "pad_lon": [4, 4]}, (101, 24)),
         (129, {"pad_lat": (14, 14), "pad_lon": [4, 4]}, (101, 24)),
@@ -138,12 +139,12 @@ def _spatial(rank, shape, tiny):
         mine = shard_spatial(whole.detach(), manager).clone().requires_grad_()
         y = unpad_shard_interp(mine, pads, manager, height, width)
         (y * shard_spatial(signal, manager)).sum().backward()
-        worst = max(worst, float((y - shard_spatial(expected, manager)).abs().max().detach()))
-        worst = max(worst, float((mine.grad - shard_spatial(whole.grad, manager)).abs().max()))
+        errors.append((y - shard_spatial(expected, manager)).abs().max().detach())
+        errors.append((mine.grad - shard_spatial(whole.grad, manager)).abs().max())
         again = mine.detach().clone().requires_grad_()
         (gather_spatial(again, manager, differentiable=True) * signal.sum()).sum().backward()
-        worst = max(worst, float((again.grad - ranks * signal.sum()).abs().max()))
-    return worst
+        errors.append((again.grad - ranks * signal.sum()).abs().max())
+    return largest(errors)
 
 
 @pytest.mark.parametrize("shape", [(3, 1), pytest.param((2, 2), marks=pytest.mark.slow)])
