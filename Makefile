@@ -54,8 +54,8 @@ format: $(STAMP)
 docs: $(STAMP)  ## the documentation site in build/site; warnings are errors
 	$(BIN)/mkdocs build --strict
 
-bench: $(STAMP)  ## every benchmark of a CPU on this machine; not first_picture.py, which installs the program anew
-	for script in $(filter-out benchmarks/gpu.py benchmarks/first_picture.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
+bench: $(STAMP)  ## benchmarks of a CPU on this machine; not first_picture.py, which installs the program, and trainings of hours
+	for script in $(filter-out benchmarks/gpu.py benchmarks/first_picture.py benchmarks/recipes.py benchmarks/ensemble.py,$(wildcard benchmarks/*.py)); do $(BIN)/python $$script || exit 1; done
 
 gpu: $(STAMP)  ## checks and times on one CUDA device, 10 minutes; CREDIT=PYTHON names an environment with miles-credit
 	$(BIN)/python benchmarks/gpu.py $(if $(CREDIT),--credit $(CREDIT))

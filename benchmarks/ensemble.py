@@ -427,7 +427,7 @@ def _verdict(columns: dict[str, NDArray[np.floating]], lead: int) -> str:
             *([("RMSE", 0.0, 1.0)] if lead >= TWO_DAYS else []),
             ("energy", 0.85, 1.15),
         )
-        if ((columns[name] < lowest) | (columns[name] > highest)).any()
+        if not ((columns[name] >= lowest) & (columns[name] <= highest)).all()  # also what is no number
     ]
     return f"{recipes.verdict(False)}: {', '.join(missed)}" if missed else recipes.verdict(True)
 

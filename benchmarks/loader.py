@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import resource
 import tempfile
 import time
 from pathlib import Path
@@ -125,12 +124,6 @@ def main() -> None:
                 f"{report.cpu_seconds * 1e3:.0f} ms, {report.limit_cpu_seconds * 1e3:.0f} ms | {rows['where the time goes']} |"
             )
             print(lines[-1], flush=True)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    lines += [
-        "",
-        f"Largest worker: {used:.0f} MB resident, of which {2 * 80 * 181 * 360 * 4 / 1e6:.0f} MB are the sample being "
-        "assembled.",
-    ]
     target = Path(__file__).parent / "results" / "loader.md"
     target.parent.mkdir(exist_ok=True)
     target.write_text("\n".join(lines) + "\n")

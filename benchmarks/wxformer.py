@@ -14,8 +14,8 @@ increase of the process during a step, gradients included, and the largest amoun
 the latter).
 
 With `--bf16` and `--compile` our side runs as with `trainer.amp` and `trainer.compile`; the other side runs as published, in
-fp32 (TF32 off), or with `--theirs-bf16` in bfloat16, as with `amp` of CREDIT's trainer. MFU then refers to a matrix product in
-bfloat16 (on a CPU still in fp32).
+fp32 (on CUDA with TensorFloat-32 in convolutions, torch's default), or with `--theirs-bf16` in bfloat16, as with `amp` of
+CREDIT's trainer. MFU then refers to a matrix product in bfloat16 (on a CPU still in fp32).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ import yaml
 from torch.utils.flop_counter import FlopCounterMode
 
 from credit_like.checkpoint.credit import convert_model_args
+from credit_like.ops.cpu import matrix
 
 ROOT = Path(__file__).parents[1]
 # (grid, pads) small enough for a CPU: windows divide every stage.
@@ -135,10 +136,13 @@ def matmul_peak(options: argparse.Namespace) -> float:
     on_cpu = options.device == "cpu"
     size, dtype = 2048 if on_cpu else 8192, torch.bfloat16 if options.bf16 and not on_cpu else torch.float32
     a = torch.randn(size, size, device=options.device, dtype=dtype)
+    multiply = (
+        matrix.product if on_cpu and dtype == torch.float32 else torch.matmul
+    )  # by the library that our kernels use
     best = float("inf")
     for _ in range(8):
         start = time.perf_counter()
-        a @ a
+        multiply(a, a)
         if not on_cpu:
             torch.accelerator.synchronize()
         best = min(best, time.perf_counter() - start)

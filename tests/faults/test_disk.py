@@ -82,9 +82,10 @@ def test_a_disk_without_room_for_a_netcdf_file_is_one_message_with_its_path(smal
 
 
 def test_a_save_that_fails_once_is_tried_again(tmp_path, monkeypatch) -> None:
-    real, failures = manager_module.write_tensors, []
+    real, failures, tried = manager_module.write_tensors, [], []
 
     def write(path, tensors):
+        tried.append(path.parent.name)
         if path.parent.name == ".step-2.tmp" and not failures:
             failures.append(path)
             raise OSError(5, "Input/output error")
@@ -95,7 +96,11 @@ def test_a_save_that_fails_once_is_tried_again(tmp_path, monkeypatch) -> None:
     assert tiny.trainer(tmp_path / "run", **section).fit().state == "finished"
     assert failures
     assert not list((tmp_path / "run" / "checkpoints").glob(".*"))
-    assert {3, 4, 6, 8, 9} <= set(steps(tmp_path / "run" / "checkpoints")) | {3}
+    saved = steps(tmp_path / "run" / "checkpoints")
+    assert 2 not in saved
+    assert 3 in saved, "the save of step 2 is tried again after the next step, before that of step 4"
+    assert tried.index(".step-2.tmp") < tried.index(".step-3.tmp") < tried.index(".step-4.tmp")
+    assert {4, 6, 8, 9} <= set(saved)
 
 
 @pytest.mark.parametrize("failures", [1, 2, 3])

@@ -16,8 +16,11 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from threading import BrokenBarrierError
 from typing import Any
 
 import numpy as np
@@ -160,11 +163,15 @@ def _cpu() -> float:
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def _clocked(way: Callable[[Sequence[int]], None], chosen: Sequence[int]) -> tuple[float, float]:
+_Way = Callable[[Sequence[int]], tuple[float, int]]
+"""Reads samples; returns the seconds that this took once files are open, and the number of samples read in all."""
+
+
+def _clocked(way: _Way, chosen: Sequence[int]) -> tuple[float, float]:
     """Return (samples per second, processor seconds per sample)."""
-    cpu, began = _cpu(), time.perf_counter()
-    way(chosen)
-    return len(chosen) / (time.perf_counter() - began), (_cpu() - cpu) / len(chosen)
+    cpu = _cpu()
+    seconds, read = way(chosen)
+    return len(chosen) / seconds, (_cpu() - cpu) / read
 
 
 def _throughput(loader: Loader, epoch: int, batches: int) -> tuple[float, float]:
@@ -180,10 +187,10 @@ def _throughput(loader: Loader, epoch: int, batches: int) -> tuple[float, float]
     return rate, (_cpu() - cpu) / min(read + ahead, len(loader))
 
 
-def _ways(windows: Windows, processes: int) -> dict[str, Callable[[Sequence[int]], None]]:
+def _ways(windows: Windows, processes: int) -> dict[str, _Way]:
     """Return the ways of reading without assembling samples, by name."""
     tasks = _Tasks(windows)
-    ways: dict[str, Callable[[Sequence[int]], None]] = {"one thread": lambda chosen: tasks.read(chosen)}
+    ways: dict[str, _Way] = {"one thread": lambda chosen: _in_threads(tasks, chosen, 1)}
     if not tasks.netcdf:
         for threads in (2, 4):
             ways[f"{threads} threads"] = lambda chosen, threads=threads: _in_threads(tasks, chosen, threads)  # type: ignore[misc]
@@ -257,31 +264,47 @@ class _Tasks:
             self._open[key] = zarr.open_group(part.path, mode="r")[part.var]
         self._open[key][times]
 
-    def read_afresh(self, parent: int, chosen: Sequence[int]) -> None:
-        """Read in a process that was forked from `parent`, with files opened anew."""
+    def read_afresh(self, parent: int, chosen: Sequence[int], together: Barrier) -> None:
+        """Read in a process that was forked from `parent`, with files opened anew by a first sample before all begin."""
         work_for(parent)
         self._open = {}
+        with ExitStack() as failing:
+            failing.callback(together.abort)
+            self.read(chosen[:1])
+            failing.pop_all()
+        together.wait(_PATIENCE)
         self.read(chosen)
 
 
-def _in_threads(tasks: _Tasks, chosen: Sequence[int], threads: int) -> None:
+_PATIENCE = 600.0  # seconds in which a process opens its files
+
+
+def _in_threads(tasks: _Tasks, chosen: Sequence[int], threads: int) -> tuple[float, int]:
+    tasks.read(chosen[:1])
     with ThreadPoolExecutor(threads) as pool:
+        began = time.perf_counter()
         list(pool.map(lambda i: tasks.read([i]), chosen))
+        return time.perf_counter() - began, len(chosen) + 1
 
 
-def _in_processes(tasks: _Tasks, chosen: Sequence[int], processes: int) -> None:
+def _in_processes(tasks: _Tasks, chosen: Sequence[int], processes: int) -> tuple[float, int]:
     context = multiprocessing.get_context("fork")
+    together = context.Barrier(processes + 1)
     parts = [
-        context.Process(target=tasks.read_afresh, args=(os.getpid(), chosen[k::processes]), daemon=True)
+        context.Process(target=tasks.read_afresh, args=(os.getpid(), chosen[k::processes], together), daemon=True)
         for k in range(processes)
     ]
     with signals_held():
         for part in parts:
             part.start()
+    with suppress(BrokenBarrierError):  # a process that ends before it says so is reported below
+        together.wait(_PATIENCE)
+    began = time.perf_counter()
     for part in parts:
         part.join()
         if part.exitcode:
             raise RuntimeError(f"a reading process ended with status {part.exitcode}")
+    return time.perf_counter() - began, len(chosen) + processes
 
 
 def _shares(windows: Windows, chosen: Sequence[int]) -> dict[str, float]:

@@ -1,6 +1,9 @@
+import multiprocessing
+
 import pytest
 
 from credit_like.data.loading.windows import Windows
+from credit_like.data.tools import bench
 from credit_like.data.tools.bench import bench_data
 from credit_like.errors import UserError
 
@@ -39,3 +42,27 @@ def test_a_format_that_no_other_library_reads_is_one_message(tmp_path):
     windows = Windows(open_store(data, variables), variables, data.train, history_len=1, forecast_len=1)
     with pytest.raises(UserError, match="expected zarr or netCDF files on a local disk to compare with, got none"):
         bench_data(windows, batches=8, num_workers=1, repeats=1)
+
+
+def test_processes_open_their_files_before_the_clock_starts(monkeypatch):
+    opened = multiprocessing.get_context("fork").Value("i", 0)
+
+    class Tasks(bench._Tasks):
+        def __init__(self):
+            self.fails = False
+
+        def read(self, chosen):
+            if self.fails:
+                raise ValueError("no such file")
+            if self._open == {}:
+                self._open = {("file", "variable"): None}
+                with opened.get_lock():
+                    opened.value += 1
+
+    tasks, seen = Tasks(), []
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: seen.append(opened.value) or 0.0)
+    assert bench._in_processes(tasks, range(5), 2) == (0.0, 7)
+    assert seen[0] == 2
+    tasks.fails = True
+    with pytest.raises(RuntimeError, match="a reading process ended"):
+        bench._in_processes(tasks, range(5), 2)
