@@ -15,7 +15,6 @@ ELSEWHERE = {
     "context": "test_build.py",
     "figures": "evaluation/test_plots.py",
     "naming": "evaluation/test_plots.py",
-    "host": "inference/test_forecast.py",
     "rollout": "inference/test_rollout.py",
     "processes": "faults/test_group_signals.py",
     "state": "test_stepper.py",

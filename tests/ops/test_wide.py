@@ -1,5 +1,7 @@
 """Convolutions whose columns are output channels equal the plain ones, in values and gradients."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -70,6 +72,14 @@ def test_partial_sums_in_bfloat16_are_added_in_float32(monkeypatch):
     )  # fmt: skip
     assert y.dtype == torch.bfloat16
     assert float((y - expected).detach().norm() / expected.detach().norm()) < 0.005
+
+
+def test_it_is_the_form_on_gpus_alone():
+    few_and_wide, narrow = [torch.empty(16, 3, 32, 32)], [torch.empty(16, 3, 4, 4)]
+    on_gpu, on_cpu = (SimpleNamespace(device=torch.device(name)) for name in ("cuda", "cpu"))
+    assert wide.applies(on_gpu, few_and_wide, 2)
+    assert not wide.applies(on_gpu, narrow, 2)
+    assert not wide.applies(on_cpu, few_and_wide, 2)
 
 
 def test_on_a_gpu_only_the_first_embedding_of_the_large_models_is_affected(monkeypatch):

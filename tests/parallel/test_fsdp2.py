@@ -7,6 +7,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import Checkpoi
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from credit_like.parallel import fsdp2
 from credit_like.parallel.apply import materialise, parallelise
 from credit_like.parallel.fsdp2 import (
     _apply_activation_checkpointing,
@@ -322,13 +323,20 @@ def test_each_unit_gathers_the_next_one_while_it_computes(run_ranks):
 
 def _offloaded(rank):
     runtime = Runtime.start(Parallelism(data="fsdp2"), CPU)
-    results = []
+    results, policies, shard = [], [], fsdp2.fully_shard
+
+    def recorded(module, **options):
+        policies.append(type(options["offload_policy"]).__name__)
+        return shard(module, **options)
+
+    fsdp2.fully_shard = recorded
     for offload in (False, True):
         model = apply_fsdp2(_blocks(2), runtime.submeshes["dp"], {"trainer": {"fsdp2_cpu_offload": offload}})
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         model(torch.full((1, 6), 1.0 + rank)).sum().backward()
         optimizer.step()
         results.append([local(p).detach() for p in model.parameters()])
+    assert policies == ["OffloadPolicy"] * (len(policies) // 2) + ["CPUOffloadPolicy"] * (len(policies) // 2)
     return all(a.device.type == "cpu" and torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
