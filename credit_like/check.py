@@ -810,7 +810,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
             "count": len(store.seconds),
             "timestep": format_duration(experiment.data.timestep),
         },
-        **({"sums": sums} if (sums := store.fields.told_short_sums()) else {}),
+        **({"sums": sums} if (sums := store.fields.told_other_sums()) else {}),
         "samples": {split: store.samples(split) for split in SPLITS},
         "forecasts": _describe_forecasts(store),
         "layout": {

@@ -453,7 +453,7 @@ def wanted_times(store: FieldStore, data: DataSection) -> tuple[NDArray[np.int64
 
 def finish(store: FieldStore, variables: Variables, data: DataSection, total: Scan) -> Statistics:
     """Derive statistics from the scan of all times."""
-    if sums := store.told_short_sums():
+    if sums := store.told_other_sums():
         _LOG.warning("sums: %s", sums)
     statics = variables.role("static")
     fixed = Scan.zero(sum(map(len, statics)), store.grid.height, store.grid.width)

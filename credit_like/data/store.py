@@ -23,7 +23,7 @@ from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import chunk_along, direct
 from credit_like.data.files.remote import RemoteError
-from credit_like.data.sources._conventions import DIMS, RepeatedTimes, listed
+from credit_like.data.sources._conventions import DIMS, PERIOD, RepeatedTimes, listed
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
@@ -128,8 +128,8 @@ class _Place:
     still: int | None = None
     """For a static field, the position on its time axis, if it has one, of the time that is read."""
     level_attrs: dict[str, str] = field(default_factory=dict)
-    is_sum: bool = False
-    """Whether the values are sums over time, by what the files declare."""
+    sum_over: int | None = None
+    """Seconds over which the values are sums, by what the files declare: 0 = the spacing of the files, None = no sums."""
 
     @property
     def varies(self) -> bool:
@@ -179,26 +179,38 @@ class FieldStore:
                     dataset.close()
 
     @property
-    def short_sums(self) -> dict[str, int]:
-        """Return variable → seconds for sums over time in files whose times are closer than the step.
+    def other_sums(self) -> dict[str, int]:
+        """Return variable → seconds for sums over another time than the step.
 
-        Of such files the values at the chosen times are read, which are sums over the spacing of the files.
+        The values at the chosen times are read, which are sums over the time that the files declare, or over their spacing.
         """
-        spacing = {
-            i: int(np.diff(seconds(dataset["time"].values)).min())
-            for i, dataset in self._datasets.items()
-            if dataset.sizes.get("time", 0) > 1 and "time" in dataset.coords
-        }
-        of = {
-            name: spacing.get(place.source, 0) for name, place in self._places.items() if place.is_sum and place.varies
-        }
-        return {name: between for name, between in of.items() if 0 < between < self.step_seconds}
+        of = {name: self._sum_over(place) for name, place in self._places.items() if place.varies}
+        return {name: over for name, over in of.items() if over not in (0, self.step_seconds)}
 
-    def told_short_sums(self) -> str:
-        """Return a sentence about `short_sums`, empty where there are none."""
-        each = [f"{name} over {format_duration(dt.timedelta(seconds=over))}" for name, over in self.short_sums.items()]
+    def told_other_sums(self) -> str:
+        """Return what `other_sums` are, empty where there are none."""
+        each = [f"{name} over {format_duration(dt.timedelta(seconds=over))}" for name, over in self.other_sums.items()]
         step = format_duration(dt.timedelta(seconds=self.step_seconds))
-        return f"{', '.join(each)} in the files, which are not added up over data.timestep ({step})" if each else ""
+        return (
+            f"{', '.join(each)} in the files, which are not converted to sums over data.timestep ({step})"
+            if each
+            else ""
+        )
+
+    def sum_attrs(self, variable: Variable) -> dict[str, str]:
+        """Return the attribute with the hours over which the values of a variable are sums, if they are."""
+        place = self._places.get(variable.name)
+        over = self._sum_over(place) if place else 0
+        return {PERIOD: f"{over / 3600:g}"} if over else {}
+
+    def _sum_over(self, place: _Place) -> int:
+        """Return the seconds over which the values are sums; 0 where they are not, or it is not known."""
+        if place.sum_over != 0:
+            return place.sum_over or 0
+        dataset = self._datasets.get(place.source)
+        if dataset is None or "time" not in dataset.coords or dataset.sizes["time"] < 2:
+            return 0
+        return min(int(np.diff(seconds(dataset["time"].values)).min()), self.step_seconds)
 
     @property
     def start(self) -> str:
@@ -751,15 +763,32 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     cyclic = variable.spec.fill == "cyclic"
     of_level = dataset["level"].attrs if "level" in dataset.coords else {}
     level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
-    is_sum = _is_sum(var, stored.attrs)
-    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, is_sum)
+    over = _sum_over(var, stored.attrs, where, source.settings)
+    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over)
+
+
+def _sum_over(var: str, attrs: Mapping[Any, Any], where: str, settings: str) -> int | None:
+    """Return the seconds over which a variable is a sum: 0 where its files do not say this, None for one that is no sum.
+
+    Raises UserError for sums over several periods in one variable.
+    """
+    if not _is_sum(var, attrs):
+        return None
+    periods = str(attrs.get(PERIOD, "")).split()
+    if len(periods) > 1:
+        raise UserError(
+            f"expected {var} of {where} over one period, got {', '.join(periods)} h; read it from a source of its own with "
+            f"{settings}.select.period: {periods[0]}"
+        )
+    return round(3600 * float(periods[0])) if periods else 0
 
 
 def _is_sum(var: str, attrs: Mapping[Any, Any]) -> bool:
     """Return whether attributes, or the unit of precipitation, say that a variable is a sum over time."""
     unit = "".join(str(attrs.get("units", "")).replace("**", "").split())
     return (
-        "time: sum" in str(attrs.get("cell_methods", ""))
+        PERIOD in attrs
+        or "time: sum" in str(attrs.get("cell_methods", ""))
         or "accum" in (attrs.get("GRIB_stepType"), attrs.get("stepType"))
         or unit in ("Jm-2", "J/m2", "Jm^-2")
         or (aliases.find("total_precipitation", [var]) is not None and unit in ("m", "mm", "kgm-2"))

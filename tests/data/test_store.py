@@ -245,21 +245,40 @@ def test_sub_sampling_keeps_one_step_one_position(stored, dataset):
 @pytest.mark.parametrize(
     ("attrs", "timestep", "told"),
     [
-        ({"units": "J m**-2"}, "12h", "sp over 6h in the files, which are not added up over data.timestep (12h)"),
+        (
+            {"units": "J m**-2"},
+            "12h",
+            "sp over 6h in the files, which are not converted to sums over data.timestep (12h)",
+        ),
         ({"cell_methods": "area: mean time: sum"}, "12h", "sp over 6h"),
-        ({"GRIB_stepType": "accum"}, "1d", "sp over 6h in the files, which are not added up over data.timestep (1d)"),
+        (
+            {"GRIB_stepType": "accum"},
+            "1d",
+            "sp over 6h in the files, which are not converted to sums over data.timestep (1d)",
+        ),
         ({"units": "J m**-2"}, "6h", ""),
         ({"units": "Pa"}, "12h", ""),
+        ({"units": "m", "period_hours": "1"}, "6h", "sp over 1h in the files"),
+        ({"units": "m", "period_hours": "6"}, "6h", ""),
     ],
 )
-def test_sums_over_less_than_a_step_are_told(stored, dataset, caplog, attrs, timestep, told):
+def test_sums_over_another_time_than_the_step_are_told(stored, dataset, caplog, attrs, timestep, told):
     ds = dataset(steps=40)
     ds["sp"].attrs = attrs
     _, data, variables, store = stored(ds, timestep=timestep)
-    assert store.told_short_sums().startswith(told)
-    assert bool(store.told_short_sums()) == bool(told)
+    assert store.told_other_sums().startswith(told)
+    assert bool(store.told_other_sums()) == bool(told)
     fit_statistics(store, variables, data)
     assert ("sums: sp" in caplog.text) == bool(told)
+
+
+def test_sums_over_several_periods_in_one_variable_are_refused(stored, dataset):
+    ds = dataset()
+    ds["sp"].attrs = {"period_hours": "6 12"}
+    with pytest.raises(
+        StoreError, match=r"expected sp of .* over one period, got 6, 12 h; .* data.source.select.period: 6"
+    ):
+        stored(ds)
 
 
 def test_sub_sampling_off_the_hours(stored, dataset):

@@ -14,6 +14,8 @@ from credit_like.data.times import Times, from_seconds, parse
 from credit_like.errors import UserError
 
 DIMS = ("time", "level", "latitude", "longitude")
+PERIOD = "period_hours"
+"""Attribute of variables that are sums over time: the hours of the sum, several if fields differ."""
 _STANDARD_NAMES = {
     "time": ("time",),
     "level": (

@@ -19,7 +19,7 @@ from xarray.core import indexing
 
 from credit_like.data.files.direct import DirectArray, Spans, direct
 from credit_like.data.sources import _grib_files
-from credit_like.data.sources._conventions import RepeatedTimes
+from credit_like.data.sources._conventions import PERIOD, RepeatedTimes
 from credit_like.data.sources._files import FileConfig, canonical, find_files, is_url
 from credit_like.data.sources._grib_files import Geometries, Geometry, Message
 from credit_like.data.sources._spectral import Synthesis
@@ -235,7 +235,9 @@ def _field(
         elif duplicates is None:
             raise RepeatedTimes(_twice(group[int(table[at])], message))
     lazy = indexing.LazilyIndexedArray(_Messages(group, table, geometry))
-    return xr.Variable((*dims, "latitude", "longitude"), lazy, dict(group[0].attrs))
+    periods = sorted({message.period for message in group if message.key("stepType") == "accum"} - {0.0})
+    over = {PERIOD: " ".join(f"{period:g}" for period in periods)} if periods else {}
+    return xr.Variable((*dims, "latitude", "longitude"), lazy, dict(group[0].attrs) | over)
 
 
 def _twice(one: Message, two: Message) -> str:

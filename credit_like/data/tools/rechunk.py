@@ -169,7 +169,7 @@ def _create(
             compressors=BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle"),
             dimension_names=dims,
         )
-        array.attrs.update(store.attrs(variable))
+        array.attrs.update(store.attrs(variable) | store.sum_attrs(variable))
 
 
 def _write(

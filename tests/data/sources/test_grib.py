@@ -179,8 +179,11 @@ def test_forecasts_are_at_the_end_of_their_steps(tmp_path):
     write(tmp_path / "b.grib", *contents, accumulated(6, 12, values=np.full(40, 99)))
     with pytest.raises(UserError, match=r"period 12\.0 and 6\.0; set data\.source\.select\.period to one of them"):
         opened(tmp_path / "b.grib")
+    assert dataset["tp"].attrs["period_hours"] == "6 12"
     only = opened(tmp_path / "b.grib", select={"period": 6})
     np.testing.assert_array_equal(only["tp"][:, 0, 0], [6, 99])
+    assert only["tp"].attrs["period_hours"] == "6"
+    assert "period_hours" not in dataset["2t"].attrs
     write(tmp_path / "c.grib", *contents, surface("2t", np.full(40, 77), dataTime=600))
     with pytest.raises(UserError, match=r"both valid at 2020-01-01T06:00:00, with step 6\.0 and 0\.0"):
         opened(tmp_path / "c.grib")

@@ -13,6 +13,7 @@ def source(stored, dataset):
     ds = dataset()
     ds["u"][5, :, 2:4] = np.nan
     ds["t"].attrs["units"] = "degC"
+    ds["sp"].attrs = {"units": "J m**-2", "period_hours": "3"}
     ds["level"].attrs = {"units": "hPa", "standard_name": "air_pressure", "positive": "down"}
     return stored(ds, prognostic={"level": ["u", {"name": "t", "units": "K"}], "surface": ["sp"]}, levels=[850, 100])
 
@@ -37,6 +38,7 @@ def test_the_same_fields_in_bands(source, tmp_path, data_section):
         np.testing.assert_array_equal(store.read([a], range(40)), again.read([b], range(40)))
     assert again.attrs(others["t"])["units"] == "K"
     assert again.level_attrs(others["t"]) == {"units": "hPa", "standard_name": "air_pressure", "positive": "down"}
+    assert again.other_sums == store.other_sums == {"sp": 3 * 3600}
     np.testing.assert_array_equal(again.seconds, store.seconds)
     np.testing.assert_array_equal(again.grid.latitude, store.grid.latitude)
     with pytest.raises(FileExistsError):
