@@ -15,7 +15,7 @@ from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.continuation import refuse_other
 from credit_like.checkpoint.errors import reading_metadata
-from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
 from credit_like.data.loading.loader import Loader
@@ -33,6 +33,7 @@ from credit_like.evaluation.results import evaluation_folder, save_results
 from credit_like.evaluation.scorecard import print_scorecard
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
+from credit_like.launch.chain import best_checkpoint
 from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.nn import spectral_norm
@@ -220,27 +221,45 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
     return Stage.of(phase, loss.to(runtime.device), train_loader, valid_loader, runtime.dp_size)
 
 
-def newest_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
-    """Return the newest checkpoint of the run. Raises UserError where it has none."""
-    checkpoint = _latest(experiment, runtime)
+def chosen_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
+    """Return the checkpoint that `inference.checkpoint` names. Raises UserError where the run does not have it."""
+    checkpoint = _chosen(experiment, runtime)
     if checkpoint is None:
         folder = Path(experiment.save_loc) / "checkpoints"
         raise UserError(f"expected a checkpoint in {folder}, got none; run `credit-like train` first")
     return checkpoint
 
 
-def _latest(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
-    return CheckpointManager(Path(experiment.save_loc) / "checkpoints", runtime=runtime).latest()
+def _chosen(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
+    """Return the checkpoint that `inference.checkpoint` names; None where the run has none at all."""
+    manager, which = (
+        CheckpointManager(Path(experiment.save_loc) / "checkpoints", runtime=runtime),
+        experiment.inference.checkpoint,
+    )
+    if which == "newest" or not runtime.broadcast(steps(manager.folder)):
+        return manager.latest()
+    if which == "best":
+        best = runtime.broadcast(best_checkpoint(Path(experiment.save_loc)))
+        if best is None:
+            raise UserError(
+                f"inference.checkpoint: expected a checkpoint with a validation loss in {manager.folder}, got none; set it to "
+                "newest"
+            )
+        which = best[0]
+    try:
+        return manager.at(int(which))
+    except UserError as error:
+        raise UserError(f"inference.checkpoint: {error}; change it") from error
 
 
 def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
-    """Load the weights of a checkpoint (by default the newest) into the model and return the checkpoint's name.
+    """Load the weights of a checkpoint (by default that of `inference.checkpoint`) into the model and return the checkpoint's name.
 
     Averaged weights are used where the experiment requests them and the checkpoint has them.
 
     Raises UserError where the run has no checkpoint, or one of another model, other variables or other statistics.
     """
-    checkpoint = checkpoint or newest_checkpoint(context.experiment, context.runtime)
+    checkpoint = checkpoint or chosen_checkpoint(context.experiment, context.runtime)
     refuse_other(checkpoint, context.experiment, context.variables, context.statistics)
     average = set(checkpoint.names("ema/")) if context.experiment.inference.weights == "ema" else set()
     pieces = named_pieces(context.stepper.model)
@@ -307,9 +326,9 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
     A run without a checkpoint forecasts with the weights of `start_from`, unless it is to train low-rank changes of them.
     """
     with start(experiment, training=False) as runtime:
-        found, source = _latest(experiment, runtime), experiment.start_from
+        found, source = _chosen(experiment, runtime), experiment.start_from
         if found is None and (source is None or source.lora is not None):
-            found = newest_checkpoint(experiment, runtime)  # which says that there is none
+            found = chosen_checkpoint(experiment, runtime)  # which says that there is none
         context = build_context(experiment, runtime, train=False)
         checkpoint = load_source(context) if found is None else load_weights(context, found)
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)

@@ -645,7 +645,7 @@ def export(
     licence: Annotated[str | None, typer.Option(help="Licence on the card of a package, such as apache-2.0.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Export the trained weights, not their moving average.")] = False,
 ) -> None:
-    """Export the weights of a run as a file or a model package."""
+    """Export the weights of a run, or of a checkpoint such as RUN/checkpoints/step-4000, as a file or a model package."""
     from credit_like.checkpoint import commands
 
     if (output is None) == (package is None):

@@ -183,6 +183,35 @@ def test_the_forecast_is_what_the_stepper_gives(run):
     np.testing.assert_allclose(forecast["u"].isel(time=1, prediction_timedelta=1).values, u, rtol=1e-4, atol=1e-3)
 
 
+def test_forecasts_are_made_with_the_checkpoint_that_is_named(run, tmp_path):
+    """A copy of the run has its checkpoint as that of three steps, of which the middle one has the lowest loss."""
+    experiment, save_loc = run
+    folder = tmp_path / "checkpoints"
+    [made] = (save_loc / "checkpoints").glob("step-*")
+    for step, loss in ((3, 0.3), (5, 0.1), (7, 0.2)):
+        shutil.copytree(made, folder / f"step-{step}")
+        manifest = json.loads((folder / f"step-{step}" / "manifest.json").read_bytes())
+        (folder / f"step-{step}" / "manifest.json").write_text(json.dumps(manifest | {"step": step, "score": loss}))
+
+    def chosen(which):
+        inference = experiment.inference.model_copy(update={"checkpoint": which})
+        copied = experiment.model_copy(update={"save_loc": str(tmp_path), "inference": inference})
+        with build.start(experiment, training=False) as runtime:
+            return build.chosen_checkpoint(copied, runtime).step
+
+    assert [chosen(which) for which in ("newest", "best", 3)] == [7, 5, 3]
+    with pytest.raises(
+        UserError, match=r"inference.checkpoint: expected a step with a checkpoint in .* \(3, 5, 7\), got 4"
+    ):
+        chosen(4)
+    damaged = next((folder / "step-3").glob("*.safetensors"))
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with pytest.raises(
+        UserError, match=r"inference\.checkpoint: expected an intact checkpoint of step 3, got a damaged one"
+    ):
+        chosen(3)
+
+
 def test_a_finished_run_is_not_trained_again(run):
     experiment, save_loc = run
     before = (save_loc / "log.jsonl").read_bytes()

@@ -235,3 +235,16 @@ def test_the_title_says_of_which_grid_scores_are(grid, said):
     results = scores()
     results.attrs["grid"] = grid
     assert said in str(scorecard(results).title)
+
+
+def test_one_unstable_forecast_does_not_hide_the_numbers_of_the_others():
+    results = scores()
+    results["u"].loc[{"source": "model", "metric": "rmse"}] = 3e19
+    cells = [list(column.cells) for column in scorecard(results).columns]
+    headings = [str(column.header) for column in scorecard(results).columns]
+    of = dict(zip(headings, cells, strict=True))
+    assert str(of["model"][0]) == "3.00e+19"
+    assert float(of["persistence"][0]) == pytest.approx(
+        float(results["u"].isel(lead_time=0, level=0, region=0).sel(source="persistence", metric="rmse")), rel=5e-3
+    )
+    assert re.fullmatch(r"\d\.\d\de\+\d\d", of["/ pers."][0])

@@ -373,6 +373,28 @@ class CheckpointManager:
                 _set_aside(self.folder / f"step-{step}")
         return None
 
+    def at(self, step: int) -> Checkpoint:
+        """Return the checkpoint of a step; the ranks share the work of reading every byte.
+
+        Raises UserError for a step without a checkpoint, or with a damaged one.
+        """
+        there = self.runtime.broadcast(steps(self.folder))
+        if step not in there:
+            raise UserError(
+                f"expected a step with a checkpoint in {self.folder} ({', '.join(map(str, there)) or 'there is none'}), got {step}"
+            )
+        damage = ""
+        try:
+            checkpoint = Checkpoint.open(self.folder / f"step-{step}")
+            checkpoint.verify(self.runtime.rank, self.runtime.world)
+        except DamagedCheckpoint as error:
+            damage = str(error)
+        if self.runtime.agree(bool(damage)):
+            raise UserError(
+                f"expected an intact checkpoint of step {step}, got a damaged one: {damage or 'another rank has it'}"
+            )
+        return checkpoint
+
 
 def step_of(name: str) -> int | None:
     """Return the step in the name of a checkpoint's folder, or None for another name."""

@@ -128,7 +128,8 @@ class Collected:
         for i, source in enumerate(self.sources):
             for j, label in enumerate(labels):
                 if (values := self._scalar.get((variable, source, *label))) is not None:
-                    found[i, j] = values
+                    with np.errstate(over="ignore"):  # the square of an unstable forecast is infinite in float32
+                        found[i, j] = values
         dims = ("source", "statistic", "init_time", "region", "lead_time")
         array = self._labelled(np.moveaxis(found, -1, 3), levels, dims, everywhere)
         return array.assign_coords(statistic=[".".join(label) for label in labels])

@@ -69,7 +69,7 @@ def possible_metrics(metrics: Mapping[str, ModuleType], grid: Grid) -> dict[str,
             "add others"
         )
     if left_out:
-        _LOG.warning("without %s: the grid does not cover whole circles of latitude", ", ".join(left_out))
+        _LOG.warning("metrics left out: %s, which need whole circles of latitude", ", ".join(left_out))
     return {name: module for name, module in metrics.items() if name not in left_out}
 
 

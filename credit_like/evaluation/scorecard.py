@@ -61,7 +61,9 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
     leads = some_leads(results["lead_time"].values)
     for name, scores in channels(results, region):
         rows = scores.sel(lead_time=leads, source=[source, *others])
-        exponent = exponent_of(rows.sel(metric=in_units[0]).values) if in_units else 0
+        # An unstable forecast has no part in the power of ten where there is a reference.
+        known = [name for name in _REFERENCES if name in others] or [source, *others]
+        exponent = exponent_of(rows.sel(metric=in_units[0], source=known).values) if in_units else 0
         head = [
             channel_text(name, level_units_of(results)),
             _unit(str(results[name.partition("@")[0]].attrs.get("units", "")), exponent),
@@ -73,7 +75,7 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
                 rmse = {which: float(here.sel(source=which, metric="rmse")) for which in (source, *others)}
                 ratio = rmse[source] / rmse["persistence"] if rmse.get("persistence") else np.nan
                 row += [_coloured(rmse, source, exponent), *(_number(rmse[other], exponent) for other in others)]
-                row.append(f"{ratio:.2f}" if np.isfinite(ratio) else "–")
+                row.append("–" if not np.isfinite(ratio) else f"{ratio:.2f}" if abs(ratio) < 1e6 else f"{ratio:.2e}")
             row += [
                 _number(float(here.sel(source=source, metric=metric)), exponent if metric in IN_UNITS else 0)
                 for metric in shown
@@ -117,12 +119,14 @@ def _unit(units: str, exponent: int) -> str:
 
 
 def _number(value: float, exponent: int = 0) -> str:
-    """Format in units of 10^exponent with three significant digits and no exponent."""
+    """Format in units of 10^exponent with three significant digits; a number of a million or more has an exponent."""
     scaled = value / 10.0**exponent
     if not np.isfinite(scaled):
         return "–"
     if scaled == 0:
         return "0"
+    if abs(scaled) >= 1e6:
+        return f"{scaled:.2e}"
     return f"{scaled:.{max(0, min(4, 2 - int(np.floor(np.log10(abs(scaled))))))}f}"
 
 

@@ -46,8 +46,9 @@ def contributions(statistics: Mapping[str, Array], finish: Finish) -> Array:
     """
     number = len(next(iter(statistics.values())))
     whole = finish({name: np.asarray(values.mean()) for name, values in statistics.items()})
-    others = finish({name: (values.sum() - values) / (number - 1) for name, values in statistics.items()})
-    return np.asarray(number * whole - (number - 1) * others)
+    with np.errstate(invalid="ignore"):  # infinite terms have no difference
+        others = finish({name: (values.sum() - values) / (number - 1) for name, values in statistics.items()})
+        return np.asarray(number * whole - (number - 1) * others)
 
 
 def score_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:

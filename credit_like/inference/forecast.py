@@ -98,7 +98,7 @@ def write_forecasts(
     noise, perturb = _differences(context)
     folder = forecast_folder(experiment)
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
-    claim(folder, _identity(experiment, forecast_plan, checkpoint))
+    claim(folder, _identity(experiment, forecast_plan, checkpoint), partial(_completed, experiment))
     writer.open()
     collects, share = context.runtime.tensor_rank == 0, None
     if manager is not None and collects:
@@ -234,17 +234,34 @@ def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: s
 
     A smaller batch must be able to complete forecasts for which the memory did not suffice.
     """
-    resolved = experiment.to_dict()
-    kept = {key: resolved[key] for key in ("name", "seed", "data", "model", "physics", "inference") if key in resolved}
-    kept["inference"] = {key: value for key, value in resolved["inference"].items() if key != "batch_size"}
     init = [calendar.to_text(time) for time in forecast_plan.layout.init]
     return {
-        "experiment": kept,
+        "experiment": _kept(experiment),
         "bfloat16": computes_in_bfloat16(experiment),
         "checkpoint": checkpoint,
         "initial_times": init,
         "leads": list(forecast_plan.layout.leads),
     }
+
+
+def _kept(experiment: Experiment) -> dict[str, Any]:
+    resolved = experiment.to_dict()
+    kept: dict[str, Any] = {
+        key: resolved[key] for key in ("name", "seed", "data", "model", "physics", "inference") if key in resolved
+    }
+    kept["inference"] = {
+        key: value for key, value in resolved["inference"].items() if key not in ("batch_size", "checkpoint")
+    }
+    return kept
+
+
+def _completed(experiment: Experiment, record: dict[str, Any]) -> dict[str, Any]:
+    """Return the record of an earlier release with the defaults of keys that it lacks."""
+    try:
+        recorded = Experiment.model_validate({**experiment.to_dict(), **record["experiment"]})
+    except (KeyError, TypeError, ValueError):
+        return record
+    return {**record, "experiment": _kept(recorded)}
 
 
 def _batches(group: Sequence[int], members: int, batch_size: int) -> list[list[ForecastKey]]:

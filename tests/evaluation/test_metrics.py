@@ -505,7 +505,7 @@ def test_metrics_of_whole_circles_are_left_out_on_a_part_of_the_globe(grid, capl
     part = Grid(np.linspace(30, 60, 4), np.arange(10) * 2.5)
     assert possible_metrics(metrics, grid) == metrics
     assert list(possible_metrics(metrics, part)) == ["rmse"]
-    assert "without spectrum: the grid does not cover whole circles" in caplog.text
+    assert "metrics left out: spectrum, which need whole circles" in caplog.text
     with pytest.raises(UserError, match=r"evaluation.metrics: expected a metric .* got spectrum"):
         possible_metrics({"spectrum": metrics["spectrum"]}, part)
 

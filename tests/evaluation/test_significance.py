@@ -270,3 +270,8 @@ def test_initial_times_of_any_calendar(evaluated, tmp_path):
     found = load_scores_by_init(tmp_path)
     assert sorted(found["init_time"].unique()) == times
     assert compare_scores(found, found)["times"].eq(12).all()
+
+
+def test_infinite_terms_have_no_contribution_and_no_warning():
+    found = contributions({"mean": np.array([1.0, np.inf, 2.0])}, lambda statistics: statistics["mean"])
+    assert not np.isfinite(found).any()

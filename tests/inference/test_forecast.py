@@ -21,6 +21,7 @@ import zarr
 from world import make_context, make_experiment
 
 from credit_like.data import times as calendar
+from credit_like.errors import UserError
 from credit_like.inference import forecast as forecasts
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
@@ -175,6 +176,21 @@ def test_a_finished_rollout_is_not_repeated(data, tmp_path, monkeypatch):
     assert outcome.computed == 0
     assert outcome.finished
     assert contents(tmp_path) == before
+
+
+def test_a_record_of_an_earlier_release_is_that_of_the_same_forecasts(data, tmp_path):
+    write(data, tmp_path)
+    record = tmp_path / "forecasts" / "forecast.json"
+    there = json.loads(record.read_text())
+    there["experiment"]["inference"]["batch_size"] = 7  # which was recorded
+    del there["experiment"]["inference"]["weights"]  # as if it were a new key
+    record.write_text(json.dumps(there))
+    _, outcome = write(data, tmp_path)
+    assert outcome.finished
+    there["experiment"]["inference"]["weights"] = "raw"
+    record.write_text(json.dumps(there))
+    with pytest.raises(UserError, match=r"with another experiment\.inference\.weights, change"):
+        write(data, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])

@@ -221,8 +221,8 @@ def replace_text(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
-def claim(folder: Path, identity: dict[str, Any]) -> None:
-    """Record in `folder` the `identity` of its forecasts.
+def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Record in `folder` the `identity` of its forecasts; `completed` brings a record to the form of this release.
 
     Raises UserError if it holds those of another experiment, checkpoint or selection, or files that are no forecasts.
     """
@@ -241,7 +241,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
             temporary.unlink()
     with reading("the record of forecasts", record, f"remove {folder}"):
         there = json.loads(record.read_bytes())
-    if differing := sorted(_differences(json.loads(text), there)):
+    if differing := sorted(_differences(json.loads(text), json.loads(json.dumps(completed(there))))):
         shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
         raise UserError(
             f"inference.output.path: expected forecasts of this experiment and checkpoint in {folder}, got some made "
