@@ -86,6 +86,7 @@ _UNITS = {
     "seed variable_weights weight weight_decay",
 }
 UNITS = {key: unit for unit, keys in _UNITS.items() for key in keys.split()} | {
+    "InferenceSection.checkpoint": "optimiser steps",
     "MonitorSection.every": "epochs",
     "CheckpointSection.every": "optimiser steps, unless a duration is given",
     "Transform.scale": "those of the variable",
@@ -147,6 +148,7 @@ EXAMPLES: dict[str, Any] = {
     "phases": [{"epochs": 30}, {"epochs": 4, "forecast_len": 4}],
     "stop_after": "11h",
     "checkpoint": {"every": "30min", "keep": 3},
+    "InferenceSection.checkpoint": "best",
     "monitor": {"every": 1, "lead": "2d"},
     "loader": {"num_workers": 4},
     "patience": 5,
