@@ -101,7 +101,9 @@ class Perturbations(Section):
     @model_validator(mode="after")
     def _of_the_type(self) -> Perturbations:
         keys = {"bred": {"cycles", "cycle"}, "lagged": {"lag"}}.get(self.type, set())
-        if others := sorted(self.model_fields_set - keys - {"type"}):
+        # A resolved experiment holds the defaults of all keys.
+        foreign = sorted(type(self).model_fields.keys() - keys - {"type"})
+        if others := [key for key in foreign if getattr(self, key) != type(self).model_fields[key].default]:
             raise UserError(f"expected no {', '.join(others)} with `type: {self.type}`, got it, remove it")
         return self
 

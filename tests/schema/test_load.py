@@ -6,7 +6,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from credit_like import registry
+from credit_like.schema.base import Section
 from credit_like.schema.errors import ExperimentError, Place
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import dump_experiment, load_experiment, load_located
@@ -270,6 +273,96 @@ def test_a_resolved_experiment_loads_back_equal(write, changes):
     assert again.to_dict() == experiment.to_dict()
     stored = write(dump_experiment(experiment), "stored.yml")
     assert load_experiment(stored) == experiment
+
+
+MINIMAL: dict[str, Any] = {
+    "name": "small",
+    "save_loc": "runs/small",
+    "data": {
+        "source": {"type": "netcdf", "path": "data.nc"},
+        "timestep": "6h",
+        "prognostic": {"surface": ["t2m"]},
+        "train": ["2000-01-01", "2000-01-10"],
+        "valid": ["2002-01-01", "2002-01-10"],
+        "test": ["2003-01-01", "2003-01-10"],
+    },
+    "model": {"type": "persistence"},
+}
+SECTIONS: dict[str, dict[str, Any]] = {
+    **{
+        f"{kind} perturbations": {"inference": {"ensemble": {"members": 3, "perturbations": {"type": kind, **keys}}}}
+        for kind, keys in (("gaussian", {}), ("lagged", {}), ("bred", {"cycles": 2, "cycle": "12h"}))
+    },
+    "initial times": {"inference": {"init": ["2003-01-01", "2003-01-05", "12h"]}},
+    "lag": {"inference": {"ensemble": {"perturbations": {"type": "lagged", "lag": "12h"}}}},
+    "derive": {"inference": {"derive": [{"pressure_levels": [850, 500]}, "geopotential"]}},
+    "evaluation": {
+        "evaluation": {
+            "regions": {"all": {"south": 0, "north": 10}, "box": {"south": 0, "north": 1, "west": 350, "east": 20}},
+            "thresholds": {"quantiles": [0.1]},
+        }
+    },
+    "trainer": {"trainer": {"parallelism": {"data": "fsdp2", "replicate": 2}, "checkpoint": {"every": 5}}},
+    "site": {"site": {"queues": {"q": {"nodes": ["this"]}}}, "pbs": {"rollout": {"nodes": 2}}},
+    "noise": {"model": {"type": "wxformer", "noise": {}}},
+    "energy": {"physics": [{"type": "energy"}]},
+    "relax": {"physics": [{"type": "relax", "variables": ["t2m"], "climatology": ["2000-01-01", "2000-01-10"]}]},
+    "clip": {"physics": [{"type": "clip", "minimum": None, "maximum": 1.0}]},
+    **{
+        name: {"data": {**MINIMAL["data"], "source": source}}
+        for name, source in {
+            "synthetic": {"type": "synthetic"},
+            "region": {"type": "netcdf", "path": "a.nc", "region": {"west": 0, "east": 10}, "regrid": {"degrees": 1.0}},
+            "half a region": {"type": "zarr", "path": "a.zarr", "region": {"south": 0}},
+        }.items()
+    },
+}
+"""Sections that check themselves as a whole, with the fewest keys that these checks allow, and with others."""
+
+
+def instances(value: Any):
+    if isinstance(value, BaseModel):
+        yield value
+        for name in type(value).model_fields:
+            yield from instances(getattr(value, name))
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from instances(item)
+
+
+@pytest.mark.parametrize("changes", [pytest.param(changes, id=name) for name, changes in SECTIONS.items()])
+def test_a_section_that_checks_itself_loads_back_with_all_its_defaults(write, changes):
+    experiment = Experiment.model_validate({**MINIMAL, **changes})
+    assert Experiment.model_validate(experiment.to_dict()) == experiment
+    assert load_experiment(write(dump_experiment(experiment), "stored.yml")) == experiment
+
+
+def test_the_sweep_has_every_section_that_checks_itself():
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            registry.module(kind, name)
+    known = [Section]
+    for section in known:
+        known += section.__subclasses__()
+    checked = {
+        section
+        for section in known
+        if section.__module__.startswith("credit_like.")
+        and any(found.info.mode == "after" for found in section.__pydantic_decorators__.model_validators.values())
+    }
+    assert checked
+    reached = {
+        type(section)
+        for changes in SECTIONS.values()
+        for section in instances(Experiment.model_validate({**MINIMAL, **changes}))
+    }
+    assert {section.__qualname__ for section in checked - reached} == set()
+
+
+def test_keys_of_another_type_of_perturbations_are_refused(write):
+    text = TEXT + "inference: {ensemble: {members: 2, perturbations: {type: lagged, cycles: 2, cycle: 6h}}}\n"
+    (problem,) = problems(write(text))
+    assert "expected no cycle, cycles with `type: lagged`" in problem.message
 
 
 @pytest.mark.parametrize(
