@@ -167,10 +167,15 @@ class InferenceSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _format_is_the_type(cls, value: Any) -> Any:
-        """Accept `output: {format: zarr}` for `output: {type: zarr}`."""
+        """Accept `output: {format: zarr}` for `output: {type: zarr}`, and both where they are the same."""
         if isinstance(value, dict) and isinstance(value.get("output"), dict) and "format" in value["output"]:
             output = dict(value["output"])
-            output["type"] = output.pop("format")
+            name = output.pop("format")
+            if output.setdefault("type", name) != name:
+                raise UserError(
+                    f"expected `type` or `format` of output, which are the same key, got type {output['type']!r} and format "
+                    f"{name!r}, remove one"
+                )
             return {**value, "output": output}
         return value
 

@@ -105,9 +105,34 @@ def test_a_profile_in_the_current_folder_goes_first(tmp_path, monkeypatch):
     (tmp_path / "config" / "site" / "mine.yml").write_text("site: {name: mine, scheduler: slurm}\n")
     monkeypatch.chdir(tmp_path)
     assert SiteSection.model_validate("mine").scheduler == "slurm"
-    (tmp_path / "config" / "site" / "mine.yml").write_text("[]\n")
-    with pytest.raises(ValidationError, match="mapping under `site:`"):
-        SiteSection.model_validate("mine")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[]\n", "mine.yml:1: expected a mapping of sections, got a list"),
+        (b"pbs: {}\n", "expected a mapping under `site:` in .*mine.yml, got nothing"),
+        (b"site: {name: mine\n  x: [\n", "mine.yml:.*: expected YAML"),
+        (b"site: {name: !foo mine}\n", "mine.yml:1: expected YAML, got the tag '!foo'"),
+        (b"site: {name: \xff}\n", "mine.yml: expected UTF-8"),
+        (b"site:\n  name: a\n  name: b\n", "mine.yml:3: site.name: expected each key once"),
+        (b"site: {setup: [echo $NOT_SET_ANYWHERE]}\n", "mine.yml:1: site.setup.0: .* NOT_SET_ANYWHERE to be set"),
+    ],
+)
+def test_a_profile_is_read_as_an_experiment_is(tmp_path, content, message):
+    (tmp_path / "mine.yml").write_bytes(content)
+    with pytest.raises(ValidationError, match=message):
+        SiteSection.model_validate(str(tmp_path / "mine.yml"))
+
+
+def test_values_of_a_profile_are_those_of_yaml_1_2(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACE", "/here")
+    (tmp_path / "mine.yml").write_text(
+        "site: {queues: {on: {nodes: [this], max_walltime: 12:00:00}}, setup: [cd $PLACE, echo $$HOME]}\n"
+    )
+    site = SiteSection.model_validate(str(tmp_path / "mine.yml"))
+    assert site.queues["on"].max_walltime == dt.timedelta(hours=12)
+    assert site.setup == ("cd /here", "echo $HOME")
 
 
 def test_initial_times_are_counted():

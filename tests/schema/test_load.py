@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from credit_like import registry
+from credit_like.schema import sites
 from credit_like.schema.base import Section
 from credit_like.schema.errors import ExperimentError, Place
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.launch import SiteSection
 from credit_like.schema.load import dump_experiment, load_experiment, load_located
 
 TEXT = """
@@ -444,3 +446,89 @@ def test_a_file_beside_the_experiment_takes_precedence_over_a_shipped_one(write)
 @pytest.mark.parametrize("name", ["models/../pyproject.toml", "/models/wxformer-tiny/model.yml", "tests/conftest.py"])
 def test_only_models_and_sites_are_shipped(write, name):
     assert any("include" in str(p) for p in problems(write(f"include: [{name}]\n" + TEXT)))
+
+
+@pytest.mark.parametrize("site", sorted(sites.profiles()))
+def test_a_shipped_site_is_the_same_by_its_name_and_included(write, site):
+    named = load_experiment(write(TEXT + f"site: {site}\n"))
+    included = load_experiment(write(f"include: config/site/{site}.yml\n" + TEXT))
+    assert included.site == named.site
+    assert included.site.name == site
+
+
+CHANGED = "site: {nodes: {gpu: {gpus: 8, cpus: 96}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "overrides"),
+    [
+        ([CHANGED], ["site=generic-pbs"]),
+        (["site: generic-pbs\n"], ["site.nodes.gpu={gpus: 8, cpus: 96}"]),
+        (["site: generic-pbs\n"], ["site={nodes: {gpu: {gpus: 8, cpus: 96}}}"]),
+        ([CHANGED, "site: generic-pbs\n"], []),
+        (["site: generic-pbs\n", CHANGED], []),
+        ([CHANGED, "include: config/site/generic-pbs.yml\n"], []),
+        ([CHANGED, "site: derecho\n"], ["site=generic-pbs"]),
+    ],
+)
+def test_keys_of_the_experiment_change_the_site_that_is_named_elsewhere(write, files, overrides):
+    for number, text in enumerate(files[1:]):
+        write(text, f"{number}.yml")
+    include = "".join(f"include: [{number}.yml]\n" for number in range(len(files) - 1))
+    site = load_experiment(write(include + files[0] + TEXT), overrides).site
+    if files[1:] == ["site: derecho\n"]:  # what changed Derecho does not change another one
+        assert site == SiteSection.model_validate("generic-pbs")
+    else:
+        assert (site.name, site.scheduler, site.launcher) == ("generic-pbs", "pbs", "pbsdsh")
+        assert (site.nodes["gpu"].gpus, site.nodes["gpu"].cpus, site.nodes["cpu"].cpus) == (8, 96, 32)
+
+
+def test_a_whole_site_is_replaced_by_another_one(write):
+    stored = dump_experiment(load_experiment(write(TEXT + "site: derecho\n")))
+    assert load_experiment(write(stored), ["site=local"]).site == SiteSection.model_validate("local")
+
+
+def test_a_site_that_is_unknown_or_wrong_is_reported_once(write):
+    (problem,) = problems(write(CHANGED + TEXT), "site=derrecho")
+    assert "did you mean 'derecho'" in problem.message
+    mine = write("site: {scheduler: pbs, setup: [$NOT_SET_ANYWHERE]}\n", "mine.yml")
+    (problem,) = problems(write(CHANGED + TEXT), f"site={mine}")
+    assert (problem.file, problem.line, problem.key) == (str(mine), 1, "site.setup.0")
+
+
+@pytest.mark.parametrize(
+    ("output", "overrides", "expected"),
+    [
+        ("{format: zarr}", ["inference.output.type=netcdf"], "netcdf"),
+        ("{type: zarr}", ["inference.output.format=netcdf"], "netcdf"),
+        ("{format: zarr}", ["inference.output={type: netcdf}"], "netcdf"),
+        ("{type: zarr}", ["inference={output: {format: netcdf}}"], "netcdf"),
+        ("{format: netcdf, type: netcdf}", ["inference.output.type=zarr"], "zarr"),
+        ("{format: netcdf, type: netcdf}", [], "netcdf"),
+        ("{format: zarr}", ["inference.output.type=netcdf", "inference.output.format=zarr"], "zarr"),
+    ],
+)
+def test_format_and_type_are_one_key_and_the_last_one_counts(write, output, overrides, expected):
+    experiment = load_experiment(write(TEXT + f"inference: {{output: {output}}}\n"), overrides)
+    assert experiment.inference.output.type == expected
+    write(f"inference: {{output: {output}}}\n", "base.yml")
+    for key in ("type", "format"):
+        own = f"include: base.yml\ninference: {{output: {{{key}: netcdf}}}}\n"
+        assert load_experiment(write(own + TEXT)).inference.output.type == "netcdf"
+
+
+def test_different_values_of_format_and_type_are_refused(write):
+    (problem,) = problems(write(TEXT + "inference: {output: {format: zarr, type: netcdf}}\n"))
+    assert "got type 'netcdf' and format 'zarr', remove one" in problem.message
+
+
+def test_a_variable_that_is_not_set_counts_only_where_its_value_does(write):
+    unset = TEXT.replace("runs/small", "$NOT_SET_ANYWHERE/x").replace("data.nc", "$NOT_SET_ANYWHERE/y")
+    path = write(unset)
+    assert [problem.key for problem in problems(path)] == ["save_loc", "data.source.path"]
+    assert [problem.key for problem in problems(path, "save_loc=runs/x")] == ["data.source.path"]
+    assert load_experiment(path, ["save_loc=$NO", "save_loc=x", "data.source.path=z"]).save_loc == "x"
+    write("save_loc: $NOT_SET_ANYWHERE\ntrainer: {phases: [{epochs: $NOT_SET_ANYWHERE}]}\n", "base.yml")
+    assert load_experiment(write("include: base.yml\ntrainer: {phases: []}\n" + TEXT)).save_loc == "runs/small"
+    assert [problem.key for problem in problems(write("include: base.yml\n" + TEXT))] == ["trainer.phases.0.epochs"]
+    assert [problem.key for problem in problems(write("include: $NOT_SET_ANYWHERE\n" + TEXT))][0] == "include"
