@@ -77,6 +77,8 @@ _UNITS = {
     "units per kg kg⁻¹": "humidity_scale",
     "those of the coordinate": "select",
     "time steps, unless a duration is given": "lead leads",
+    "seconds, unless a duration is given": "walltime",
+    "bytes, unless a unit is given": "size",
     "kg m⁻² per unit of the variable": "water_scale",
     "1 (a share)": "share quantiles",
     "1 (a probability)": "attn_dropout ff_dropout drop_path",

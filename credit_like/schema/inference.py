@@ -80,7 +80,7 @@ def _lead(value: Any) -> Any:
 
 Lead = Annotated[
     Any,
-    BeforeValidator(_lead, json_schema_input_type=int | DurationText),
+    BeforeValidator(_lead, json_schema_input_type=Annotated[int, Field(ge=1)] | DurationText),
     PlainSerializer(lambda v: v if isinstance(v, int) else format_duration(v)),
 ]
 
