@@ -62,10 +62,17 @@ class Queue(Section):
     """Kinds of node that the queue serves, keys of the site's `nodes`."""
     max_walltime: Duration | None = None
     """Longest walltime. Default: no limit."""
+    walltime_up_to: dict[Annotated[int, Field(ge=1, le=_MOST)], Duration] = Field(default={})
+    """Number of nodes → longest walltime of jobs of at most so many nodes, where it is shorter than `max_walltime`."""
     min_nodes: int = Field(default=1, ge=1, le=_MOST)
     """Fewest nodes of a job."""
     max_nodes: int | None = Field(default=None, ge=1, le=_MOST)
     """Most nodes of a job. Default: no limit."""
+
+    def longest(self, nodes: int) -> dt.timedelta | None:
+        """Return the longest walltime of a job of so many nodes; None = no limit."""
+        bounds = sorted(bound for bound in self.walltime_up_to if nodes <= bound)
+        return self.walltime_up_to[bounds[0]] if bounds else self.max_walltime
 
 
 class SiteField(Section):
@@ -160,13 +167,14 @@ class Request(Section):
     """The resources of one mode, where they differ from the `pbs` section."""
 
     queue: Word | None = None
-    """Queue, or QOS on Slurm. Default: the site's first queue with suitable nodes."""
+    """Queue, or QOS on Slurm. Default: the site's first queue with suitable nodes whose limits allow the job."""
     nodes: int | None = Field(default=None, ge=1, le=_MOST)
     """Number of nodes."""
     ngpus: int | None = Field(default=None, ge=0, le=_MOST)
     """GPUs per node; 0 = a CPU job."""
     processes: int | None = Field(default=None, ge=1, le=_MOST)
-    """Processes per node of a CPU job; GPU jobs have one per GPU."""
+    """Processes per node of a CPU job; GPU jobs have one per GPU. Of `preprocess`: its `--workers`, by default 1; not of `evaluate`,
+    which is one process."""
     cpus: int | None = Field(default=None, ge=1, le=_MOST)
     """CPUs per node. Default: the share that comes with the GPUs."""
     memory_gb: int | None = Field(default=None, ge=1, le=_MOST)
