@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
 import os
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from credit_like import registry
 from credit_like.errors import UserError
 from credit_like.launch.chain import history, record
 from credit_like.launch.plan import initial_times, plan_jobs
-from credit_like.launch.resources import Options, options
+from credit_like.launch.resources import Options, options, resources
 from credit_like.launch.submit import chain_of, mode_of, submit
 from credit_like.schema.errors import ExperimentError
-from credit_like.schema.launch import SiteSection
+from credit_like.schema.launch import PbsSection, SiteSection
 from tests.launch.cases import experiment
 from tests.launch.standin import StandIn
 from tests.launch.test_chain_standin import python, write_experiment
@@ -52,6 +54,21 @@ from tests.launch.test_chain_standin import python, write_experiment
         ),
         ("generic-slurm", "train", {}, {"ngpus": 0}, None),
         ("local", "train", {"cpus": 64}, {}, None),
+        ("polaris", "train", {"nodes": 24}, {"walltime": dt.timedelta(hours=4)}, "most 03:00:00 .* prod .* for 24 nodes"),
+        ("polaris", "train", {"nodes": 25}, {"walltime": dt.timedelta(hours=7)}, "most 06:00:00 .* prod .* for 25 nodes"),
+        ("polaris", "train", {"nodes": 128}, {"walltime": dt.timedelta(hours=25)}, "most 24:00:00 .* for 128 nodes"),
+        (
+            "polaris",
+            "train",
+            {"queue": None, "nodes": 600},
+            {},
+            r"queue of polaris takes, debug \(1 to 2 nodes, at most 01:00:00\), .*, got 600 nodes for 03:00:00",
+        ),
+        ("derecho", "evaluate", {"evaluate": {"processes": 8}}, {}, "pbs.evaluate.processes: expected none.*got 8, remove"),
+        ("generic-slurm", "train", {"walltime": "0.5s"}, {}, "at least 00:01:00 at generic-slurm, got 0.5 s"),
+        ("perlmutter", "rollout", {}, {"walltime": dt.timedelta(seconds=59)}, "at least 00:01:00"),
+        ("generic-pbs", "train", {"walltime": "0.5s"}, {}, "at least 00:00:01"),
+        ("generic-pbs", "train", {"walltime": "10s"}, {}, None),
     ],
 )
 def test_each_rule_of_a_site_has_its_message(site, mode, pbs, asked, message):
@@ -61,6 +78,80 @@ def test_each_rule_of_a_site_has_its_message(site, mode, pbs, asked, message):
     else:
         with pytest.raises(ValueError, match=message):
             plan_jobs(given, mode, Options(**asked))
+
+
+@pytest.mark.parametrize(
+    ("mode", "pbs", "queue"),
+    [
+        ("train", {"nodes": 1, "walltime": "01:00:00"}, "debug"),
+        ("train", {"nodes": 8, "walltime": "01:00:00"}, "debug-scaling"),
+        ("train", {"nodes": 16, "walltime": "01:00:00"}, "prod"),
+        ("train", {"nodes": 4, "walltime": "7d"}, "capacity"),
+        ("train", {"nodes": 8, "walltime": "12:00:00"}, "preemptable"),
+        ("preprocess", {"queue": "prod", "nodes": 16, "walltime": "01:00:00"}, "debug"),
+        ("evaluate", {"queue": "prod", "nodes": 16, "walltime": "12:00:00"}, "capacity"),
+        ("rollout", {"queue": "prod", "nodes": 16, "walltime": "03:00:00", "rollout": {"nodes": 20}}, "capacity"),
+        ("rollout", {"queue": "preemptable", "walltime": "03:00:00"}, "preemptable"),
+    ],
+)
+def test_a_queue_that_is_not_asked_for_takes_the_job(mode, pbs, queue):
+    others = {"preprocess": {}, "evaluate": {}, "rollout": {}}
+    assert plan_jobs(experiment("polaris", pbs={"queue": None, **others, **pbs}), mode).resources.queue == queue
+
+
+def test_a_mode_with_gpus_does_not_inherit_the_processes_of_a_training_without():
+    pbs = {"ngpus": 0, "processes": 8, "rollout": {"ngpus": 2}}
+    assert plan_jobs(experiment("derecho", pbs=pbs), "rollout").resources.processes == 2
+
+
+def test_fields_of_a_site_that_is_not_named_are_left_alone():
+    """Other commands than `submit` need no site."""
+    request = PbsSection.model_validate({"fields": {"storage": "gdata/x"}})
+    assert resources(request, SiteSection(), "train").fields == {}
+    with pytest.raises(UserError, match="expected pbs.fields that derecho knows"):
+        resources(request.model_copy(update={"account": "a"}), SiteSection.model_validate("derecho"), "train")
+
+
+@pytest.mark.parametrize(("site", "sign", "other"), [("generic-pbs", ":", "%"), ("generic-slurm", "%", ":")])
+def test_the_path_of_the_logs_has_no_sign_that_the_scheduler_replaces(site, sign, other):
+    with pytest.raises(UserError, match="expected save_loc without"):
+        plan_jobs(experiment(site, save_loc=f"/scratch/run{sign}1"), "train")
+    assert plan_jobs(experiment(site, save_loc=f"/scratch/run{other}1"), "train")
+
+
+@pytest.mark.parametrize(
+    ("members", "batch_size", "kind", "shares"),
+    [
+        (64, 1, "zarr", 32),
+        (64, 4, "zarr", 16),
+        (64, 5, "zarr", 13),
+        (64, 1, "netcdf", 1),
+        (1, 1, "zarr", 1),
+    ],
+)
+def test_members_are_shared_by_the_gpus_where_the_format_allows_it(members, batch_size, kind, shares):
+    inference = {
+        "init": "2000-08-01", "batch_size": batch_size, "output": {"type": kind},
+        "ensemble": {"members": members, "amplitude": {"column_water": 0.1}},
+    }  # fmt: skip
+    plan = plan_jobs(experiment("derecho", pbs={"rollout": {"nodes": 8}}, inference=inference), "rollout")
+    assert (plan.shares, plan.array) == (shares, -(-shares // 4))
+    notes = [f"takes {plan.array} node{'s' * (plan.array > 1)} of the 8 that are asked for" in note for note in plan.notes]
+    assert notes == [True] * (shares < 32)
+
+
+def test_initial_times_of_one_batch_are_one_share():
+    inference = {"init": ["2000-08-01", "2000-08-10", "1d"], "batch_size": 4}
+    plan = plan_jobs(experiment("derecho", pbs={"rollout": {"nodes": 8}}, inference=inference), "rollout")
+    assert (plan.initial_times, plan.shares, plan.array) == (10, 3, 1)
+
+
+def test_formats_say_how_their_writers_share_members():
+    for name in registry.names("writer"):
+        plugin = registry.module("writer", name)
+        private = importlib.import_module(f"credit_like.inference.writers._{name}")
+        writer = getattr(private, plugin.open_writer.__annotations__["return"])
+        assert getattr(plugin, "by_member", False) == writer.by_member
 
 
 def test_chain_needs_a_training_and_a_site_that_allows_it():
@@ -144,6 +235,9 @@ def test_initial_times_are_counted():
     assert with_init(["2000-08-01", "2000-08-02"]) == 2
     assert with_init(["2000-08-01", "2000-08-02", "12h"]) == 3
     assert with_init(["2000-02-28", "2000-02-30", "1d"]) == 2  # a day of another calendar
+    assert with_init(["0000-02-28", "0000-03-01", "1d"]) == 3
+    assert with_init(["0000-01-01", "9999-12-31", "1d"]) == 3_652_425
+    assert with_init(["1999-12-31T18", "2000-01-01T06", "6h"]) == 3
 
 
 def _everything(folder: Path) -> dict[str, bytes | None]:
