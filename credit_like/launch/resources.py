@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
-from credit_like.schema.base import parse_duration
+from credit_like.schema.base import format_duration, parse_duration
 from credit_like.schema.launch import Mode, NodeKind, PbsSection, Queue, Request, SiteSection
 
 _LEAST = {"slurm": dt.timedelta(minutes=1)}
 """Shortest walltime by scheduler: Slurm counts minutes, and takes none for no limit."""
+
+_ASKED = ("nodes", "ngpus", "walltime", "queue")
+"""Options that are keys of a request."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,23 @@ def options(walltime: str | None = None, **given: Any) -> Options:
     Raises UserError for an invalid walltime.
     """
     return Options(walltime=None if walltime is None else parse_duration(walltime), **given)
+
+
+def overrides_of(options: Options, mode: Mode) -> list[str]:
+    """Return the options as overrides of the experiment, for its checks and for the copy that the jobs read."""
+    asked = {name: value for name in _ASKED if (value := getattr(options, name)) is not None}
+    if asked.get("ngpus"):
+        asked["processes"] = None  # one per GPU
+    own = "pbs" if mode == "train" else f"pbs.{mode}"
+    changes: dict[str, Any] = {f"{own}.{name}": value for name, value in asked.items()}
+    if options.account is not None:
+        changes["pbs.account"] = options.account
+    return [f"{key}={_in_yaml(value)}" for key, value in changes.items()]
+
+
+def _in_yaml(value: dt.timedelta | str | int | None) -> str:
+    text = format_duration(value) if isinstance(value, dt.timedelta) else value
+    return json.dumps(text).replace("$", "$$")
 
 
 @dataclass(frozen=True)
@@ -93,8 +114,7 @@ def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
         if asked.ngpus:
             base = base.model_copy(update={"processes": None})  # one per GPU
         own = base.model_copy(update={k: v for k in Request.model_fields if (v := getattr(asked, k)) is not None})
-    asked_now = {"nodes": options.nodes, "ngpus": options.ngpus, "walltime": options.walltime, "queue": options.queue}
-    changes: dict[str, Any] = {name: value for name, value in asked_now.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name in _ASKED if (value := getattr(options, name)) is not None}
     if changes.get("ngpus"):
         changes["processes"] = None  # one per GPU
     return own.model_copy(update=changes)
