@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
+import json
 import os
 from pathlib import Path
 
@@ -11,13 +12,18 @@ import pytest
 from pydantic import ValidationError
 
 from credit_like import registry
+from credit_like.check import _launch_findings
 from credit_like.errors import UserError
-from credit_like.launch.chain import history, record
+from credit_like.launch import chain
+from credit_like.launch.cancel import cancel
+from credit_like.launch.chain import history, history_file, record, submissions
 from credit_like.launch.plan import initial_times, plan_jobs
 from credit_like.launch.resources import Options, options, resources
-from credit_like.launch.submit import chain_of, mode_of, submit
+from credit_like.launch.status import job_rows, status
+from credit_like.launch.submit import active_jobs, chain_of, mode_of, submit
 from credit_like.schema.errors import ExperimentError
-from credit_like.schema.launch import PbsSection, SiteSection
+from credit_like.schema.launch import MODES, PbsSection, SiteSection
+from credit_like.schema.load import load_experiment
 from tests.launch.cases import experiment
 from tests.launch.standin import StandIn
 from tests.launch.test_chain_standin import python, write_experiment
@@ -319,7 +325,9 @@ def test_a_refusal_leaves_the_files_of_an_earlier_submission(tmp_path, pbs):
     (pbs.spool / "refuse").write_text("1")
     with pytest.raises(ValueError, match="Job violates"):
         submit(file, options=Options(walltime=dt.timedelta(hours=2)), force=True)
-    assert _everything(tmp_path) == before
+    after, record = _everything(tmp_path), str(history_file(tmp_path / "run"))
+    assert after.pop(record).startswith(before.pop(record))
+    assert after == before
 
 
 def test_a_refusal_leaves_what_running_jobs_have_recorded(tmp_path, pbs, monkeypatch):
@@ -334,8 +342,35 @@ def test_a_refusal_leaves_what_running_jobs_have_recorded(tmp_path, pbs, monkeyp
     monkeypatch.setattr("credit_like.launch.submit._queue", refused)
     with pytest.raises(UserError, match="expected qsub"):
         submit(file, force=True)
-    *same, end = history(tmp_path / "run")
-    assert (same, end["event"]) == (before, "end")
+    events = history(tmp_path / "run")
+    assert events[: len(before)] == before
+    assert [event["event"] for event in events[len(before) :]] == ["submission", "end", "withdrawn"]
+    assert [event["submission"] for event in submissions(events)] == ["train-1"]
+    assert [(row.job, row.state) for row in job_rows(events, {})] == [(first.ids[0], "done, exit status 0")]
+    assert active_jobs(tmp_path / "run") == {first.ids[0]: "queued"}
+
+
+def test_a_chain_whose_later_job_is_refused_says_so_though_its_first_has_run(tmp_path, pbs, monkeypatch):
+    """Its first job may begin, log and save before the second one is refused."""
+    run = tmp_path / "run"
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+
+    def refused(plan, *_):
+        chain.begin(run, "train", "7.server", plan.submission)
+        (plan.logs / "7.log").write_text("step 1")
+        raise UserError("expected qsub to take the job; the jobs before it are cancelled")
+
+    monkeypatch.setattr("credit_like.launch.submit._queue", refused)
+    with pytest.raises(UserError, match=r"^expected qsub to take the job; the jobs"):
+        submit(file, chain=3)
+    assert [event["event"] for event in history(run)] == ["submission", "begin", "withdrawn"]
+    assert (run / "jobs" / "logs" / "7.log").exists()
+    assert not list((run / "jobs").glob("train-1.*"))
+    assert chain.begin(run, "train", "8.server", "train-1") == 1  # one that could not be cancelled
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", pbs.path)
+    assert submit(file).submission == "train-2"
+    assert chain.begin(run, "train", "9.server", "train-2") == 0
 
 
 def test_jobs_still_in_the_queue_are_not_doubled(tmp_path, pbs):
@@ -346,6 +381,109 @@ def test_jobs_still_in_the_queue_are_not_doubled(tmp_path, pbs):
     assert len(pbs.jobs()) == 1
     forced = submit(file, force=True)
     assert any(first.ids[0] in note for note in forced.notes)
+
+
+def test_each_job_is_asked_of_the_scheduler_of_its_own_submission(tmp_path, monkeypatch):
+    """A training in the queue of Slurm, and later submissions on this machine and at PBS."""
+    run, bin_ = tmp_path / "run", tmp_path / "bin"
+    bin_.mkdir()
+    answers = {"squeue": "echo '101|RUNNING'; echo '102|PENDING'", "qstat": "printf 'Job Id: 7.s\\n    job_state = Q\\n'"}
+    for name in ("squeue", "sacct", "scancel", "qstat", "qdel"):
+        program = f"#!/bin/bash\necho {name} \"$@\" >> {tmp_path}/called\n{answers.get(name, '')}\n"
+        (bin_ / name).write_text(program)
+        (bin_ / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
+    record(run, "submission", mode="train", submission="train-1", site="perlmutter", scheduler="slurm", chain=2)
+    record(run, "submission", mode="preprocess", submission="preprocess-1", site="derecho", scheduler="pbs", chain=1)
+    record(run, "submitted", mode="preprocess", submission="preprocess-1", ids=["7.s"], after=[])
+    record(run, "submitted", mode="train", ids=["101"], after=[])  # of an earlier version
+    record(run, "submission", mode="train", submission="train-2", site="local", scheduler="local", chain=1)
+    record(run, "begin", mode="train", job="local-1", submission="train-2", checkpoint=-1)
+    record(run, "begin", mode="train", job="101", submission="train-1", checkpoint=-1)
+    record(run, "extended", mode="train", job="101", next="102")
+    active = {"7.s": "queued", "101": "running", "102": "queued"}
+    assert active_jobs(run) == active
+    states = {row.job: row.state for row in status(run).jobs}
+    assert states == {**active, "local-1": "running"}
+    with pytest.raises(UserError, match=r"no job of this run in the queue, got 101 \(running\), 102"):
+        submit(write_experiment(tmp_path, steps=1, seconds=0, site="local"))
+    (tmp_path / "called").unlink()
+    assert [one.job for one in cancel(run, "102")] == ["102"]
+    assert "scancel 102" in (tmp_path / "called").read_text().splitlines()
+    cancel(run)
+    called = (tmp_path / "called").read_text().splitlines()
+    assert "qdel 7.s" in called
+    assert "scancel 101" in called
+
+
+ASKED = Options(nodes=1, ngpus=2, walltime=dt.timedelta(minutes=90), queue="fast", account="mi$ne")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_options_replace_what_the_experiment_asks_for_and_are_in_the_copy_that_jobs_read(tmp_path, pbs, mode, wrong):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    content = json.loads(file.read_text())
+    del content["pbs"]["rollout"]
+    content["site"] |= {"account_required": True, "queues": {"fast": {"nodes": ["gpu"], "max_walltime": "2h", "max_nodes": 1}}}
+    if wrong:
+        content["pbs"] |= {"walltime": "1000d", "queue": "slow", "ngpus": 64, "nodes": 5, "processes": None}
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError):
+        submit(file, mode, after=["1"], dry_run=True)
+    worlds = []
+
+    def check(file, overrides, world):
+        worlds.append(world)
+        found = load_experiment(file, overrides)
+        assert resources(found.pbs, found.site, mode).queue == "fast"
+
+    (pbs.spool / "1.json").write_text(json.dumps({"id": "1", "state": "Q", "code": None, "after": []}))
+    plan = submit(file, mode, ASKED, after=["1"], check=check)
+    assert worlds == [2 if mode == "train" else None]
+    assert plan.resources.account == "mi$ne"
+    frozen = load_experiment(plan.experiment)
+    again = plan_jobs(frozen, mode, after=("1",), workdir=Path.cwd())
+    assert again.resources == plan.resources
+    assert (again.resources.gpus, again.resources.walltime) == (2, ASKED.walltime)
+
+
+def test_a_command_is_not_stopped_by_the_resources_of_another():
+    """Options are those of one mode; what a file has for others may be for another machine."""
+    modes = {"evaluate": {"processes": 2, "queue": "debug", "walltime": "1h"}, "preprocess": {"queue": "debug", "walltime": "1h"}}
+    given = experiment("polaris", pbs={"queue": "main", **modes})
+
+    def wrong(mode):
+        return [path for path, _ in _launch_findings(given, False, mode)]
+
+    assert wrong("train") == [("pbs",)]
+    assert wrong("evaluate") == [("pbs", "evaluate", "processes")]
+    assert wrong("preprocess") == []
+    assert wrong(None) == [("pbs",), ("pbs", "evaluate", "processes")]
+
+
+@pytest.mark.parametrize(
+    ("sections", "mode", "made", "refused"),
+    [
+        ({"inference": {"output": {"path": "elsewhere"}}}, "evaluate", "elsewhere/forecast.zarr", None),
+        ({"inference": {"output": {"path": "elsewhere"}}}, "evaluate", "run/forecasts/forecast.zarr", "forecasts in elsewhere"),
+        ({}, "evaluate", "run/forecasts/forecast.zarr", None),
+        ({"start_from": "source"}, "rollout", None, None),
+        ({"start_from": {"path": "source", "lora": {"rank": 2}}}, "rollout", None, "expected a checkpoint"),
+        ({}, "rollout", None, "expected a checkpoint"),
+    ],
+)
+def test_work_is_possible_with_what_the_command_itself_takes(tmp_path, pbs, monkeypatch, sections, mode, made, refused):
+    monkeypatch.chdir(tmp_path)
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **sections}))
+    if made:
+        (tmp_path / made).mkdir(parents=True)
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            submit(file, mode, dry_run=True)
+    else:
+        assert submit(file, mode, dry_run=True).mode == mode
 
 
 @pytest.mark.parametrize(
