@@ -135,7 +135,8 @@ def _experiment(
     """Load and check the experiment of a file.
 
     The layout is checked for `world_size`, else for the number of launched processes, else for the batch job that the
-    experiment requests. Of the resources of jobs, those of `mode` are checked, by default all. Raises ExperimentError with every problem.
+    experiment requests. Of the resources of jobs, those of `mode` are checked, by default all. Raises ExperimentError with
+    every problem.
     """
     from credit_like.check import checked_experiment
     from credit_like.parallel.environment import read_environment

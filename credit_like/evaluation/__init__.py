@@ -38,9 +38,7 @@ def load_scores_by_init(
     return by_init_frame(load_results(_scores_folder(folder)), source, metric, region)
 
 
-def compare_scores(
-    first: pandas.DataFrame, second: pandas.DataFrame, plugins: Sequence[str] = ()
-) -> pandas.DataFrame:
+def compare_scores(first: pandas.DataFrame, second: pandas.DataFrame, plugins: Sequence[str] = ()) -> pandas.DataFrame:
     """Compare two frames of `load_scores_by_init`, with the significance of the differences.
 
     The differences are paired by initial time, and the correlation of successive forecasts is taken into account. One row

@@ -63,7 +63,9 @@ def forecast_from_files(
         raise UserError(f"--set: expected keys of inference, got {other[0]}; change the experiment and train instead")
     for key, option in _OPTIONS.items():
         if given := [override for override in overrides if re.match(rf"inference\.{re.escape(key)}\b", override)]:
-            raise UserError(f"--set: expected other keys of inference than {key}, got {given[0]}; give {option} instead")
+            raise UserError(
+                f"--set: expected other keys of inference than {key}, got {given[0]}; give {option} instead"
+            )
     forecaster = load_forecaster(export, pick_device(device))
     datasets = [open_source(source) for source in sources]
     store = forecaster.open(datasets)

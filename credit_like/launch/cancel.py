@@ -62,8 +62,8 @@ def _cancel_one(save_loc: Path, events: Sequence[Event], job: str, active: dict[
     if followers and not _has_begun(active[job]):
         raise UserError(
             f"expected a job that has begun or that no other waits for, got {job} ({active[job]}) with "
-            f"{', '.join(followers)} waiting for it: {_dialect(events, job).orphans}; cancel {', '.join(reversed(followers))} first, in "
-            "this order, or leave out --job to cancel all"
+            f"{', '.join(followers)} waiting for it: {_dialect(events, job).orphans}; cancel "
+            f"{', '.join(reversed(followers))} first, in this order, or leave out --job to cancel all"
         )
     outcome = _end(save_loc, events, job, active[job])
     if not followers or outcome.refused:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from credit_like import registry
 from credit_like.errors import UserError
-from credit_like.launch.resources import Options, Resources, clock, one_node, resources, seconds
+from credit_like.launch.resources import Options, Resources, clock, one_node, resources
 from credit_like.layout import Layout
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import layout

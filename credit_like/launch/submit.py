@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from credit_like.errors import UserError
-from credit_like.inference.paths import forecast_folder
 from credit_like.launch import scheduler
 from credit_like.launch.chain import (
     epochs_done,
@@ -179,7 +178,7 @@ def _state_of_run(plan: Plan, experiment: Experiment, force: bool) -> tuple[str,
     Raises UserError where the submission would do nothing, or repeat queued work.
     """
     status, notes = run_status(plan.save_loc), []
-    statistics, forecasts = experiment.preprocessed_statistics, forecast_folder(experiment)
+    statistics, forecasts = experiment.preprocessed_statistics, experiment.forecast_folder
     epochs, source = phases(experiment)[-1].end, experiment.start_from
     again = "change save_loc, or add --force"
     if active := active_jobs(plan.save_loc):

@@ -60,6 +60,7 @@ def _fill(node: Any) -> Any:
     if "x-plugin" in node:
         kind = node["x-plugin"]
         kept = {key: value for key, value in node.items() if key not in ("x-plugin", "x-default", "type")}
-        return kept | {"anyOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)] or [False]}
+        choices: list[Any] = [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)]
+        return kept | {"anyOf": choices or [False]}
     # A section may have a property that is named `required`.
     return {key: _fill(value) for key, value in node.items() if not (key == "required" and isinstance(value, list))}

@@ -173,8 +173,8 @@ class Request(Section):
     ngpus: int | None = Field(default=None, ge=0, le=_MOST)
     """GPUs per node; 0 = a CPU job."""
     processes: int | None = Field(default=None, ge=1, le=_MOST)
-    """Processes per node of a CPU job; GPU jobs have one per GPU. Of `preprocess`: its `--workers`, by default 1; not of `evaluate`,
-    which is one process."""
+    """Processes per node of a CPU job; GPU jobs have one per GPU. Of `preprocess`: its `--workers`, by default 1; not of
+    `evaluate`, which is one process."""
     cpus: int | None = Field(default=None, ge=1, le=_MOST)
     """CPUs per node. Default: the share that comes with the GPUs."""
     memory_gb: int | None = Field(default=None, ge=1, le=_MOST)

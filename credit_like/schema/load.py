@@ -6,8 +6,8 @@ variables, and `$$` is a dollar.
 
 `include` names files relative to the including file, or else a shipped model or site by its path in the repository
 (`models/wxformer-1deg/model.yml`, `config/site/derecho.yml`). Where one file names a site (`site: derecho`) and another one,
-or an override, has other keys of `site` without a name, these change the named site. `plugins` names packages, or folders relative to the file
-that names them. All other paths are relative to the current working directory, as on a command line.
+or an override, has other keys of `site` without a name, these change the named site. `plugins` names packages, or folders
+relative to the file that names them. All other paths are relative to the current working directory, as on a command line.
 """
 
 from __future__ import annotations

@@ -60,8 +60,20 @@ from tests.launch.test_chain_standin import python, write_experiment
         ),
         ("generic-slurm", "train", {}, {"ngpus": 0}, None),
         ("local", "train", {"cpus": 64}, {}, None),
-        ("polaris", "train", {"nodes": 24}, {"walltime": dt.timedelta(hours=4)}, "most 03:00:00 .* prod .* for 24 nodes"),
-        ("polaris", "train", {"nodes": 25}, {"walltime": dt.timedelta(hours=7)}, "most 06:00:00 .* prod .* for 25 nodes"),
+        (
+            "polaris",
+            "train",
+            {"nodes": 24},
+            {"walltime": dt.timedelta(hours=4)},
+            "most 03:00:00 .* prod .* for 24 nodes",
+        ),
+        (
+            "polaris",
+            "train",
+            {"nodes": 25},
+            {"walltime": dt.timedelta(hours=7)},
+            "most 06:00:00 .* prod .* for 25 nodes",
+        ),
         ("polaris", "train", {"nodes": 128}, {"walltime": dt.timedelta(hours=25)}, "most 24:00:00 .* for 128 nodes"),
         (
             "polaris",
@@ -70,7 +82,13 @@ from tests.launch.test_chain_standin import python, write_experiment
             {},
             r"queue of polaris takes, debug \(1 to 2 nodes, at most 01:00:00\), .*, got 600 nodes for 03:00:00",
         ),
-        ("derecho", "evaluate", {"evaluate": {"processes": 8}}, {}, "pbs.evaluate.processes: expected none.*got 8, remove"),
+        (
+            "derecho",
+            "evaluate",
+            {"evaluate": {"processes": 8}},
+            {},
+            "pbs.evaluate.processes: expected none.*got 8, remove",
+        ),
         ("generic-slurm", "train", {"walltime": "0.5s"}, {}, "at least 00:01:00 at generic-slurm, got 0.5 s"),
         ("perlmutter", "rollout", {}, {"walltime": dt.timedelta(seconds=59)}, "at least 00:01:00"),
         ("generic-pbs", "train", {"walltime": "0.5s"}, {}, "at least 00:00:01"),
@@ -114,7 +132,7 @@ def test_fields_of_a_site_that_is_not_named_are_left_alone():
     """Other commands than `submit` need no site."""
     request = PbsSection.model_validate({"fields": {"storage": "gdata/x"}})
     assert resources(request, SiteSection(), "train").fields == {}
-    with pytest.raises(UserError, match="expected pbs.fields that derecho knows"):
+    with pytest.raises(UserError, match=r"expected pbs\.fields that derecho knows"):
         resources(request.model_copy(update={"account": "a"}), SiteSection.model_validate("derecho"), "train")
 
 
@@ -142,7 +160,9 @@ def test_members_are_shared_by_the_gpus_where_the_format_allows_it(members, batc
     }  # fmt: skip
     plan = plan_jobs(experiment("derecho", pbs={"rollout": {"nodes": 8}}, inference=inference), "rollout")
     assert (plan.shares, plan.array) == (shares, -(-shares // 4))
-    notes = [f"takes {plan.array} node{'s' * (plan.array > 1)} of the 8 that are asked for" in note for note in plan.notes]
+    notes = [
+        f"takes {plan.array} node{'s' * (plan.array > 1)} of the 8 that are asked for" in note for note in plan.notes
+    ]
     assert notes == [True] * (shares < 32)
 
 
@@ -387,9 +407,12 @@ def test_each_job_is_asked_of_the_scheduler_of_its_own_submission(tmp_path, monk
     """A training in the queue of Slurm, and later submissions on this machine and at PBS."""
     run, bin_ = tmp_path / "run", tmp_path / "bin"
     bin_.mkdir()
-    answers = {"squeue": "echo '101|RUNNING'; echo '102|PENDING'", "qstat": "printf 'Job Id: 7.s\\n    job_state = Q\\n'"}
+    answers = {
+        "squeue": "echo '101|RUNNING'; echo '102|PENDING'",
+        "qstat": "printf 'Job Id: 7.s\\n    job_state = Q\\n'",
+    }
     for name in ("squeue", "sacct", "scancel", "qstat", "qdel"):
-        program = f"#!/bin/bash\necho {name} \"$@\" >> {tmp_path}/called\n{answers.get(name, '')}\n"
+        program = f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/called\n{answers.get(name, "")}\n'
         (bin_ / name).write_text(program)
         (bin_ / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
@@ -425,7 +448,10 @@ def test_options_replace_what_the_experiment_asks_for_and_are_in_the_copy_that_j
     file = write_experiment(tmp_path, steps=1, seconds=0)
     content = json.loads(file.read_text())
     del content["pbs"]["rollout"]
-    content["site"] |= {"account_required": True, "queues": {"fast": {"nodes": ["gpu"], "max_walltime": "2h", "max_nodes": 1}}}
+    content["site"] |= {
+        "account_required": True,
+        "queues": {"fast": {"nodes": ["gpu"], "max_walltime": "2h", "max_nodes": 1}},
+    }
     if wrong:
         content["pbs"] |= {"walltime": "1000d", "queue": "slow", "ngpus": 64, "nodes": 5, "processes": None}
     file.write_text(json.dumps(content))
@@ -450,7 +476,10 @@ def test_options_replace_what_the_experiment_asks_for_and_are_in_the_copy_that_j
 
 def test_a_command_is_not_stopped_by_the_resources_of_another():
     """Options are those of one mode; what a file has for others may be for another machine."""
-    modes = {"evaluate": {"processes": 2, "queue": "debug", "walltime": "1h"}, "preprocess": {"queue": "debug", "walltime": "1h"}}
+    modes = {
+        "evaluate": {"processes": 2, "queue": "debug", "walltime": "1h"},
+        "preprocess": {"queue": "debug", "walltime": "1h"},
+    }
     given = experiment("polaris", pbs={"queue": "main", **modes})
 
     def wrong(mode):
@@ -466,7 +495,12 @@ def test_a_command_is_not_stopped_by_the_resources_of_another():
     ("sections", "mode", "made", "refused"),
     [
         ({"inference": {"output": {"path": "elsewhere"}}}, "evaluate", "elsewhere/forecast.zarr", None),
-        ({"inference": {"output": {"path": "elsewhere"}}}, "evaluate", "run/forecasts/forecast.zarr", "forecasts in elsewhere"),
+        (
+            {"inference": {"output": {"path": "elsewhere"}}},
+            "evaluate",
+            "run/forecasts/forecast.zarr",
+            "forecasts in elsewhere",
+        ),
         ({}, "evaluate", "run/forecasts/forecast.zarr", None),
         ({"start_from": "source"}, "rollout", None, None),
         ({"start_from": {"path": "source", "lora": {"rank": 2}}}, "rollout", None, "expected a checkpoint"),

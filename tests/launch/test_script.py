@@ -165,10 +165,14 @@ def test_no_request_yields_totals_that_disagree(site, mode, nodes, ngpus, minute
 @pytest.mark.parametrize("site", [site for site in SITES if profile(site).launcher in ("mpiexec", "srun")])
 def test_a_launcher_starts_one_agent_per_node_and_binds_it_to_no_core(site):
     """The workers of an agent inherit its binding."""
-    plan = plan_jobs(experiment(site, pbs={"nodes": 2, "queue": None, "walltime": "01:00:00"}), "train", workdir=WORKDIR)
+    plan = plan_jobs(
+        experiment(site, pbs={"nodes": 2, "queue": None, "walltime": "01:00:00"}), "train", workdir=WORKDIR
+    )
     (text,) = render(plan, profile(site)).values()
     (line,) = [line for line in text.splitlines() if 'bash "$script" node launcher' in line]
-    assert re.search(r"--ntasks-per-node=1 --cpu-bind=none|--ppn 1 --cpu-bind none|--map-by ppr:1:node --bind-to none", line)
+    assert re.search(
+        r"--ntasks-per-node=1 --cpu-bind=none|--ppn 1 --cpu-bind none|--map-by ppr:1:node --bind-to none", line
+    )
 
 
 @pytest.mark.parametrize(("processes", "words"), [(None, ""), (1, ""), (16, " --workers 16")])

@@ -531,4 +531,4 @@ def test_a_variable_that_is_not_set_counts_only_where_its_value_does(write):
     write("save_loc: $NOT_SET_ANYWHERE\ntrainer: {phases: [{epochs: $NOT_SET_ANYWHERE}]}\n", "base.yml")
     assert load_experiment(write("include: base.yml\ntrainer: {phases: []}\n" + TEXT)).save_loc == "runs/small"
     assert [problem.key for problem in problems(write("include: base.yml\n" + TEXT))] == ["trainer.phases.0.epochs"]
-    assert [problem.key for problem in problems(write("include: $NOT_SET_ANYWHERE\n" + TEXT))][0] == "include"
+    assert {problem.key for problem in problems(write("include: $NOT_SET_ANYWHERE\n" + TEXT))} == {"include"}
