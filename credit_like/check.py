@@ -43,6 +43,7 @@ from credit_like.variables import Variable, Variables
 
 if TYPE_CHECKING:
     from credit_like.data.store import FieldStore
+    from credit_like.schema.launch import Mode
 
 # What the libraries behind a store raise for files that are not there, not whole or not what they should be.
 _UNREADABLE = (OSError, ValueError, KeyError, RuntimeError, TypeError, IndexError, OverflowError)
@@ -117,6 +118,7 @@ def checked_experiment(
     training: bool = False,
     launching: bool = False,
     continuing: bool = False,
+    mode: Mode | None = None,
 ) -> tuple[Experiment, Store, int]:
     """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
@@ -125,12 +127,13 @@ def checked_experiment(
     `training`: the model must be one that can be trained.
     `launching`: all ranks begin at once, so statistics that take long to fit must be there.
     `continuing`: checkpoints of the run, if there are any, must be of the same model, variables and statistics.
+    `mode`: the jobs of this mode alone must be within the limits of the machine, because those of others are not at hand.
     Raises ExperimentError with every problem of the file, its sections and stores that no other one hides.
     """
     experiment, locations, problems = load_partly(file, overrides)
     store = None
     if experiment is not None:
-        findings, store = _inspect(experiment, world_size, scoring, forecasting, whole=not problems)
+        findings, store = _inspect(experiment, world_size, scoring, forecasting, whole=not problems, mode=mode)
         findings = [*(visible(_trained_findings, experiment) if training else ()), *findings]
         if launching and store is not None and not findings and not problems:
             findings += _fit_findings(store, world_size or world_of(experiment))
@@ -143,7 +146,12 @@ def checked_experiment(
 
 
 def _inspect(
-    experiment: Experiment, world_size: int | None, scoring: bool, forecasting: bool, whole: bool
+    experiment: Experiment,
+    world_size: int | None,
+    scoring: bool,
+    forecasting: bool,
+    whole: bool,
+    mode: Mode | None,
 ) -> tuple[list[Finding], Store | None]:
     """Return what the checks find, and the store if the data can be opened.
 
@@ -181,7 +189,7 @@ def _inspect(
     findings += visible(_variable_findings, experiment, variables)
     if not any(path[:1] == ("data",) for path, _ in findings):
         findings += visible(_gap_findings, store)
-    findings += visible(_launch_findings, experiment, world_size is None and whole and not findings)
+    findings += visible(_launch_findings, experiment, world_size is None and whole and not findings, mode)
     # What follows calls functions that take the data and the times for granted.
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
         findings += visible(_training_findings, store)
@@ -755,8 +763,11 @@ def _fit_findings(store: Store, world: int) -> Iterator[Finding]:
         )
 
 
-def _launch_findings(experiment: Experiment, whole: bool) -> Iterator[Finding]:
-    """Yield conflicts between the requested resources and the machine's limits; for a `whole` one of the script too."""
+def _launch_findings(experiment: Experiment, whole: bool, only: Mode | None) -> Iterator[Finding]:
+    """Yield conflicts between the requested resources, of all modes or of `only` one, and the machine's limits.
+
+    For a `whole` experiment, the script is checked too.
+    """
     from credit_like.launch.plan import plan_jobs
     from credit_like.launch.resources import resources
     from credit_like.launch.script import render
@@ -766,7 +777,7 @@ def _launch_findings(experiment: Experiment, whole: bool) -> Iterator[Finding]:
     if pbs is None:
         return
     for mode in MODES:
-        if mode != "train" and getattr(pbs, mode) == Request():
+        if only not in (None, mode) or (mode != "train" and getattr(pbs, mode) == Request()):
             continue
         site, place = experiment.site or SiteSection(), ("pbs",) if mode == "train" else ("pbs", mode)
         found = list(_refusal(place, resources, pbs, site, mode))

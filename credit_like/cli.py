@@ -27,6 +27,7 @@ from credit_like.processes import end_with
 if TYPE_CHECKING:
     from credit_like.launch.plan import Plan
     from credit_like.schema.experiment import Experiment
+    from credit_like.schema.launch import Mode
 
 app = typer.Typer(
     help="Train weather and climate models, make forecasts and score them.",
@@ -129,18 +130,20 @@ def _experiment(
     scoring: bool = False,
     forecasting: bool = False,
     training: bool = False,
+    mode: Mode | None = None,
 ) -> Experiment:
     """Load and check the experiment of a file.
 
     The layout is checked for `world_size`, else for the number of launched processes, else for the batch job that the
-    experiment requests. Raises ExperimentError with every problem.
+    experiment requests. Of the resources of jobs, those of `mode` are checked, by default all. Raises ExperimentError with
+    every problem.
     """
     from credit_like.check import checked_experiment
     from credit_like.parallel.environment import read_environment
 
     launched = read_environment().world
     world_size = world_size or (launched if launched > 1 else None)
-    return checked_experiment(file, overrides or (), world_size, scoring, forecasting, training)[0]
+    return checked_experiment(file, overrides or (), world_size, scoring, forecasting, training, mode=mode)[0]
 
 
 @app.command()
@@ -255,7 +258,8 @@ def preprocess(
     from credit_like.schema.load import load_experiment
 
     experiment = load_experiment(file, set_ or ())
-    _experiment(file, [*(set_ or ()), "data.statistics=null"])  # the checks must not require what this command makes
+    # The checks must not require what this command makes.
+    _experiment(file, [*(set_ or ()), "data.statistics=null"], mode="preprocess")
     from credit_like.data.tools.prepare import prepare
 
     _log_lines()
@@ -309,7 +313,7 @@ def train(
         raise UserError("expected --force together with --fresh, got it alone, add --fresh or leave it out")
     from credit_like.parallel.environment import read_environment
 
-    experiment = _experiment(file, set_, read_environment().world, training=True)
+    experiment = _experiment(file, set_, read_environment().world, training=True, mode="train")
     from credit_like import build
 
     sys.exit(build.train(experiment, fresh=fresh, force=force))
@@ -328,7 +332,7 @@ def rollout(
     They begin at the times of `inference.init`.
     """
     part, of = _share(share)
-    experiment = _experiment(file, set_, forecasting=True)
+    experiment = _experiment(file, set_, forecasting=True, mode="rollout")
     from credit_like import build
 
     sys.exit(build.rollout(experiment, share=(part - 1, of)))
@@ -371,7 +375,7 @@ def _share(text: str) -> tuple[int, int]:
 @app.command()
 def evaluate(file: File, set_: Set = None) -> None:
     """Score forecasts against persistence and climatology."""
-    experiment = _experiment(file, set_, scoring=True, forecasting=True)
+    experiment = _experiment(file, set_, scoring=True, forecasting=True, mode="evaluate")
     from credit_like import build
 
     _log_lines()
@@ -552,6 +556,7 @@ def submit(
                 training=mode == "train",
                 launching=mode == "train" and not (after or dry_run),
                 continuing=mode in ("train", "rollout"),
+                mode=mode_of(mode),
             ),
         )
 

@@ -445,9 +445,9 @@ def propose(data: Data, name: str) -> str:
         thinned += f"; accumulations are still those of {spacing}"
     lines = [
         f"# {name}: proposed by `credit-like new` from the data's names and attributes. Read it before a long run.",
-        f"name: {name}",
+        f"name: {_text(name)}",
         "seed: 0",
-        f"save_loc: runs/{name}",
+        f"save_loc: {_text(f'runs/{name}')}",
         "data:",
         *_source_lines(data),
         f"  timestep: {format_duration(step)}" + ("" if len(times) == len(data.times) else thinned),

@@ -368,6 +368,19 @@ def test_what_wrf_accumulates_from_its_start_is_no_diagnostic(tmp_path):
     assert "RAINNC" not in [variable.name for variable in Variables(load_experiment(file).data)]
 
 
+@pytest.mark.parametrize("name", ["2020", "1e3", "true", "null", "0x1F", "a b", "1_000", "-", ".inf", "2020-01-01"])
+def test_every_name_of_the_output_is_text(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    maker = Maker(
+        {"time": "time", "level": "level", "latitude": "latitude", "longitude": "longitude"}, (8, 16), hours(60)
+    )
+    maker.dataset([], ["t2m"]).to_netcdf(tmp_path / "data.nc")
+    run(["data.nc"], Path(f"{name}.yml"))
+    experiment = load_experiment(f"{name}.yml")
+    assert experiment.name == {"a b": "a-b", "-": "experiment"}.get(name, name)
+    assert experiment.save_loc == f"runs/{experiment.name}"
+
+
 def test_accumulations_of_a_thinned_store_are_said_to_be_those_of_its_spacing(tmp_path):
     maker = Maker(
         {"time": "time", "level": "level", "latitude": "latitude", "longitude": "longitude"}, (8, 16), hours(1300, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,17 +38,18 @@ def load_scores_by_init(
     return by_init_frame(load_results(_scores_folder(folder)), source, metric, region)
 
 
-def compare_scores(first: pandas.DataFrame, second: pandas.DataFrame) -> pandas.DataFrame:
+def compare_scores(first: pandas.DataFrame, second: pandas.DataFrame, plugins: Sequence[str] = ()) -> pandas.DataFrame:
     """Compare two frames of `load_scores_by_init`, with the significance of the differences.
 
     The differences are paired by initial time, and the correlation of successive forecasts is taken into account. One row
     per variable, level, metric, region and lead. Columns: these, units, `times` (the number of initial times that both
     have), `first` and `second` (the scores), `difference` (the second minus the first), `low` and `high` (its 95 %
-    interval) and `significant` (whether the interval leaves out zero). Raises UserError for frames of several sources.
+    interval) and `significant` (whether the interval leaves out zero). `plugins` are the folders or packages with metrics of
+    your own, as in an experiment. Raises UserError for frames of several sources, and for an unknown metric.
     """
     from credit_like.evaluation.significance import score_differences
 
-    return score_differences(first, second)
+    return score_differences(first, second, [os.path.abspath(one) if os.path.isdir(one) else one for one in plugins])
 
 
 def _scores_folder(folder: str | Path) -> Path:

@@ -7,7 +7,7 @@ the lowest frequencies of the series alone (`standard_error`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -51,13 +51,14 @@ def contributions(statistics: Mapping[str, Array], finish: Finish) -> Array:
         return np.asarray(number * whole - (number - 1) * others)
 
 
-def score_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+def score_differences(first: pd.DataFrame, second: pd.DataFrame, plugins: Sequence[str] = ()) -> pd.DataFrame:
     """Compare two frames of `load_scores_by_init`: a row per variable, level, metric, region and lead.
 
     Only initial times that both have are used; their number is `times`. Columns `first` and `second` are the scores,
     `difference` is the second minus the first with its 95 % interval `low` to `high`, all in the units of the metric;
     `significant` says whether the interval leaves out zero. With fewer than 3 common times there is no interval (NaN).
-    Raises UserError if a frame has forecasts of several sources.
+    `plugins` are the folders (absolute paths) or packages of metrics of one's own. Raises UserError if a frame has forecasts of
+    several sources, and for an unknown metric.
     """
     for frame in (first, second):
         if (sources := frame["source"].unique()).size > 1:
@@ -66,7 +67,8 @@ def score_differences(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame
     pairs = first.merge(second[[*on, "value"]], on=on, suffixes=("_first", "_second")).sort_values(
         "init_time", kind="stable"
     )
-    finishes = {name: registry.module("metric", name).finish for name in pairs["metric"].unique()}
+    with registry.searching(plugins):
+        finishes = {name: registry.module("metric", name).finish for name in pairs["metric"].unique()}
     rows = []
     for key, group in pairs.groupby(KEYS, dropna=False, sort=False):
         names = group["statistic"].unique()

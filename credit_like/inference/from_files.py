@@ -21,8 +21,15 @@ from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.forecaster import load_forecaster
 from credit_like.outputs import check_new
 from credit_like.parallel.device import pick_device
-from credit_like.schema.load import load_experiment
+from credit_like.schema.load import dump_experiment, load_experiment
 
+_OPTIONS = {
+    "init": "--init",
+    "lead": "--lead",
+    "output.path": "--output",
+    **dict.fromkeys(("output.type", "output.format"), "an --output with the suffix of the format"),
+}
+"""Keys of `inference` that options set."""
 _FORMATS = {".zarr": "zarr", ".nc": "netcdf", ".grib": "grib", ".grib2": "grib"}
 
 
@@ -54,9 +61,11 @@ def forecast_from_files(
     check_new("--output", output)
     if other := [override for override in overrides if not override.startswith("inference.")]:
         raise UserError(f"--set: expected keys of inference, got {other[0]}; change the experiment and train instead")
-    for key in ("init", "lead"):
-        if given := [override for override in overrides if re.match(rf"inference\.{key}\b", override)]:
-            raise UserError(f"--set: expected other keys of inference than {key}, got {given[0]}; give --{key} instead")
+    for key, option in _OPTIONS.items():
+        if given := [override for override in overrides if re.match(rf"inference\.{re.escape(key)}\b", override)]:
+            raise UserError(
+                f"--set: expected other keys of inference than {key}, got {given[0]}; give {option} instead"
+            )
     forecaster = load_forecaster(export, pick_device(device))
     datasets = [open_source(source) for source in sources]
     store = forecaster.open(datasets)
@@ -66,7 +75,7 @@ def forecast_from_files(
     settings += [f"inference.output.type={kind}", f"inference.output.path={json.dumps(str(draft))}"]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yml"
-        file.write_text(json.dumps(forecaster.experiment.to_dict()))
+        file.write_text(dump_experiment(forecaster.experiment), encoding="utf-8")
         forecaster.experiment = load_experiment(file, settings)
     shutil.rmtree(draft, ignore_errors=True)
     output.parent.mkdir(parents=True, exist_ok=True)

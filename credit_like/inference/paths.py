@@ -10,7 +10,7 @@ from credit_like.schema.experiment import Experiment
 
 def forecast_folder(experiment: Experiment) -> Path:
     """Return the folder of this experiment's forecasts."""
-    return Path(experiment.inference.output.path or Path(experiment.save_loc) / "forecasts")
+    return experiment.forecast_folder
 
 
 def forecast_path(experiment: Experiment) -> Path:

@@ -12,7 +12,7 @@ from credit_like.errors import UserError
 from credit_like.launch import scheduler
 from credit_like.launch.chain import Event, history, queued_ids, record
 from credit_like.launch.scheduler import Scheduler
-from credit_like.launch.status import scheduler_name
+from credit_like.launch.status import job_schedulers, scheduler_names, states_of
 
 _BEGUN = ("running", "suspended", "ending")
 
@@ -37,63 +37,63 @@ def cancel(save_loc: Path, job: str | None = None) -> list[Outcome]:
     Raises UserError where there is nothing to cancel, and for a job whose end would end or start others.
     """
     events = history(save_loc)
-    dialect = _dialect(save_loc, events)
-    active = _active(dialect, events)
+    _check_schedulers(save_loc, events)
+    active = _active(events)
     if job is not None:
-        return [_cancel_one(save_loc, dialect, events, _resolve(events, job), active)]
+        return [_cancel_one(save_loc, events, _resolve(events, job), active)]
     if not active:
         raise UserError(_nothing(queued_ids(events)))
     record(save_loc, "cancellation")
     outcomes: dict[str, Outcome] = {}
     while True:  # a job may have submitted its successor in the meantime
         events = history(save_loc)
-        left = {job: state for job, state in _active(dialect, events).items() if job not in outcomes}
+        left = {job: state for job, state in _active(events).items() if job not in outcomes}
         waiting = [job for job, state in left.items() if not _has_begun(state)]
         for each in reversed(waiting or list(left)):  # on PBS the others would go with the first
-            outcomes[each] = _end(save_loc, dialect, each, _mode(events, each), left[each])
+            outcomes[each] = _end(save_loc, events, each, left[each])
         if not left:
             return list(outcomes.values())
 
 
-def _cancel_one(
-    save_loc: Path, dialect: Scheduler, events: Sequence[Event], job: str, active: dict[str, str]
-) -> Outcome:
+def _cancel_one(save_loc: Path, events: Sequence[Event], job: str, active: dict[str, str]) -> Outcome:
     if job not in active:
         raise UserError(_nothing([job]))
     followers = _followers(events, job, active)
     if followers and not _has_begun(active[job]):
         raise UserError(
             f"expected a job that has begun or that no other waits for, got {job} ({active[job]}) with "
-            f"{', '.join(followers)} waiting for it: {dialect.orphans}; cancel {', '.join(reversed(followers))} first, in "
-            "this order, or leave out --job to cancel all"
+            f"{', '.join(followers)} waiting for it: {_dialect(events, job).orphans}; cancel "
+            f"{', '.join(reversed(followers))} first, in this order, or leave out --job to cancel all"
         )
-    outcome = _end(save_loc, dialect, job, _mode(events, job), active[job])
+    outcome = _end(save_loc, events, job, active[job])
     if not followers or outcome.refused:
         return outcome
     return Outcome(outcome.job, outcome.mode, outcome.was, f"{outcome.now}; {followers[0]} begins after it")
 
 
-def _dialect(save_loc: Path, events: list[Event]) -> Scheduler:
-    """Return the scheduler of the run's jobs.
-
-    Raises UserError where there are none, or where the scheduler's commands are missing.
-    """
-    name = scheduler_name(events)
-    if name is None:
+def _check_schedulers(save_loc: Path, events: Sequence[Event]) -> None:
+    """Raise UserError where the run has no jobs of a scheduler, or where no scheduler of theirs has its commands here."""
+    names = scheduler_names(events)
+    if not names:
         raise UserError(f"nothing to cancel: expected a run with submitted jobs, got {save_loc}, which records none")
-    if name == "local":
+    programs = [scheduler.by_name(name).cancel([])[0] for name in names if name != "local"]
+    if not programs:
         raise UserError("nothing to cancel: jobs of site local run where submit was called, press Ctrl-C there")
-    dialect = scheduler.by_name(name)
-    program = dialect.cancel([])[0]
-    if shutil.which(program) is None:
-        raise UserError(f"expected {program} on the PATH to cancel jobs, got none, do this on a login node")
-    return dialect
+    if all(shutil.which(program) is None for program in programs):
+        raise UserError(
+            f"expected {' or '.join(programs)} on the PATH to cancel jobs, got none, do this on a login node"
+        )
 
 
-def _active(dialect: Scheduler, events: Sequence[Event]) -> dict[str, str]:
+def _dialect(events: Sequence[Event], job: str) -> Scheduler:
+    """Return the scheduler of a job."""
+    return scheduler.by_name(job_schedulers(events)[job])
+
+
+def _active(events: Sequence[Event]) -> dict[str, str]:
     """Return the state of each job that has not ended, in the order of submission."""
     ids = queued_ids(events)
-    states = dialect.states(ids)
+    states = states_of(events, ids)
     return {job: states[job] for job in ids if job in states and not states[job].startswith("ended")}
 
 
@@ -138,8 +138,9 @@ def _followers(events: Sequence[Event], job: str, active: dict[str, str]) -> lis
     return found[1:]
 
 
-def _end(save_loc: Path, dialect: Scheduler, job: str, mode: str, state: str) -> Outcome:
+def _end(save_loc: Path, events: Sequence[Event], job: str, state: str) -> Outcome:
     """Cancel one job, and record it; one that ends by itself in the meantime is no failure."""
+    dialect, mode = _dialect(events, job), _mode(events, job)
     if state.startswith("ending"):
         return Outcome(job, mode, state, "ends already")
     done = subprocess.run(dialect.cancel([job]), capture_output=True, text=True, check=False)

@@ -2,9 +2,10 @@
 
 Job scripts run `python -m credit_like.launch.chain begin SAVE_LOC MODE JOB SUBMISSION`. The history is
 `save_loc/jobs/history.jsonl` with one event per line: `submission` (with its name) before jobs are queued (the first may
-begin at once), `submitted` (with ids) afterwards, then `begin`, `extended` (with the next job) and `end`. `credit-like
-cancel` adds a `cancellation`, which stops every job that was submitted before, and `cancelled` for each job. The
-trainer's `status.json` shows whether work is left, and the newest checkpoint shows whether the previous job made progress.
+begin at once), `submitted` (with ids) afterwards or `withdrawn` if the scheduler refused one of them, then `begin`,
+`extended` (with the next job) and `end`. `credit-like cancel` adds a `cancellation`, which stops every job that was
+submitted before, and `cancelled` for each job. The trainer's `status.json` shows whether work is left, and the newest
+checkpoint shows whether the previous job made progress.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ def _is_event(value: Event) -> bool:
     kind = value.get("event")
     names = {
         "submission": ("mode",), "submitted": ("mode",), "extended": ("mode", "job", "next"), "cancellation": (),
+        "withdrawn": ("mode", "submission"),
         "begin": ("mode", "job"), "end": ("mode", "job"),
     }.get(str(kind), ("mode", "job", "reason"))  # fmt: skip
     numbers = {"end": ("code",), "begin": ("checkpoint",) if value.get("mode") == "train" else ()}.get(str(kind), ())
@@ -87,6 +89,12 @@ def record(save_loc: Path, event: str, **details: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as out:
         out.write(line + "\n")
+
+
+def submissions(events: Sequence[Event]) -> list[Event]:
+    """Return the submissions that were not withdrawn, oldest first."""
+    withdrawn = [event["submission"] for event in events if event["event"] == "withdrawn"]
+    return [event for event in events if event["event"] == "submission" and event.get("submission") not in withdrawn]
 
 
 def queued_ids(events: Sequence[Event]) -> list[str]:
@@ -199,7 +207,9 @@ def _begun(events: Sequence[Event]) -> list[Event]:
 
 
 def is_cancelled(events: Sequence[Event], mode: str, submission: str | None = None) -> bool:
-    """Return whether the jobs were cancelled after this submission of a mode, by default the newest."""
+    """Return whether the jobs were cancelled after this submission of a mode, by default the newest, or it was withdrawn."""
+    if any(event["event"] == "withdrawn" and event["submission"] == submission for event in events):
+        return True
     return any(event["event"] == "cancellation" for event in _at_submission(events, mode, submission)[1])
 
 
@@ -210,10 +220,11 @@ def _at_submission(
 
     Where there is none, all events count as later ones.
     """
+    known = submissions(events)
     found = [
         i
         for i, event in enumerate(events)
-        if event["event"] == "submission" and event["mode"] == mode and submission in (None, event.get("submission"))
+        if event in known and event["mode"] == mode and submission in (None, event.get("submission"))
     ]
     at = max(found, default=0)
     return events[:at], events[at:]

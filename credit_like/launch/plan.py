@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import datetime as dt
 import os
 import re
@@ -10,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from credit_like import registry
 from credit_like.errors import UserError
-from credit_like.launch.resources import Options, Resources, clock, one_node, resources, seconds
+from credit_like.launch.resources import Options, Resources, clock, one_node, resources
 from credit_like.layout import Layout
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import layout
@@ -20,7 +22,12 @@ from credit_like.schema.launch import Mode, PbsSection, SiteSection
 from credit_like.schema.phases import hungriest
 
 Chain = int | Literal["auto"]
-_AWKWARD = re.compile(r"[\s,'\"\\]")
+_DAYS_OF_400_YEARS = 146_097
+_AWKWARD = {
+    "pbs": (re.compile(r"[\s,:'\"\\]"), "blanks, commas, colons, quotes and backslashes"),
+    "slurm": (re.compile(r"[\s,%'\"\\]"), "blanks, commas, per cent signs, quotes and backslashes"),
+}
+"""By scheduler: what paths of logs cannot hold. `host:path` is a place elsewhere on PBS, `%j` the job's id on Slurm."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Plan:
     """Position among the run's submissions of this mode, from 1."""
     array: int = 1
     shares: int = 1
-    """Number of parts of a rollout's initial times: one per group of processes, over all jobs."""
+    """Number of parts of a rollout's initial times, or of their members: one per group of processes, over all jobs."""
     group: int = 1
     """Number of processes per initial time: tensor × domain."""
     layout: Layout | None = None
@@ -96,7 +103,8 @@ class Plan:
             return f"{self.chain} in a chain (afterany)"
         if self.mode != "rollout":
             return "1"
-        shares = count(self.shares, "share") + " of the initial times"
+        members = self.initial_times is not None and self.shares > self.initial_times
+        shares = count(self.shares, "share") + " of the initial times" + " and members" * members
         each = f", {count(self.group, 'process')} each" if self.group > 1 else ""
         return f"{self.array} side by side, {shares}{each}" if self.array > 1 else f"1, {shares}{each}"
 
@@ -161,10 +169,9 @@ def plan_jobs(
     request = resources(pbs, site, mode, options)
     workdir = (workdir or Path.cwd()).absolute()
     save_loc = Path(os.path.normpath(workdir / experiment.save_loc))
-    if site.scheduler != "local" and _AWKWARD.search(str(save_loc)):
+    if site.scheduler in _AWKWARD and (awkward := _AWKWARD[site.scheduler])[0].search(str(save_loc)):
         raise UserError(
-            "expected save_loc without blanks, commas, quotes and backslashes, which schedulers cannot take, "
-            f"got {str(save_loc)!r}"
+            f"expected save_loc without {awkward[1]}, which {site.scheduler} cannot take, got {str(save_loc)!r}"
         )
     if mode != "train" and chain != 1:
         raise UserError(
@@ -185,9 +192,12 @@ def plan_jobs(
                 f"expected a multiple of tensor × domain = {group} processes on a node, got {request.processes}, "
                 "change pbs.rollout.ngpus or --ngpus"
             )
-        shares = min(request.world // group, times)
+        shares = min(request.world // group, _units(experiment, times))
         jobs = -(-shares // (request.processes // group))
         details |= {"array": jobs, "shares": shares, "group": group, "initial_times": times}
+        if jobs < request.nodes:
+            used = f"takes {count(jobs, 'node')} of the {request.nodes} that are asked for"
+            details["notes"] = (f"{used}: the forecasts are {count(shares, 'batch')} in all",)
         request = one_node(request)
     elif request.nodes > 1:
         raise UserError(f"expected 1 node for {mode}, got {request.nodes}, change pbs.{mode}.nodes or --nodes")
@@ -205,6 +215,17 @@ def plan_jobs(
         after=after,
         **details,
     )
+
+
+def _units(experiment: Experiment, times: int) -> int:
+    """Return the number of batches of forecasts that can be computed apart, as `inference.forecast` divides them.
+
+    Members of one initial time are in batches of their own where the format takes them from several processes.
+    """
+    section = experiment.inference
+    members, batch_size = section.ensemble.members, section.batch_size
+    apart = getattr(registry.of("writer", section.output), "by_member", False)
+    return -(-times // max(1, batch_size // members)) * (-(-members // batch_size) if apart else 1)
 
 
 def initial_times(experiment: Experiment) -> int:
@@ -226,14 +247,15 @@ def _between(start: str, end: str, step: dt.timedelta) -> int:
 
     A day that exists only in another calendar (30 February) counts as the last day of its month.
     """
-    return max(1, seconds(_time(end) - _time(start)) // seconds(step) + 1)
+    return max(1, (_time(end) - _time(start)) // step + 1)
 
 
-def _time(text: str) -> dt.datetime:
+def _time(text: str) -> dt.timedelta:
+    """Return a time of the years 0 to 9999 as the time since some day."""
     year, month, day = (int(part) for part in text[:10].split("-"))
-    clock_time = dt.time.fromisoformat(text[11:])
-    while True:
-        try:
-            return dt.datetime.combine(dt.date(year, month, day), clock_time)
-        except ValueError:
-            day -= 1
+    # Python has no year 0, and the calendar repeats itself after 400 years.
+    cycles, like = year // 400, 400 + year % 400
+    date = dt.date(like, month, min(day, calendar.monthrange(like, month)[1]))
+    hour, minute, second = (int(part) for part in text[11:].split(":"))
+    days = date.toordinal() + cycles * _DAYS_OF_400_YEARS
+    return dt.timedelta(days=days, hours=hour, minutes=minute, seconds=second)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
-from credit_like.schema.base import parse_duration
+from credit_like.schema.base import format_duration, parse_duration
 from credit_like.schema.launch import Mode, NodeKind, PbsSection, Queue, Request, SiteSection
+
+_LEAST = {"slurm": dt.timedelta(minutes=1)}
+"""Shortest walltime by scheduler: Slurm counts minutes, and takes none for no limit."""
+
+_ASKED = ("nodes", "ngpus", "walltime", "queue")
+"""Options that are keys of a request."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,23 @@ def options(walltime: str | None = None, **given: Any) -> Options:
     Raises UserError for an invalid walltime.
     """
     return Options(walltime=None if walltime is None else parse_duration(walltime), **given)
+
+
+def overrides_of(options: Options, mode: Mode) -> list[str]:
+    """Return the options as overrides of the experiment, for its checks and for the copy that the jobs read."""
+    asked = {name: value for name in _ASKED if (value := getattr(options, name)) is not None}
+    if asked.get("ngpus"):
+        asked["processes"] = None  # one per GPU
+    own = "pbs" if mode == "train" else f"pbs.{mode}"
+    changes: dict[str, Any] = {f"{own}.{name}": value for name, value in asked.items()}
+    if options.account is not None:
+        changes["pbs.account"] = options.account
+    return [f"{key}={_in_yaml(value)}" for key, value in changes.items()]
+
+
+def _in_yaml(value: dt.timedelta | str | int | None) -> str:
+    text = format_duration(value) if isinstance(value, dt.timedelta) else value
+    return json.dumps(text).replace("$", "$$")
 
 
 @dataclass(frozen=True)
@@ -87,9 +111,10 @@ def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
         alone = {"ngpus": 0, "processes": None, "cpus": None, "memory_gb": None}
         base = common.model_copy(update={"nodes": 1, **({} if mode == "rollout" else alone)})
         asked: Request = getattr(pbs, mode)
+        if asked.ngpus:
+            base = base.model_copy(update={"processes": None})  # one per GPU
         own = base.model_copy(update={k: v for k in Request.model_fields if (v := getattr(asked, k)) is not None})
-    asked_now = {"nodes": options.nodes, "ngpus": options.ngpus, "walltime": options.walltime, "queue": options.queue}
-    changes: dict[str, Any] = {name: value for name, value in asked_now.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name in _ASKED if (value := getattr(options, name)) is not None}
     if changes.get("ngpus"):
         changes["processes"] = None  # one per GPU
     return own.model_copy(update=changes)
@@ -98,8 +123,8 @@ def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
 def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options | None = None) -> Resources:
     """Return the resources of one job, checked against the site's rules.
 
-    Raises UserError for a missing account or field, a queue that does not exist or is too small, and nodes that are too
-    small.
+    Raises UserError for a missing account or field, a queue that does not exist or does not take the job, and nodes that are
+    too small.
     """
     options = options or Options()
     request = request_of(pbs, mode, options)
@@ -107,23 +132,22 @@ def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options |
     assert request.ngpus is not None
     assert request.walltime is not None
     queue_is_asked = options.queue is not None or mode == "train" or getattr(pbs, mode).queue is not None
-    queue, kind = _queue_and_kind(site, request, queue_is_asked)
-    _fits_queue(site, request, queue, mode)
+    if request.walltime < (least := _LEAST.get(site.scheduler, dt.timedelta(seconds=1))):
+        raise UserError(
+            f"expected a walltime of at least {clock(least)} at {site.name}, got {request.walltime.total_seconds():g} s, change "
+            "pbs.walltime or --walltime"
+        )
+    queue, kind = _queue_and_kind(site, request, 1 if mode == "rollout" else request.nodes, queue_is_asked)
     node = site.nodes[kind]
     _fits_node(site, node, kind, request)
     account = options.account or pbs.account
     if site.account_required and not account:
         raise UserError(f"expected an account for {site.name}, got none, add pbs.account or --account")
     gpus = request.ngpus
-    processes = gpus or request.processes or 1
-    if gpus and request.processes not in (None, gpus):
-        raise UserError(
-            f"expected one process per GPU, got pbs.processes {request.processes} for {gpus} GPUs, remove pbs.processes"
-        )
     return Resources(
         kind=kind,
         nodes=request.nodes,
-        processes=processes,
+        processes=_processes(request, mode),
         gpus=gpus,
         cpus=request.cpus or _share(node.cpus, node, gpus),
         memory_gb=request.memory_gb or (_share(node.memory_gb, node, gpus) if node.memory_gb else None),
@@ -131,7 +155,8 @@ def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options |
         stop_before=min(site.stop_before, dt.timedelta(seconds=max(1, seconds(request.walltime) // 4))),
         queue=queue,
         account=account,
-        fields=_fields(pbs, site),
+        # Without a site, it is not known which fields there are.
+        fields=_fields(pbs, site) if site != SiteSection() else {},
     )
 
 
@@ -151,8 +176,31 @@ def seconds(duration: dt.timedelta) -> int:
     return int(duration.total_seconds())
 
 
-def _queue_and_kind(site: SiteSection, request: Request, is_asked: bool) -> tuple[str | None, str]:
-    """Return the requested queue, or else the first one with suitable nodes, and the kind of those nodes."""
+def _processes(request: Request, mode: Mode) -> int:
+    """Return the number of processes of a job on each node.
+
+    Raises UserError where another number is requested.
+    """
+    if mode == "evaluate":
+        if request.processes is not None:
+            raise UserError(
+                f"pbs.evaluate.processes: expected none, because one process scores, got {request.processes}, remove it"
+            )
+        return 1
+    if mode == "preprocess":
+        return request.processes or 1
+    if request.ngpus and request.processes not in (None, request.ngpus):
+        raise UserError(
+            f"expected one process per GPU, got pbs.processes {request.processes} for {request.ngpus} GPUs, remove pbs.processes"
+        )
+    return request.ngpus or request.processes or 1
+
+
+def _queue_and_kind(site: SiteSection, request: Request, nodes: int, is_asked: bool) -> tuple[str | None, str]:
+    """Return the queue and the kind of its nodes: the one that is asked for, or the first that takes a job of so many nodes.
+
+    An inherited queue is only the first to be tried. Raises UserError if there is none.
+    """
     ngpus = request.ngpus or 0
     fitting = [name for name, node in site.nodes.items() if node.gpus is None or bool(node.gpus) == bool(ngpus)]
     wanted = f"nodes {'with' if ngpus else 'without'} GPUs"
@@ -169,30 +217,52 @@ def _queue_and_kind(site: SiteSection, request: Request, is_asked: bool) -> tupl
     candidates = [request.queue] if request.queue else []
     if not (is_asked and request.queue):
         candidates += [name for name in site.queues if name != request.queue]
+    kinds = {name: [kind for kind in site.queues[name].nodes if kind in fitting] for name in candidates}
+    problems = {}
     for name in candidates:
-        for kind in site.queues[name].nodes:
-            if kind in fitting:
-                return name, kind
+        if kinds[name]:
+            problems[name] = _queue_problem(site, request, name, nodes)
+            if problems[name] is None:
+                return name, kinds[name][0]
+    if len(problems) == 1:
+        raise UserError(*problems.values())
+    if problems:
+        assert request.walltime is not None
+        limits = ", ".join(f"{name} ({_limits(site.queues[name], nodes)})" for name in problems)
+        raise UserError(
+            f"expected a job that a queue of {site.name} takes, {limits}, got {nodes} nodes for {clock(request.walltime)}, "
+            "change the nodes or the walltime"
+        )
     where = f"queue {request.queue} of {site.name}" if is_asked and request.queue else site.name
     raise UserError(f"expected {wanted} for ngpus {ngpus}, got none in {where}, change the queue or ngpus")
 
 
-def _fits_queue(site: SiteSection, request: Request, name: str | None, mode: Mode) -> None:
-    queue: Queue | None = site.queues.get(name) if name else None
-    if queue is None:
-        return
+def _queue_problem(site: SiteSection, request: Request, name: str, nodes: int) -> str | None:
+    """Return why a queue does not take a job of so many nodes; None if it does."""
+    queue = site.queues[name]
     assert request.walltime is not None
-    nodes = 1 if mode == "rollout" else request.nodes or 1
-    if queue.max_walltime is not None and request.walltime > queue.max_walltime:
-        raise UserError(
-            f"expected a walltime of at most {clock(queue.max_walltime)} in queue {name} of {site.name}, "
+    if nodes < queue.min_nodes or nodes > (queue.max_nodes or nodes):
+        return (
+            f"expected {_span(queue)} nodes in queue {name} of {site.name}, got {nodes}, change the nodes or the queue"
+        )
+    longest = queue.longest(nodes)
+    if longest is not None and request.walltime > longest:
+        size = f" for {nodes} nodes" if queue.walltime_up_to else ""
+        return (
+            f"expected a walltime of at most {clock(longest)} in queue {name} of {site.name}{size}, "
             f"got {clock(request.walltime)}, change it and let --chain run the rest"
         )
-    if nodes < queue.min_nodes or nodes > (queue.max_nodes or nodes):
-        span = f"{queue.min_nodes} to {queue.max_nodes}" if queue.max_nodes else f"at least {queue.min_nodes}"
-        raise UserError(
-            f"expected {span} nodes in queue {name} of {site.name}, got {nodes}, change the nodes or the queue"
-        )
+    return None
+
+
+def _limits(queue: Queue, nodes: int) -> str:
+    """Return the limits of a queue, with the walltime of jobs of so many nodes."""
+    longest = queue.longest(nodes)
+    return f"{_span(queue)} nodes" + (f", at most {clock(longest)}" if longest is not None else "")
+
+
+def _span(queue: Queue) -> str:
+    return f"{queue.min_nodes} to {queue.max_nodes}" if queue.max_nodes else f"at least {queue.min_nodes}"
 
 
 def _fits_node(site: SiteSection, node: NodeKind, kind: str, request: Request) -> None:

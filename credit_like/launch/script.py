@@ -143,7 +143,6 @@ def _train(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
             if site.launcher == "pbsdsh" and r.nodes > 1
             else []
         ),
-        "    export CREDIT_LIKE_DEADLINE=$deadline",
         '    "$python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --node-rank="$rank" \\',
         '        --master-addr="$master" --master-port="$port" --signals-to-handle=SIGINT \\',
         '        -m credit_like.cli train "$experiment" &',
@@ -258,7 +257,8 @@ def _begin_and_end(plan: Plan, site: SiteSection) -> tuple[list[str], str]:
 
 def _single(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
     begin, end = _begin_and_end(plan, site)
-    yield [*begin, "status=0", f'"$python" -m credit_like.cli {plan.mode} "$experiment" || status=$?', end]
+    workers = f" --workers {plan.resources.processes}" if plan.resources.processes > 1 else ""  # of preprocess alone
+    yield [*begin, "status=0", f'"$python" -m credit_like.cli {plan.mode} "$experiment"{workers} || status=$?', end]
 
 
 def _rollout(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
@@ -271,10 +271,9 @@ def _rollout(plan: Plan, site: SiteSection) -> Iterable[list[str]]:
     devices, command = [], '"$python" -m credit_like.cli rollout'
     if plan.group > 1:
         command = (
-            f'"$python" -m torch.distributed.run --nnodes=1 --nproc-per-node={plan.group} \\\n'
-            '        --master-addr=127.0.0.1 --master-port="$((port + share))" -m credit_like.cli rollout'
-        )
-        devices = [*_PORT]
+            f'"$python" -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node={plan.group} \\\n'
+            "        -m credit_like.cli rollout"
+        )  # --standalone takes a free port: other jobs may run on the node
     if plan.resources.gpus:
         numbers = ",".join(map(str, range(plan.resources.gpus)))
         devices += [f'IFS=, read -ra devices <<< "${{CUDA_VISIBLE_DEVICES:-{numbers}}}"']

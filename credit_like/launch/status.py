@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
-from credit_like.launch.chain import Event, best_checkpoint, history, newest_checkpoint, queued_ids, run_status
+from credit_like.launch.chain import (
+    Event,
+    best_checkpoint,
+    history,
+    newest_checkpoint,
+    queued_ids,
+    run_status,
+    submissions,
+)
 from credit_like.runs import newest_row
 from credit_like.schema import sites
 from credit_like.schema.launch import SiteSection
@@ -92,7 +101,7 @@ def status(save_loc: Path) -> RunStatus:
         checkpoint=checkpoint if checkpoint >= 0 else None,
         checkpoint_time=_modified(folder) if folder.is_dir() else None,
         best=best_checkpoint(save_loc),
-        jobs=tuple(job_rows(events, _scheduler_states(events))),
+        jobs=tuple(job_rows(events, states_of(events, queued_ids(events)[-50:]))),
     )
 
 
@@ -104,7 +113,7 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
     rows: dict[str, dict[str, Any]] = {}
     for event in events:
         kind, time = event["event"], event["time"]
-        if kind in ("submission", "cancellation"):
+        if kind in ("submission", "withdrawn", "cancellation"):
             continue
         if kind == "submitted":
             for job in event["ids"]:  # the first may have begun before its id was recorded
@@ -129,18 +138,46 @@ def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:
     return result
 
 
-def _scheduler_states(events: list[Event]) -> dict[str, str]:
-    """Return the states of recent jobs, from the scheduler of the last submission."""
-    name = scheduler_name(events)
-    return {} if name is None else scheduler.by_name(name).states(queued_ids(events)[-50:])
+def states_of(events: Sequence[Event], jobs: Sequence[str]) -> dict[str, str]:
+    """Return the states of those of the jobs that their schedulers still know; each job is asked of its own.
+
+    Raises UserError for a scheduler that there is not.
+    """
+    of = job_schedulers(events)
+    found: dict[str, str] = {}
+    for name in scheduler_names(events):
+        found |= scheduler.by_name(name).states([job for job in jobs if of.get(job) == name])
+    return found
 
 
-def scheduler_name(events: list[Event]) -> str | None:
-    """Return the scheduler of the last submission; None where there was none."""
-    last: Event = next((event for event in reversed(events) if event["event"] == "submission"), {})
-    name = last.get("scheduler")
-    if name is None and last.get("site") in sites.profiles():  # a record that does not name it
-        name = SiteSection.model_validate(last["site"]).scheduler
+def scheduler_names(events: Sequence[Event]) -> list[str]:
+    """Return the schedulers of all submissions, each once."""
+    return list(dict.fromkeys(name for event in submissions(events) if (name := _scheduler(event)) is not None))
+
+
+def job_schedulers(events: Sequence[Event]) -> dict[str, str]:
+    """Return the scheduler of each job: that of its own submission."""
+    by_name: dict[str | None, str | None] = {}
+    newest: dict[str, str | None] = {}
+    found: dict[str, str | None] = {}
+    for event in events:
+        if event["event"] == "submission":
+            newest[event["mode"]] = by_name[event.get("submission")] = _scheduler(event)
+        elif event["event"] == "submitted":  # of an earlier version, without the name of its submission
+            name = by_name.get(event.get("submission"), newest.get(event["mode"]))
+            found |= dict.fromkeys(event["ids"], name)
+        elif event["event"] == "begin":  # maybe before its id was recorded
+            found.setdefault(event["job"], by_name.get(event.get("submission"), newest.get(event["mode"])))
+        elif event["event"] == "extended":
+            found[event["next"]] = found.get(event["job"], newest.get(event["mode"]))
+    return {job: name for job, name in found.items() if name is not None}
+
+
+def _scheduler(submission: Event) -> str | None:
+    """Return the scheduler of a submission; None where its record does not tell."""
+    name: str | None = submission.get("scheduler")
+    if name is None and submission.get("site") in sites.profiles():  # a record that does not name it
+        return SiteSection.model_validate(submission["site"]).scheduler
     return name
 
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from credit_like.launch.chain import (
 )
 from credit_like.launch.local import run_all, run_job
 from credit_like.launch.plan import Chain, Plan, plan_jobs
-from credit_like.launch.resources import Options, resources, seconds
+from credit_like.launch.resources import Options, overrides_of, resources, seconds
 from credit_like.launch.scheduler import Scheduler
 from credit_like.launch.script import render
+from credit_like.launch.status import states_of
 from credit_like.outputs import check_new
 from credit_like.registry import did_you_mean
 from credit_like.schema.checks import section_findings, world_of
@@ -104,18 +106,19 @@ def submit(
     """
     if site is not None:
         overrides = (*overrides, f"site={json.dumps(site)}")
+    overrides = (*overrides, *overrides_of(options or Options(), mode))
     experiment = load_experiment(file, overrides)
     profile = experiment.site or SiteSection()
-    asked = resources(experiment.pbs or PbsSection(), profile, mode, options)
+    asked = resources(experiment.pbs or PbsSection(), profile, mode)
     statistics = experiment.preprocessed_statistics
     # A file that this job or one before it writes need not be there yet.
     is_made = mode == "preprocess" or (after and not os.path.exists(statistics))
     checked = (*overrides, "data.statistics=null") if is_made else overrides
     check(file, checked, asked.world if mode == "train" else None)
-    plan = plan_jobs(experiment, mode, options, site=profile, chain=chain, after=tuple(after), python=python)
+    plan = plan_jobs(experiment, mode, site=profile, chain=chain, after=tuple(after), python=python)
     plan = _numbered(plan)
     dialect = scheduler.of(profile)
-    notes = _state_of_run(plan, dialect, force, statistics, phases(experiment)[-1].end)
+    notes = (*plan.notes, *_state_of_run(plan, experiment, force))
     plan = replace(plan, scripts=render(plan, profile), notes=notes)
     for path in (plan.script, plan.experiment):
         check_new("save_loc", path)
@@ -126,7 +129,7 @@ def submit(
         files.create(plan.experiment, _frozen(experiment, file))
         files.create(plan.script, plan.scripts[plan.script.name])
         files.folder(plan.logs)
-        files.withdraw_from(history_file(plan.save_loc), plan.submission)
+        files.withdraw(plan)
         record(
             plan.save_loc,
             "submission",
@@ -141,17 +144,15 @@ def submit(
             return replace(plan, ids=_run_here(plan))
         ids = _queue(plan, dialect, profile)
         files.keep()
-    record(plan.save_loc, "submitted", mode=mode, ids=list(ids), after=list(plan.after))
+    record(plan.save_loc, "submitted", mode=mode, submission=plan.submission, ids=list(ids), after=list(plan.after))
     return replace(plan, ids=ids)
 
 
-def active_jobs(save_loc: Path, dialect: Scheduler) -> dict[str, str]:
-    """Return the jobs of this run that the scheduler still has, with their states."""
-    return {
-        job: state
-        for job, state in dialect.states(queued_ids(history(save_loc))[-50:]).items()
-        if not state.startswith("ended")
-    }
+def active_jobs(save_loc: Path) -> dict[str, str]:
+    """Return the jobs of this run that their schedulers still have, with their states."""
+    events = history(save_loc)
+    states = states_of(events, queued_ids(events)[-50:])
+    return {job: state for job, state in states.items() if not state.startswith("ended")}
 
 
 def _numbered(plan: Plan) -> Plan:
@@ -171,16 +172,16 @@ def _frozen(experiment: Experiment, file: Path) -> str:
     return f"# {name} {_SUBMITTED}\n{dump_experiment(experiment)}"
 
 
-def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path, epochs: int) -> tuple[str, ...]:
-    """Return notes on what the run's folder already contains; `preprocess` writes `statistics`.
-
-    `epochs` is how many the experiment asks for, in all phases.
+def _state_of_run(plan: Plan, experiment: Experiment, force: bool) -> tuple[str, ...]:
+    """Return notes on what the run's folder already contains.
 
     Raises UserError where the submission would do nothing, or repeat queued work.
     """
     status, notes = run_status(plan.save_loc), []
+    statistics, forecasts = experiment.preprocessed_statistics, experiment.forecast_folder
+    epochs, source = phases(experiment)[-1].end, experiment.start_from
     again = "change save_loc, or add --force"
-    if active := active_jobs(plan.save_loc, dialect):
+    if active := active_jobs(plan.save_loc):
         found = ", ".join(f"{job} ({state})" for job, state in active.items())
         if not (force or plan.after):
             raise UserError(
@@ -198,18 +199,20 @@ def _state_of_run(plan: Plan, dialect: Scheduler, force: bool, statistics: Path,
             )
         if checkpoint >= 0:
             notes.append(f"continues at step {checkpoint}")
-    elif plan.mode == "rollout" and checkpoint < 0 and not plan.after:
+    elif plan.mode == "rollout" and checkpoint < 0 and not plan.after and (source is None or source.lora is not None):
         raise UserError(
             f"expected a checkpoint in {plan.save_loc}, got none, train first, or say which job to wait for (--after)"
         )
-    elif plan.mode == "evaluate" and not plan.after and not _filled(plan.save_loc / "forecasts"):
+    elif plan.mode == "evaluate" and not plan.after and not _filled(forecasts):
         raise UserError(
-            f"expected forecasts in {plan.save_loc}, got none, roll out first, or say which job to wait for (--after)"
+            f"expected forecasts in {forecasts}, got none, roll out first, or say which job to wait for (--after)"
         )
     elif plan.mode == "preprocess" and os.path.exists(statistics) and not force:
         raise UserError(f"expected no statistics yet, got {statistics}, name another file, or add --force")
-    if plan.mode == "rollout" and _filled(plan.save_loc / "forecasts"):
-        notes.append(f"forecasts exist in {plan.save_loc / 'forecasts'}")
+    if plan.mode == "rollout" and checkpoint < 0 and source is not None and not plan.after:
+        notes.append(f"forecasts with the weights of {source.path}")
+    if plan.mode == "rollout" and _filled(forecasts):
+        notes.append(f"forecasts exist in {forecasts}")
     return tuple(notes)
 
 
@@ -296,7 +299,8 @@ class _Files:
     def __init__(self) -> None:
         self._written: list[Path] = []
         self._folders: list[Path] = []
-        self._history: tuple[Path, str] | None = None
+        self._plan: Plan | None = None
+        self._begins_history = False
         self._kept = False
 
     def __enter__(self) -> _Files:
@@ -308,15 +312,13 @@ class _Files:
             folder.mkdir()
             self._folders.append(folder)
 
-    def withdraw_from(self, history: Path, submission: str) -> None:
-        """Remove this submission from the job history on exit, or the whole history where there is none yet.
+    def withdraw(self, plan: Plan) -> None:
+        """Record on exit that the submission is withdrawn, or remove a job history that holds nothing else.
 
-        What running jobs have added in the meantime stays.
+        A job of it may have begun, and others may write to the history at any time.
         """
-        if history.exists():
-            self._history = history, submission
-        else:
-            self._written.append(history)
+        self._plan = plan
+        self._begins_history = not history_file(plan.save_loc).exists()
 
     def create(self, path: Path, text: str) -> None:
         """Write a new file. Raises UserError where there is one by now, of somebody who submits at the same time."""
@@ -336,10 +338,12 @@ class _Files:
             return
         for path in self._written:
             path.unlink(missing_ok=True)
-        if self._history is not None:
-            path, submission = self._history
-            marks = [json.dumps(part)[1:-1].encode() for part in ({"event": "submission"}, {"submission": submission})]
-            lines = path.read_bytes().splitlines(keepends=True)
-            path.write_bytes(b"".join(line for line in lines if not all(mark in line for mark in marks)))
+        plan = self._plan
+        if plan is not None and any(event.get("submission") == plan.submission for event in history(plan.save_loc)):
+            if self._begins_history and len(history(plan.save_loc)) == 1:
+                history_file(plan.save_loc).unlink()
+            else:
+                record(plan.save_loc, "withdrawn", mode=plan.mode, submission=plan.submission)
         for folder in reversed(self._folders):
-            folder.rmdir()
+            with suppress(OSError):  # it holds the log of a job that has begun
+                folder.rmdir()

@@ -245,6 +245,6 @@ def format_size(size: int) -> str:
 
 Size = Annotated[
     int,
-    BeforeValidator(parse_size, json_schema_input_type=str),
+    BeforeValidator(parse_size, json_schema_input_type=str | Annotated[int, Field(ge=1)]),
     PlainSerializer(format_size, return_type=str),
 ]

@@ -215,6 +215,10 @@ def _variable_findings(data: DataSection) -> Iterator[Finding]:
             yield path, f"expected {spec.compute} at the surface, got it on levels, move {where} to {role}.surface"
         if spec.compute and role in OUTPUT_ROLES:
             yield path, f"expected a forcing to compute, got {role} {spec.name!r}, move it to dynamic_forcing"
+        for key in ("path", "var", "fill") if spec.compute else ():
+            if getattr(spec, key) is not None:
+                message = f"expected no {key} of a variable that is computed, got {spec.name!r} with it, remove {key} or compute"
+                yield (*path, key), message
         if spec.irradiance and not spec.compute:
             yield (
                 (*path, "irradiance"),

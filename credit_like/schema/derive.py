@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from credit_like.errors import UserError
 from credit_like.schema.base import Section
@@ -23,8 +25,6 @@ DerivedField = Literal[
 class Derive(Section):
     """Fields that follow from predicted ones; in a file also a list of their names and of mappings of the other keys."""
 
-    shorthands = ({"type": "array"},)
-
     fields: tuple[DerivedField, ...] = ()
     """Names of the fields. Those on levels are on `pressure_levels` if given, else on the levels of the model."""
     pressure_levels: tuple[float, ...] = Field(default=())
@@ -35,6 +35,14 @@ class Derive(Section):
     conventions: Literal["standard", "credit"] = "standard"
     """`credit` gives the numbers of NCAR CREDIT, which places model levels elsewhere within their layers and takes
     sea-level pressure from the temperature at 2 m."""
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        keys = handler.resolve_ref_schema(schema)["properties"]
+        others = {key: value for key, value in keys.items() if key != "fields"}
+        mapping = {"type": "object", "properties": others, "additionalProperties": False}
+        return {"anyOf": [{"type": "array", "items": {"anyOf": [keys["fields"]["items"], mapping]}}, schema]}
 
     @model_validator(mode="before")
     @classmethod

@@ -83,6 +83,11 @@ class Experiment(Section):
         """
         return self.preprocessed_statistics if self.start_from is None else Path(self.save_loc) / "statistics.nc"
 
+    @property
+    def forecast_folder(self) -> Path:
+        """Return the folder of this experiment's forecasts."""
+        return Path(self.inference.output.path or Path(self.save_loc) / "forecasts")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain data for YAML or JSON; it loads back to an equal experiment."""
         data = self.model_dump(mode="json", by_alias=True)

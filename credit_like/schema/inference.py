@@ -80,7 +80,7 @@ def _lead(value: Any) -> Any:
 
 Lead = Annotated[
     Any,
-    BeforeValidator(_lead, json_schema_input_type=int | DurationText),
+    BeforeValidator(_lead, json_schema_input_type=Annotated[int, Field(ge=1)] | DurationText),
     PlainSerializer(lambda v: v if isinstance(v, int) else format_duration(v)),
 ]
 
@@ -101,7 +101,9 @@ class Perturbations(Section):
     @model_validator(mode="after")
     def _of_the_type(self) -> Perturbations:
         keys = {"bred": {"cycles", "cycle"}, "lagged": {"lag"}}.get(self.type, set())
-        if others := sorted(self.model_fields_set - keys - {"type"}):
+        # A resolved experiment holds the defaults of all keys.
+        foreign = sorted(type(self).model_fields.keys() - keys - {"type"})
+        if others := [key for key in foreign if getattr(self, key) != type(self).model_fields[key].default]:
             raise UserError(f"expected no {', '.join(others)} with `type: {self.type}`, got it, remove it")
         return self
 
@@ -167,10 +169,15 @@ class InferenceSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _format_is_the_type(cls, value: Any) -> Any:
-        """Accept `output: {format: zarr}` for `output: {type: zarr}`."""
+        """Accept `output: {format: zarr}` for `output: {type: zarr}`, and both where they are the same."""
         if isinstance(value, dict) and isinstance(value.get("output"), dict) and "format" in value["output"]:
             output = dict(value["output"])
-            output["type"] = output.pop("format")
+            name = output.pop("format")
+            if output.setdefault("type", name) != name:
+                raise UserError(
+                    f"expected `type` or `format` of output, which are the same key, got type {output['type']!r} and format "
+                    f"{name!r}, remove one"
+                )
             return {**value, "output": output}
         return value
 

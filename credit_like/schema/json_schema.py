@@ -10,7 +10,7 @@ from credit_like.schema.experiment import Experiment
 
 
 def experiment_schema(plugins: Sequence[str] = ()) -> dict[str, Any]:
-    """Return the JSON Schema (draft 2020-12) of an experiment file merged with its includes; `include` is allowed too.
+    """Return the JSON Schema (draft 2020-12) of an experiment file, of which includes may have some keys.
 
     `plugins` are folders (absolute paths) or packages whose plug-ins are included. Raises UserError as `registry.add`
     does.
@@ -35,8 +35,6 @@ def _schema() -> dict[str, Any]:
     metrics = filled["$defs"]["EvaluationSection"]["properties"]["metrics"]
     metrics["items"] = {"enum": registry.names("metric")}
     filled["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    # Required keys may be set in an included file.
-    filled.pop("required", None)
     return filled
 
 
@@ -45,17 +43,16 @@ def _plugin(kind: str, name: str, config: Any) -> dict[str, Any]:
     prefix = f"{kind}.{name}"
     schema = config.model_json_schema(by_alias=True, ref_template=f"#/$defs/{prefix}.{{model}}")
     nested = {f"{prefix}.{key}": value for key, value in schema.pop("$defs", {}).items()}
-    required: list[str] = schema.pop("required", [])
     if kind == "writer":
         schema["properties"]["format"] = schema["properties"]["type"]
-        choice: dict[str, Any] = {"required": required, "anyOf": [{"required": ["type"]}, {"required": ["format"]}]}
-    else:
-        choice = {"required": sorted({"type", *required})}
-    return {prefix: {**schema, **choice}, **nested}
+    return {prefix: schema, **nested}
 
 
 def _fill(node: Any) -> Any:
-    """Replace the placeholders left by `schema.plugin` with the plug-ins of their kinds."""
+    """Replace the placeholders left by `schema.plugin` with the plug-ins of their kinds, and require no key.
+
+    A key that is required, or the `type` by which a plug-in is chosen, may be set in an included file.
+    """
     if isinstance(node, list):
         return [_fill(item) for item in node]
     if not isinstance(node, dict):
@@ -63,13 +60,7 @@ def _fill(node: Any) -> Any:
     if "x-plugin" in node:
         kind = node["x-plugin"]
         kept = {key: value for key, value in node.items() if key not in ("x-plugin", "x-default", "type")}
-        choice: dict[str, Any] = {
-            "oneOf": [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)] or [False]
-        }
-        if node["x-default"] is None:
-            return kept | choice
-        # Without a type, the default plug-in is meant; its keys are not repeated here.
-        keys = ("type", "format") if kind == "writer" else ("type",)
-        named = {"anyOf": [{"required": [key]} for key in keys]}
-        return kept | {"type": "object", "if": named, "then": choice}
-    return {key: _fill(value) for key, value in node.items()}
+        choices: list[Any] = [{"$ref": f"#/$defs/{kind}.{name}"} for name in registry.names(kind)]
+        return kept | {"anyOf": choices or [False]}
+    # A section may have a property that is named `required`.
+    return {key: _fill(value) for key, value in node.items() if not (key == "required" and isinstance(value, list))}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import string
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from credit_like.errors import UserError
 from credit_like.registry import did_you_mean
 from credit_like.schema import sites
-from credit_like.schema.base import Duration, Line, Section, Word
+from credit_like.schema.base import Duration, DurationText, Line, Section, Word, format_duration, parse_duration
 
 Mode = Literal["preprocess", "train", "rollout", "evaluate"]
 MODES: tuple[Mode, ...] = ("preprocess", "train", "rollout", "evaluate")
@@ -24,6 +25,18 @@ per node; `walltime` is HH:MM:SS, `stop_before` seconds, `logs` a folder."""
 
 _MOST = 1_000_000
 """Nodes, processes or GB that no batch system has."""
+
+
+def _walltime(value: Any) -> dt.timedelta:
+    """Parse a walltime; a number is one of seconds, because YAML 1.1 reads an unquoted 12:00:00 as a number."""
+    return parse_duration(f"{value}s" if type(value) is int else value)
+
+
+Walltime = Annotated[
+    dt.timedelta,
+    BeforeValidator(_walltime, json_schema_input_type=Annotated[int, Field(ge=1)] | DurationText),
+    PlainSerializer(format_duration, return_type=str),
+]
 ShellName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -49,10 +62,17 @@ class Queue(Section):
     """Kinds of node that the queue serves, keys of the site's `nodes`."""
     max_walltime: Duration | None = None
     """Longest walltime. Default: no limit."""
+    walltime_up_to: dict[Annotated[int, Field(ge=1, le=_MOST)], Duration] = Field(default={})
+    """Number of nodes → longest walltime of jobs of at most so many nodes, where it is shorter than `max_walltime`."""
     min_nodes: int = Field(default=1, ge=1, le=_MOST)
     """Fewest nodes of a job."""
     max_nodes: int | None = Field(default=None, ge=1, le=_MOST)
     """Most nodes of a job. Default: no limit."""
+
+    def longest(self, nodes: int) -> dt.timedelta | None:
+        """Return the longest walltime of a job of so many nodes; None = no limit."""
+        bounds = sorted(bound for bound in self.walltime_up_to if nodes <= bound)
+        return self.walltime_up_to[bounds[0]] if bounds else self.max_walltime
 
 
 class SiteField(Section):
@@ -147,27 +167,20 @@ class Request(Section):
     """The resources of one mode, where they differ from the `pbs` section."""
 
     queue: Word | None = None
-    """Queue, or QOS on Slurm. Default: the site's first queue with suitable nodes."""
+    """Queue, or QOS on Slurm. Default: the site's first queue with suitable nodes whose limits allow the job."""
     nodes: int | None = Field(default=None, ge=1, le=_MOST)
     """Number of nodes."""
     ngpus: int | None = Field(default=None, ge=0, le=_MOST)
     """GPUs per node; 0 = a CPU job."""
     processes: int | None = Field(default=None, ge=1, le=_MOST)
-    """Processes per node of a CPU job; GPU jobs have one per GPU."""
+    """Processes per node of a CPU job; GPU jobs have one per GPU. Of `preprocess`: its `--workers`, by default 1; not of
+    `evaluate`, which is one process."""
     cpus: int | None = Field(default=None, ge=1, le=_MOST)
     """CPUs per node. Default: the share that comes with the GPUs."""
     memory_gb: int | None = Field(default=None, ge=1, le=_MOST)
     """Memory per node in GB. Default: the share that comes with the GPUs."""
-    walltime: Duration | None = None
+    walltime: Walltime | None = None
     """Time limit of a job, such as 12:00:00 or 12h."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _walltime_in_seconds(cls, value: Any) -> Any:
-        """Convert a walltime given as a number to seconds, because YAML 1.1 reads an unquoted 12:00:00 as a number."""
-        if isinstance(value, dict) and type(value.get("walltime")) is int:
-            return {**value, "walltime": f"{value['walltime']}s"}
-        return value
 
 
 class PbsSection(Request):
@@ -181,7 +194,7 @@ class PbsSection(Request):
     """GPUs per node; 0 = a CPU job."""
     processes: int | None = Field(default=None, ge=1, le=_MOST)
     """Processes per node of a CPU job; GPU jobs have one per GPU."""
-    walltime: Duration = Field(default="01:00:00")  # type: ignore[assignment]
+    walltime: Walltime = Field(default="01:00:00")  # type: ignore[assignment]
     """Time limit of a job, such as 12:00:00 or 12h."""
     fields: dict[ShellName, Word] = Field(default_factory=dict)
     """Values of the site-specific settings (`storage: gdata/xy12+scratch/xy12`)."""

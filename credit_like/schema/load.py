@@ -5,8 +5,9 @@ Files follow the core schema of YAML 1.2: `1e-3` is a number; `12:00:00` and `20
 variables, and `$$` is a dollar.
 
 `include` names files relative to the including file, or else a shipped model or site by its path in the repository
-(`models/wxformer-1deg/model.yml`, `config/site/derecho.yml`). `plugins` names packages, or folders relative to the file
-that names them. All other paths are relative to the current working directory, as on a command line.
+(`models/wxformer-1deg/model.yml`, `config/site/derecho.yml`). Where one file names a site (`site: derecho`) and another one,
+or an override, has other keys of `site` without a name, these change the named site. `plugins` names packages, or folders
+relative to the file that names them. All other paths are relative to the current working directory, as on a command line.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path as FilePath
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
 
+from credit_like.errors import UserError
+from credit_like.schema import sites
 from credit_like.schema.errors import (
     ExperimentError,
     Locations,
@@ -90,7 +93,7 @@ def load_partly(
             tree = _override(tree, override)
         except ExperimentError as error:
             problems += error.problems
-    problems += tree.problems
+    problems += [*tree.problems, *tree.unset()]
     locations = Locations(tree.places(), Place(str(path), 1))
     data = tree.plain()
     wrong: list[Path] = [tuple(int(p) if p.isdecimal() else p for p in problem.key.split(".")) for problem in problems]
@@ -105,6 +108,18 @@ def load_partly(
         if not problems:
             return experiment, locations, []
     return partial_experiment(data, wrong), locations, problems
+
+
+def read_plain(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the content of a file, with its `include`s, as plain data that has not been validated.
+
+    Raises ExperimentError with every problem.
+    """
+    tree = _read_file(FilePath(path), including=())
+    if problems := [*tree.problems, *tree.unset()]:
+        raise ExperimentError(in_order(problems, str(path)))
+    content: dict[str, Any] = tree.plain()
+    return content
 
 
 def dump_experiment(experiment: Experiment) -> str:
@@ -141,6 +156,15 @@ class _Tree:
     value: Any
     place: Place
     problems: tuple[Problem, ...] = ()
+    """Of a whole file: its problems, but for those of single values."""
+    own: tuple[Problem, ...] = ()
+    """Problems of this value, which are none where another value replaces it."""
+
+    def unset(self) -> list[Problem]:
+        """Return the problems of all values."""
+        below = self.value.values() if isinstance(self.value, dict) else self.value
+        children = below if isinstance(self.value, dict | list) else ()
+        return [*self.own, *(problem for child in children for problem in child.unset())]
 
     def plain(self) -> Any:
         if isinstance(self.value, dict):
@@ -178,10 +202,10 @@ def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
         raise ExperimentError([Problem(str(path), 1, "", "expected a mapping of sections, got " + _kind(tree.value))])
     included = tree.value.get("include")
     own = _Tree({key: child for key, child in tree.value.items() if key != "include"}, tree.place, tree.problems)
-    own = _with_absolute_plugins(own, path.parent)
+    own = _with_type(_with_absolute_plugins(own, path.parent))
     if included is None:
         return own
-    problems: list[Problem] = []
+    problems = included.unset()
     base = _Tree({}, place)
     for name, at in _include_names(included, problems):
         target = _shipped_or_beside(name, path.parent)
@@ -192,12 +216,12 @@ def _read_file(path: FilePath, including: tuple[FilePath, ...]) -> _Tree:
             continue
         other = _read_file(target, (*including, path.resolve()))
         problems += [*_conflicts(base, other, ()), *other.problems]
-        base = _merge(base, other)
+        base = _merge_files(base, other)
     if any(problem.key == "include" for problem in problems):
         # Without the included keys, most other problems would only be consequences of the missing file.
         raise ExperimentError(problems)
-    merged = _merge(base, own)
-    return _Tree(merged.value, merged.place, (*problems, *own.problems))
+    merged = _merge_files(base, own)
+    return replace(merged, problems=(*problems, *merged.problems, *own.problems))
 
 
 def _with_absolute_plugins(tree: _Tree, folder: FilePath) -> _Tree:
@@ -211,10 +235,27 @@ def _with_absolute_plugins(tree: _Tree, folder: FilePath) -> _Tree:
             return entry
         there = folder / FilePath(entry.value).expanduser()
         is_path = os.sep in entry.value or entry.value.startswith((".", "~"))
-        return _Tree(os.path.abspath(there), entry.place) if is_path or os.path.isdir(there) else entry
+        return replace(entry, value=os.path.abspath(there)) if is_path or os.path.isdir(there) else entry
 
     entries = _Tree([absolute(entry) for entry in plugins.value], plugins.place)
     return _Tree({**tree.value, "plugins": entries}, tree.place, tree.problems)
+
+
+def _with_type(tree: _Tree) -> _Tree:
+    """Write `inference.output.format` of a file as `type`, which it stands for, so that the key that is set last counts.
+
+    Different values of both stay for the section to refuse.
+    """
+    inference = tree.value.get("inference") if isinstance(tree.value, dict) else None
+    output = inference.value.get("output") if inference is not None and isinstance(inference.value, dict) else None
+    if inference is None or output is None or not isinstance(output.value, dict) or "format" not in output.value:
+        return tree
+    kinds = [output.value[key] for key in ("format", "type") if key in output.value]
+    if kinds[0].value != kinds[-1].value:
+        return tree
+    keys = {"type" if key == "format" else key: child for key, child in output.value.items()}
+    section = replace(inference, value={**inference.value, "output": replace(output, value=keys)})
+    return replace(tree, value={**tree.value, "inference": section})
 
 
 def _shipped_or_beside(name: str, folder: FilePath) -> FilePath:
@@ -284,6 +325,28 @@ def _merge(base: _Tree, over: _Tree) -> _Tree:
     return _Tree(merged, over.place)
 
 
+def _merge_files(base: _Tree, over: _Tree) -> _Tree:
+    """Merge two files, or a file and an override; where one only names the site, the other one's keys change that site."""
+    merged = _merge(base, over)
+    both = [tree.value["site"] for tree in (base, over) if "site" in tree.value]
+    named = [site for site in both if isinstance(site.value, str)]
+    changed = [site for site in both if isinstance(site.value, dict) and "name" not in site.value]
+    if not (named and changed) or (profile := _profile(named[0].value)) is None:
+        return merged
+    site = _merge(profile, changed[0])
+    return replace(merged, value={**merged.value, "site": site}, problems=profile.problems)
+
+
+def _profile(name: str) -> _Tree | None:
+    """Return the `site` section of a profile; None where there is none, which is reported with the key."""
+    try:
+        tree = _read_file(sites.find(name), including=())
+    except UserError:
+        return None
+    section = tree.value.get("site")
+    return None if section is None or not isinstance(section.value, dict) else replace(section, problems=tree.problems)
+
+
 def _conflicts(first: _Tree, second: _Tree, path: Path) -> list[Problem]:
     """Return a problem for every key that two included files both set."""
     if isinstance(first.value, dict) and isinstance(second.value, dict):
@@ -303,8 +366,18 @@ def _override(tree: _Tree, override: str) -> _Tree:
     if not equals or not all(parts) or len(parts) > _DEEPEST:
         raise ExperimentError([Problem(place.file, 0, "", "expected key=value such as trainer.epochs=2")])
     parsed = _parse(text, place)
-    merged = _set(tree, parts, parsed, place, key)
-    result = _Tree(merged.value, tree.place, (*tree.problems, *parsed.problems))
+    if parts[:2] == ["inference", "output"] and parts[2:] == ["format"]:
+        parts[2] = "type"
+    if parts in (["inference"], ["inference", "output"], ["site"]):
+        whole = _set(_Tree({}, place), parts, parsed, place, key)
+        merged = _merge_files(tree, _with_type(whole))
+    else:
+        named = tree.value.get("site") if parts[0] == "site" else None
+        if named is not None and isinstance(named.value, str) and (profile := _profile(named.value)) is not None:
+            problems = (*tree.problems, *profile.problems)
+            tree = replace(tree, value={**tree.value, "site": profile}, problems=problems)
+        merged = _set(tree, parts, parsed, place, key)
+    result = _Tree(merged.value, tree.place, (*tree.problems, *merged.problems, *parsed.problems))
     return _with_absolute_plugins(result, FilePath()) if parts[0] == "plugins" else result
 
 
@@ -361,7 +434,7 @@ def _parse(text: str, root: Place) -> _Tree:
         return _Tree(None, root)
     problems: list[Problem] = []
     tree = _construct(nodes[0], root, (), problems, (), itertools.count(1))
-    return _Tree(tree.value, root, tuple(problems))
+    return _Tree(tree.value, root, tuple(problems), tree.own)
 
 
 def _construct(
@@ -405,14 +478,16 @@ def _construct(
                 complain(key_node, (*path, key), "expected an anchor that does not contain itself, got one that does")
                 continue
             child = _construct(value_node, root, (*path, key), problems, above, number)
-            result[key] = _Tree(child.value, place_of(key_node))
+            result[key] = replace(child, place=place_of(key_node))
         return _Tree(result, place)
     assert isinstance(node, yaml.ScalarNode)
-    text = _expand(node.value, lambda message: complain(node, path, message))
-    return _Tree(text if node.style else _scalar(text), place)
+    messages: list[str] = []
+    text = _expand(node.value, messages.append)
+    own = tuple(Problem(root.file, place.line, ".".join(map(str, path)), message) for message in messages)
+    return _Tree(text if node.style else _scalar(text), place, own=own)
 
 
-def _expand(text: str, complain: Any) -> str:
+def _expand(text: str, complain: Callable[[str], None]) -> str:
     """Replace `$VAR` and `${VAR}` by environment variables and `$$` by a dollar; report unset variables."""
 
     def value(match: re.Match[str]) -> str:

@@ -98,7 +98,7 @@ def _every(value: Any) -> Any:
 
 Every = Annotated[
     Any,
-    BeforeValidator(_every, json_schema_input_type=int | DurationText),
+    BeforeValidator(_every, json_schema_input_type=Annotated[int, Field(ge=1)] | DurationText),
     PlainSerializer(lambda v: v if isinstance(v, int) else format_duration(v)),
 ]
 

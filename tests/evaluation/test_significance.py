@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import cftime
@@ -94,6 +95,15 @@ def test_intervals_of_rmse_cover_the_true_difference_and_pairing_makes_them_narr
     unpaired = compare_scores(frame(runs[0]), frame(np.roll(runs[1], 30, 0)))
     assert (found["high"] - found["low"]).median() < 0.5 * (unpaired["high"] - unpaired["low"]).median()
     assert found["significant"].mean() > 2 * unpaired["significant"].mean()
+
+
+def test_metrics_of_ones_own_are_compared():
+    values = np.random.default_rng(0).normal(1, 0.1, (20, 3))
+    one, other = (frame(values + shift).assign(metric="worst", statistic="worst") for shift in (0, 0.5))
+    found = compare_scores(one, other, plugins=[str(Path(__file__).parents[1] / "parts" / "my_parts")])
+    np.testing.assert_allclose(found["difference"], 0.5)
+    with pytest.raises(UserError, match="got 'worst'"):
+        compare_scores(one, other)
 
 
 def test_the_same_run_twice_never_differs_and_one_out_of_twenty_equal_ones_does():

@@ -17,6 +17,7 @@ from credit_like.cli import app
 from credit_like.errors import UserError
 from credit_like.inference.forecaster import load_forecaster
 from credit_like.inference.from_files import forecast_from_files
+from credit_like.schema.experiment import Experiment
 from tests.inference.test_forecaster import INIT, run  # noqa: F401
 
 
@@ -49,7 +50,16 @@ def test_a_forecast_is_that_of_the_run(run, files, tmp_path, source, suffix):  #
                 np.testing.assert_array_equal(found[name][:, lead], expected[name][:, 0], err_msg=str(name))
 
 
-@pytest.mark.parametrize(("override", "option"), [("init=[2000-01-02, 2000-01-03]", "--init"), ("lead=3d", "--lead")])
+@pytest.mark.parametrize(
+    ("override", "option"),
+    [
+        ("init=[2000-01-02, 2000-01-03]", "--init"),
+        ("lead=3d", "--lead"),
+        ("output.path=elsewhere", "--output"),
+        ("output.type=zarr", "an --output with the suffix of the format"),
+        ("output.format=zarr", "an --output with the suffix of the format"),
+    ],
+)
 def test_initial_time_and_lead_have_options_of_their_own(files, tmp_path, override, option):
     """A file holds one forecast: of several initial times it would hold one, and the others would be lost."""
     export, folder = files
@@ -58,6 +68,18 @@ def test_initial_time_and_lead_have_options_of_their_own(files, tmp_path, overri
             export, [str(folder / "analysis.nc")], tmp_path / "o.nc", lead="6h", overrides=[f"inference.{override}"]
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_the_site_of_the_training_does_not_matter(files, tmp_path, monkeypatch):
+    """Its setup, and that of `pbs`, has dollars, which are for the job."""
+    export, folder = files
+    forecaster = load_forecaster(export)
+    launched = {"site": "polaris", "pbs": {"setup": ["echo ${NOWHERE:-} $$ $NOWHERE"]}}
+    forecaster.experiment = Experiment.model_validate({**forecaster.experiment.to_dict(), **launched})
+    monkeypatch.setattr("credit_like.inference.from_files.load_forecaster", lambda *_: forecaster)
+    sources = [str(folder / "analysis.nc"), str(folder / "static.nc")]
+    assert forecast_from_files(export, sources, tmp_path / "out.zarr", lead="6h", device="cpu").exists()
+    assert forecaster.experiment.pbs.setup == ("echo ${NOWHERE:-} $$ $NOWHERE",)
 
 
 def test_members_are_an_option(files, tmp_path):

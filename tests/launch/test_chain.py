@@ -61,6 +61,7 @@ def of(number, event):
     return event | {"submission": f"train-{number}"}
 
 
+WITHDRAWN = {"event": "withdrawn", "mode": "train", "submission": "train-2"}
 FIRST_FAILED = [submitted(1), of(1, began("1", 20)), ended("1", 1)]
 
 
@@ -81,6 +82,10 @@ FIRST_FAILED = [submitted(1), of(1, began("1", 20)), ended("1", 1)]
         ("running", [submitted(1), of(1, began("1", 40)), submitted(2)], 2, "run"),  # killed before, or still running
         ("running", [submitted(1), of(1, began("1", 40)), CANCELLED, {"event": "cancelled", "job": "1"}, submitted(2),
                      ended("1", 9)], 2, "run"),
+        # one that the scheduler refused has never begun
+        ("continue", [submitted(1), of(1, began("1", 20)), ended("1", 0), submitted(2), WITHDRAWN], 1, "run"),
+        ("failed", [submitted(1), of(1, began("1", 20)), ended("1", 1), submitted(2), WITHDRAWN], None, "stop"),
+        ("continue", [submitted(1), submitted(2), WITHDRAWN], 2, "stop"),
         # what the jobs of another submission finished may be less than this one asks for
         ("finished", [submitted(1), submitted(2), of(1, began("1", 20)), ended("1", 0)], 2, "run"),
         ("finished", [submitted(1), submitted(2), of(1, began("1", 20)), ended("1", 0)], 1, "finished"),
@@ -89,7 +94,7 @@ FIRST_FAILED = [submitted(1), of(1, began("1", 20)), ended("1", 1)]
 )  # fmt: skip
 def test_decision_among_several_submissions(state, events, submission, verdict):
     status = {"state": state, "step": 40, "reason": "loss is nan"}
-    assert decide(status, 40, events, "2", f"train-{submission}").verdict == verdict
+    assert decide(status, 40, events, "2", submission and f"train-{submission}").verdict == verdict
 
 
 def test_next_job_is_submitted_once(tmp_path):

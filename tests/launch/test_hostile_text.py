@@ -161,9 +161,7 @@ def test_a_newline_never_passes(field, text):
         script(field, f"a\n{text}", "train", "pbs")
 
 
-@pytest.mark.parametrize(
-    "name", ["nodes", "python", "experiment", "job", "status", "rank", "CREDIT_LIKE_DEADLINE", "CREDIT_LIKE_NODES"]
-)
+@pytest.mark.parametrize("name", ["nodes", "python", "experiment", "job", "status", "rank", "CREDIT_LIKE_NODES"])
 def test_a_variable_of_the_script_cannot_be_set(name):
     with pytest.raises(UserError, match=f"pbs.environment: expected names .* got {name}; change"):
         script(lambda text: {"pbs": {"environment": {name: text}}}, "x", "train", "pbs")

@@ -17,6 +17,7 @@ EVENTS = [
     {"event": "extended", "time": "t", "mode": "train", "job": "1", "next": "2"},
     {"event": "end", "time": "t", "mode": "train", "job": "1", "code": 0, "state": "continue", "step": 3},
     {"event": "stopped", "time": "t", "mode": "train", "job": "2", "reason": "no new checkpoint"},
+    {"event": "withdrawn", "time": "t", "mode": "train", "submission": "train-2"},
     {"event": "cancellation", "time": "t"},
     {"event": "cancelled", "time": "t", "mode": "train", "job": "2", "reason": "before it began"},
 ]

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib
+import json
 import os
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
+from credit_like import registry
+from credit_like.check import _launch_findings
 from credit_like.errors import UserError
-from credit_like.launch.chain import history, record
+from credit_like.launch import chain
+from credit_like.launch.cancel import cancel
+from credit_like.launch.chain import history, history_file, record, submissions
 from credit_like.launch.plan import initial_times, plan_jobs
-from credit_like.launch.resources import Options, options
-from credit_like.launch.submit import chain_of, mode_of, submit
+from credit_like.launch.resources import Options, options, resources
+from credit_like.launch.status import job_rows, status
+from credit_like.launch.submit import active_jobs, chain_of, mode_of, submit
 from credit_like.schema.errors import ExperimentError
-from credit_like.schema.launch import SiteSection
+from credit_like.schema.launch import MODES, PbsSection, SiteSection
+from credit_like.schema.load import load_experiment
 from tests.launch.cases import experiment
 from tests.launch.standin import StandIn
 from tests.launch.test_chain_standin import python, write_experiment
@@ -52,6 +60,39 @@ from tests.launch.test_chain_standin import python, write_experiment
         ),
         ("generic-slurm", "train", {}, {"ngpus": 0}, None),
         ("local", "train", {"cpus": 64}, {}, None),
+        (
+            "polaris",
+            "train",
+            {"nodes": 24},
+            {"walltime": dt.timedelta(hours=4)},
+            "most 03:00:00 .* prod .* for 24 nodes",
+        ),
+        (
+            "polaris",
+            "train",
+            {"nodes": 25},
+            {"walltime": dt.timedelta(hours=7)},
+            "most 06:00:00 .* prod .* for 25 nodes",
+        ),
+        ("polaris", "train", {"nodes": 128}, {"walltime": dt.timedelta(hours=25)}, "most 24:00:00 .* for 128 nodes"),
+        (
+            "polaris",
+            "train",
+            {"queue": None, "nodes": 600},
+            {},
+            r"queue of polaris takes, debug \(1 to 2 nodes, at most 01:00:00\), .*, got 600 nodes for 03:00:00",
+        ),
+        (
+            "derecho",
+            "evaluate",
+            {"evaluate": {"processes": 8}},
+            {},
+            "pbs.evaluate.processes: expected none.*got 8, remove",
+        ),
+        ("generic-slurm", "train", {"walltime": "0.5s"}, {}, "at least 00:01:00 at generic-slurm, got 0.5 s"),
+        ("perlmutter", "rollout", {}, {"walltime": dt.timedelta(seconds=59)}, "at least 00:01:00"),
+        ("generic-pbs", "train", {"walltime": "0.5s"}, {}, "at least 00:00:01"),
+        ("generic-pbs", "train", {"walltime": "10s"}, {}, None),
     ],
 )
 def test_each_rule_of_a_site_has_its_message(site, mode, pbs, asked, message):
@@ -61,6 +102,82 @@ def test_each_rule_of_a_site_has_its_message(site, mode, pbs, asked, message):
     else:
         with pytest.raises(ValueError, match=message):
             plan_jobs(given, mode, Options(**asked))
+
+
+@pytest.mark.parametrize(
+    ("mode", "pbs", "queue"),
+    [
+        ("train", {"nodes": 1, "walltime": "01:00:00"}, "debug"),
+        ("train", {"nodes": 8, "walltime": "01:00:00"}, "debug-scaling"),
+        ("train", {"nodes": 16, "walltime": "01:00:00"}, "prod"),
+        ("train", {"nodes": 4, "walltime": "7d"}, "capacity"),
+        ("train", {"nodes": 8, "walltime": "12:00:00"}, "preemptable"),
+        ("preprocess", {"queue": "prod", "nodes": 16, "walltime": "01:00:00"}, "debug"),
+        ("evaluate", {"queue": "prod", "nodes": 16, "walltime": "12:00:00"}, "capacity"),
+        ("rollout", {"queue": "prod", "nodes": 16, "walltime": "03:00:00", "rollout": {"nodes": 20}}, "capacity"),
+        ("rollout", {"queue": "preemptable", "walltime": "03:00:00"}, "preemptable"),
+    ],
+)
+def test_a_queue_that_is_not_asked_for_takes_the_job(mode, pbs, queue):
+    others = {"preprocess": {}, "evaluate": {}, "rollout": {}}
+    assert plan_jobs(experiment("polaris", pbs={"queue": None, **others, **pbs}), mode).resources.queue == queue
+
+
+def test_a_mode_with_gpus_does_not_inherit_the_processes_of_a_training_without():
+    pbs = {"ngpus": 0, "processes": 8, "rollout": {"ngpus": 2}}
+    assert plan_jobs(experiment("derecho", pbs=pbs), "rollout").resources.processes == 2
+
+
+def test_fields_of_a_site_that_is_not_named_are_left_alone():
+    """Other commands than `submit` need no site."""
+    request = PbsSection.model_validate({"fields": {"storage": "gdata/x"}})
+    assert resources(request, SiteSection(), "train").fields == {}
+    with pytest.raises(UserError, match=r"expected pbs\.fields that derecho knows"):
+        resources(request.model_copy(update={"account": "a"}), SiteSection.model_validate("derecho"), "train")
+
+
+@pytest.mark.parametrize(("site", "sign", "other"), [("generic-pbs", ":", "%"), ("generic-slurm", "%", ":")])
+def test_the_path_of_the_logs_has_no_sign_that_the_scheduler_replaces(site, sign, other):
+    with pytest.raises(UserError, match="expected save_loc without"):
+        plan_jobs(experiment(site, save_loc=f"/scratch/run{sign}1"), "train")
+    assert plan_jobs(experiment(site, save_loc=f"/scratch/run{other}1"), "train")
+
+
+@pytest.mark.parametrize(
+    ("members", "batch_size", "kind", "shares"),
+    [
+        (64, 1, "zarr", 32),
+        (64, 4, "zarr", 16),
+        (64, 5, "zarr", 13),
+        (64, 1, "netcdf", 1),
+        (1, 1, "zarr", 1),
+    ],
+)
+def test_members_are_shared_by_the_gpus_where_the_format_allows_it(members, batch_size, kind, shares):
+    inference = {
+        "init": "2000-08-01", "batch_size": batch_size, "output": {"type": kind},
+        "ensemble": {"members": members, "amplitude": {"column_water": 0.1}},
+    }  # fmt: skip
+    plan = plan_jobs(experiment("derecho", pbs={"rollout": {"nodes": 8}}, inference=inference), "rollout")
+    assert (plan.shares, plan.array) == (shares, -(-shares // 4))
+    notes = [
+        f"takes {plan.array} node{'s' * (plan.array > 1)} of the 8 that are asked for" in note for note in plan.notes
+    ]
+    assert notes == [True] * (shares < 32)
+
+
+def test_initial_times_of_one_batch_are_one_share():
+    inference = {"init": ["2000-08-01", "2000-08-10", "1d"], "batch_size": 4}
+    plan = plan_jobs(experiment("derecho", pbs={"rollout": {"nodes": 8}}, inference=inference), "rollout")
+    assert (plan.initial_times, plan.shares, plan.array) == (10, 3, 1)
+
+
+def test_formats_say_how_their_writers_share_members():
+    for name in registry.names("writer"):
+        plugin = registry.module("writer", name)
+        private = importlib.import_module(f"credit_like.inference.writers._{name}")
+        writer = getattr(private, plugin.open_writer.__annotations__["return"])
+        assert getattr(plugin, "by_member", False) == writer.by_member
 
 
 def test_chain_needs_a_training_and_a_site_that_allows_it():
@@ -105,9 +222,34 @@ def test_a_profile_in_the_current_folder_goes_first(tmp_path, monkeypatch):
     (tmp_path / "config" / "site" / "mine.yml").write_text("site: {name: mine, scheduler: slurm}\n")
     monkeypatch.chdir(tmp_path)
     assert SiteSection.model_validate("mine").scheduler == "slurm"
-    (tmp_path / "config" / "site" / "mine.yml").write_text("[]\n")
-    with pytest.raises(ValidationError, match="mapping under `site:`"):
-        SiteSection.model_validate("mine")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"[]\n", "mine.yml:1: expected a mapping of sections, got a list"),
+        (b"pbs: {}\n", "expected a mapping under `site:` in .*mine.yml, got nothing"),
+        (b"site: {name: mine\n  x: [\n", "mine.yml:.*: expected YAML"),
+        (b"site: {name: !foo mine}\n", "mine.yml:1: expected YAML, got the tag '!foo'"),
+        (b"site: {name: \xff}\n", "mine.yml: expected UTF-8"),
+        (b"site:\n  name: a\n  name: b\n", "mine.yml:3: site.name: expected each key once"),
+        (b"site: {setup: [echo $NOT_SET_ANYWHERE]}\n", "mine.yml:1: site.setup.0: .* NOT_SET_ANYWHERE to be set"),
+    ],
+)
+def test_a_profile_is_read_as_an_experiment_is(tmp_path, content, message):
+    (tmp_path / "mine.yml").write_bytes(content)
+    with pytest.raises(ValidationError, match=message):
+        SiteSection.model_validate(str(tmp_path / "mine.yml"))
+
+
+def test_values_of_a_profile_are_those_of_yaml_1_2(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLACE", "/here")
+    (tmp_path / "mine.yml").write_text(
+        "site: {queues: {on: {nodes: [this], max_walltime: 12:00:00}}, setup: [cd $PLACE, echo $$HOME]}\n"
+    )
+    site = SiteSection.model_validate(str(tmp_path / "mine.yml"))
+    assert site.queues["on"].max_walltime == dt.timedelta(hours=12)
+    assert site.setup == ("cd /here", "echo $HOME")
 
 
 def test_initial_times_are_counted():
@@ -119,6 +261,9 @@ def test_initial_times_are_counted():
     assert with_init(["2000-08-01", "2000-08-02"]) == 2
     assert with_init(["2000-08-01", "2000-08-02", "12h"]) == 3
     assert with_init(["2000-02-28", "2000-02-30", "1d"]) == 2  # a day of another calendar
+    assert with_init(["0000-02-28", "0000-03-01", "1d"]) == 3
+    assert with_init(["0000-01-01", "9999-12-31", "1d"]) == 3_652_425
+    assert with_init(["1999-12-31T18", "2000-01-01T06", "6h"]) == 3
 
 
 def _everything(folder: Path) -> dict[str, bytes | None]:
@@ -200,7 +345,9 @@ def test_a_refusal_leaves_the_files_of_an_earlier_submission(tmp_path, pbs):
     (pbs.spool / "refuse").write_text("1")
     with pytest.raises(ValueError, match="Job violates"):
         submit(file, options=Options(walltime=dt.timedelta(hours=2)), force=True)
-    assert _everything(tmp_path) == before
+    after, record = _everything(tmp_path), str(history_file(tmp_path / "run"))
+    assert after.pop(record).startswith(before.pop(record))
+    assert after == before
 
 
 def test_a_refusal_leaves_what_running_jobs_have_recorded(tmp_path, pbs, monkeypatch):
@@ -215,8 +362,35 @@ def test_a_refusal_leaves_what_running_jobs_have_recorded(tmp_path, pbs, monkeyp
     monkeypatch.setattr("credit_like.launch.submit._queue", refused)
     with pytest.raises(UserError, match="expected qsub"):
         submit(file, force=True)
-    *same, end = history(tmp_path / "run")
-    assert (same, end["event"]) == (before, "end")
+    events = history(tmp_path / "run")
+    assert events[: len(before)] == before
+    assert [event["event"] for event in events[len(before) :]] == ["submission", "end", "withdrawn"]
+    assert [event["submission"] for event in submissions(events)] == ["train-1"]
+    assert [(row.job, row.state) for row in job_rows(events, {})] == [(first.ids[0], "done, exit status 0")]
+    assert active_jobs(tmp_path / "run") == {first.ids[0]: "queued"}
+
+
+def test_a_chain_whose_later_job_is_refused_says_so_though_its_first_has_run(tmp_path, pbs, monkeypatch):
+    """Its first job may begin, log and save before the second one is refused."""
+    run = tmp_path / "run"
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+
+    def refused(plan, *_):
+        chain.begin(run, "train", "7.server", plan.submission)
+        (plan.logs / "7.log").write_text("step 1")
+        raise UserError("expected qsub to take the job; the jobs before it are cancelled")
+
+    monkeypatch.setattr("credit_like.launch.submit._queue", refused)
+    with pytest.raises(UserError, match=r"^expected qsub to take the job; the jobs"):
+        submit(file, chain=3)
+    assert [event["event"] for event in history(run)] == ["submission", "begin", "withdrawn"]
+    assert (run / "jobs" / "logs" / "7.log").exists()
+    assert not list((run / "jobs").glob("train-1.*"))
+    assert chain.begin(run, "train", "8.server", "train-1") == 1  # one that could not be cancelled
+    monkeypatch.undo()
+    monkeypatch.setenv("PATH", pbs.path)
+    assert submit(file).submission == "train-2"
+    assert chain.begin(run, "train", "9.server", "train-2") == 0
 
 
 def test_jobs_still_in_the_queue_are_not_doubled(tmp_path, pbs):
@@ -227,6 +401,123 @@ def test_jobs_still_in_the_queue_are_not_doubled(tmp_path, pbs):
     assert len(pbs.jobs()) == 1
     forced = submit(file, force=True)
     assert any(first.ids[0] in note for note in forced.notes)
+
+
+def test_each_job_is_asked_of_the_scheduler_of_its_own_submission(tmp_path, monkeypatch):
+    """A training in the queue of Slurm, and later submissions on this machine and at PBS."""
+    run, bin_ = tmp_path / "run", tmp_path / "bin"
+    bin_.mkdir()
+    answers = {
+        "squeue": "echo '101|RUNNING'; echo '102|PENDING'",
+        "qstat": "printf 'Job Id: 7.s\\n    job_state = Q\\n'",
+    }
+    for name in ("squeue", "sacct", "scancel", "qstat", "qdel"):
+        program = f'#!/bin/bash\necho {name} "$@" >> {tmp_path}/called\n{answers.get(name, "")}\n'
+        (bin_ / name).write_text(program)
+        (bin_ / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{bin_}:/usr/bin:/bin")
+    record(run, "submission", mode="train", submission="train-1", site="perlmutter", scheduler="slurm", chain=2)
+    record(run, "submission", mode="preprocess", submission="preprocess-1", site="derecho", scheduler="pbs", chain=1)
+    record(run, "submitted", mode="preprocess", submission="preprocess-1", ids=["7.s"], after=[])
+    record(run, "submitted", mode="train", ids=["101"], after=[])  # of an earlier version
+    record(run, "submission", mode="train", submission="train-2", site="local", scheduler="local", chain=1)
+    record(run, "begin", mode="train", job="local-1", submission="train-2", checkpoint=-1)
+    record(run, "begin", mode="train", job="101", submission="train-1", checkpoint=-1)
+    record(run, "extended", mode="train", job="101", next="102")
+    active = {"7.s": "queued", "101": "running", "102": "queued"}
+    assert active_jobs(run) == active
+    states = {row.job: row.state for row in status(run).jobs}
+    assert states == {**active, "local-1": "running"}
+    with pytest.raises(UserError, match=r"no job of this run in the queue, got 101 \(running\), 102"):
+        submit(write_experiment(tmp_path, steps=1, seconds=0, site="local"))
+    (tmp_path / "called").unlink()
+    assert [one.job for one in cancel(run, "102")] == ["102"]
+    assert "scancel 102" in (tmp_path / "called").read_text().splitlines()
+    cancel(run)
+    called = (tmp_path / "called").read_text().splitlines()
+    assert "qdel 7.s" in called
+    assert "scancel 101" in called
+
+
+ASKED = Options(nodes=1, ngpus=2, walltime=dt.timedelta(minutes=90), queue="fast", account="mi$ne")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("wrong", [False, True])
+def test_options_replace_what_the_experiment_asks_for_and_are_in_the_copy_that_jobs_read(tmp_path, pbs, mode, wrong):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    content = json.loads(file.read_text())
+    del content["pbs"]["rollout"]
+    content["site"] |= {
+        "account_required": True,
+        "queues": {"fast": {"nodes": ["gpu"], "max_walltime": "2h", "max_nodes": 1}},
+    }
+    if wrong:
+        content["pbs"] |= {"walltime": "1000d", "queue": "slow", "ngpus": 64, "nodes": 5, "processes": None}
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError):
+        submit(file, mode, after=["1"], dry_run=True)
+    worlds = []
+
+    def check(file, overrides, world):
+        worlds.append(world)
+        found = load_experiment(file, overrides)
+        assert resources(found.pbs, found.site, mode).queue == "fast"
+
+    (pbs.spool / "1.json").write_text(json.dumps({"id": "1", "state": "Q", "code": None, "after": []}))
+    plan = submit(file, mode, ASKED, after=["1"], check=check)
+    assert worlds == [2 if mode == "train" else None]
+    assert plan.resources.account == "mi$ne"
+    frozen = load_experiment(plan.experiment)
+    again = plan_jobs(frozen, mode, after=("1",), workdir=Path.cwd())
+    assert again.resources == plan.resources
+    assert (again.resources.gpus, again.resources.walltime) == (2, ASKED.walltime)
+
+
+def test_a_command_is_not_stopped_by_the_resources_of_another():
+    """Options are those of one mode; what a file has for others may be for another machine."""
+    modes = {
+        "evaluate": {"processes": 2, "queue": "debug", "walltime": "1h"},
+        "preprocess": {"queue": "debug", "walltime": "1h"},
+    }
+    given = experiment("polaris", pbs={"queue": "main", **modes})
+
+    def wrong(mode):
+        return [path for path, _ in _launch_findings(given, False, mode)]
+
+    assert wrong("train") == [("pbs",)]
+    assert wrong("evaluate") == [("pbs", "evaluate", "processes")]
+    assert wrong("preprocess") == []
+    assert wrong(None) == [("pbs",), ("pbs", "evaluate", "processes")]
+
+
+@pytest.mark.parametrize(
+    ("sections", "mode", "made", "refused"),
+    [
+        ({"inference": {"output": {"path": "elsewhere"}}}, "evaluate", "elsewhere/forecast.zarr", None),
+        (
+            {"inference": {"output": {"path": "elsewhere"}}},
+            "evaluate",
+            "run/forecasts/forecast.zarr",
+            "forecasts in elsewhere",
+        ),
+        ({}, "evaluate", "run/forecasts/forecast.zarr", None),
+        ({"start_from": "source"}, "rollout", None, None),
+        ({"start_from": {"path": "source", "lora": {"rank": 2}}}, "rollout", None, "expected a checkpoint"),
+        ({}, "rollout", None, "expected a checkpoint"),
+    ],
+)
+def test_work_is_possible_with_what_the_command_itself_takes(tmp_path, pbs, monkeypatch, sections, mode, made, refused):
+    monkeypatch.chdir(tmp_path)
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    file.write_text(json.dumps({**json.loads(file.read_text()), **sections}))
+    if made:
+        (tmp_path / made).mkdir(parents=True)
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            submit(file, mode, dry_run=True)
+    else:
+        assert submit(file, mode, dry_run=True).mode == mode
 
 
 @pytest.mark.parametrize(

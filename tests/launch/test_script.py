@@ -125,7 +125,7 @@ def test_no_request_yields_totals_that_disagree(site, mode, nodes, ngpus, minute
     assert kind.gpus is None or plan.resources.gpus <= kind.gpus
     if plan.resources.queue in rules.queues:
         queue = rules.queues[plan.resources.queue]
-        assert plan.resources.walltime <= queue.max_walltime
+        assert plan.resources.walltime <= queue.longest(plan.resources.nodes) <= queue.max_walltime
         assert queue.min_nodes <= plan.resources.nodes <= (queue.max_nodes or plan.resources.nodes)
 
     # what the scheduler reads
@@ -160,6 +160,36 @@ def test_no_request_yields_totals_that_disagree(site, mode, nodes, ngpus, minute
         assert shares == plan.shares == min(times, nodes * per_node)
         assert (group > 1) == (f"--nproc-per-node={group}" in text)
         assert (jobs - 1) * per_node < shares  # no job without work
+
+
+@pytest.mark.parametrize("site", [site for site in SITES if profile(site).launcher in ("mpiexec", "srun")])
+def test_a_launcher_starts_one_agent_per_node_and_binds_it_to_no_core(site):
+    """The workers of an agent inherit its binding."""
+    plan = plan_jobs(
+        experiment(site, pbs={"nodes": 2, "queue": None, "walltime": "01:00:00"}), "train", workdir=WORKDIR
+    )
+    (text,) = render(plan, profile(site)).values()
+    (line,) = [line for line in text.splitlines() if 'bash "$script" node launcher' in line]
+    assert re.search(
+        r"--ntasks-per-node=1 --cpu-bind=none|--ppn 1 --cpu-bind none|--map-by ppr:1:node --bind-to none", line
+    )
+
+
+@pytest.mark.parametrize(("processes", "words"), [(None, ""), (1, ""), (16, " --workers 16")])
+def test_preprocessing_has_as_many_workers_as_processes(processes, words):
+    given_experiment = experiment("derecho", pbs={"preprocess": {"processes": processes, "cpus": 16}})
+    plan = plan_jobs(given_experiment, "preprocess", workdir=WORKDIR)
+    (text,) = render(plan, profile("derecho")).values()
+    assert f'-m credit_like.cli preprocess "$experiment"{words} ||' in text
+    assert plan.resources.processes == (processes or 1)
+
+
+def test_ports_of_a_rollout_are_free_ones():
+    """Jobs on one node have numbers that follow each other, and several shares each."""
+    plan = plan_jobs(experiment("derecho", trainer={"parallelism": {"domain": 2}}), "rollout", workdir=WORKDIR)
+    (text,) = render(plan, profile("derecho")).values()
+    assert "--standalone" in text
+    assert "port=" not in text
 
 
 def test_values_with_blanks_and_quotes_reach_the_run(tmp_path):

@@ -110,6 +110,13 @@ def test_the_world_is_what_the_batch_job_has():
         ({"data": {"train": [["2000-01-01", "2000-01-10"], ["2000-01-10", "2000-01-31"]]}}, ["data.train.1"]),
         ({"data": {"diagnostic": {"surface": [{"name": "s", "compute": "solar"}]}}}, ["data.diagnostic.surface.0"]),
         ({"data": {"static": {"surface": [{"name": "s", "fill": "persist"}]}}}, ["data.static.surface.0"]),
+        *(
+            (
+                {"data": {"dynamic_forcing": {"surface": [{"name": "s", "compute": "solar", key: value}]}}},
+                [f"data.dynamic_forcing.surface.0.{key}"],
+            )
+            for key, value in (("path", "s.nc"), ("var", "sun"), ("fill", "persist"))
+        ),
         ({"data": {"static": {"surface": [{"name": "s", "levels": [1]}]}}}, []),
         ({"data": {"static": {"surface": [{"name": "s", "levels": [1, 2]}]}}}, ["data.static.surface.0"]),
         ({"data": {"static": {"surface": ["s@5"]}}}, ["data.static.surface.0"]),

@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from credit_like import registry
+from credit_like.schema import sites
+from credit_like.schema.base import Section
 from credit_like.schema.errors import ExperimentError, Place
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.launch import SiteSection
 from credit_like.schema.load import dump_experiment, load_experiment, load_located
 
 TEXT = """
@@ -272,6 +277,96 @@ def test_a_resolved_experiment_loads_back_equal(write, changes):
     assert load_experiment(stored) == experiment
 
 
+MINIMAL: dict[str, Any] = {
+    "name": "small",
+    "save_loc": "runs/small",
+    "data": {
+        "source": {"type": "netcdf", "path": "data.nc"},
+        "timestep": "6h",
+        "prognostic": {"surface": ["t2m"]},
+        "train": ["2000-01-01", "2000-01-10"],
+        "valid": ["2002-01-01", "2002-01-10"],
+        "test": ["2003-01-01", "2003-01-10"],
+    },
+    "model": {"type": "persistence"},
+}
+SECTIONS: dict[str, dict[str, Any]] = {
+    **{
+        f"{kind} perturbations": {"inference": {"ensemble": {"members": 3, "perturbations": {"type": kind, **keys}}}}
+        for kind, keys in (("gaussian", {}), ("lagged", {}), ("bred", {"cycles": 2, "cycle": "12h"}))
+    },
+    "initial times": {"inference": {"init": ["2003-01-01", "2003-01-05", "12h"]}},
+    "lag": {"inference": {"ensemble": {"perturbations": {"type": "lagged", "lag": "12h"}}}},
+    "derive": {"inference": {"derive": [{"pressure_levels": [850, 500]}, "geopotential"]}},
+    "evaluation": {
+        "evaluation": {
+            "regions": {"all": {"south": 0, "north": 10}, "box": {"south": 0, "north": 1, "west": 350, "east": 20}},
+            "thresholds": {"quantiles": [0.1]},
+        }
+    },
+    "trainer": {"trainer": {"parallelism": {"data": "fsdp2", "replicate": 2}, "checkpoint": {"every": 5}}},
+    "site": {"site": {"queues": {"q": {"nodes": ["this"]}}}, "pbs": {"rollout": {"nodes": 2}}},
+    "noise": {"model": {"type": "wxformer", "noise": {}}},
+    "energy": {"physics": [{"type": "energy"}]},
+    "relax": {"physics": [{"type": "relax", "variables": ["t2m"], "climatology": ["2000-01-01", "2000-01-10"]}]},
+    "clip": {"physics": [{"type": "clip", "minimum": None, "maximum": 1.0}]},
+    **{
+        name: {"data": {**MINIMAL["data"], "source": source}}
+        for name, source in {
+            "synthetic": {"type": "synthetic"},
+            "region": {"type": "netcdf", "path": "a.nc", "region": {"west": 0, "east": 10}, "regrid": {"degrees": 1.0}},
+            "half a region": {"type": "zarr", "path": "a.zarr", "region": {"south": 0}},
+        }.items()
+    },
+}
+"""Sections that check themselves as a whole, with the fewest keys that these checks allow, and with others."""
+
+
+def instances(value: Any):
+    if isinstance(value, BaseModel):
+        yield value
+        for name in type(value).model_fields:
+            yield from instances(getattr(value, name))
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from instances(item)
+
+
+@pytest.mark.parametrize("changes", [pytest.param(changes, id=name) for name, changes in SECTIONS.items()])
+def test_a_section_that_checks_itself_loads_back_with_all_its_defaults(write, changes):
+    experiment = Experiment.model_validate({**MINIMAL, **changes})
+    assert Experiment.model_validate(experiment.to_dict()) == experiment
+    assert load_experiment(write(dump_experiment(experiment), "stored.yml")) == experiment
+
+
+def test_the_sweep_has_every_section_that_checks_itself():
+    for kind in registry.KINDS:
+        for name in registry.names(kind):
+            registry.module(kind, name)
+    known = [Section]
+    for section in known:
+        known += section.__subclasses__()
+    checked = {
+        section
+        for section in known
+        if section.__module__.startswith("credit_like.")
+        and any(found.info.mode == "after" for found in section.__pydantic_decorators__.model_validators.values())
+    }
+    assert checked
+    reached = {
+        type(section)
+        for changes in SECTIONS.values()
+        for section in instances(Experiment.model_validate({**MINIMAL, **changes}))
+    }
+    assert {section.__qualname__ for section in checked - reached} == set()
+
+
+def test_keys_of_another_type_of_perturbations_are_refused(write):
+    text = TEXT + "inference: {ensemble: {members: 2, perturbations: {type: lagged, cycles: 2, cycle: 6h}}}\n"
+    (problem,) = problems(write(text))
+    assert "expected no cycle, cycles with `type: lagged`" in problem.message
+
+
 @pytest.mark.parametrize(
     "text",
     ["1e3", "007", "null", "true", "$HOME", "${X", "$$", "a: b", "- a", "#", "2000-01-01", "é", " ", "1_000",
@@ -351,3 +446,89 @@ def test_a_file_beside_the_experiment_takes_precedence_over_a_shipped_one(write)
 @pytest.mark.parametrize("name", ["models/../pyproject.toml", "/models/wxformer-tiny/model.yml", "tests/conftest.py"])
 def test_only_models_and_sites_are_shipped(write, name):
     assert any("include" in str(p) for p in problems(write(f"include: [{name}]\n" + TEXT)))
+
+
+@pytest.mark.parametrize("site", sorted(sites.profiles()))
+def test_a_shipped_site_is_the_same_by_its_name_and_included(write, site):
+    named = load_experiment(write(TEXT + f"site: {site}\n"))
+    included = load_experiment(write(f"include: config/site/{site}.yml\n" + TEXT))
+    assert included.site == named.site
+    assert included.site.name == site
+
+
+CHANGED = "site: {nodes: {gpu: {gpus: 8, cpus: 96}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "overrides"),
+    [
+        ([CHANGED], ["site=generic-pbs"]),
+        (["site: generic-pbs\n"], ["site.nodes.gpu={gpus: 8, cpus: 96}"]),
+        (["site: generic-pbs\n"], ["site={nodes: {gpu: {gpus: 8, cpus: 96}}}"]),
+        ([CHANGED, "site: generic-pbs\n"], []),
+        (["site: generic-pbs\n", CHANGED], []),
+        ([CHANGED, "include: config/site/generic-pbs.yml\n"], []),
+        ([CHANGED, "site: derecho\n"], ["site=generic-pbs"]),
+    ],
+)
+def test_keys_of_the_experiment_change_the_site_that_is_named_elsewhere(write, files, overrides):
+    for number, text in enumerate(files[1:]):
+        write(text, f"{number}.yml")
+    include = "".join(f"include: [{number}.yml]\n" for number in range(len(files) - 1))
+    site = load_experiment(write(include + files[0] + TEXT), overrides).site
+    if files[1:] == ["site: derecho\n"]:  # what changed Derecho does not change another one
+        assert site == SiteSection.model_validate("generic-pbs")
+    else:
+        assert (site.name, site.scheduler, site.launcher) == ("generic-pbs", "pbs", "pbsdsh")
+        assert (site.nodes["gpu"].gpus, site.nodes["gpu"].cpus, site.nodes["cpu"].cpus) == (8, 96, 32)
+
+
+def test_a_whole_site_is_replaced_by_another_one(write):
+    stored = dump_experiment(load_experiment(write(TEXT + "site: derecho\n")))
+    assert load_experiment(write(stored), ["site=local"]).site == SiteSection.model_validate("local")
+
+
+def test_a_site_that_is_unknown_or_wrong_is_reported_once(write):
+    (problem,) = problems(write(CHANGED + TEXT), "site=derrecho")
+    assert "did you mean 'derecho'" in problem.message
+    mine = write("site: {scheduler: pbs, setup: [$NOT_SET_ANYWHERE]}\n", "mine.yml")
+    (problem,) = problems(write(CHANGED + TEXT), f"site={mine}")
+    assert (problem.file, problem.line, problem.key) == (str(mine), 1, "site.setup.0")
+
+
+@pytest.mark.parametrize(
+    ("output", "overrides", "expected"),
+    [
+        ("{format: zarr}", ["inference.output.type=netcdf"], "netcdf"),
+        ("{type: zarr}", ["inference.output.format=netcdf"], "netcdf"),
+        ("{format: zarr}", ["inference.output={type: netcdf}"], "netcdf"),
+        ("{type: zarr}", ["inference={output: {format: netcdf}}"], "netcdf"),
+        ("{format: netcdf, type: netcdf}", ["inference.output.type=zarr"], "zarr"),
+        ("{format: netcdf, type: netcdf}", [], "netcdf"),
+        ("{format: zarr}", ["inference.output.type=netcdf", "inference.output.format=zarr"], "zarr"),
+    ],
+)
+def test_format_and_type_are_one_key_and_the_last_one_counts(write, output, overrides, expected):
+    experiment = load_experiment(write(TEXT + f"inference: {{output: {output}}}\n"), overrides)
+    assert experiment.inference.output.type == expected
+    write(f"inference: {{output: {output}}}\n", "base.yml")
+    for key in ("type", "format"):
+        own = f"include: base.yml\ninference: {{output: {{{key}: netcdf}}}}\n"
+        assert load_experiment(write(own + TEXT)).inference.output.type == "netcdf"
+
+
+def test_different_values_of_format_and_type_are_refused(write):
+    (problem,) = problems(write(TEXT + "inference: {output: {format: zarr, type: netcdf}}\n"))
+    assert "got type 'netcdf' and format 'zarr', remove one" in problem.message
+
+
+def test_a_variable_that_is_not_set_counts_only_where_its_value_does(write):
+    unset = TEXT.replace("runs/small", "$NOT_SET_ANYWHERE/x").replace("data.nc", "$NOT_SET_ANYWHERE/y")
+    path = write(unset)
+    assert [problem.key for problem in problems(path)] == ["save_loc", "data.source.path"]
+    assert [problem.key for problem in problems(path, "save_loc=runs/x")] == ["data.source.path"]
+    assert load_experiment(path, ["save_loc=$NO", "save_loc=x", "data.source.path=z"]).save_loc == "x"
+    write("save_loc: $NOT_SET_ANYWHERE\ntrainer: {phases: [{epochs: $NOT_SET_ANYWHERE}]}\n", "base.yml")
+    assert load_experiment(write("include: base.yml\ntrainer: {phases: []}\n" + TEXT)).save_loc == "runs/small"
+    assert [problem.key for problem in problems(write("include: base.yml\n" + TEXT))] == ["trainer.phases.0.epochs"]
+    assert {problem.key for problem in problems(write("include: $NOT_SET_ANYWHERE\n" + TEXT))} == {"include"}

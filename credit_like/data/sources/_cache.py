@@ -21,7 +21,7 @@ def cache_folder() -> Path:
 class Cache(Section):
     """Local copies of objects that are read from a URL; in a file also just the size."""
 
-    shorthands = ({"type": "string"},)
+    shorthands = ({"type": "string"}, {"type": "integer", "minimum": 1})
 
     size: Size
     """Bytes that the copies may take together, such as `100GB`; the least recently used are removed."""

@@ -35,7 +35,11 @@ class WriterConfig(Section):
 
 
 class WriterPlugin(Protocol):
-    """Interface of the module of a format; `Config` is a `WriterConfig` with its `type`."""
+    """Interface of the module of a format; `Config` is a `WriterConfig` with its `type`.
+
+    A module may also have `by_member = True` where that of its `Writer` is: members of one initial time are then shared by the jobs
+    of a rollout.
+    """
 
     Config: type[Any]
 

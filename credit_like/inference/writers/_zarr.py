@@ -16,6 +16,7 @@ from zarr.codecs import BloscCodec
 
 from credit_like.inference.layout import ForecastLayout
 from credit_like.inference.writers._base import Fields, ForecastKey, Writer, replace_text
+from credit_like.inference.writers.zarr import by_member as _by_member
 
 # A fifth smaller than uncompressed, like zstd, and as fast to write as uncompressed.
 _COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
@@ -24,7 +25,7 @@ _COMPRESSOR = BloscCodec(cname="lz4", clevel=1, shuffle="shuffle", typesize=4)
 class ZarrWriter(Writer):
     """Writer of one store, a region at a time; all levels of a lead share a file."""
 
-    by_member = True
+    by_member = _by_member
 
     def __init__(self, layout: ForecastLayout, folder: Path, chunk_bytes: int) -> None:
         super().__init__(layout, folder, chunk_bytes)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from credit_like.inference.writers._zarr import ZarrWriter
 
 
+by_member = True
+"""See `credit_like.inference.writers`."""
+
+
 class Config(WriterConfig):
     type: Literal["zarr"] = "zarr"
 

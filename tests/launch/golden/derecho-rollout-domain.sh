@@ -33,16 +33,14 @@ shares=6
 job="${PBS_JOBID:?}"
 "$python" -m credit_like.launch.chain begin "$save_loc" rollout "$job" rollout-1 || exit 1
 index=${PBS_ARRAY_INDEX:-${CREDIT_LIKE_INDEX:-0}}
-digits=${job%%[!0-9]*}
-port=$((20000 + 10#${digits:-$$} % 20000))
 IFS=, read -ra devices <<< "${CUDA_VISIBLE_DEVICES:-0,1,2,3}"
 
 pids=()
 for (( k = 0; k < per_node; k++ )); do
     share=$((index * per_node + k + 1))
     (( share <= shares )) || break
-    CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${devices[*]:k * 2:2}") "$python" -m torch.distributed.run --nnodes=1 --nproc-per-node=2 \
-        --master-addr=127.0.0.1 --master-port="$((port + share))" -m credit_like.cli rollout "$experiment" --share "$share/$shares" &
+    CUDA_VISIBLE_DEVICES=$(IFS=,; echo "${devices[*]:k * 2:2}") "$python" -m torch.distributed.run --standalone --local-addr=127.0.0.1 --nproc-per-node=2 \
+        -m credit_like.cli rollout "$experiment" --share "$share/$shares" &
     pids+=($!)
 done
 status=0

@@ -36,7 +36,6 @@ node() {
     trap '' TERM USR1  # for the workers to take at the end of a step, not for the agent or this shell
     [[ $rank == launcher ]] && rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}}
     export PATH=$CREDIT_LIKE_PATH LD_LIBRARY_PATH=$CREDIT_LIKE_LD_LIBRARY_PATH  # pbsdsh passes none
-    export CREDIT_LIKE_DEADLINE=$deadline
     "$python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --node-rank="$rank" \
         --master-addr="$master" --master-port="$port" --signals-to-handle=SIGINT \
         -m credit_like.cli train "$experiment" &

@@ -42,7 +42,6 @@ node() {
     local rank=$1 master=$2 port=$3 deadline=$4 stop=$5 agent watch status=0
     trap '' TERM USR1  # for the workers to take at the end of a step, not for the agent or this shell
     [[ $rank == launcher ]] && rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:?}}}
-    export CREDIT_LIKE_DEADLINE=$deadline
     "$python" -m torch.distributed.run --nnodes="$nodes" --nproc-per-node="$per_node" --node-rank="$rank" \
         --master-addr="$master" --master-port="$port" --signals-to-handle=SIGINT \
         -m credit_like.cli train "$experiment" &

@@ -52,7 +52,7 @@ def train(folder: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, lambda n, _: asked.append(signal.Signals(n).name) if fault != "deaf" else None)
     job = next(os.environ[key] for key in ("PBS_JOBID", "SLURM_JOB_ID", "CREDIT_LIKE_JOB") if key in os.environ)
-    done = folder / f"done-{job}-{time_of_start()}"
+    done = folder / f"done-{job}-{starts(folder, job)}"
     _write(
         folder / "seen" / f"{job}-{rank}.json", {"world": world, "cwd": os.getcwd(), "extra": os.environ.get("EXTRA")}
     )
@@ -91,9 +91,10 @@ def train(folder: Path) -> int:
     return 0
 
 
-def time_of_start() -> str:
-    """The same for all workers of one start of a job."""
-    return os.environ["CREDIT_LIKE_DEADLINE"]
+def starts(folder: Path, job: str) -> int:
+    """How often the job has begun: the same for all workers of one start."""
+    events = (folder / "jobs" / "history.jsonl").read_text().splitlines()
+    return sum('"event": "begin"' in event and f'"job": "{job}"' in event for event in events)
 
 
 def main(arguments: list[str]) -> int:
