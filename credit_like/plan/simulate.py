@@ -225,12 +225,14 @@ def simulate(
     """Simulate one optimiser step of `rank` in a layout; call it only once in a process.
 
     `gpu` uses the code paths of GPUs instead of those of the CPU. `recipes` holds cached operations of earlier
-    simulations, which save time without changing any figure; new ones are added. Raises UserError, as training does,
-    where a degree does not fit the model.
+    simulations, which save time without changing any figure; new ones are added. With `random_forecast_len`, the longest
+    forecast is simulated. Raises UserError, as training does, where a degree does not fit the model.
     """
     began = time.process_time()
     compiled = gpu and experiment.trainer.compile is not False
-    section = with_layout(experiment, layout).trainer.model_copy(update={"compile": False, "fsdp2_cpu_offload": False})
+    # Of random forecasts, the longest: it decides whether the training fits.
+    changed = {"compile": False, "fsdp2_cpu_offload": False, "random_forecast_len": False}
+    section = with_layout(experiment, layout).trainer.model_copy(update=changed)
     experiment = experiment.model_copy(update={"trainer": section})
     variables = Variables(experiment.data)
     with ExitStack() as stack:

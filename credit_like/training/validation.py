@@ -107,7 +107,9 @@ class Validation:
             return False
         # A step of training costs about three of the model per sample; once they have run, their own time is known.
         per_sample = trained / max(1, steps) / (trainer.global_batch_size // runtime.dp_size)
-        estimate = self.forecasts.steps * per_sample / (3 * experiment.data.forecast_len)
+        longest = experiment.data.forecast_len
+        leads = (1 + longest) / 2 if trainer.random_forecast_len else longest
+        estimate = self.forecasts.steps * per_sample / (3 * leads)
         due = runtime.broadcast(self.allowance.affords(trained, estimate))
         if not due:
             seconds, most = self.allowance.cost or estimate, 100 * self.allowance.share

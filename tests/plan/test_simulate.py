@@ -114,6 +114,17 @@ def test_nothing_is_allocated_for_real(run_ranks, small):
     assert large.flops - one.flops == 255 * (two.flops - one.flops)
 
 
+@pytest.mark.slow
+def test_of_random_forecasts_the_longest_is_simulated(run_ranks, small):
+    """At seed 0 the first step of a training would take fewer than eight."""
+    found = []
+    for random in (True, False):
+        experiment = small.experiment(forecast_len=8, random_forecast_len=random, global_batch_size=1)
+        found += run_ranks(1, small.simulated, experiment, Candidate(1, data="none"), 0)
+    assert found[0].parts == found[1].parts
+    assert found[0].flops == found[1].flops
+
+
 def test_boxes_at_the_ends_and_within_are_simulated():
     assert places(Candidate(1, domain=6, columns=2)) == [0, 1, 2, 3, 4, 5]
     assert places(Candidate(2, domain=16, columns=4)) == [0, 1, 3, 4, 5, 7, 12, 13, 15]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import whole
 from credit_like.parallel.unwrap import canonical_name
 from credit_like.training.nonfinite import first_module
+from credit_like.training.validation import Validation
+from tests.faults import tiny
 from tests.training.without_data import global_grid, small_experiment, trainer_without_data
 
 GRID = global_grid(32, 64)
@@ -75,3 +78,21 @@ def test_a_step_after_a_validation_computes_with_the_weights(run_ranks, use_ema)
         assert losses == ideal
         for name, value in freed.items():
             assert torch.equal(kept[name], value), name
+
+
+@pytest.mark.parametrize(("random", "leads"), [(False, 5), (True, 3)])
+def test_the_first_short_forecasts_are_estimated_by_the_steps_of_training(tmp_path, random, leads) -> None:
+    """A step of training costs as three of the model; of 1 to 5 random ones, 3 on average."""
+    section = {"monitor": {"every": 1}, "forecast_len": 5, "random_forecast_len": random, "global_batch_size": 2}
+    asked = []
+    due = Validation._forecasts_due(
+        SimpleNamespace(
+            stage=SimpleNamespace(phase=SimpleNamespace(experiment=tiny.experiment(tmp_path, **section))),
+            context=SimpleNamespace(runtime=Runtime()),
+            forecasts=SimpleNamespace(steps=30),
+            allowance=SimpleNamespace(affords=lambda _, estimate: asked.append(estimate) or True),
+        ),
+        ended=1, trained=100.0, steps=10,
+    )  # fmt: skip
+    assert due
+    assert asked == [pytest.approx(30 * 10.0 / 2 / (3 * leads))]
