@@ -75,7 +75,7 @@ class Machine:
     reading: float = 4.0
     """Speed at which samples are read and brought to a GPU, in GB/s of float32."""
     streams: bool = True
-    """Whether collectives run beside the computation; those of a CPU block it, except DDP's."""
+    """Whether the machine is a GPU, where collectives run beside the computation; those of a CPU block it, except DDP's."""
     unit: float = 0.0
     """Time in which the host gathers or reduces for a unit of FSDP2, in µs, besides the collective, `packed` and `copied`."""
     packed: float = 0.0

@@ -67,13 +67,15 @@ def simulate_all(
     """Simulate these layouts; return their rows, and the layouts that the model refuses.
 
     Of a training in phases, a step of the one that takes the most memory is simulated.
-    `places` returns the ranks of a layout to simulate. `known` holds the cached operations of earlier simulations and
+    They are simulated with the kernels of a GPU, or of a CPU where the machine is one. `places` returns the ranks of a
+    layout to simulate. `known` holds the cached operations of earlier simulations and
     is updated.
     """
     experiment = hungriest(experiment)
     chosen, known = list(chosen), {} if known is None else known
     tasks = [(layout, rank) for layout in chosen for rank in places(layout)]
-    answers = _in_processes(experiment, grid, tasks, processes or os.cpu_count() or 1, progress, known)
+    most = processes or os.cpu_count() or 1
+    answers = _in_processes(experiment, grid, machine.streams, tasks, most, progress, known)
     rows, refused = [], []
     for layout in chosen:
         ranks = [answers[layout, rank] for rank in places(layout)]
@@ -89,6 +91,7 @@ def simulate_all(
 def _in_processes(
     experiment: Experiment,
     grid: Grid,
+    gpu: bool,
     tasks: list[Task],
     most: int,
     progress: Progress,
@@ -109,7 +112,7 @@ def _in_processes(
             while waiting and len(running) < most:
                 task = waiting.popleft()
                 receive, send = context.Pipe(duplex=False)
-                process = context.Process(target=_answer, args=(os.getpid(), experiment, grid, task, known, send))
+                process = context.Process(target=_answer, args=(os.getpid(), experiment, grid, gpu, task, known, send))
                 with signals_held():
                     process.start()
                 send.close()
@@ -147,14 +150,14 @@ def _line(ranks: Sequence[Rank | str], layout: Candidate) -> str:
 
 
 def _answer(
-    parent: int, experiment: Experiment, grid: Grid, task: Task, known: dict[Key, Recipe], pipe: Connection
+    parent: int, experiment: Experiment, grid: Grid, gpu: bool, task: Task, known: dict[Key, Recipe], pipe: Connection
 ) -> None:
     work_for(parent)
     layout, rank = task
     gc.freeze()  # exclude the parent's objects from garbage collection
     recipes = Recipes(known)
     try:
-        pipe.send((simulate(experiment, layout, rank, grid, recipes=recipes), recipes.learnt))
+        pipe.send((simulate(experiment, layout, rank, grid, gpu, recipes), recipes.learnt))
     except UserError as error:
         pipe.send((str(error), {}))
     pipe.close()

@@ -28,7 +28,7 @@ from credit_like.data.store import Fields, FieldStore
 from credit_like.grid import Grid
 from credit_like.layout import accumulation
 from credit_like.nn import init
-from credit_like.parallel.apply import materialise
+from credit_like.parallel.apply import is_compiled, materialise
 from credit_like.parallel.environment import Environment
 from credit_like.parallel.observe import Message, apply_simulated_ddp, fake_group
 from credit_like.parallel.runtime import Runtime
@@ -229,7 +229,7 @@ def simulate(
     forecast is simulated. Raises UserError, as training does, where a degree does not fit the model.
     """
     began = time.process_time()
-    compiled = gpu and experiment.trainer.compile is not False
+    compiled = is_compiled(experiment.trainer, torch.device("cuda" if gpu else "cpu"))
     # Of random forecasts, the longest: it decides whether the training fits.
     changed = {"compile": False, "fsdp2_cpu_offload": False, "random_forecast_len": False}
     section = with_layout(experiment, layout).trainer.model_copy(update=changed)
