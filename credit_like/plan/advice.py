@@ -22,7 +22,7 @@ from credit_like.plan.replay import Key, Recipe
 from credit_like.plan.run import grid_of, simulate_all
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
-from credit_like.schema.phases import hungriest
+from credit_like.schema.phases import hungry
 
 _SHOWN = 3
 """Largest parts of the memory that are shown."""
@@ -32,10 +32,9 @@ _WORTH = 0.02
 
 def advice(experiment: Experiment, world: int, grid: Grid, gpu: bool = True) -> str:
     """Return one line: the memory of a step per rank, its largest parts, and the changes that need less."""
-    experiment = hungriest(experiment)
     known: dict[Key, Recipe] = {}
-    now = _planned(experiment, world, grid, gpu, known)
-    assert now is not None
+    planned = [(row, each) for each in hungry(experiment) if (row := _planned(each, world, grid, gpu, known)) is not None]
+    now, experiment = max(planned, key=lambda found: found[0].fullest.peak)
     peak, parts = now.fullest.peak, now.fullest.parts
     largest = sorted(parts.items(), key=lambda part: -part[1])[:_SHOWN]
     line = f"by `plan`, a step takes {_size(peak)} per rank ("

@@ -114,6 +114,10 @@ def test_of_a_training_in_phases_the_hungriest_is_planned(small, tmp_path, capsy
 
     phases = [{"forecast_len": 2}, {"forecast_len": 3}, {"forecast_len": 6, "backprop_steps": 1}]
     assert planned({"trainer": {"phases": phases}}) == planned({"forecast_len": 3})
+    of_type = [{"optimizer": {"type": name}} for name in ("muon", "adamw")]
+    muon, adamw = map(planned, [{"trainer": dict(one)} for one in of_type])
+    assert muon["optimiser state"] < adamw["optimiser state"]
+    assert planned({"trainer": {"phases": of_type}}) == adamw
 
 
 @pytest.mark.slow

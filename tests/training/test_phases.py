@@ -16,7 +16,7 @@ from credit_like.checkpoint.rng import set_random_state
 from credit_like.launch.chain import best_checkpoint
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
-from credit_like.schema.phases import hungriest, phases
+from credit_like.schema.phases import hungriest, hungry, phases
 from credit_like.training.loop import Loop
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
 from tests.faults import harness, tiny
@@ -245,6 +245,30 @@ def test_the_hungriest_phase_has_the_longest_forecasts(tmp_path) -> None:
     assert chosen.trainer.use_ema
     assert chosen.trainer.phases is None
     assert hungriest(tiny.experiment(tmp_path, phases=[{"micro_batch_size": 4}, {}])).trainer.micro_batch_size == 4
+
+
+@pytest.mark.parametrize(
+    ("section", "left"),
+    [
+        ([{"optimizer": {"type": "muon"}}, {"optimizer": {"type": "adamw"}}], [0, 1]),
+        ([{"forecast_len": 2}, {"forecast_len": 4}, {"forecast_len": 3}], [1]),
+        ([{"forecast_len": 3}, {"forecast_len": 6, "backprop_steps": 1}], [0, 1]),
+        ([{"global_batch_size": 4}, {"global_batch_size": 1}, {"global_batch_size": 8}], [2]),  # gradients are added up
+        ([{"global_batch_size": 4}, {"forecast_len": 2, "global_batch_size": 1}], [0, 1]),
+        ([{"loss": {"type": "mse"}}, {"loss": {"type": "spectral"}, "forecast_len": 2}], [0, 1]),
+        ([{"members": 1}, {"epochs": 7}], [0]),
+    ],
+)
+def test_phases_that_cannot_take_the_most_memory_are_left_out(tmp_path, section, left) -> None:
+    experiment = tiny.experiment(tmp_path, phases=section)
+    every = [phase.experiment for phase in phases(experiment)]
+    assert sorted(every.index(each) for each in hungry(experiment)) == left
+    assert hungriest(experiment) in hungry(experiment)
+
+
+def test_every_phase_keeps_the_average_of_the_weights(tmp_path) -> None:
+    section = [{"use_ema": False, "optimizer": {"type": "muon"}}, {"use_ema": True}]
+    assert [each.trainer.use_ema for each in hungry(tiny.experiment(tmp_path, phases=section))] == [True, True]
 
 
 def test_an_epoch_that_was_longer_before_ends_with_its_validation(tmp_path, monkeypatch):
