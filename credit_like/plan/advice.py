@@ -33,7 +33,9 @@ _WORTH = 0.02
 def advice(experiment: Experiment, world: int, grid: Grid, gpu: bool = True) -> str:
     """Return one line: the memory of a step per rank, its largest parts, and the changes that need less."""
     known: dict[Key, Recipe] = {}
-    planned = [(row, each) for each in hungry(experiment) if (row := _planned(each, world, grid, gpu, known)) is not None]
+    planned = [
+        (row, each) for each in hungry(experiment) if (row := _planned(each, world, grid, gpu, known)) is not None
+    ]
     now, experiment = max(planned, key=lambda found: found[0].fullest.peak)
     peak, parts = now.fullest.peak, now.fullest.parts
     largest = sorted(parts.items(), key=lambda part: -part[1])[:_SHOWN]

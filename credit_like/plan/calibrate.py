@@ -39,6 +39,7 @@ from credit_like.nn.init import initialise
 from credit_like.nn.layer import is_shard_unit
 from credit_like.ops.cpu.matrix import product
 from credit_like.outputs import begins_with, check_own
+from credit_like.parallel.device import set_precision
 from credit_like.parallel.fsdp2 import apply_fsdp2
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.trials import Trial, trials
@@ -54,6 +55,7 @@ _HEADER = "# Measured by credit-like bench."
 _TURNS = 5
 _CHANNELS = 16  # of the timed training steps
 _GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
+_TRAINED = "high"  # the precision in which trainings multiply float32 by default
 _DOUBT = 0.4  # of a measured machine
 _WIDTH, _NARROW = 32, 16  # of the models: the usual, and the small ones that FSDP2 shards
 _SIZES = (2**8, 2**17, 2**20, 2**22)  # bytes of the measured collectives
@@ -94,6 +96,7 @@ def measure(runtime: Runtime, clock: Clock = time.perf_counter) -> Machine:
         memory=_memory(device, node),
         peak=_products(device, torch.bfloat16, clock),
         wide_peak=_products(device, torch.float32, clock),
+        tf32_peak=_products(device, torch.float32, clock, _TRAINED) if device.type == "cuda" else 0.0,
         bandwidth=bandwidth,
         intra=within or bandwidth,
         inter=network or bandwidth,
@@ -132,8 +135,15 @@ def _seconds(work: Callable[[], object], device: torch.device, clock: Clock = ti
     return statistics.median(times[1:])
 
 
-def _products(device: torch.device, dtype: torch.dtype, clock: Clock = time.perf_counter) -> float:
-    """Return the arithmetic throughput of a large matrix product in TFLOP/s, on a CPU by the library that models use."""
+def _products(
+    device: torch.device, dtype: torch.dtype, clock: Clock = time.perf_counter, precision: str = "highest"
+) -> float:
+    """Return the arithmetic throughput of a large matrix product in TFLOP/s, on a CPU by the library that models use.
+
+    `precision` is that of `trainer.matmul_precision`, which stays set.
+    """
+    if device.type == "cuda":
+        set_precision(precision)
     n = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     multiply: Callable[[Tensor, Tensor], Tensor] = product if device.type == "cpu" else torch.matmul
@@ -349,6 +359,8 @@ def _of_fsdp2(many: _Beyond, single: _Beyond, large: _Beyond) -> dict[str, Any]:
 
 def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str, Any]:
     """Return `reached`, and on a CPU `floor`, from training steps of a small WXFormer, without autocast."""
+    if device.type == "cuda":
+        set_precision(_TRAINED)
     seen = [_step(machine, device, grid, clock) for grid in _GRIDS[device.type]]
     if len(seen) == 1:
         ((count, ideal, took),) = seen

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -239,6 +239,7 @@ def simulate(
         if gpu:
             stack.enter_context(ops.cpu.policy.disabled())
             stack.enter_context(attention_as_on_gpu())
+            stack.enter_context(_multiplying(experiment.trainer.matmul_precision))
         stack.enter_context(fake_group(rank, layout.world))
         runtime = Runtime.start(layout.parallelism, torch.device("cpu"), environment=Environment(rank, layout.world))
         # Meshes are built from real tensors, so they must be created before FakeTensorMode is entered.
@@ -249,6 +250,17 @@ def simulate(
         with Meter(replay):  # the meter answers reads of values during construction
             trainer = _trainer(model, experiment, runtime, variables, store, grid, _materialise)
         return _run(trainer, experiment, layout, variables, grid, began, replay, compiled)
+
+
+@contextmanager
+def _multiplying(precision: str) -> Iterator[None]:
+    """Set what `trainer.matmul_precision` sets on CUDA, for operations are counted by it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:

@@ -121,7 +121,9 @@ def test_of_a_training_in_phases_the_hungriest_is_planned(small, tmp_path, capsy
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gpu", "compile", "compiled"), [(False, None, False), (False, True, True), (True, None, True)])
+@pytest.mark.parametrize(
+    ("gpu", "compile", "compiled"), [(False, None, False), (False, True, True), (True, None, True)]
+)
 def test_a_machine_is_planned_with_its_own_kernels(run_ranks, small, gpu, compile, compiled):
     """As `train` would compute there: a CPU compiles only where it is told to. So does the advice after memory ran out."""
     chosen = small.experiment(global_batch_size=1, parallelism={"data": "none"}, compile=compile)

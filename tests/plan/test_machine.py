@@ -57,10 +57,10 @@ def test_a_ring_sends_its_part_over_the_slowest_link(kind, ranks, seconds):
 
 
 def test_an_operation_takes_what_its_arithmetic_or_its_memory_takes():
-    assert compute_seconds(PLAIN, {(False, 2 * 10**12, 1): 3}) == pytest.approx(3.0)
-    assert compute_seconds(PLAIN, {(True, 2 * 10**12, 1): 3}) == pytest.approx(6.0)
-    assert compute_seconds(PLAIN, {(True, 1, 10**11): 2}) == pytest.approx(2.0)
-    assert compute_seconds(PLAIN, {(True, 10**12, 10**11): 1, (False, 1, 10**11): 1}) == pytest.approx(2.0)
+    assert compute_seconds(PLAIN, {("half", 2 * 10**12, 1): 3}) == pytest.approx(3.0)
+    assert compute_seconds(PLAIN, {("wide", 2 * 10**12, 1): 3}) == pytest.approx(6.0)
+    assert compute_seconds(PLAIN, {("wide", 1, 10**11): 2}) == pytest.approx(2.0)
+    assert compute_seconds(PLAIN, {("wide", 10**12, 10**11): 1, ("half", 1, 10**11): 1}) == pytest.approx(2.0)
 
 
 @given(st.integers(1, 10**12), st.integers(1, 64), st.integers(1, 8))
@@ -137,8 +137,23 @@ def test_a_larger_collective_takes_no_less_and_its_range_contains_it(size, n):
 
 def test_an_operation_has_a_fixed_cost_and_a_compiled_model_fewer_of_them():
     machine = replace(PLAIN, floor=1e6, fused=0.5, moved=0.25)
-    assert compute_seconds(machine, {(True, 1, 10**11): 2}) == pytest.approx(2.0 + 2.0)
-    assert compute_seconds(machine, {(True, 1, 10**11): 2}, compiled=True) == pytest.approx(0.5 + 1.0)
+    assert compute_seconds(machine, {("wide", 1, 10**11): 2}) == pytest.approx(2.0 + 2.0)
+    assert compute_seconds(machine, {("wide", 1, 10**11): 2}, compiled=True) == pytest.approx(0.5 + 1.0)
+
+
+def test_products_in_tensorfloat_32_have_a_peak_of_their_own():
+    """Where there is none, as on a CPU, that of float32 applies."""
+    work = {("tf32", 2 * 10**12, 1): 1}
+    assert compute_seconds(replace(PLAIN, tf32_peak=4.0), work) == pytest.approx(0.5)
+    assert compute_seconds(PLAIN, work) == compute_seconds(PLAIN, {("wide", 2 * 10**12, 1): 1})
+
+
+def test_presets_have_the_peaks_of_the_data_sheets():
+    """Dense, of https://www.nvidia.com: half of what is stated with sparsity."""
+    peaks = {name: (machine.peak, machine.tf32_peak) for name, machine in PRESETS.items()}
+    assert peaks["a100-40gb"] == peaks["a100-80gb"] == (312.0, 156.0)
+    assert peaks["h100"] == peaks["h200"] == (989.0, 494.7)
+    assert peaks["v100-32gb"][1] == peaks["mi250x"][1] == 0
 
 
 def test_the_slowest_of_many_sets_the_pace():
@@ -256,7 +271,7 @@ def test_what_fsdp2_costs_is_told_by_units_parameters_and_bytes():
         trace = Trace([Start("all-gather", range(2), size // units, waits=False, packed=30 // units)] * (3 * units))
         trace.append(Start("all-reduce", range(2), 0, waits=False))  # of no unit
         for _ in range(7):
-            trace.add(True, 0, 0)
+            trace.add("wide", 0, 0)
         sent = sum(transfer_seconds(machine, one.kind, one.ranks, one.bytes) for one in trace.events[: 3 * units + 1])
         took = 1e-6 * (3 * units * 100 + 90 * 10 + 3 * size * 7e-6 + 7 * 5) + sent
         return _beyond(machine, took - quicker, Trace(), trace)
