@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from credit_like.errors import UserError
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.trials import trials
 from credit_like.plan import calibrate
-from credit_like.plan.calibrate import _as_in_steps, _beyond, _network, _of_fsdp2, _products, bench, measure
-from credit_like.plan.events import Start, Trace
+from credit_like.plan.calibrate import (
+    _as_in_steps,
+    _beyond,
+    _network,
+    _of_fsdp2,
+    _of_gpu,
+    _products,
+    _Step,
+    bench,
+    measure,
+)
+from credit_like.plan.events import Run, Simulated, Start, Trace, play
 from credit_like.plan.machine import PRESETS, Machine, compute_seconds, machine_of, transfer, transfer_seconds
 from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
@@ -206,6 +219,39 @@ def test_the_peak_is_that_of_products():
     assert seen / 10 < measured < 10 * seen
 
 
+def _on_nodes(runtime, hosts):
+    """What is measured where the ranks are on these hosts, with all-reduces that take what PLAIN says."""
+    calibrate.socket.gethostname = lambda: hosts[runtime.rank]
+    truth = replace(PLAIN, node=2, hop_inter=3.0)
+
+    def all_reduce(group, device, clock):
+        latency, links = transfer(truth, "all-reduce", tuple(dist.get_process_group_ranks(group)), calibrate._REDUCED)
+        return max(links.values(), default=1e-9), 1e6 * latency
+
+    calibrate._all_reduce = all_reduce
+    return _network(runtime)
+
+
+def _on_two_nodes(rank):
+    """Two ranks on each, one on each of four, and in no order."""
+    runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
+    try:
+        two, four = _on_nodes(runtime, "aabb"), _on_nodes(runtime, "abcd")
+        with pytest.raises(UserError, match=r"expected consecutive ranks on each node, got a, b, a, b"):
+            _on_nodes(runtime, "abab")
+        return two, four
+    finally:
+        runtime.close()
+
+
+def test_a_network_of_several_nodes_is_planned_as_it_was_measured(run_ranks):
+    """Between nodes a rank has its share of what comes into its node; what it can send within one is measured there alone."""
+    for two, four in run_ranks(4, _on_two_nodes):
+        assert (two.node, two.intra, two.inter) == (2, pytest.approx(PLAIN.intra), pytest.approx(PLAIN.inter))
+        assert two.small == pytest.approx(2 * 3.0)
+        assert (four.node, four.intra) == (1, None)
+
+
 def _between_ranks(rank):
     runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
     try:
@@ -215,9 +261,10 @@ def _between_ranks(rank):
 
 
 def test_the_network_is_measured_between_ranks(run_ranks):
-    for bandwidth, latency in run_ranks(2, _between_ranks):
-        assert 0.01 < bandwidth < 1000
-        assert 1 < latency < 1e6
+    for found in run_ranks(2, _between_ranks):
+        assert found.node == 2
+        assert 0.01 < found.intra == found.inter < 1000
+        assert 1 < found.small < 1e6
 
 
 def _seen_by_trials(rank):
@@ -243,6 +290,26 @@ def test_what_is_timed_is_what_a_plan_counts(run_ranks):
         for n in (2, 4)
         for size in (2**8, 2**12)
     }
+
+
+def _replayed(machine, operations, ideal):
+    """What a plan makes of so many operations that take `ideal` seconds at full speed together."""
+    each = int(ideal / operations * machine.wide_peak * 1e12)
+    events = [Run(0, Counter({("wide", each, 1): part})) for part in (100,) * (operations // 100)]
+    return _Step(operations, ideal, play(machine, [Simulated(0, events)]).total)
+
+
+@pytest.mark.parametrize("launch", [6.0, 36.0])
+def test_a_step_on_a_gpu_is_planned_as_it_was_measured(launch, caplog):
+    """Whether the device computes or waits for launches; where it always waits, how fast it is stays assumed."""
+    bare = replace(PLAIN, floor=2.0, spread=0.0)
+    truth = replace(bare, reached=0.4, launch=launch)
+    found = replace(bare, **_of_gpu(bare, _replayed(truth, 1000, 1e-5), _replayed(truth, 1000, 0.01)))
+    assert found.launch == pytest.approx(launch, rel=0.01)
+    assert found.reached == pytest.approx(0.4 if launch == 6 else Machine.reached, rel=0.01)
+    assert ("does not tell how fast the device computes" in caplog.text) is (launch > 6)
+    for operations, ideal in ((1000, 1e-5), (1000, 0.01)):
+        assert _replayed(found, operations, ideal).took == pytest.approx(_replayed(truth, operations, ideal).took, rel=0.01)
 
 
 def test_collectives_share_what_steps_that_send_take_longer():
