@@ -13,6 +13,7 @@ from credit_like import build
 from credit_like.checkpoint.commands import entries
 from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.checkpoint.rng import set_random_state
+from credit_like.errors import UserError
 from credit_like.launch.chain import best_checkpoint
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
@@ -282,3 +283,44 @@ def test_an_epoch_that_was_longer_before_ends_with_its_validation(tmp_path, monk
     assert shorter.schedule.steps_per_epoch < before
     assert shorter.fit().step == last
     assert [row["step"] for row in harness.rows(tmp_path) if "valid_loss" in row] == [before, last]
+
+
+TWICE = [{"epochs": 2}, {"epochs": 2}]
+
+
+def ended(folder, number, *epochs, **section):
+    """Train in two phases of two epochs to the middle or the end of one, and go on with other phases."""
+    steps_per_epoch = tiny.trainer(folder, phases=TWICE).schedule.steps_per_epoch
+    tiny.trainer(folder, phases=TWICE, stop_at=int(number * steps_per_epoch)).fit()
+    return tiny.trainer(folder, phases=[{"epochs": n} for n in epochs], **section)
+
+
+@pytest.mark.parametrize(
+    ("after", "epochs", "message"),
+    [
+        (
+            2.5,
+            (4, 2),
+            r"phase 1 after 2 epochs of others, as it was \(epochs 2, 2\), got epochs 4, 2, .* phase 0 after 0",
+        ),
+        (2.5, (1, 2), r"phase 1 after 2 epochs of others, .* got epochs 1, 2, .* phase 1 after 1;"),  # in another place
+        (1.5, (1, 2), r"phase 0 after 0 epochs of others, .* got epochs 1, 2, .* phase 1 after 1;"),
+        (2.5, (4,), r"phase 1 after 2 epochs of others, .* got epochs 4, .* phase 0 after 0"),
+        (4, (3, 2), r"phase 1 after 2 epochs of others, .* phase 1 after 3"),
+    ],
+)
+def test_a_step_is_not_continued_in_another_phase(tmp_path, after, epochs, message) -> None:
+    """Nor in another place of its own: its schedule would jump."""
+    changed = ended(tmp_path, after, *epochs)
+    with pytest.raises(UserError, match="^trainer.phases: expected phases in which step .*" + message):
+        changed.fit()
+    assert tiny.trainer(tmp_path, phases=TWICE).fit().state == "finished"  # the run is as it was
+
+
+@pytest.mark.parametrize(("after", "epochs"), [(2.5, (2, 3)), (2, (3, 1)), (2, (2, 1, 1)), (0.5, (1, 2)), (4, (2, 3))])
+def test_the_phase_of_the_newest_step_may_end_later_or_sooner_and_those_after_it_be_anything(
+    tmp_path, after, epochs
+) -> None:
+    assert ended(tmp_path, after, *epochs).fit().state == "finished"
+    last = {row["phase"]: row["epoch"] for row in harness.rows(tmp_path) if "loss" in row}
+    assert last == {number: sum(epochs[: number + 1]) - 1 for number in range(len(epochs))}
