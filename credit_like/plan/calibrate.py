@@ -32,10 +32,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 import yaml
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from credit_like.checkpoint.files import replace_file
 from credit_like.errors import UserError
@@ -48,7 +46,7 @@ from credit_like.outputs import begins_with, check_own
 from credit_like.parallel.device import set_precision
 from credit_like.parallel.fsdp2 import apply_fsdp2
 from credit_like.parallel.runtime import Runtime
-from credit_like.parallel.trials import Trial, trials
+from credit_like.parallel.trials import Trial, reducing, trials
 from credit_like.plan.events import Start, Trace
 from credit_like.plan.machine import Machine, Seen, compute_seconds, transfer, transfer_seconds
 from credit_like.plan.meter import Meter
@@ -184,35 +182,36 @@ def _network(runtime: Runtime, clock: Clock = time.perf_counter) -> _Network:
     """
     hosts = runtime.gather(socket.gethostname())
     node = max(Counter(hosts).values())
-    everyone = dist.group.WORLD if runtime.world > 1 else None
-    if everyone is None:
+    if runtime.world == 1:
         return _Network(node, None, None, Machine.latency)
-    nodes = [(host, list(ranks)) for host, ranks in itertools.groupby(range(runtime.world), hosts.__getitem__)]
+    nodes = [list(ranks) for _, ranks in itertools.groupby(range(runtime.world), hosts.__getitem__)]
     if len(nodes) > len(set(hosts)):
         raise UserError(
             f"expected consecutive ranks on each node, got {', '.join(hosts[:4])}, …; change how the launcher places them, as with "
             "srun --distribution=block"
         )
-    took, latency = _all_reduce(everyone, runtime.device, clock)
+    took, latency = _all_reduce([range(runtime.world)], runtime.device, clock)
     together = _sent(runtime.world) / took
     if len(nodes) == 1:
         return _Network(node, together, together, latency)
-    groups = {host: dist.new_group(ranks) for host, ranks in nodes}  # all ranks make all groups
     intra = None
     if node > 1:
-        own = groups[hosts[runtime.rank]]
-        assert isinstance(own, ProcessGroup)
-        took, _ = _all_reduce(own, runtime.device, clock)
-        intra = _sent(own.size()) / took if own.size() > 1 else None
+        took, _ = _all_reduce(nodes, runtime.device, clock)
+        (own,) = (len(ranks) for ranks in nodes if runtime.rank in ranks)
+        intra = _sent(own) / took if own > 1 else None
     # What comes into a node is shared among the network cards of its ranks.
     return _Network(node, intra, together / node, latency)
 
 
-def _all_reduce(group: ProcessGroup, device: torch.device, clock: Clock) -> tuple[float, float]:
-    """Return the seconds of an all-reduce of `_REDUCED` bytes beyond those of a small one, and the latter's time in µs."""
+def _all_reduce(parts: Sequence[Sequence[int]], device: torch.device, clock: Clock) -> tuple[float, float]:
+    """Time all-reduces of each of these parts of the ranks.
+
+    Return the seconds of one of `_REDUCED` bytes beyond those of a small one, and the latter's time in µs.
+    """
+    reduce = reducing(parts)
     large, small = torch.zeros(_REDUCED // 4, device=device), torch.zeros(1, device=device)
-    latency = _seconds(lambda: [dist.all_reduce(small, group=group) for _ in range(_TURNS)], device, clock) / _TURNS
-    return max(_seconds(lambda: dist.all_reduce(large, group=group), device, clock) - latency, 1e-9), 1e6 * latency
+    latency = _seconds(lambda: [reduce(small) for _ in range(_TURNS)], device, clock) / _TURNS
+    return max(_seconds(lambda: reduce(large), device, clock) - latency, 1e-9), 1e6 * latency
 
 
 def _sent(ranks: int) -> float:

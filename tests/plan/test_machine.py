@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
@@ -224,8 +223,9 @@ def _on_nodes(runtime, hosts):
     calibrate.socket.gethostname = lambda: hosts[runtime.rank]
     truth = replace(PLAIN, node=2, hop_inter=3.0)
 
-    def all_reduce(group, device, clock):
-        latency, links = transfer(truth, "all-reduce", tuple(dist.get_process_group_ranks(group)), calibrate._REDUCED)
+    def all_reduce(parts, device, clock):
+        (own,) = (tuple(part) for part in parts if runtime.rank in part)
+        latency, links = transfer(truth, "all-reduce", own, calibrate._REDUCED)
         return max(links.values(), default=1e-9), 1e6 * latency
 
     calibrate._all_reduce = all_reduce
@@ -252,7 +252,8 @@ def test_a_network_of_several_nodes_is_planned_as_it_was_measured(run_ranks):
         assert (four.node, four.intra) == (1, None)
 
 
-def _between_ranks(rank):
+def _between_ranks(rank, hosts):
+    calibrate.socket.gethostname = lambda: hosts[rank]
     runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
     try:
         return _network(runtime)
@@ -260,10 +261,15 @@ def _between_ranks(rank):
         runtime.close()
 
 
-def test_the_network_is_measured_between_ranks(run_ranks):
-    for found in run_ranks(2, _between_ranks):
-        assert found.node == 2
-        assert 0.01 < found.intra == found.inter < 1000
+@pytest.mark.parametrize("hosts", ["aa", "aabb", "aaab"])
+def test_the_network_is_measured_between_ranks(run_ranks, hosts):
+    for host, found in zip(hosts, run_ranks(len(hosts), _between_ranks, hosts), strict=True):
+        assert found.node == hosts.count("a")
+        assert 0.001 < found.inter < 1000
+        if hosts.count(host) > 1:
+            assert 0.001 < found.intra < 1000
+        else:
+            assert found.intra is None
         assert 1 < found.small < 1e6
 
 
@@ -309,7 +315,9 @@ def test_a_step_on_a_gpu_is_planned_as_it_was_measured(launch, caplog):
     assert found.reached == pytest.approx(0.4 if launch == 6 else Machine.reached, rel=0.01)
     assert ("does not tell how fast the device computes" in caplog.text) is (launch > 6)
     for operations, ideal in ((1000, 1e-5), (1000, 0.01)):
-        assert _replayed(found, operations, ideal).took == pytest.approx(_replayed(truth, operations, ideal).took, rel=0.01)
+        assert _replayed(found, operations, ideal).took == pytest.approx(
+            _replayed(truth, operations, ideal).took, rel=0.01
+        )
 
 
 def test_collectives_share_what_steps_that_send_take_longer():
