@@ -93,7 +93,7 @@ def attach_weights(
     model = materialise(model, runtime, experiment.seed)
     part = own_part(model, store.grid.height)
     context = Context.of(model, experiment, runtime, variables, store, statistics, *part)
-    if is_compiled(experiment.trainer, runtime):
+    if is_compiled(experiment.trainer, runtime.device):
         context.stepper.compile_arithmetic()
     return context
 

@@ -426,6 +426,10 @@ def plan(
     ] = "a100-40gb",
     memory: Annotated[float | None, typer.Option("--gpu-memory", metavar="GB", help="Memory per GPU.")] = None,
     peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak rate in bfloat16.")] = None,
+    tf32_peak: Annotated[
+        float | None,
+        typer.Option(metavar="TFLOP/s", help="Peak rate of products in TensorFloat-32; 0 = that of float32."),
+    ] = None,
     wide_peak: Annotated[float | None, typer.Option(metavar="TFLOP/s", help="Peak rate in float32.")] = None,
     bandwidth: Annotated[float | None, typer.Option(metavar="GB/s", help="Memory bandwidth per GPU.")] = None,
     intra: Annotated[
@@ -463,6 +467,7 @@ def plan(
     figures = {
         "memory": memory,
         "peak": peak,
+        "tf32_peak": tf32_peak,
         "wide_peak": wide_peak,
         "bandwidth": bandwidth,
         "intra": intra,

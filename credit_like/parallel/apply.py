@@ -47,7 +47,7 @@ def parallelise(
     freeze_parameters(model, freeze)
     if section.activation_checkpoint:
         _apply_activation_checkpointing(model)
-    if is_compiled(section, runtime):
+    if is_compiled(section, runtime.device):
         # Units of one class share one compilation cache, which holds graphs with and without gradients, for every batch
         # size and for inputs with and without gradients. Beyond the limit torch would silently continue without
         # compilation.
@@ -71,9 +71,9 @@ def parallelise(
     return model
 
 
-def is_compiled(section: TrainerSection, runtime: Runtime) -> bool:
-    """Return whether the run compiles its model: `trainer.compile`, by default on CUDA."""
-    return section.compile if section.compile is not None else runtime.device.type == "cuda"
+def is_compiled(section: TrainerSection, device: torch.device) -> bool:
+    """Return whether a run on this device compiles its model: `trainer.compile`, by default on CUDA."""
+    return section.compile if section.compile is not None else device.type == "cuda"
 
 
 def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:

@@ -210,6 +210,17 @@ def apply_fsdp2(
     return model
 
 
+def free_gathered(model: nn.Module) -> None:
+    """Free what a forward without a backward has gathered; nothing happens in other layouts.
+
+    With `fsdp2_reshard_after_forward: false` the next forward would compute with these copies, whatever the shards hold
+    then. What changes the shards outside of a training step, or reads the weights of layers, calls this first.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 @contextmanager
 def full_parameters(model: nn.Module, writeback: bool = False) -> Iterator[dict[str, Tensor]]:
     """Yield every parameter whole, by its name in the plain model, until the block ends; in any layout. Collective.
@@ -217,9 +228,11 @@ def full_parameters(model: nn.Module, writeback: bool = False) -> Iterator[dict[
     Each rank holds a copy of the whole model meanwhile. With `writeback`, the final values are copied into this rank's
     shards, so all ranks must change them identically.
     """
+    free_gathered(model)
     full = {canonical_name(name): whole(p.detach()).clone() for name, p in model.named_parameters()}
     yield full
     if writeback:
+        free_gathered(model)
         with torch.no_grad():
             for name, p in model.named_parameters():
                 local(p).copy_(slice_like(full[canonical_name(name)], p))

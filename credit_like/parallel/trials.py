@@ -37,6 +37,13 @@ def trials(sizes: Sequence[int]) -> Iterator[tuple[Trial, Callable[[], object]]]
                 yield (kind, n, whole.nbytes), issue
 
 
+def reducing(parts: Sequence[Sequence[int]]) -> Callable[[Tensor], object]:
+    """Return what sums a tensor, in place, over those ranks of which this one is. Collective: all ranks name all parts."""
+    groups = [dist.new_group(list(part)) for part in parts]
+    (mine,) = (group for group, part in zip(groups, parts, strict=True) if dist.get_rank() in part)
+    return partial(dist.all_reduce, group=mine)
+
+
 def _gather(whole: Tensor, mine: Tensor, group: ProcessGroup) -> None:
     dist.all_gather_single(whole, mine, group=group)
 

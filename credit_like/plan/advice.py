@@ -1,6 +1,6 @@
 """The memory of a training step by the plan, and changes that save memory: advice for a run whose memory was exhausted.
 
-    python -m credit_like.plan.advice experiment.yml WORLD ROWSxCOLUMNS
+    python -m credit_like.plan.advice experiment.yml WORLD ROWSxCOLUMNS cpu|cuda
 
 is a program of its own, because the process that ran out of memory may have a process group and a device.
 """
@@ -22,7 +22,7 @@ from credit_like.plan.replay import Key, Recipe
 from credit_like.plan.run import grid_of, simulate_all
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
-from credit_like.schema.phases import hungriest
+from credit_like.schema.phases import hungry
 
 _SHOWN = 3
 """Largest parts of the memory that are shown."""
@@ -30,19 +30,20 @@ _WORTH = 0.02
 """Smallest fraction of the memory that a change must save."""
 
 
-def advice(experiment: Experiment, world: int, grid: Grid) -> str:
+def advice(experiment: Experiment, world: int, grid: Grid, gpu: bool = True) -> str:
     """Return one line: the memory of a step per rank, its largest parts, and the changes that need less."""
-    experiment = hungriest(experiment)
     known: dict[Key, Recipe] = {}
-    now = _planned(experiment, world, grid, known)
-    assert now is not None
+    planned = [
+        (row, each) for each in hungry(experiment) if (row := _planned(each, world, grid, gpu, known)) is not None
+    ]
+    now, experiment = max(planned, key=lambda found: found[0].fullest.peak)
     peak, parts = now.fullest.peak, now.fullest.parts
     largest = sorted(parts.items(), key=lambda part: -part[1])[:_SHOWN]
     line = f"by `plan`, a step takes {_size(peak)} per rank ("
     line += ", ".join(f"{_size(size)} {name}" for name, size in largest) + ")"
     found = []
     for text, changed in changes(experiment):
-        row = _planned(changed, world, grid, known)
+        row = _planned(changed, world, grid, gpu, known)
         if row is not None and row.fullest.peak < (1 - _WORTH) * peak:
             found.append((row.fullest.peak, text))
     return line + "".join(f"; {_size(size)} with {text}" for size, text in sorted(found))
@@ -70,14 +71,15 @@ def _changed(experiment: Experiment, **keys: Any) -> tuple[str, Experiment]:
     return text, experiment.model_copy(update={"trainer": experiment.trainer.model_copy(update=keys)})
 
 
-def _planned(experiment: Experiment, world: int, grid: Grid, known: dict[Key, Recipe]) -> PlanRow | None:
+def _planned(experiment: Experiment, world: int, grid: Grid, gpu: bool, known: dict[Key, Recipe]) -> PlanRow | None:
     """Return the plan of the experiment's own layout; None where the model refuses it."""
     chosen = experiment.trainer.parallelism
     at = divide(Degrees.parse(chosen.model_dump()), world)
     layout = Candidate(
         at.data, at.tensor, at.domain, chosen.replicate, chosen.data, columns=at.columns, ensemble=at.ensemble
     )
-    rows, _ = simulate_all(experiment, [layout], machine_of("a100-40gb", {}), grid, known=known)
+    machine = machine_of("a100-40gb", {"streams": gpu})  # only memory is told, and that depends on the kernels alone
+    rows, _ = simulate_all(experiment, [layout], machine, grid, known=known)
     return rows[0] if rows else None
 
 
@@ -86,10 +88,10 @@ def _size(size: float) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the advice for an experiment file, a number of ranks and a grid."""
-    file, world, grid = arguments
+    """Print the advice for an experiment file, a number of ranks, a grid and a type of device."""
+    file, world, grid, device = arguments
     try:
-        sys.stdout.write(advice(load_experiment(Path(file)), int(world), grid_of(grid)) + "\n")
+        sys.stdout.write(advice(load_experiment(Path(file)), int(world), grid_of(grid), device == "cuda") + "\n")
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -2,8 +2,9 @@
 
 Peaks are measured with large matrix products, bandwidths with a copy and an all-reduce. `reached` is the fraction of them
 that a training step of a WXFormer achieves, from the power iterations of its spectral norms to the average of its weights:
-its roofline time divided by its measured time. On a CPU, whose calls of small operations cost as much as their work, steps
-on two grids tell `reached` and the time of a call apart.
+its roofline time divided by its measured time, on a grid whose steps do not wait for launches. On a GPU, a step on a small
+grid, which does, tells the time of a launch. On a CPU, whose calls of small operations cost as much as their work, steps on
+two grids tell `reached` and the time of a call apart.
 
 Between CPUs, a collective amid the computation takes two or three times as long as one of many in a row, which find
 everything in the caches. What sending costs is therefore what steps of the model that send something after every second
@@ -17,11 +18,13 @@ of as many units and parameters that are larger.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import platform
 import socket
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,15 +36,17 @@ import yaml
 from torch import Tensor, nn
 
 from credit_like.checkpoint.files import replace_file
+from credit_like.errors import UserError
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 from credit_like.nn.init import initialise
 from credit_like.nn.layer import is_shard_unit
 from credit_like.ops.cpu.matrix import product
 from credit_like.outputs import begins_with, check_own
+from credit_like.parallel.device import set_precision
 from credit_like.parallel.fsdp2 import apply_fsdp2
 from credit_like.parallel.runtime import Runtime
-from credit_like.parallel.trials import Trial, trials
+from credit_like.parallel.trials import Trial, reducing, trials
 from credit_like.plan.events import Start, Trace
 from credit_like.plan.machine import Machine, Seen, compute_seconds, transfer, transfer_seconds
 from credit_like.plan.meter import Meter
@@ -50,12 +55,17 @@ from credit_like.training.ema import Ema
 from credit_like.training.optimizers import adamw
 from credit_like.training.optimizers._adamw import AdamW
 
+log = logging.getLogger(__name__)
+
 _HEADER = "# Measured by credit-like bench."
 _TURNS = 5
 _CHANNELS = 16  # of the timed training steps
-_GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((512, 1024),)}  # a GPU must not wait for launches
+_GRIDS = {"cpu": ((32, 64), (128, 256)), "cuda": ((32, 64), (512, 1024))}
+_UNHURRIED = 1.1  # of the time of launching, from which on a step is as long as the device computes
+_TRAINED = "high"  # the precision in which trainings multiply float32 by default
 _DOUBT = 0.4  # of a measured machine
 _WIDTH, _NARROW = 32, 16  # of the models: the usual, and the small ones that FSDP2 shards
+_REDUCED = 2**26  # bytes of the all-reduce by which the network is measured
 _SIZES = (2**8, 2**17, 2**20, 2**22)  # bytes of the measured collectives
 
 Clock = Callable[[], float]
@@ -67,9 +77,10 @@ def bench(path: Path | None) -> Machine | None:
     Under a launcher all ranks take part; only rank 0 writes and returns the figures, the others return None.
 
     On a single rank the network cannot be measured, and its figures are those of the memory; on a single node, the
-    figure between nodes is that within the node.
+    figure between nodes is that within the node. With one rank on each node, the figure within a node is that of the memory.
 
-    Raises UserError, before anything is measured, if something else is at `path`.
+    Raises UserError, before anything is measured, if something else is at `path`, and where the ranks of a node are not
+    consecutive.
     """
     if path is not None:
         check_own("--output", path, "figures of this command", begins_with(_HEADER))
@@ -85,27 +96,26 @@ def bench(path: Path | None) -> Machine | None:
 def measure(runtime: Runtime, clock: Clock = time.perf_counter) -> Machine:
     """Measure this rank's device and the network between the ranks, in the seconds of `clock`."""
     device = runtime.device
-    node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    network = _network(runtime, clock)
     bandwidth = _copies(device, clock)
-    network, small = _network(runtime, clock)
-    within = network if runtime.world <= node else bandwidth
     bare = Machine(
         name=f"{_name(device)}, {socket.gethostname()}",
-        memory=_memory(device, node),
+        memory=_memory(device, network.node),
         peak=_products(device, torch.bfloat16, clock),
         wide_peak=_products(device, torch.float32, clock),
+        tf32_peak=_products(device, torch.float32, clock, _TRAINED) if device.type == "cuda" else 0.0,
         bandwidth=bandwidth,
-        intra=within or bandwidth,
-        inter=network or bandwidth,
-        node=node,
+        intra=network.intra or bandwidth,
+        inter=network.inter or bandwidth,
+        node=network.node,
         reached=1.0,
         links=1.0,
-        launch=_launches(device, clock),
+        launch=0.0,  # a CPU computes meanwhile what it calls
         spread=0.0,
         streams=device.type == "cuda",
         doubt=_DOUBT,
     )
-    machine = replace(bare, **_collective(bare, runtime, small), **_training(bare, device, clock))
+    machine = replace(bare, **_collective(bare, runtime, network.small), **_training(bare, device, clock))
     return machine if machine.streams or runtime.world == 1 else _between_cpus(machine, device, clock)
 
 
@@ -132,25 +142,19 @@ def _seconds(work: Callable[[], object], device: torch.device, clock: Clock = ti
     return statistics.median(times[1:])
 
 
-def _products(device: torch.device, dtype: torch.dtype, clock: Clock = time.perf_counter) -> float:
-    """Return the arithmetic throughput of a large matrix product in TFLOP/s, on a CPU by the library that models use."""
+def _products(
+    device: torch.device, dtype: torch.dtype, clock: Clock = time.perf_counter, precision: str = "highest"
+) -> float:
+    """Return the arithmetic throughput of a large matrix product in TFLOP/s, on a CPU by the library that models use.
+
+    `precision` is that of `trainer.matmul_precision`, which stays set.
+    """
+    if device.type == "cuda":
+        set_precision(precision)
     n = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     multiply: Callable[[Tensor, Tensor], Tensor] = product if device.type == "cpu" else torch.matmul
     return 2 * n**3 / _seconds(lambda: multiply(a, b), device, clock) / 1e12
-
-
-def _launches(device: torch.device, clock: Clock = time.perf_counter) -> float:
-    """Return the time of launching one operation in µs; 0 on a CPU, which computes meanwhile what it calls."""
-    if device.type != "cuda":
-        return 0.0
-    x, count = torch.zeros(1, device=device), 1000
-
-    def add() -> None:
-        for _ in range(count):
-            x.add_(1.0)
-
-    return 1e6 * _seconds(add, device, clock) / count
 
 
 def _copies(device: torch.device, clock: Clock = time.perf_counter) -> float:
@@ -160,15 +164,59 @@ def _copies(device: torch.device, clock: Clock = time.perf_counter) -> float:
     return 2 * source.nbytes / _seconds(lambda: target.copy_(source), device, clock) / 1e9
 
 
-def _network(runtime: Runtime, clock: Clock = time.perf_counter) -> tuple[float | None, float]:
-    """Return the bandwidth of one rank in a ring all-reduce, in GB/s (None for one rank), and the time of a small one in µs."""
+class _Network(NamedTuple):
+    """What was measured of all-reduces: bandwidths in GB/s as `transfer` counts them, None where nothing is sent."""
+
+    node: int
+    """Ranks of the fullest node."""
+    intra: float | None
+    inter: float | None
+    small: float
+    """Time of a small all-reduce of all ranks, in µs."""
+
+
+def _network(runtime: Runtime, clock: Clock = time.perf_counter) -> _Network:
+    """Measure all-reduces of all ranks, and within each node.
+
+    Raises UserError, on all ranks, where those of a node are not consecutive.
+    """
+    hosts = runtime.gather(socket.gethostname())
+    node = max(Counter(hosts).values())
     if runtime.world == 1:
-        return None, Machine.latency
-    large, small = torch.ones(2**24, device=runtime.device), torch.ones(1, device=runtime.device)
-    latency = _seconds(lambda: [runtime.sum_over_data(small) for _ in range(_TURNS)], runtime.device, clock) / _TURNS
-    took = _seconds(lambda: runtime.sum_over_data(large), runtime.device, clock)
-    sent = 2 * large.nbytes * (runtime.world - 1) / runtime.world
-    return sent / max(took - latency, 1e-9) / 1e9, 1e6 * latency
+        return _Network(node, None, None, Machine.latency)
+    nodes = [list(ranks) for _, ranks in itertools.groupby(range(runtime.world), hosts.__getitem__)]
+    if len(nodes) > len(set(hosts)):
+        raise UserError(
+            f"expected consecutive ranks on each node, got {', '.join(hosts[:4])}, …; change how the launcher places them, as with "
+            "srun --distribution=block"
+        )
+    took, latency = _all_reduce([range(runtime.world)], runtime.device, clock)
+    together = _sent(runtime.world) / took
+    if len(nodes) == 1:
+        return _Network(node, together, together, latency)
+    intra = None
+    if node > 1:
+        took, _ = _all_reduce(nodes, runtime.device, clock)
+        (own,) = (len(ranks) for ranks in nodes if runtime.rank in ranks)
+        intra = _sent(own) / took if own > 1 else None
+    # What comes into a node is shared among the network cards of its ranks.
+    return _Network(node, intra, together / node, latency)
+
+
+def _all_reduce(parts: Sequence[Sequence[int]], device: torch.device, clock: Clock) -> tuple[float, float]:
+    """Time all-reduces of each of these parts of the ranks.
+
+    Return the seconds of one of `_REDUCED` bytes beyond those of a small one, and the latter's time in µs.
+    """
+    reduce = reducing(parts)
+    large, small = torch.zeros(_REDUCED // 4, device=device), torch.zeros(1, device=device)
+    latency = _seconds(lambda: [reduce(small) for _ in range(_TURNS)], device, clock) / _TURNS
+    return max(_seconds(lambda: reduce(large), device, clock) - latency, 1e-9), 1e6 * latency
+
+
+def _sent(ranks: int) -> float:
+    """Return the GB that a rank sends in an all-reduce of `_REDUCED` bytes."""
+    return 2e-9 * _REDUCED * (ranks - 1) / ranks
 
 
 def _collective(machine: Machine, runtime: Runtime, small: float) -> dict[str, Any]:
@@ -347,23 +395,53 @@ def _of_fsdp2(many: _Beyond, single: _Beyond, large: _Beyond) -> dict[str, Any]:
     return {"unit": unit, "packed": max(0.0, statistics.mean(rest)) / many.packed, "copied": copied}
 
 
+class _Step(NamedTuple):
+    """The operations of a training step, its roofline time and its measured time, in seconds."""
+
+    operations: int
+    ideal: float
+    took: float
+
+
 def _training(machine: Machine, device: torch.device, clock: Clock) -> dict[str, Any]:
-    """Return `reached`, and on a CPU `floor`, from training steps of a small WXFormer, without autocast."""
-    seen = [_step(machine, device, grid, clock) for grid in _GRIDS[device.type]]
-    if len(seen) == 1:
-        ((count, ideal, took),) = seen
-        return {"reached": min(1.0, ideal / max(took - count * machine.floor * 1e-6, ideal))}
-    (few, light, short), (many, heavy, long) = seen
+    """Return `reached`, and `launch` of a GPU or `floor` of a CPU, from steps of a small WXFormer, without autocast."""
+    if device.type == "cuda":
+        set_precision(_TRAINED)
+    small, large = (_step(machine, device, grid, clock) for grid in _GRIDS[device.type])
+    return _of_gpu(machine, small, large) if machine.streams else _of_cpu(small, large)
+
+
+def _of_gpu(machine: Machine, small: _Step, large: _Step) -> dict[str, Any]:
+    """Return `launch` from a step that waits for launches, and `reached` from one that does not.
+
+    Where the larger one waits for them too, how fast the device computes is not known, and stays what is assumed of presets.
+    """
+    (few, _, short), (many, ideal, took) = small, large
+    launch = short / few
+    if took < _UNHURRIED * many * launch:
+        log.warning(
+            "a training step takes %.3g s, of which this host takes %.3g s to launch it: it does not tell how fast the device "
+            "computes, so that reached is assumed to be %g",
+            took, many * launch, Machine.reached,
+        )  # fmt: skip
+        return {"launch": 1e6 * launch, "reached": Machine.reached}
+    return {"launch": 1e6 * launch, "reached": min(1.0, ideal / max(took - many * machine.floor * 1e-6, ideal))}
+
+
+def _of_cpu(small: _Step, large: _Step) -> dict[str, Any]:
+    """Return `reached` and `floor` from two steps that differ in their shares of both."""
+    (few, light, short), (many, heavy, long) = small, large
     reached = (heavy * few - light * many) / max(long * few - short * many, 1e-9)
     reached = min(1.0, max(reached, 0.01))
     return {"reached": reached, "floor": 1e6 * max(0.0, short - light / reached) / few}
 
 
-def _step(machine: Machine, device: torch.device, grid: tuple[int, int], clock: Clock) -> tuple[int, float, float]:
-    """Return the operations of a step, its roofline time and its measured time, in seconds."""
+def _step(machine: Machine, device: torch.device, grid: tuple[int, int], clock: Clock) -> _Step:
+    """Measure a step on a grid."""
     work = _whole_step(*_model(grid, device))
     pieces = _trace(work).pieces
-    return sum(pieces.values()), compute_seconds(replace(machine, floor=0.0), pieces), _seconds(work, device, clock)
+    ideal = compute_seconds(replace(machine, floor=0.0), pieces)
+    return _Step(sum(pieces.values()), ideal, _seconds(work, device, clock))
 
 
 def _model(grid: tuple[int, int], device: torch.device, width: int = _WIDTH) -> tuple[nn.Module, Tensor]:

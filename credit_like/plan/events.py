@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from credit_like.plan.machine import Machine, Piece, compute_seconds, launches, packing_seconds, transfer
+from credit_like.plan.machine import Arithmetic, Machine, Piece, compute_seconds, launches, packing_seconds, transfer
 
 QUEUE = 1000
 """Number of operations that the host can launch before the device must have completed the first of them."""
@@ -80,7 +80,7 @@ class Trace:
         self.events: list[Event] = list(events)
         self._room = 0
 
-    def add(self, wide: bool, flops: int, traffic: int, behind: int = 0) -> None:
+    def add(self, arithmetic: Arithmetic, flops: int, traffic: int, behind: int = 0) -> None:
         """Append an operation."""
         last = self.events[-1] if self.events else None
         if not (isinstance(last, Run) and last.behind == behind and self._room):
@@ -88,7 +88,7 @@ class Trace:
             self.events.append(last)
             self._room = LENGTH
         self._room -= 1
-        last.pieces[wide, flops, traffic] += 1
+        last.pieces[arithmetic, flops, traffic] += 1
 
     def append(self, event: Event) -> None:
         self.events.append(event)

@@ -1,7 +1,7 @@
 """The speed of a GPU and its network, and the time that a piece of work takes on it. Does not import torch.
 
-Presets hold the vendors' figures: dense tensor-core peak in bfloat16, peak of float32 arithmetic as PyTorch runs it by
-default (without TF32), memory and network bandwidth per GPU and direction. Programs achieve a fraction of them, which is
+Presets hold the vendors' figures: dense tensor-core peaks in bfloat16 and TensorFloat-32, peak of float32 arithmetic
+without them, memory and network bandwidth per GPU and direction. Programs achieve a fraction of them, which is
 a guess until it is measured, as are the other figures of `RANGES`; each has a range, from which estimates get theirs.
 """
 
@@ -15,7 +15,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -24,8 +24,11 @@ from credit_like.registry import did_you_mean
 
 GIB = 2**30
 
-Piece = tuple[bool, int, int]
-"""An operation: whether its arithmetic is in float32 or float64, its floating-point operations, the bytes it moves."""
+Arithmetic = Literal["half", "tf32", "wide"]
+"""bfloat16 or float16; products and convolutions of float32 that may be in TensorFloat-32; float32 and float64."""
+
+Piece = tuple[Arithmetic, int, int]
+"""An operation: its arithmetic, its floating-point operations, the bytes it moves."""
 
 Seen = tuple[str, int, int, float]
 """A measured collective: its kind, number of ranks and bytes, and its time in µs."""
@@ -43,7 +46,7 @@ class Machine:
     peak: float
     """Peak of bfloat16 and float16 arithmetic."""
     wide_peak: float
-    """Peak of float32 and float64 arithmetic."""
+    """Peak of float32 arithmetic."""
     bandwidth: float
     """Bandwidth of device memory."""
     intra: float
@@ -75,7 +78,7 @@ class Machine:
     reading: float = 4.0
     """Speed at which samples are read and brought to a GPU, in GB/s of float32."""
     streams: bool = True
-    """Whether collectives run beside the computation; those of a CPU block it, except DDP's."""
+    """Whether the machine is a GPU, where collectives run beside the computation; those of a CPU block it, except DDP's."""
     unit: float = 0.0
     """Time in which the host gathers or reduces for a unit of FSDP2, in µs, besides the collective, `packed` and `copied`."""
     packed: float = 0.0
@@ -88,12 +91,15 @@ class Machine:
     """How much of the ranges of `RANGES` applies: 1 for presets, less for a machine that was measured."""
     reserve: float = 0.1
     """Fraction of memory lost to the driver, network buffers and fragmentation."""
+    tf32_peak: float = 0.0
+    """Peak of products and convolutions of float32 in TensorFloat-32; 0 where there is none, and `wide_peak` applies."""
 
     def __post_init__(self) -> None:
         for field in ("memory", "peak", "wide_peak", "bandwidth", "intra", "inter", "node", "reading"):
             if not getattr(self, field) > 0:
                 raise UserError(f"expected {field} above 0, got {getattr(self, field)}, change it")
         for field in (
+            "tf32_peak",
             "latency",
             "hop_intra",
             "hop_inter",
@@ -163,10 +169,10 @@ PRESETS = {
     for machine in (
         #       name             GB   bf16   fp32   HBM   intra inter node
         Machine("v100-32gb", 32, 125.0, 15.7, 900, 150, 12.5, 4),
-        Machine("a100-40gb", 40, 312.0, 19.5, 1555, 300, 25.0, 4),
-        Machine("a100-80gb", 80, 312.0, 19.5, 2039, 300, 25.0, 4),
-        Machine("h100", 80, 989.0, 67.0, 3350, 450, 50.0, 8),
-        Machine("h200", 141, 989.0, 67.0, 4800, 450, 50.0, 8),
+        Machine("a100-40gb", 40, 312.0, 19.5, 1555, 300, 25.0, 4, tf32_peak=156.0),
+        Machine("a100-80gb", 80, 312.0, 19.5, 2039, 300, 25.0, 4, tf32_peak=156.0),
+        Machine("h100", 80, 989.0, 67.0, 3350, 450, 50.0, 8, tf32_peak=494.7),
+        Machine("h200", 141, 989.0, 67.0, 4800, 450, 50.0, 8, tf32_peak=494.7),
         # One of the two dies; PyTorch treats each as a separate GPU.
         Machine("mi250x", 64, 191.5, 23.9, 1638, 50, 12.5, 8),
     )
@@ -324,7 +330,7 @@ def compute_seconds(machine: Machine, work: Mapping[Piece, int], compiled: bool 
     Each operation takes the longer of its arithmetic and its memory traffic, after a fixed time for each launch.
     """
     total, moved = 0.0, machine.moved if compiled else 1.0
-    for (wide, flops, traffic), times in work.items():
-        peak = machine.wide_peak if wide else machine.peak
-        total += times * max(flops / (peak * 1e12), moved * traffic / (machine.bandwidth * 1e9))
+    peaks = {"half": machine.peak, "tf32": machine.tf32_peak or machine.wide_peak, "wide": machine.wide_peak}
+    for (arithmetic, flops, traffic), times in work.items():
+        total += times * max(flops / (peaks[arithmetic] * 1e12), moved * traffic / (machine.bandwidth * 1e9))
     return total / machine.reached + machine.floor * 1e-6 * launches(machine, sum(work.values()), compiled)

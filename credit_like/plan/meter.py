@@ -22,6 +22,7 @@ from credit_like.parallel.domain.rules import tensors_of
 from credit_like.parallel.observe import Message, kind_of, message, wraps_others
 from credit_like.parallel.shards import local
 from credit_like.plan.events import Free, Start, Trace, Wait
+from credit_like.plan.machine import Arithmetic, Piece
 from credit_like.plan.replay import Arguments, Replay
 
 aten = torch.ops.aten
@@ -39,6 +40,7 @@ _BEGIN, _GATHER, _COPY_OUT = "FSDP::root_pre_forward", "FSDP::all_gather", "FSDP
 _REDUCE, _REDUCED = "FSDP::post_backward_reduce", "FSDP::post_backward_rs_wait"
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _DEVICE = torch.ops.prim.device.default
+_PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution, aten.convolution_backward)
 _NO_TRAFFIC = ("empty", "new_empty", "detach", "_local_scalar_dense", "wait_tensor", "resize_", "set_", "device")
 
 # torch counts the products of MKL; those of oneDNN have no formula there.
@@ -119,15 +121,13 @@ class Meter(TorchDispatchMode):
         self._own(outs, ACTIVATIONS)
         self._retag(func, args, kwargs)
         if recipe.piece is not None:
-            self.work.add(*recipe.piece, self._behind(given.tensors, outs))
+            self._add_work(recipe.piece, self._behind(given.tensors, outs))
         return recipe.kind(results) if recipe.kind else results[0]
 
     # ---- operations and messages -------------------------------------------------------------------------------------
 
-    def _note(
-        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
-    ) -> tuple[bool, int, int] | None:
-        """Count an operation; return what it adds to `work`."""
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Piece | None:
+        """Count an operation; return what it adds to `work`, with TensorFloat-32 wherever it may apply."""
         kind = kind_of(func)
         outs = tensors_of(out)
         if kind is not None:
@@ -144,10 +144,16 @@ class Meter(TorchDispatchMode):
         if not moves:
             return None
         flops = count(*args, **kwargs, out_val=out) if count else 0
-        wide = not any(t.dtype in (torch.bfloat16, torch.float16) for t in ins)
-        piece = wide, int(flops), sum(map(_bytes, ins)) + sum(map(_bytes, outs))
-        self.work.add(*piece, behind)
+        piece = _arithmetic(func, ins), int(flops), sum(map(_bytes, ins)) + sum(map(_bytes, outs))
+        self._add_work(piece, behind)
         return piece
+
+    def _add_work(self, piece: Piece, behind: int) -> None:
+        """Append an operation, in TensorFloat-32 only where torch has been told to use it."""
+        arithmetic, flops, traffic = piece
+        if arithmetic == "tf32" and torch.get_float32_matmul_precision() == "highest":
+            arithmetic = "wide"
+        self.work.add(arithmetic, flops, traffic, behind)
 
     def _start(self, sent: Message, func: Any, args: tuple[Any, ...], outs: list[Tensor]) -> None:
         """Count a collective, and note what will hold its result."""
@@ -297,6 +303,14 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage | None:
     if tensor.device.type == "meta":
         return None
     return tensor.untyped_storage()
+
+
+def _arithmetic(func: Any, ins: Sequence[Tensor]) -> Arithmetic:
+    """Return what an operation computes in; attention in float32 has no TensorFloat-32."""
+    if any(t.dtype in (torch.bfloat16, torch.float16) for t in ins):
+        return "half"
+    products = func._overloadpacket in _PRODUCTS
+    return "tf32" if products and not any(t.dtype == torch.float64 for t in ins) else "wide"
 
 
 def _key(tensor: Tensor) -> int:

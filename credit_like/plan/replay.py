@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from credit_like.plan.machine import Piece
+
 TESTED = "2.13"
 """The release of torch with whose internals results are rebuilt."""
 
@@ -57,7 +59,7 @@ class Recipe:
     results: tuple[Result, ...]
     kind: type | None
     """`list` or `tuple`; None for a single result."""
-    piece: tuple[bool, int, int] | None
+    piece: Piece | None
 
 
 class Arguments:
@@ -145,7 +147,7 @@ class Replay:
         self.recipes = recipes or Recipes()
         self._likeness: dict[torch.device, dict[str, Any]] = {}
 
-    def learn(self, given: Arguments, again: Arguments, out: Any, piece: tuple[bool, int, int] | None) -> None:
+    def learn(self, given: Arguments, again: Arguments, out: Any, piece: Piece | None) -> None:
         """Cache an operation, if its results describe it completely.
 
         `given` and `again` are the keys of its arguments before and after it.

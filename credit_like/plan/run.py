@@ -21,9 +21,10 @@ from credit_like.plan.replay import Key, Recipe, Recipes
 from credit_like.plan.simulate import Rank, places, simulate, within
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.experiment import Experiment
-from credit_like.schema.phases import hungriest
+from credit_like.schema.phases import hungry
 
-Task = tuple[Candidate, int]
+Task = tuple[Candidate, int, int]
+"""A layout, the number of an experiment, and a rank."""
 Progress = Callable[[int, int, str], None]
 
 
@@ -66,29 +67,35 @@ def simulate_all(
 ) -> tuple[list[PlanRow], list[Illegal]]:
     """Simulate these layouts; return their rows, and the layouts that the model refuses.
 
-    Of a training in phases, a step of the one that takes the most memory is simulated.
-    `places` returns the ranks of a layout to simulate. `known` holds the cached operations of earlier simulations and
+    Of a training in phases, the row of a layout is that of the phase that takes the most memory there.
+    They are simulated with the kernels of a GPU, or of a CPU where the machine is one. `places` returns the ranks of a
+    layout to simulate. `known` holds the cached operations of earlier simulations and
     is updated.
     """
-    experiment = hungriest(experiment)
+    found = hungry(experiment)
     chosen, known = list(chosen), {} if known is None else known
-    tasks = [(layout, rank) for layout in chosen for rank in places(layout)]
-    answers = _in_processes(experiment, grid, tasks, processes or os.cpu_count() or 1, progress, known)
+    tasks = [(layout, number, rank) for layout in chosen for number in range(len(found)) for rank in places(layout)]
+    most = processes or os.cpu_count() or 1
+    answers = _in_processes(found, grid, machine.streams, tasks, most, progress, known)
     rows, refused = [], []
     for layout in chosen:
-        ranks = [answers[layout, rank] for rank in places(layout)]
-        reasons = [answer for answer in ranks if isinstance(answer, str)]
+        reasons = [answer for task, answer in answers.items() if task[0] == layout and isinstance(answer, str)]
         if reasons:
             refused.append(Illegal("layout", str(layout), reasons[0]))
-        else:
+            continue
+        of_phases = []
+        for number, each in enumerate(found):
+            ranks = [answers[layout, number, rank] for rank in places(layout)]
             done = tuple(rank for rank in ranks if isinstance(rank, Rank))
-            rows.append(PlanRow(layout, done, machine, experiment.trainer.global_batch_size))
+            of_phases.append(PlanRow(layout, done, machine, each.trainer.global_batch_size))
+        rows.append(max(of_phases, key=lambda row: row.fullest.peak))
     return rows, refused
 
 
 def _in_processes(
-    experiment: Experiment,
+    experiments: Sequence[Experiment],
     grid: Grid,
+    gpu: bool,
     tasks: list[Task],
     most: int,
     progress: Progress,
@@ -102,14 +109,16 @@ def _in_processes(
     import torch._dynamo  # noqa: F401  the first step needs it: the processes have it from here instead of importing it each
 
     context = multiprocessing.get_context("fork")
-    waiting, answers, left = deque(tasks), {}, Counter(layout for layout, _ in tasks)
+    waiting, answers, left = deque(tasks), {}, Counter(layout for layout, *_ in tasks)
     running: dict[Connection, tuple[Task, ForkProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < most:
                 task = waiting.popleft()
                 receive, send = context.Pipe(duplex=False)
-                process = context.Process(target=_answer, args=(os.getpid(), experiment, grid, task, known, send))
+                layout, number, rank = task
+                given = (os.getpid(), experiments[number], grid, gpu, layout, rank, known, send)
+                process = context.Process(target=_answer, args=given)
                 with signals_held():
                     process.start()
                 send.close()
@@ -123,7 +132,7 @@ def _in_processes(
                 except EOFError:
                     process.join()
                     raise RuntimeError(
-                        f"the simulation of {task[0]}, rank {task[1]} ended with {process.exitcode}"
+                        f"the simulation of {task[0]}, rank {task[2]} ended with {process.exitcode}"
                     ) from None
                 process.join()
                 left[task[0]] -= 1
@@ -147,14 +156,20 @@ def _line(ranks: Sequence[Rank | str], layout: Candidate) -> str:
 
 
 def _answer(
-    parent: int, experiment: Experiment, grid: Grid, task: Task, known: dict[Key, Recipe], pipe: Connection
+    parent: int,
+    experiment: Experiment,
+    grid: Grid,
+    gpu: bool,
+    layout: Candidate,
+    rank: int,
+    known: dict[Key, Recipe],
+    pipe: Connection,
 ) -> None:
     work_for(parent)
-    layout, rank = task
     gc.freeze()  # exclude the parent's objects from garbage collection
     recipes = Recipes(known)
     try:
-        pipe.send((simulate(experiment, layout, rank, grid, recipes=recipes), recipes.learnt))
+        pipe.send((simulate(experiment, layout, rank, grid, gpu, recipes), recipes.learnt))
     except UserError as error:
         pipe.send((str(error), {}))
     pipe.close()

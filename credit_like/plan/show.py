@@ -116,8 +116,9 @@ def spread(row: PlanRow) -> str:
 def assumptions(machine: Machine) -> str:
     """Return the assumptions of the estimates as text."""
     m = machine
+    tf32 = f"TensorFloat-32 {m.tf32_peak:g}, " if m.tf32_peak else ""
     return (
-        f"Times are estimates: peak {m.peak:g} TFLOP/s (float32 {m.wide_peak:g}), memory {m.bandwidth:g} GB/s, "
+        f"Times are estimates: peak {m.peak:g} TFLOP/s ({tf32}float32 {m.wide_peak:g}), memory {m.bandwidth:g} GB/s, "
         f"{m.reached:.0%} of each reached{_range(m, 'reached')}; network {m.intra:g} GB/s in a node of {m.node} and "
         f"{m.inter:g} GB/s between nodes, {m.links:.0%} reached{_range(m, 'links')}, {m.latency:g} µs a "
         f"collective{_range(m, 'latency')}, {m.hop_intra:g} µs for each further rank and {m.hop_inter:g} µs for each further "

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ from credit_like.data.store import Fields, FieldStore
 from credit_like.grid import Grid
 from credit_like.layout import accumulation
 from credit_like.nn import init
-from credit_like.parallel.apply import materialise
+from credit_like.parallel.apply import is_compiled, materialise
 from credit_like.parallel.environment import Environment
 from credit_like.parallel.observe import Message, apply_simulated_ddp, fake_group
 from credit_like.parallel.runtime import Runtime
@@ -225,18 +225,21 @@ def simulate(
     """Simulate one optimiser step of `rank` in a layout; call it only once in a process.
 
     `gpu` uses the code paths of GPUs instead of those of the CPU. `recipes` holds cached operations of earlier
-    simulations, which save time without changing any figure; new ones are added. Raises UserError, as training does,
-    where a degree does not fit the model.
+    simulations, which save time without changing any figure; new ones are added. With `random_forecast_len`, the longest
+    forecast is simulated. Raises UserError, as training does, where a degree does not fit the model.
     """
     began = time.process_time()
-    compiled = gpu and experiment.trainer.compile is not False
-    section = with_layout(experiment, layout).trainer.model_copy(update={"compile": False, "fsdp2_cpu_offload": False})
+    compiled = is_compiled(experiment.trainer, torch.device("cuda" if gpu else "cpu"))
+    # Of random forecasts, the longest: it decides whether the training fits.
+    changed = {"compile": False, "fsdp2_cpu_offload": False, "random_forecast_len": False}
+    section = with_layout(experiment, layout).trainer.model_copy(update=changed)
     experiment = experiment.model_copy(update={"trainer": section})
     variables = Variables(experiment.data)
     with ExitStack() as stack:
         if gpu:
             stack.enter_context(ops.cpu.policy.disabled())
             stack.enter_context(attention_as_on_gpu())
+            stack.enter_context(_multiplying(experiment.trainer.matmul_precision))
         stack.enter_context(fake_group(rank, layout.world))
         runtime = Runtime.start(layout.parallelism, torch.device("cpu"), environment=Environment(rank, layout.world))
         # Meshes are built from real tensors, so they must be created before FakeTensorMode is entered.
@@ -247,6 +250,17 @@ def simulate(
         with Meter(replay):  # the meter answers reads of values during construction
             trainer = _trainer(model, experiment, runtime, variables, store, grid, _materialise)
         return _run(trainer, experiment, layout, variables, grid, began, replay, compiled)
+
+
+@contextmanager
+def _multiplying(precision: str) -> Iterator[None]:
+    """Set what `trainer.matmul_precision` sets on CUDA, for operations are counted by it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _materialise(model: nn.Module, runtime: Runtime, seed: int) -> nn.Module:

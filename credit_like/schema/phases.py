@@ -45,24 +45,47 @@ def phases(experiment: Experiment) -> tuple[Phase, ...]:
 
 
 def hungriest(experiment: Experiment) -> Experiment:
-    """Return the experiment of the phase that takes the most memory; without `trainer.phases`, the experiment itself."""
-    found = phases(experiment)
+    """Return the experiment of the phase whose forecasts take the most memory; without `trainer.phases`, the experiment itself."""
+    return max(_hungry(experiment), key=_size)
 
-    def size(phase: Phase) -> tuple[int, ...]:
-        data, trainer = phase.experiment.data, phase.experiment.trainer
-        at_once = min(data.forecast_len, trainer.backprop_steps or data.forecast_len)
-        micro_batch = trainer.micro_batch_size * trainer.members
-        return (
-            micro_batch * at_once,
-            micro_batch * data.forecast_len,
-            trainer.global_batch_size,
-        )
 
-    most = max(found, key=size).experiment
-    if len(found) == 1:
-        return most
-    use_ema = any(phase.experiment.trainer.use_ema for phase in found)  # the average is kept during all phases
-    return most.model_copy(update={"trainer": most.trainer.model_copy(update={"use_ema": use_ema})})
+def hungry(experiment: Experiment) -> list[Experiment]:
+    """Return the experiments of the phases of which any may take the most memory, as a simulation would tell.
+
+    Left out are phases beside which another one has the same optimiser and loss, and nothing that is smaller.
+    """
+    kept: list[Experiment] = []
+    for each in sorted(_hungry(experiment), key=_size, reverse=True):
+        if not any(_takes_as_much(other, each) for other in kept):
+            kept.append(each)
+    return kept
+
+
+def _hungry(experiment: Experiment) -> list[Experiment]:
+    """Return the experiments of all phases, each with the average of the weights if any has one: all of them keep it."""
+    found = [phase.experiment for phase in phases(experiment)]
+    use_ema = any(each.trainer.use_ema for each in found)
+    if all(each.trainer.use_ema == use_ema for each in found):
+        return found
+    return [each.model_copy(update={"trainer": each.trainer.model_copy(update={"use_ema": use_ema})}) for each in found]
+
+
+def _size(experiment: Experiment) -> tuple[int, int, int]:
+    """Return the forecasts whose activations are kept at once, the samples, and the micro-batches of all ranks."""
+    data, trainer = experiment.data, experiment.trainer
+    at_once = min(data.forecast_len, trainer.backprop_steps or data.forecast_len)
+    micro_batch = trainer.micro_batch_size * trainer.members
+    return (
+        micro_batch * at_once,
+        micro_batch * data.forecast_len,
+        trainer.global_batch_size // trainer.micro_batch_size,
+    )
+
+
+def _takes_as_much(one: Experiment, other: Experiment) -> bool:
+    """Return whether a phase takes the memory of another one, or more."""
+    alike = (one.trainer.optimizer.type, one.loss.type) == (other.trainer.optimizer.type, other.loss.type)
+    return alike and all(a >= b for a, b in zip(_size(one), _size(other), strict=True))
 
 
 def written_at(experiment: Experiment, phase: Phase, path: Path) -> Path:

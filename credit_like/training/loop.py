@@ -17,7 +17,7 @@ from credit_like.training.garbage import automatic, collected_between_steps
 from credit_like.training.monitor import Monitor, memory_mib
 from credit_like.training.nonfinite import first_of_ranks
 from credit_like.training.patience import stalls
-from credit_like.training.stage import Stage, stage_at, stage_of_last_step
+from credit_like.training.stage import Stage, refuse_other_phases, stage_at, stage_of_last_step
 from credit_like.training.state import Progress, TrainingState
 from credit_like.training.step import StepReport
 from credit_like.training.stop import StopRequest
@@ -82,10 +82,8 @@ class Loop:
         """The numbers of the newest step, its row of the log, and its position in the epoch."""
         self.saved: tuple[int, bool] | None = None
         """Step of the newest save, and whether a validation due there came before it."""
-        self.score: float | None = None
-        """Loss of a validation that no checkpoint has recorded yet."""
-        self.saving: float | None = None
-        """The same of the save in flight, which may fail."""
+        self.score: tuple[int, float | None] | None = None
+        """Step and loss of the newest validation of this stretch."""
         self.interrupted = False
         self.failures = 0
         self.collect: Callable[[int], None] = lambda _: None
@@ -135,11 +133,14 @@ class Loop:
         else:
             with reading_metadata(checkpoint.folder):
                 saved = Progress.of(checkpoint.meta["progress"])
-            if (stage := stage_of_last_step(self.stages, saved.epoch, saved.position)) is not self.stage:
+            stage = stage_of_last_step(self.stages, saved.epoch, saved.position)
+            refuse_other_phases(checkpoint, self.stages, stage)
+            if stage is not self.stage:
                 self._begin_phase(stage)
             state.restore(checkpoint)
             self.saved = (state.progress.step, state.progress.validated)
             log.info("continuing from %s%s", checkpoint.folder, self._named())
+            self._take_up()
         self.before = state.progress.seconds
         self.validation.allowance.spent = state.progress.forecasts
         if self.monitor is not None:
@@ -147,6 +148,13 @@ class Loop:
             self.monitor.origin = state.origin
             self.monitor.open(state.progress.step, state.progress.validated)
             self.monitor.status("running", state.progress.step)
+
+    def _take_up(self) -> None:
+        """Go on with a phase that ended early and now has more epochs than it had then: where it was left."""
+        progress = self.state.progress
+        if progress.left is not None and progress.epoch < self.stage.phase.end:
+            progress.epoch, progress.position, progress.left = progress.left, 0, None
+            log.info("step %d%s ended early and goes on with epoch %d", progress.step, self._named(), progress.epoch)
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -168,7 +176,7 @@ class Loop:
         progress = self.state.progress
         if (stage := stage_at(self.stages, progress.epoch)) is not self.stage:
             self._begin_phase(stage)
-            progress.best, progress.losses = None, []  # another phase's losses are not comparable
+            progress.left, progress.losses = None, []  # another phase's losses are not comparable
             log.info("step %d%s begins", progress.step, self._named())
         schedule = self.stage.schedule
         if progress.position >= schedule.steps_per_epoch:  # of an epoch that was longer before
@@ -370,10 +378,9 @@ class Loop:
             log.warning("no validation sample: data.valid has no complete global batch")
             return True
         loss: float = row["valid_loss"]
-        self.score = loss if math.isfinite(loss) else None
-        progress.losses.append(self.score)
-        if self.score is not None and (progress.best is None or self.score < progress.best):
-            progress.best = self.score
+        score = loss if math.isfinite(loss) else None
+        self.score = progress.step, score
+        progress.losses.append(score)
         if self.monitor is not None:
             seconds = time.perf_counter() - began
             record = {"step": progress.step, **self._phase(), "epoch": progress.epoch, **row, "seconds": seconds}
@@ -381,9 +388,18 @@ class Loop:
         return True
 
     def _end_early(self) -> None:
-        """End the phase where its validation loss no longer falls; the next one, if any, begins."""
+        """End the phase where its validation loss has ceased to fall; the next one, if any, begins.
+
+        A run may go on after that, with more epochs. It ends again only where later validations are no better either.
+        """
         progress, section = self.state.progress, self.stage.schedule.section.early_stopping
-        if section is not None and stalls(progress.losses, section.patience, section.min_change):
+        if section is None:
+            return
+        before, now = (
+            stalls(losses, section.patience, section.min_change) for losses in (progress.losses[:-1], progress.losses)
+        )
+        if now > before:
+            progress.left = progress.epoch + (progress.position > 0)
             progress.epoch, progress.position = self.stage.phase.end, 0
             why = f"no better validation loss in {section.patience} validations"
             log.info("step %d%s ends early: %s", progress.step, self._named(), why)
@@ -399,17 +415,16 @@ class Loop:
         self._drain()
         check_copies(self.state.copied, self.context.runtime)
         progress.seconds = self.before + time.monotonic() - self.begun
+        # A validation of an earlier step says nothing of these weights, also where the save of that step has failed.
+        step, loss = self.score or (None, None)
+        score = loss if step == progress.step and progress.validated else None
         while True:
-            score = self.score if progress.validated else None
             try:
                 self.last_save = time.monotonic()
                 self.state.save(score)
-                self.saving, self.score = score, None
                 if must:
                     self.manager.wait()
                     self.failures = 0
-                if not self.manager.in_flight:
-                    self.saving = None
                 self.saved = (progress.step, progress.validated)
                 return
             except SaveFailed as error:
@@ -427,15 +442,12 @@ class Loop:
             self._failed(error)
             return
         if was and not self.manager.in_flight:
-            self.failures, self.saving = 0, None
+            self.failures = 0
 
     def _failed(self, error: SaveFailed) -> None:
         """Count a failed save; raise its error where it is the last of several in a row."""
         self.failures += 1
         self.saved = None
-        if self.score is None:
-            self.score = self.saving
-        self.saving = None
         if self.failures >= _SAVE_TRIES:
             raise error
         log.warning("%s; trying again (%d of %d)", error, self.failures + 1, _SAVE_TRIES)

@@ -46,7 +46,7 @@ def memory_explained(experiment: Experiment, runtime: Runtime, height: int, widt
         message = known_message(error) or type(error).__name__
         if cuda and (snapshot := _snapshot(folder / f"memory-rank-{runtime.rank}.pickle")) is not None:
             message += f"; the allocations are in {snapshot}"
-        if planned := _planned(experiment, runtime.world, f"{height}x{width}"):
+        if planned := _planned(experiment, runtime, f"{height}x{width}"):
             message += f"; {planned}"
         raise RunError(message) from error
     finally:
@@ -62,13 +62,14 @@ def _snapshot(path: Path) -> Path | None:
     return None
 
 
-def _planned(experiment: Experiment, world: int, grid: str) -> str | None:
+def _planned(experiment: Experiment, runtime: Runtime, grid: str) -> str | None:
     """Return the advice of `plan` for this experiment, computed in another process; None if it takes too long."""
     log.warning("out of memory: planning what would take less")
     with tempfile.TemporaryDirectory() as folder, suppress(OSError, MemoryError, subprocess.SubprocessError):
         file = Path(folder) / "experiment.yml"
         file.write_text(dump_experiment(experiment))
-        command = [sys.executable, "-m", "credit_like.plan.advice", str(file), str(world), grid]
+        given = [str(file), str(runtime.world), grid, runtime.device.type]
+        command = [sys.executable, "-m", "credit_like.plan.advice", *given]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True)
         return done.stdout.strip()
     return None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from credit_like.parallel.fsdp2 import free_gathered
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local
 from credit_like.parallel.unwrap import canonical_name
@@ -118,7 +119,7 @@ def _finite(x: Tensor) -> bool:
 
 @contextmanager
 def _as_before(stepper: nn.Module) -> Iterator[None]:
-    """Restore buffers and random numbers, and drop the gradients."""
+    """Restore buffers and random numbers, and drop the gradients and gathered parameters."""
     buffers = {name: buffer.detach().clone() for name, buffer in stepper.named_buffers()}
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
@@ -128,5 +129,6 @@ def _as_before(stepper: nn.Module) -> Iterator[None]:
             with torch.no_grad():
                 for name, buffer in stepper.named_buffers():
                     buffer.copy_(buffers[name])
+            free_gathered(stepper)
             for parameter in stepper.parameters():
                 parameter.grad = None

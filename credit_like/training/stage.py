@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from credit_like import registry
+from credit_like.checkpoint.errors import reading_metadata
+from credit_like.checkpoint.manager import Checkpoint
 from credit_like.errors import UserError
 from credit_like.layout import accumulation
 from credit_like.losses._mean import AreaLoss
@@ -90,3 +92,24 @@ def stage_of_last_step(stages: Sequence[Stage], epoch: int, position: int) -> St
     A checkpoint at the end of a phase still has the optimiser state of that phase, and its validation is due.
     """
     return stage_at(stages, epoch if position or not epoch else epoch - 1)
+
+
+def refuse_other_phases(checkpoint: Checkpoint, stages: Sequence[Stage], stage: Stage) -> None:
+    """Raise UserError where phases have changed so that the newest step of a checkpoint is elsewhere in them, in `stage`.
+
+    Its optimiser state and validation losses would be those of one phase, its schedule and samples those of another.
+    """
+    with reading_metadata(checkpoint.folder):
+        number, trainer = checkpoint.phase, checkpoint.meta["experiment"]["trainer"]
+        then = [int(phase.get("epochs", trainer["epochs"])) for phase in trainer.get("phases") or [trainer]]
+    now = [each.schedule.section.epochs for each in stages]
+    if (number, sum(then[:number])) != (stage.phase.number, stage.phase.first_epoch):
+        raise UserError(
+            f"trainer.phases: expected phases in which step {checkpoint.step} is one of phase {number} after {sum(then[:number])} "
+            f"epochs of others, as it was (epochs {_list(then)}), got epochs {_list(now)}, by which it is one of phase "
+            f"{stage.phase.number} after {stage.phase.first_epoch}; undo this, or set another save_loc and start_from"
+        )
+
+
+def _list(epochs: Sequence[int]) -> str:
+    return ", ".join(map(str, epochs))

@@ -50,8 +50,8 @@ class Progress:
     """Steps in a row that ended without an update."""
     validated: bool = True
     """Whether a validation that is due at this step has been done."""
-    best: float | None = None
-    """Lowest validation loss of the phase."""
+    left: int | None = None
+    """Epoch with which the phase would have gone on that has ended early; None for one that has not."""
     losses: list[float | None] = field(default_factory=list)
     """Validation losses of the phase so far; None for one that is not finite."""
     seconds: float = 0.0
@@ -65,14 +65,13 @@ class Progress:
     def of(cls, saved: Mapping[str, Any]) -> Progress:
         """Return what a checkpoint has saved. Raises TypeError or ValueError for values that are no progress."""
         # Checkpoints of earlier versions have the whole time alone, most of which is that of steps.
-        progress = cls(**{"trained": saved.get("seconds", 0.0), **saved})
-        counts = (progress.step, progress.epoch, progress.position, progress.skipped)
+        # They have a `best` too, the lowest of the losses.
+        progress = cls(**{"trained": saved.get("seconds", 0.0), **{k: v for k, v in saved.items() if k != "best"}})
+        counts = (progress.step, progress.epoch, progress.position, progress.skipped, progress.left or 0)
         if not all(isinstance(count, int) and count >= 0 for count in counts):
             raise ValueError(f"expected counts of steps and epochs, got {counts}")
         for seconds in (progress.seconds, progress.trained, progress.forecasts):
             float(seconds)
-        if progress.best is not None:
-            float(progress.best)
         if not isinstance(progress.losses, list):
             raise ValueError(f"expected a list of validation losses, got {progress.losses}")
         return progress

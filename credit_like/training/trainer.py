@@ -82,7 +82,7 @@ class Trainer:
             amp=amp,
             members=section.members,
             places=context.places,
-            compiled=is_compiled(section, self.runtime),
+            compiled=is_compiled(section, self.runtime.device),
             accumulate=self._communicate,
         )
         self._step = self.train_step  # what a phase changes, also where the step that is called has been wrapped

@@ -17,6 +17,7 @@ from credit_like.data.times import spread
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn import spectral_norm
 from credit_like.nn.area import AreaMean
+from credit_like.parallel.fsdp2 import free_gathered
 from credit_like.parallel.runtime import Runtime
 from credit_like.scores import SCORES, area_scores
 from credit_like.state import Sample
@@ -72,6 +73,7 @@ class Validation:
             row = validator(loader.batches(0), stop)
             if row and self._forecasts_due(ended, trained, steps):
                 row = self._forecast(row, self._climatology, stop)
+        free_gathered(stepper.model)  # the averages
         spectral_norm.refresh(stepper.model)
         stepper.train()
         return row
@@ -105,7 +107,9 @@ class Validation:
             return False
         # A step of training costs about three of the model per sample; once they have run, their own time is known.
         per_sample = trained / max(1, steps) / (trainer.global_batch_size // runtime.dp_size)
-        estimate = self.forecasts.steps * per_sample / (3 * experiment.data.forecast_len)
+        longest = experiment.data.forecast_len
+        leads = (1 + longest) / 2 if trainer.random_forecast_len else longest
+        estimate = self.forecasts.steps * per_sample / (3 * leads)
         due = runtime.broadcast(self.allowance.affords(trained, estimate))
         if not due:
             seconds, most = self.allowance.cost or estimate, 100 * self.allowance.share

@@ -131,6 +131,28 @@ def test_the_last_save_is_tried_again_too(tmp_path, monkeypatch, phase, failures
     assert Checkpoint.open(tmp_path / "checkpoints" / f"step-{last}").score == loss
 
 
+@pytest.mark.parametrize("phase", ["_prepare", "_write", "_commit"])
+def test_a_loss_stays_with_the_step_that_it_was_computed_for(tmp_path, monkeypatch, phase) -> None:
+    """Where the save after a validation fails, whenever that is seen, the checkpoint of a later step has no loss."""
+    section = {"epochs": 2, "checkpoint": {"every": 1000, "keep": 9}}
+    inner, failed = getattr(CheckpointManager, phase), []
+
+    def failing(self, *args):
+        if not failed:
+            failed.append(args)
+            raise OSError(5, "Input/output error")
+        return inner(self, *args)
+
+    monkeypatch.setattr(CheckpointManager, phase, failing)
+    assert tiny.trainer(tmp_path, **section).fit().state == "finished"
+    losses = {row["step"]: row["valid_loss"] for row in harness.rows(tmp_path) if "valid_loss" in row}
+    kept = steps(tmp_path / "checkpoints")
+    assert kept[-1] in losses
+    assert set(kept) - set(losses)
+    for step in kept:
+        assert Checkpoint.open(tmp_path / "checkpoints" / f"step-{step}").score == losses.get(step)
+
+
 def test_a_folder_that_cannot_be_written_is_one_message(tmp_path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")

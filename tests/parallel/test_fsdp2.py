@@ -258,6 +258,25 @@ def test_whole_parameters_for_a_moment(run_ranks, tiny):
         assert all(torch.equal(full[n], p) for n, p in serial.named_parameters())
 
 
+def _changed_between_forwards(rank):
+    runtime = Runtime.start(Parallelism(data="fsdp2"), CPU)
+    torch.manual_seed(0)
+    model = nn.Sequential(_Block(), _Block())
+    apply_fsdp2(model, runtime.submeshes["dp"], {"trainer": {"fsdp2_reshard_after_forward": False}})
+    with torch.no_grad():
+        assert model(torch.ones(1, 6)).any()
+        with full_parameters(model, writeback=True) as full:
+            for p in full.values():
+                p.zero_()
+        changed = float(model(torch.ones(1, 6)).abs().sum())
+    return changed, all(not x.any() for x in fsdp2_state_dict(model).values())
+
+
+def test_what_is_written_after_a_forward_is_in_the_shards(run_ranks):
+    """Also where the forward has left the parameters gathered; the next forward takes it."""
+    assert run_ranks(2, _changed_between_forwards) == [(0, True)] * 2
+
+
 def _blocks(count, dtype=torch.float32):
     torch.manual_seed(0)
     return nn.Sequential(*[_Block() for _ in range(count)]).to(dtype)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 
 from credit_like import cli
+from credit_like.plan import advice
+from credit_like.plan.layouts import Candidate
 from credit_like.plan.machine import PRESETS
-from credit_like.plan.run import grid_of
+from credit_like.plan.run import grid_of, plan_one
 
 
 def call(*arguments):
@@ -111,3 +114,22 @@ def test_of_a_training_in_phases_the_hungriest_is_planned(small, tmp_path, capsy
 
     phases = [{"forecast_len": 2}, {"forecast_len": 3}, {"forecast_len": 6, "backprop_steps": 1}]
     assert planned({"trainer": {"phases": phases}}) == planned({"forecast_len": 3})
+    of_type = [{"optimizer": {"type": name}} for name in ("muon", "adamw")]
+    muon, adamw = map(planned, [{"trainer": dict(one)} for one in of_type])
+    assert muon["optimiser state"] < adamw["optimiser state"]
+    assert planned({"trainer": {"phases": of_type}}) == adamw
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gpu", "compile", "compiled"), [(False, None, False), (False, True, True), (True, None, True)]
+)
+def test_a_machine_is_planned_with_its_own_kernels(run_ranks, small, gpu, compile, compiled):
+    """As `train` would compute there: a CPU compiles only where it is told to. So does the advice after memory ran out."""
+    chosen = small.experiment(global_batch_size=1, parallelism={"data": "none"}, compile=compile)
+    layout, machine = Candidate(1, data="none"), replace(PRESETS["h100"], streams=gpu)
+    (rank,) = plan_one(chosen, layout, machine, small.grid, 1).ranks
+    (wanted,) = run_ranks(1, small.on_gpu if gpu else small.simulated, chosen, layout, 0)
+    assert (rank.operations, rank.parts) == (wanted.operations, wanted.parts)
+    assert rank.compiled is compiled
+    assert advice._planned(chosen, 1, small.grid, gpu, {}).fullest.parts == wanted.parts

@@ -30,7 +30,7 @@ def rank(peak, seconds=1.0):
     """`seconds` of computing on MACHINE."""
     return Rank(
         rank=0, place="only", peak=peak, parts={"parameters": peak // 4, "activations": peak - peak // 4},
-        flops=int(seconds * 2e12), traffic=1, messages={}, events=[Run(0, Counter({(False, int(seconds * 2e12), 1): 1}))],
+        flops=int(seconds * 2e12), traffic=1, messages={}, events=[Run(0, Counter({("half", int(seconds * 2e12), 1): 1}))],
         checkpoint=1, read=1, parameters=1, accumulation=1,
     )  # fmt: skip
 

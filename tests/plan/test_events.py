@@ -21,7 +21,7 @@ GROUP = (0, 1)
 
 
 def run(seconds, behind=0, number=1):
-    return Run(behind, Counter({(False, int(seconds * 1e12 / number), 1): number}))
+    return Run(behind, Counter({("half", int(seconds * 1e12 / number), 1): number}))
 
 
 def gather(seconds, ranks=GROUP, **how):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,11 +13,22 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from credit_like.errors import UserError
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.trials import trials
 from credit_like.plan import calibrate
-from credit_like.plan.calibrate import _as_in_steps, _beyond, _network, _of_fsdp2, _products, bench, measure
-from credit_like.plan.events import Start, Trace
+from credit_like.plan.calibrate import (
+    _as_in_steps,
+    _beyond,
+    _network,
+    _of_fsdp2,
+    _of_gpu,
+    _products,
+    _Step,
+    bench,
+    measure,
+)
+from credit_like.plan.events import Run, Simulated, Start, Trace, play
 from credit_like.plan.machine import PRESETS, Machine, compute_seconds, machine_of, transfer, transfer_seconds
 from credit_like.plan.meter import Meter
 from credit_like.schema.trainer import Parallelism
@@ -57,10 +69,10 @@ def test_a_ring_sends_its_part_over_the_slowest_link(kind, ranks, seconds):
 
 
 def test_an_operation_takes_what_its_arithmetic_or_its_memory_takes():
-    assert compute_seconds(PLAIN, {(False, 2 * 10**12, 1): 3}) == pytest.approx(3.0)
-    assert compute_seconds(PLAIN, {(True, 2 * 10**12, 1): 3}) == pytest.approx(6.0)
-    assert compute_seconds(PLAIN, {(True, 1, 10**11): 2}) == pytest.approx(2.0)
-    assert compute_seconds(PLAIN, {(True, 10**12, 10**11): 1, (False, 1, 10**11): 1}) == pytest.approx(2.0)
+    assert compute_seconds(PLAIN, {("half", 2 * 10**12, 1): 3}) == pytest.approx(3.0)
+    assert compute_seconds(PLAIN, {("wide", 2 * 10**12, 1): 3}) == pytest.approx(6.0)
+    assert compute_seconds(PLAIN, {("wide", 1, 10**11): 2}) == pytest.approx(2.0)
+    assert compute_seconds(PLAIN, {("wide", 10**12, 10**11): 1, ("half", 1, 10**11): 1}) == pytest.approx(2.0)
 
 
 @given(st.integers(1, 10**12), st.integers(1, 64), st.integers(1, 8))
@@ -137,8 +149,23 @@ def test_a_larger_collective_takes_no_less_and_its_range_contains_it(size, n):
 
 def test_an_operation_has_a_fixed_cost_and_a_compiled_model_fewer_of_them():
     machine = replace(PLAIN, floor=1e6, fused=0.5, moved=0.25)
-    assert compute_seconds(machine, {(True, 1, 10**11): 2}) == pytest.approx(2.0 + 2.0)
-    assert compute_seconds(machine, {(True, 1, 10**11): 2}, compiled=True) == pytest.approx(0.5 + 1.0)
+    assert compute_seconds(machine, {("wide", 1, 10**11): 2}) == pytest.approx(2.0 + 2.0)
+    assert compute_seconds(machine, {("wide", 1, 10**11): 2}, compiled=True) == pytest.approx(0.5 + 1.0)
+
+
+def test_products_in_tensorfloat_32_have_a_peak_of_their_own():
+    """Where there is none, as on a CPU, that of float32 applies."""
+    work = {("tf32", 2 * 10**12, 1): 1}
+    assert compute_seconds(replace(PLAIN, tf32_peak=4.0), work) == pytest.approx(0.5)
+    assert compute_seconds(PLAIN, work) == compute_seconds(PLAIN, {("wide", 2 * 10**12, 1): 1})
+
+
+def test_presets_have_the_peaks_of_the_data_sheets():
+    """Dense, of https://www.nvidia.com: half of what is stated with sparsity."""
+    peaks = {name: (machine.peak, machine.tf32_peak) for name, machine in PRESETS.items()}
+    assert peaks["a100-40gb"] == peaks["a100-80gb"] == (312.0, 156.0)
+    assert peaks["h100"] == peaks["h200"] == (989.0, 494.7)
+    assert peaks["v100-32gb"][1] == peaks["mi250x"][1] == 0
 
 
 def test_the_slowest_of_many_sets_the_pace():
@@ -191,7 +218,42 @@ def test_the_peak_is_that_of_products():
     assert seen / 10 < measured < 10 * seen
 
 
-def _between_ranks(rank):
+def _on_nodes(runtime, hosts):
+    """What is measured where the ranks are on these hosts, with all-reduces that take what PLAIN says."""
+    calibrate.socket.gethostname = lambda: hosts[runtime.rank]
+    truth = replace(PLAIN, node=2, hop_inter=3.0)
+
+    def all_reduce(parts, device, clock):
+        (own,) = (tuple(part) for part in parts if runtime.rank in part)
+        latency, links = transfer(truth, "all-reduce", own, calibrate._REDUCED)
+        return max(links.values(), default=1e-9), 1e6 * latency
+
+    calibrate._all_reduce = all_reduce
+    return _network(runtime)
+
+
+def _on_two_nodes(rank):
+    """Two ranks on each, one on each of four, and in no order."""
+    runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
+    try:
+        two, four = _on_nodes(runtime, "aabb"), _on_nodes(runtime, "abcd")
+        with pytest.raises(UserError, match=r"expected consecutive ranks on each node, got a, b, a, b"):
+            _on_nodes(runtime, "abab")
+        return two, four
+    finally:
+        runtime.close()
+
+
+def test_a_network_of_several_nodes_is_planned_as_it_was_measured(run_ranks):
+    """Between nodes a rank has its share of what comes into its node; what it can send within one is measured there alone."""
+    for two, four in run_ranks(4, _on_two_nodes):
+        assert (two.node, two.intra, two.inter) == (2, pytest.approx(PLAIN.intra), pytest.approx(PLAIN.inter))
+        assert two.small == pytest.approx(2 * 3.0)
+        assert (four.node, four.intra) == (1, None)
+
+
+def _between_ranks(rank, hosts):
+    calibrate.socket.gethostname = lambda: hosts[rank]
     runtime = Runtime.start(Parallelism(data="ddp"), torch.device("cpu"))
     try:
         return _network(runtime)
@@ -199,10 +261,16 @@ def _between_ranks(rank):
         runtime.close()
 
 
-def test_the_network_is_measured_between_ranks(run_ranks):
-    for bandwidth, latency in run_ranks(2, _between_ranks):
-        assert 0.01 < bandwidth < 1000
-        assert 1 < latency < 1e6
+@pytest.mark.parametrize("hosts", ["aa", "aabb", "aaab"])
+def test_the_network_is_measured_between_ranks(run_ranks, hosts):
+    for host, found in zip(hosts, run_ranks(len(hosts), _between_ranks, hosts), strict=True):
+        assert found.node == hosts.count("a")
+        assert 0.001 < found.inter < 1000
+        if hosts.count(host) > 1:
+            assert 0.001 < found.intra < 1000
+        else:
+            assert found.intra is None
+        assert 1 < found.small < 1e6
 
 
 def _seen_by_trials(rank):
@@ -228,6 +296,28 @@ def test_what_is_timed_is_what_a_plan_counts(run_ranks):
         for n in (2, 4)
         for size in (2**8, 2**12)
     }
+
+
+def _replayed(machine, operations, ideal):
+    """What a plan makes of so many operations that take `ideal` seconds at full speed together."""
+    each = int(ideal / operations * machine.wide_peak * 1e12)
+    events = [Run(0, Counter({("wide", each, 1): part})) for part in (100,) * (operations // 100)]
+    return _Step(operations, ideal, play(machine, [Simulated(0, events)]).total)
+
+
+@pytest.mark.parametrize("launch", [6.0, 36.0])
+def test_a_step_on_a_gpu_is_planned_as_it_was_measured(launch, caplog):
+    """Whether the device computes or waits for launches; where it always waits, how fast it is stays assumed."""
+    bare = replace(PLAIN, floor=2.0, spread=0.0)
+    truth = replace(bare, reached=0.4, launch=launch)
+    found = replace(bare, **_of_gpu(bare, _replayed(truth, 1000, 1e-5), _replayed(truth, 1000, 0.01)))
+    assert found.launch == pytest.approx(launch, rel=0.01)
+    assert found.reached == pytest.approx(0.4 if launch == 6 else Machine.reached, rel=0.01)
+    assert ("does not tell how fast the device computes" in caplog.text) is (launch > 6)
+    for operations, ideal in ((1000, 1e-5), (1000, 0.01)):
+        assert _replayed(found, operations, ideal).took == pytest.approx(
+            _replayed(truth, operations, ideal).took, rel=0.01
+        )
 
 
 def test_collectives_share_what_steps_that_send_take_longer():
@@ -256,7 +346,7 @@ def test_what_fsdp2_costs_is_told_by_units_parameters_and_bytes():
         trace = Trace([Start("all-gather", range(2), size // units, waits=False, packed=30 // units)] * (3 * units))
         trace.append(Start("all-reduce", range(2), 0, waits=False))  # of no unit
         for _ in range(7):
-            trace.add(True, 0, 0)
+            trace.add("wide", 0, 0)
         sent = sum(transfer_seconds(machine, one.kind, one.ranks, one.bytes) for one in trace.events[: 3 * units + 1])
         took = 1e-6 * (3 * units * 100 + 90 * 10 + 3 * size * 7e-6 + 7 * 5) + sent
         return _beyond(machine, took - quicker, Trace(), trace)

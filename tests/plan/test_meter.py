@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from credit_like import ops
 from credit_like.plan.events import LENGTH, Free, Run, Trace
 from credit_like.plan.meter import Meter, attention_as_on_gpu
+from credit_like.plan.replay import Replay
 
 HEADS, WINDOW, DIM = 4, 8, 16
 
@@ -46,11 +47,33 @@ def test_a_recomputed_attention_is_that_of_the_forward():
 def test_long_runs_are_cut():
     work = Trace()
     for _ in range(LENGTH + 1):
-        work.add(False, 2, 3)
+        work.add("half", 2, 3)
     assert [sum(run.pieces.values()) for run in work.events] == [LENGTH, 1]
     work.append(Free())
-    work.add(True, 1, 1)
-    work.add(True, 1, 1, behind=2)
+    work.add("wide", 1, 1)
+    work.add("wide", 1, 1, behind=2)
     assert [run.behind for run in work.events if isinstance(run, Run)] == [0, 0, 0, 2]
-    assert work.pieces == {(False, 2, 3): LENGTH + 1, (True, 1, 1): 2}
+    assert work.pieces == {("half", 2, 3): LENGTH + 1, ("wide", 1, 1): 2}
     assert (work.flops, work.traffic) == (2 * LENGTH + 4, 3 * LENGTH + 5)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_products_and_convolutions_are_told_from_other_arithmetic(cached, dtype):
+    """Whether TensorFloat-32 applies is asked at every operation, also where its costs are known from an earlier one."""
+    kinds = {torch.float32: ("tf32", "wide"), torch.float64: ("wide", "wide"), torch.bfloat16: ("half", "half")}
+    before = torch.get_float32_matmul_precision()
+    try:
+        with FakeTensorMode() as mode, ops.cpu.policy.disabled():
+            replay = Replay(mode) if cached else None
+            for precision, products in (("high", kinds[dtype][0]), ("highest", kinds[dtype][1])) * 2:
+                torch.set_float32_matmul_precision(precision)
+                x, image = torch.empty(4, 4, dtype=dtype), torch.empty(1, 4, 8, 8, dtype=dtype, requires_grad=True)
+                with Meter(replay) as meter:
+                    x @ x
+                    torch.nn.functional.conv2d(image, torch.empty(2, 4, 3, 3, dtype=dtype)).sum().backward()
+                    x + x
+                found = {(kind, flops > 0) for kind, flops, _ in meter.work.pieces}
+                assert found == {(products, True), (kinds[dtype][1], False)}
+    finally:
+        torch.set_float32_matmul_precision(before)

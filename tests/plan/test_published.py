@@ -21,12 +21,16 @@ HALF = 2  # bytes of a bfloat16 value
 
 def product(rows, inner, columns, size=HALF):
     """A matrix product: its arithmetic, and its arguments and result once through memory."""
-    return size == 4, 2 * rows * inner * columns, size * (rows * inner + inner * columns + rows * columns)
+    return (
+        "tf32" if size == 4 else "half",
+        2 * rows * inner * columns,
+        size * (rows * inner + inner * columns + rows * columns),
+    )
 
 
 def passes(values, times, size=HALF):
     """An elementwise operation that reads and writes so many arrays of values."""
-    return False, 0, size * values * times
+    return "wide", 0, size * values * times
 
 
 def ends(machine, make, world, compiled=False):
@@ -69,14 +73,16 @@ def llama(tokens=16384, length=8192, dim=4096, hidden=14336, layers=32, vocabula
     few = dim // 4
     matrices = [(dim, dim + 2 * few), (dim, dim), (dim, 2 * hidden), (hidden, dim)]
     forward = [product(tokens, *matrix) for matrix in matrices]
-    forward.append((False, 2 * tokens * length * dim, HALF * tokens * (2 * dim + 2 * few)))  # causal: half of the pairs
+    forward.append(
+        ("half", 2 * tokens * length * dim, HALF * tokens * (2 * dim + 2 * few))
+    )  # causal: half of the pairs
     # Two norms with casts to float32 and back, rotary embedding, two residual sums; SiLU and its product.
     forward += [passes(tokens * dim, 2)] * 18 + [passes(tokens * hidden, 2), passes(tokens * hidden, 3)]
-    double = [(wide, 2 * flops, 2 * traffic) for wide, flops, traffic in forward]
+    double = [(kind, 2 * flops, 2 * traffic) for kind, flops, traffic in forward]
     backward = double + [piece for number, piece in enumerate(forward) if number % 2]
     parameters = sum(a * b for a, b in matrices)
     head = [product(tokens, dim, vocabulary), passes(tokens * vocabulary, 4)]
-    last = [(wide, 2 * flops, 2 * traffic) for wide, flops, traffic in head]
+    last = [(kind, 2 * flops, 2 * traffic) for kind, flops, traffic in head]
     units = [(parameters, forward, backward)] * layers
     return [
         (dim * vocabulary, [passes(tokens * dim, 2)], [passes(tokens * dim, 4)]),
@@ -111,7 +117,7 @@ def fourcastnet(dim=768, patches=(90, 180), blocks=8, layers=12):
     tokens = patches[0] * patches[1]
     waves = patches[0] * (patches[1] // 2 + 1)
     mixing = (
-        False,
+        "half",
         8 * 2 * waves * dim * (dim // blocks),
         4 * waves * dim * 2 * 16,
     )  # four real products of each of two
@@ -130,7 +136,7 @@ def test_fourcastnet_on_3808_gpus():
     """
     selene = Machine("a100 of selene", 80, 312.0, 19.5, 2039, 300, 25.0, 8)
     forward = fourcastnet()
-    backward = [(wide, 2 * flops, 2 * traffic) for wide, flops, traffic in forward]
+    backward = [(kind, 2 * flops, 2 * traffic) for kind, flops, traffic in forward]
     flops = 3 * sum(flops for _, flops, _ in forward)
     parameters = 12 * (8 * 768**2 + 4 * 768 * 96) + 2 * 64 * 20 * 768
     buckets = 12
@@ -163,7 +169,7 @@ def aeris(copies, batch):
     sample = 6 * parameters * tokens // COPY
     rounds = batch // copies + STAGES - 1
     return [
-        Run(0, Counter({(False, sample, 1): rounds})),
+        Run(0, Counter({("half", sample, 1): rounds})),
         Start("all-reduce", range(0, copies * COPY, STAGES), HALF * parameters // STAGES, False),
         Wait(1, False),
     ]
@@ -230,7 +236,7 @@ EFFICIENCY = {
 }  # by nodes of four
 # Nodes of four A100 with 156 TFLOP/s in TF32 and "two high-performance network adapters" of 200 Gb/s
 # (https://www.nhr.kit.edu/userdocs/horeka/hardware/); whether both serve the GPUs is not said, so the range includes one.
-HOREKA = Machine("a100 of horeka", 40, 312.0, 156.0, 1555, 300, 2 * 25 / 4, 4)
+HOREKA = Machine("a100 of horeka", 40, 312.0, 19.5, 1555, 300, 2 * 25 / 4, 4, tf32_peak=156.0)
 
 
 def weathermixer(ways):
@@ -260,7 +266,7 @@ def jigsaw(ways, gpus):
             sent = 4 * inner * (rows + (columns if ways == 4 else 0)) // ways
             events.extend([Start("all-to-all", range(2), times * sent, waits=True), Wait(1, True)])
         _, flops, traffic = product(rows, inner, columns, 4)
-        events.append(Run(0, Counter({(True, times * flops // ways, times * traffic // ways): 1})))
+        events.append(Run(0, Counter({("tf32", times * flops // ways, times * traffic // ways): 1})))
         events.append(Run(0, Counter({passes(rows * columns // ways, arrays, 4): 1})))
 
     for matrix in matrices:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from credit_like.plan.events import Run
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.replay import Recipes
 from credit_like.plan.simulate import AVERAGE, OPTIMIZER, PARAMETERS, SAMPLE, places, within
@@ -112,6 +113,33 @@ def test_nothing_is_allocated_for_real(run_ranks, small):
     assert large.resident - one.resident < large.parts["activations"] / 100
     # The spectral norms of the weights cost the same for every size of batch.
     assert large.flops - one.flops == 255 * (two.flops - one.flops)
+
+
+@pytest.mark.slow
+def test_of_random_forecasts_the_longest_is_simulated(run_ranks, small):
+    """At seed 0 the first step of a training would take fewer than eight."""
+    found = []
+    for random in (True, False):
+        experiment = small.experiment(forecast_len=8, random_forecast_len=random, global_batch_size=1)
+        found += run_ranks(1, small.simulated, experiment, Candidate(1, data="none"), 0)
+    assert found[0].parts == found[1].parts
+    assert found[0].flops == found[1].flops
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "narrow"), [("high", True), ("highest", False)])
+def test_float32_is_multiplied_as_the_training_does(run_ranks, small, precision, narrow):
+    """The power iterations of spectral norms have no TensorFloat-32 in either."""
+    experiment = small.experiment(global_batch_size=1, matmul_precision=precision, model={"use_spectral_norm": True})
+    (rank,) = run_ranks(1, small.on_gpu, experiment, Candidate(1, data="none"), 0)
+    flops = dict.fromkeys(("half", "tf32", "wide"), 0)
+    for event in rank.events:
+        if isinstance(event, Run):
+            for (arithmetic, operations, _), times in event.pieces.items():
+                flops[arithmetic] += times * operations
+    assert flops["half"] == 0
+    assert (flops["tf32"] > 10 * flops["wide"] > 0) is narrow
+    assert sum(flops.values()) == rank.flops
 
 
 def test_boxes_at_the_ends_and_within_are_simulated():

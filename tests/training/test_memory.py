@@ -29,7 +29,7 @@ def experiment(folder, *values):
 
 @pytest.mark.parametrize("error", EXHAUSTED.values(), ids=EXHAUSTED)
 def test_exhausted_memory_is_explained_by_the_plan(tmp_path, monkeypatch, error) -> None:
-    monkeypatch.setattr(memory, "_planned", lambda experiment, world, grid: f"planned for {world} on {grid}")
+    monkeypatch.setattr(memory, "_planned", lambda experiment, runtime, grid: f"planned for {runtime.world} on {grid}")
     with pytest.raises(RunError, match=r"^out of memory: .*; planned for 1 on 32x64$"):  # noqa: SIM117
         with memory_explained(experiment(tmp_path), Runtime(), 32, 64, tmp_path):
             raise error
@@ -73,7 +73,7 @@ def test_the_changes_that_save_most_come_first(tmp_path) -> None:
     grid = grid_of("32x64")
     said = advice(given, 1, grid).split("; ")
     assert said[0].startswith("by `plan`, a step takes ")
-    sizes = {text: advice_module._planned(changed, 1, grid, {}).fullest.peak for text, changed in changes(given)}
+    sizes = {text: advice_module._planned(changed, 1, grid, True, {}).fullest.peak for text, changed in changes(given)}
     assert said[1:] == [
         f"{advice_module._size(size)} with {text}" for text, size in sorted(sizes.items(), key=lambda s: s[1])
     ]

@@ -13,10 +13,11 @@ from credit_like import build
 from credit_like.checkpoint.commands import entries
 from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.checkpoint.rng import set_random_state
+from credit_like.errors import UserError
 from credit_like.launch.chain import best_checkpoint
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
-from credit_like.schema.phases import hungriest, phases
+from credit_like.schema.phases import hungriest, hungry, phases
 from credit_like.training.loop import Loop
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
 from tests.faults import harness, tiny
@@ -247,6 +248,30 @@ def test_the_hungriest_phase_has_the_longest_forecasts(tmp_path) -> None:
     assert hungriest(tiny.experiment(tmp_path, phases=[{"micro_batch_size": 4}, {}])).trainer.micro_batch_size == 4
 
 
+@pytest.mark.parametrize(
+    ("section", "left"),
+    [
+        ([{"optimizer": {"type": "muon"}}, {"optimizer": {"type": "adamw"}}], [0, 1]),
+        ([{"forecast_len": 2}, {"forecast_len": 4}, {"forecast_len": 3}], [1]),
+        ([{"forecast_len": 3}, {"forecast_len": 6, "backprop_steps": 1}], [0, 1]),
+        ([{"global_batch_size": 4}, {"global_batch_size": 1}, {"global_batch_size": 8}], [2]),  # gradients are added up
+        ([{"global_batch_size": 4}, {"forecast_len": 2, "global_batch_size": 1}], [0, 1]),
+        ([{"loss": {"type": "mse"}}, {"loss": {"type": "spectral"}, "forecast_len": 2}], [0, 1]),
+        ([{"members": 1}, {"epochs": 7}], [0]),
+    ],
+)
+def test_phases_that_cannot_take_the_most_memory_are_left_out(tmp_path, section, left) -> None:
+    experiment = tiny.experiment(tmp_path, phases=section)
+    every = [phase.experiment for phase in phases(experiment)]
+    assert sorted(every.index(each) for each in hungry(experiment)) == left
+    assert hungriest(experiment) in hungry(experiment)
+
+
+def test_every_phase_keeps_the_average_of_the_weights(tmp_path) -> None:
+    section = [{"use_ema": False, "optimizer": {"type": "muon"}}, {"use_ema": True}]
+    assert [each.trainer.use_ema for each in hungry(tiny.experiment(tmp_path, phases=section))] == [True, True]
+
+
 def test_an_epoch_that_was_longer_before_ends_with_its_validation(tmp_path, monkeypatch):
     section = {"epochs": 2, "checkpoint": {"every": 1000, "keep": 9, "async": False}}
     before = tiny.trainer(tmp_path, **section).schedule.steps_per_epoch - 1
@@ -258,3 +283,44 @@ def test_an_epoch_that_was_longer_before_ends_with_its_validation(tmp_path, monk
     assert shorter.schedule.steps_per_epoch < before
     assert shorter.fit().step == last
     assert [row["step"] for row in harness.rows(tmp_path) if "valid_loss" in row] == [before, last]
+
+
+TWICE = [{"epochs": 2}, {"epochs": 2}]
+
+
+def ended(folder, number, *epochs, **section):
+    """Train in two phases of two epochs to the middle or the end of one, and go on with other phases."""
+    steps_per_epoch = tiny.trainer(folder, phases=TWICE).schedule.steps_per_epoch
+    tiny.trainer(folder, phases=TWICE, stop_at=int(number * steps_per_epoch)).fit()
+    return tiny.trainer(folder, phases=[{"epochs": n} for n in epochs], **section)
+
+
+@pytest.mark.parametrize(
+    ("after", "epochs", "message"),
+    [
+        (
+            2.5,
+            (4, 2),
+            r"phase 1 after 2 epochs of others, as it was \(epochs 2, 2\), got epochs 4, 2, .* phase 0 after 0",
+        ),
+        (2.5, (1, 2), r"phase 1 after 2 epochs of others, .* got epochs 1, 2, .* phase 1 after 1;"),  # in another place
+        (1.5, (1, 2), r"phase 0 after 0 epochs of others, .* got epochs 1, 2, .* phase 1 after 1;"),
+        (2.5, (4,), r"phase 1 after 2 epochs of others, .* got epochs 4, .* phase 0 after 0"),
+        (4, (3, 2), r"phase 1 after 2 epochs of others, .* phase 1 after 3"),
+    ],
+)
+def test_a_step_is_not_continued_in_another_phase(tmp_path, after, epochs, message) -> None:
+    """Nor in another place of its own: its schedule would jump."""
+    changed = ended(tmp_path, after, *epochs)
+    with pytest.raises(UserError, match="^trainer.phases: expected phases in which step .*" + message):
+        changed.fit()
+    assert tiny.trainer(tmp_path, phases=TWICE).fit().state == "finished"  # the run is as it was
+
+
+@pytest.mark.parametrize(("after", "epochs"), [(2.5, (2, 3)), (2, (3, 1)), (2, (2, 1, 1)), (0.5, (1, 2)), (4, (2, 3))])
+def test_the_phase_of_the_newest_step_may_end_later_or_sooner_and_those_after_it_be_anything(
+    tmp_path, after, epochs
+) -> None:
+    assert ended(tmp_path, after, *epochs).fit().state == "finished"
+    last = {row["phase"]: row["epoch"] for row in harness.rows(tmp_path) if "loss" in row}
+    assert last == {number: sum(epochs[: number + 1]) - 1 for number in range(len(epochs))}

@@ -11,6 +11,7 @@ from credit_like import registry
 from credit_like.checkpoint.manager import steps
 from credit_like.launch.status import status
 from credit_like.training.patience import stalls
+from credit_like.training.validation import Validation
 from tests.faults import harness, tiny
 
 BASE = 0.4
@@ -128,3 +129,59 @@ def test_status_names_the_best_checkpoint(whole) -> None:
     step, loss = status(whole).best
     assert (step, loss) == min(scores.items(), key=lambda item: item[1])
     assert f"step {step}, validation loss {loss:.6g}" in dict(status(whole).rows()).values()
+
+
+STOPPED = {"scheduler": {"type": "constant", "warmup_steps": 1}, "use_ema": False, "optimizer": STILL}
+STOPPED |= {"checkpoint": {"every": 1000, "keep": 1000, "async": False}}
+PATIENT = {**STOPPED, "early_stopping": {"patience": 2}}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A training of six epochs that ended after three: the first is the best."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    assert tiny.trainer(folder, epochs=6, **PATIENT).fit().state == "finished"
+    assert {row["epoch"] for row in harness.rows(folder)} == {
+        0,
+        1,
+        2,
+        3,
+    }  # a validation is logged with the epoch that follows
+    return folder
+
+
+def goes_on(stopped, folder, epochs, losses):
+    """The epochs that are trained after the early end, with validations of these losses."""
+    shutil.copytree(stopped, folder)
+    before, values = len(harness.rows(folder)), iter(losses)
+    inner = Validation.__call__
+
+    def validated(self, *arguments):
+        row = inner(self, *arguments)
+        return {**row, "valid_loss": next(values)}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Validation, "__call__", validated)
+        assert tiny.trainer(folder, epochs=epochs, **PATIENT).fit().state == "finished"
+    return sorted({row["epoch"] for row in harness.rows(folder)[before:] if "loss" in row})
+
+
+def test_a_run_that_ended_early_goes_on_with_more_epochs(stopped, tmp_path) -> None:
+    """With the epoch after the last that it took, as long as its loss falls, and not past another early end."""
+    assert goes_on(stopped, tmp_path / "same", 6, []) == []
+    falling = [1e-3 / number for number in range(1, 6)]
+    assert goes_on(stopped, tmp_path / "falling", 8, falling) == [3, 4, 5, 6, 7]
+    assert goes_on(stopped, tmp_path / "still", 8, [9.0] * 5) == [3, 4]
+    assert goes_on(stopped, tmp_path / "later", 8, [1e-3, *[9.0] * 4]) == [3, 4, 5]
+
+
+def test_what_follows_an_early_end_is_what_it_would_have_been_without(stopped, tmp_path) -> None:
+    """No epoch is left out, of the schedule or of the samples."""
+    shutil.copytree(stopped, tmp_path / "run")
+    tiny.trainer(tmp_path / "run", epochs=7, **STOPPED).fit()
+    tiny.trainer(tmp_path / "whole", epochs=7, **STOPPED).fit()
+    a, b = harness.tensors(tmp_path / "run"), harness.tensors(tmp_path / "whole")
+    assert all(a[name].equal(b[name]) for name in b)
+    assert [row.get("epoch") for row in harness.rows(tmp_path / "run")] == [
+        row.get("epoch") for row in harness.rows(tmp_path / "whole")
+    ]

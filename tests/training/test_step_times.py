@@ -88,3 +88,14 @@ def test_progress_of_an_earlier_version_has_the_whole_time_alone():
     assert Progress.of({"step": 3, "seconds": 60.0, "trained": 50.0}).trained == 50.0
     with pytest.raises(ValueError, match="could not convert"):
         Progress.of({"step": 3, "trained": "long"})
+
+
+def test_a_checkpoint_of_an_earlier_version_may_have_a_lowest_loss() -> None:
+    """Which nothing needs; the losses tell it."""
+    assert Progress.of({"step": 3, "best": 0.5, "losses": [0.5]}) == Progress.of({"step": 3, "losses": [0.5]})
+
+
+@pytest.mark.parametrize("left", [-1, "x", 1.5])
+def test_an_epoch_to_go_on_with_is_a_number_of_epochs(left) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Progress.of({"step": 3, "left": left})
