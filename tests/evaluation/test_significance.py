@@ -261,7 +261,7 @@ def test_a_browser_draws_the_intervals(browser, evaluated, tmp_path):
     errors = []
     tab.on("pageerror", lambda error: errors.append(str(error)))
     tab.goto(page.as_uri())
-    tab.wait_for_selector("html[data-ready]", timeout=120_000)
+    tab.wait_for_selector("html[data-ready]", timeout=900_000)
     cells = tab.locator("#ratio-table tbody td").all_inner_texts()
     assert all(re.fullmatch(r"0\.\d{2,4} ±0\.\d{2,4}", cell) for cell in cells)
     assert tab.locator("#ratio-table td.sure").count() == len(cells)

@@ -329,7 +329,7 @@ def prepared(drawn: Drawn, folder: Path) -> kit.Problem:
     return problem
 
 
-_TIMEOUT = 600.0
+_TIMEOUT = 1800.0
 
 
 def compare(drawn: Drawn, folder: Path) -> Compared:

@@ -158,7 +158,7 @@ def test_from_some_layouts_to_others(run_ranks, shared, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(600, func_only=True)  # the ranks that save, in the fixture, have limits of their own
+@pytest.mark.timeout(3600, func_only=True)  # the ranks that save, in the fixture, have limits of their own
 @pytest.mark.parametrize("target", LAYOUTS[1:], ids=name)
 def test_from_any_layout_to_any_other(run_ranks, shared, every_source, target):
     """Identical weights and optimiser state; training goes on with the same loss."""
@@ -167,7 +167,7 @@ def test_from_any_layout_to_any_other(run_ranks, shared, every_source, target):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800, func_only=True)
+@pytest.mark.timeout(3600, func_only=True)
 def test_from_any_layout_of_members_to_any_other(run_ranks, shared, tmp_path):
     """Boxes, ranks with some of the members, tensor and data parallel, with noise and its weights."""
     save(run_ranks, tmp_path, shared[1], MEMBERS)
