@@ -93,5 +93,4 @@ def test_the_generator_of_the_gpu_is_saved_and_restored(monkeypatch):
     ("device", "said", "expected"), [("cuda", None, True), ("cpu", None, False), ("cuda", False, False)]
 )
 def test_blocks_are_compiled_on_a_gpu_unless_said_otherwise(device, said, expected):
-    runtime = SimpleNamespace(device=torch.device(device))
-    assert is_compiled(SimpleNamespace(compile=said), runtime) is expected
+    assert is_compiled(SimpleNamespace(compile=said), torch.device(device)) is expected

@@ -216,7 +216,7 @@ def _queue_and_kind(site: SiteSection, request: Request, nodes: int, is_asked: b
         )
     candidates = [request.queue] if request.queue else []
     if not (is_asked and request.queue):
-        candidates += [name for name in site.queues if name != request.queue]
+        candidates += [name for name, queue in site.queues.items() if name != request.queue and not queue.preemptible]
     kinds = {name: [kind for kind in site.queues[name].nodes if kind in fitting] for name in candidates}
     problems = {}
     for name in candidates:

@@ -68,6 +68,8 @@ class Queue(Section):
     """Fewest nodes of a job."""
     max_nodes: int | None = Field(default=None, ge=1, le=_MOST)
     """Most nodes of a job. Default: no limit."""
+    preemptible: bool = False
+    """Whether its jobs may be ended for others; such a queue is used only where it is asked for."""
 
     def longest(self, nodes: int) -> dt.timedelta | None:
         """Return the longest walltime of a job of so many nodes; None = no limit."""

@@ -111,7 +111,7 @@ def test_each_rule_of_a_site_has_its_message(site, mode, pbs, asked, message):
         ("train", {"nodes": 8, "walltime": "01:00:00"}, "debug-scaling"),
         ("train", {"nodes": 16, "walltime": "01:00:00"}, "prod"),
         ("train", {"nodes": 4, "walltime": "7d"}, "capacity"),
-        ("train", {"nodes": 8, "walltime": "12:00:00"}, "preemptable"),
+        ("train", {"queue": "preemptable", "nodes": 8, "walltime": "12:00:00"}, "preemptable"),
         ("preprocess", {"queue": "prod", "nodes": 16, "walltime": "01:00:00"}, "debug"),
         ("evaluate", {"queue": "prod", "nodes": 16, "walltime": "12:00:00"}, "capacity"),
         ("rollout", {"queue": "prod", "nodes": 16, "walltime": "03:00:00", "rollout": {"nodes": 20}}, "capacity"),
@@ -121,6 +121,13 @@ def test_each_rule_of_a_site_has_its_message(site, mode, pbs, asked, message):
 def test_a_queue_that_is_not_asked_for_takes_the_job(mode, pbs, queue):
     others = {"preprocess": {}, "evaluate": {}, "rollout": {}}
     assert plan_jobs(experiment("polaris", pbs={"queue": None, **others, **pbs}), mode).resources.queue == queue
+
+
+@pytest.mark.parametrize("site", ["polaris", "derecho", "perlmutter"])
+def test_a_queue_whose_jobs_may_be_ended_for_others_is_used_only_where_it_is_asked_for(site):
+    assert any(queue.preemptible for queue in SiteSection.model_validate(site).queues.values())
+    with pytest.raises(UserError, match=r"expected (a job that a queue of \w+ takes|a walltime)"):
+        plan_jobs(experiment(site, pbs={"queue": None, "nodes": 8, "walltime": "50:00:00"}), "train")
 
 
 def test_a_mode_with_gpus_does_not_inherit_the_processes_of_a_training_without():

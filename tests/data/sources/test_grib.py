@@ -542,7 +542,7 @@ def test_every_message_of_every_file(name):
 def test_without_the_library_the_message_names_the_extra(tmp_path, monkeypatch):
     path = write(tmp_path / "a.grib", message())
     monkeypatch.setitem(__import__("sys").modules, "eccodes", None)
-    with pytest.raises(UserError, match=r"install credit-like\[grib\]"):
+    with pytest.raises(UserError, match=r"install 'credit-like\[grib\]'"):
         opened(path)
 
 

@@ -103,5 +103,5 @@ def test_uneven_columns_are_refused():
 
 def test_without_the_library_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ducc0", None)
-    with pytest.raises(UserError, match=r"install credit-like\[grib\]"):
+    with pytest.raises(UserError, match=r"install 'credit-like\[grib\]'"):
         Synthesis(5, np.array([0.0]), np.array([0.0]))
