@@ -869,9 +869,11 @@ def _describe_forecasts(store: Store) -> dict[str, Any]:
     inference, data = store.experiment.inference, store.experiment.data
     try:
         steps = lead_steps(inference.lead, data.timestep)
-        return {"initial_times": len(initial_times(inference, store.fields, data)), "steps": steps}
+        made = {"initial_times": len(initial_times(inference, store.fields, data)), "steps": steps}
     except UserError as error:
         return {"refused": str(error)}
+    unread = "in GRIB, which `evaluate` and `plot` do not read: for scores set inference.output.type to zarr or netcdf"
+    return {**made, "note": unread} if inference.output.type == "grib" else made
 
 
 def print_table(description: dict[str, Any]) -> None:
@@ -903,7 +905,8 @@ def print_table(description: dict[str, Any]) -> None:
         + " (before windows with missing fields are left out)",
         "forecasts": f"none: {made['refused']}"
         if "refused" in made
-        else f"from {made['initial_times']} times, {made['steps']} steps each",
+        else f"from {made['initial_times']} time{'' if made['initial_times'] == 1 else 's'}, {made['steps']} "
+        f"step{'' if made['steps'] == 1 else 's'} each" + (f"; {made['note']}" if "note" in made else ""),
         "layout": f"{processes} = data {at['data']}{members} × tensor {at['tensor']} × domain {domain}",
         **{
             f"{name} of each rank": ", ".join(f"{size} = {_sum_of(parts)}" for size, parts in of_sizes.items())
