@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from credit_like import bands, registry
 from credit_like.errors import UserError
 from credit_like.layout import Finding, domain_shape, domain_text
+from credit_like.naming import counted
 from credit_like.outputs import folder_problem
 from credit_like.schema import losses
 from credit_like.schema.base import HiddenKey, format_duration
@@ -905,8 +906,8 @@ def print_table(description: dict[str, Any]) -> None:
         + " (before windows with missing fields are left out)",
         "forecasts": f"none: {made['refused']}"
         if "refused" in made
-        else f"from {made['initial_times']} time{'' if made['initial_times'] == 1 else 's'}, {made['steps']} "
-        f"step{'' if made['steps'] == 1 else 's'} each" + (f"; {made['note']}" if "note" in made else ""),
+        else f"from {counted(made['initial_times'], 'time')}, {counted(made['steps'], 'step')} each"
+        + (f"; {made['note']}" if "note" in made else ""),
         "layout": f"{processes} = data {at['data']}{members} × tensor {at['tensor']} × domain {domain}",
         **{
             f"{name} of each rank": ", ".join(f"{size} = {_sum_of(parts)}" for size, parts in of_sizes.items())
