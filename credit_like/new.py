@@ -131,7 +131,8 @@ def scan(paths: Sequence[str]) -> Data:
     left_out: dict[str, str] = {}
     usable = [_usable(dataset, left_out) for _, dataset in opened]
     varying = {name for i, names in enumerate(usable) for name in names if "time" in opened[i][1][name].dims}
-    groups: dict[tuple[str, ...], list[int]] = {}  # by what varies, because one file of many often has the static fields
+    # What varies is compared, because one file of many often has the static fields.
+    groups: dict[tuple[str, ...], list[int]] = {}
     for i, names in enumerate(usable):
         if names:
             groups.setdefault(tuple(sorted(varying.intersection(names) or names)), []).append(i)
@@ -311,7 +312,8 @@ def _common_times(groups: Mapping[str, Sequence[xr.Dataset]]) -> NDArray[Any]:
     for path, axis in axes.items():
         left = common[np.isin(seconds(common), seconds(axis))]
         if len(common) and not len(left):
-            spans = (f"{name} ({to_text(there[0])} to {to_text(there[-1])})" for name, there in axes.items() if name in (first, path))
+            both = {first: axes[first], path: axis}
+            spans = (f"{name} ({to_text(there[0])} to {to_text(there[-1])})" for name, there in both.items())
             raise UserError(
                 f"expected files with different fields to have times in common, got none in {' and '.join(spans)}; files that "
                 "follow each other in time are joined where they have the same fields: give these, or files of one period"

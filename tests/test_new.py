@@ -340,7 +340,9 @@ def test_files_without_a_common_time_are_named(tmp_path):
     with xr.open_dataset(tmp_path / "data" / "part_b.nc") as second:
         second.drop_vars("sp").to_netcdf(tmp_path / "data" / "part_c.nc")
     (tmp_path / "data" / "part_b.nc").unlink()
-    with pytest.raises(UserError, match=r"part_a.nc \(2000-01-01T00:00:00 to .*\) and .*part_c.nc \(2000-01-11T00:00:00"):
+    with pytest.raises(
+        UserError, match=r"part_a.nc \(2000-01-01T00:00:00 to .*\) and .*part_c.nc \(2000-01-11T00:00:00"
+    ):
         scan([str(tmp_path / "data")])
 
 

@@ -171,7 +171,9 @@ def with_coefficients(experiment: dict[str, Any]) -> dict[str, Any]:
     result = deepcopy(experiment)
     for section in ("inference", "evaluation"):
         derive = (result.get(section) or {}).get("derive")
-        where = derive.get("model_levels") if isinstance(derive, dict) else None
+        if not isinstance(derive, dict):
+            continue
+        where = derive.get("model_levels")
         if isinstance(where, str) and where not in (*SHIPPED, "pressure") and Path(where).is_file():
             levels = read_levels(where)
             derive["model_levels"] = {"a": levels.a.tolist(), "b": levels.b.tolist()}

@@ -45,7 +45,6 @@ class HybridLevels:
     def __len__(self) -> int:
         return len(self.a) - 1
 
-
     @property
     def nominal(self) -> NDArray[np.float64]:
         """Return the pressures in hPa in the middle of the layers over a surface at 1000 hPa."""

@@ -94,9 +94,10 @@ class Forecaster:
 
         `dataset`, or several together, hold the model's prognostic, forcing and static variables under their own names or
         known aliases, over time, level, latitude, longitude, at the points and levels on which the model was trained, among
-        others or in another order; diagnostic variables are optional, and so are the static ones of a package. Points missing at the first initial time are
-        treated as points without data. Raises UserError for an absent variable, level, time or grid, and for a gap in time
-        among what a forecast reads. Only one lead is in memory unless the caller keeps more.
+        others or in another order; diagnostic variables are optional, and so are the static ones of a package. Points
+        missing at the first initial time are treated as points without data. Raises UserError for an absent variable,
+        level, time or grid, and for a gap in time among what a forecast reads. Only one lead is in memory unless the caller
+        keeps more.
         """
         times = [init] if isinstance(init, str) else list(init)
         store = self.open(dataset)
@@ -164,11 +165,9 @@ class Forecaster:
         """Raise UserError where the data lack variables that the model reads."""
         known = sorted({str(name) for dataset in datasets for name in dataset.data_vars})
         read = [v for role in ("prognostic", "dynamic_forcing", "static") for v in self.variables.role(role)]
-        absent = [
-            v.name
-            for v in read
-            if not v.spec.compute and (v.spec.var or v.name) not in known and (v.spec.var or find(v.name, known) is None)
-        ]
+        # `var` names a variable of the files, which has no aliases.
+        found = {v.name: v.spec.var in known if v.spec.var else find(v.name, known) is not None for v in read}
+        absent = [v.name for v in read if not v.spec.compute and not found[v.name]]
         if absent:
             raise UserError(
                 f"expected {', '.join(absent)} in {', '.join(dict.fromkeys(places))}, got {', '.join(known) or 'no variables'}; "
@@ -203,7 +202,7 @@ class Forecaster:
                     )
             raise UserError(
                 f"{where}: expected levels {_listed(wanted)} of {', '.join(v.name for v in on_levels)}, got "
-                f"{_listed(level.values)}{f' {declared}' if declared else ''}; give a file with the levels of the model, in its units"
+                f"{_listed(level.values)}{f' {declared}' if declared else ''}; give a file with the model's levels"
             )
         return dataset
 
@@ -261,7 +260,8 @@ def _positions(there: NDArray[Any], wanted: NDArray[np.float64], axis: str, wher
     if nearest.max() <= _NEAR:
         return at
     spacing = np.abs(np.diff(wanted)).max() if len(wanted) > 1 else 0.0
-    cure = "give a file of the whole area" if nearest.max() > max(spacing, 2 * np.median(nearest)) else "regrid the data"
+    is_part = nearest.max() > max(spacing, 2 * np.median(nearest))
+    cure = "give a file of the whole area" if is_part else "regrid the data"
     raise UserError(
         f"{where}: expected the {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g} of the model's grid, got "
         f"{len(there)} from {there[0]:g} to {there[-1]:g} without {wanted[nearest.argmax()]:g}; {cure}"

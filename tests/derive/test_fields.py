@@ -22,7 +22,7 @@ from credit_like.schema.errors import ExperimentError
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import dump_experiment
 from credit_like.variables import Variables
-from tests.derived import A, B, LEVELS, everything, make_experiment, make_world
+from tests.derived import LEVELS, A, B, everything, make_experiment, make_world
 
 
 @pytest.fixture(scope="module")
@@ -391,7 +391,9 @@ def test_levels_that_the_coefficients_do_not_have_are_refused(world, tmp_path):
     make_world(tmp_path, (1, 2, 12))
     (tmp_path / "levels.yml").write_text("a: [0, 5000, 0]\nb: [0, 0.3, 1]\n")
     _, variables, _ = opened(tmp_path, (1, 2, 12))
-    with pytest.raises(UserError, match="levels of temperature from 1 to 2, or their pressures from 175 to 675 hPa, got 1 to 12"):
+    with pytest.raises(
+        UserError, match="levels of temperature from 1 to 2, or their pressures from 175 to 675 hPa, got 1 to 12"
+    ):
         Derivation(Derive(fields=("geopotential",), model_levels=str(tmp_path / "levels.yml")), variables)
 
 

@@ -170,7 +170,10 @@ def test_forecasts_in_grib_are_refused_with_the_way_to_scores(world, tmp_path):
     experiment, store, variables, _ = world
     output = registry.module("writer", "grib").Config(path=str(tmp_path))
     experiment = experiment.model_copy(
-        update={"inference": experiment.inference.model_copy(update={"output": output}), "save_loc": str(tmp_path / "none")}
+        update={
+            "inference": experiment.inference.model_copy(update={"output": output}),
+            "save_loc": str(tmp_path / "none"),
+        }
     )
     (tmp_path / "forecast").mkdir()
     (tmp_path / "forecast" / "2000-01-01T00.grib").write_bytes(b"GRIB")
@@ -179,5 +182,7 @@ def test_forecasts_in_grib_are_refused_with_the_way_to_scores(world, tmp_path):
         lambda: plot(experiment),
         lambda: open_forecast(tmp_path / "forecast" / "2000-01-01T00.grib"),
     ):
-        with pytest.raises(UserError, match=r"zarr or netCDF, got GRIB in .*forecast.*set `inference.output: \{type: zarr"):
+        with pytest.raises(
+            UserError, match=r"zarr or netCDF, got GRIB in .*forecast.*set `inference.output: \{type: zarr"
+        ):
             command()

@@ -133,9 +133,19 @@ def test_it_is_a_generator_outside_of_inference_mode(run):
         (lambda d: d.drop_vars("u"), INIT, 1, "u"),
         (lambda d: d, "2010-01-01", 1, "expected a time in the data, got 2010-01-01"),
         (lambda d: d, INIT, 0, "expected at least one lead"),
-        (lambda d: d.isel(latitude=slice(2, None)), INIT, 1, "of the model's grid, got .*give a file of the whole area"),
+        (
+            lambda d: d.isel(latitude=slice(2, None)),
+            INIT,
+            1,
+            "of the model's grid, got .*give a file of the whole area",
+        ),
         (lambda d: d.assign_coords(longitude=d.longitude + 2), INIT, 1, "of the model's grid, got .*regrid the data"),
-        (lambda d: d.isel(level=[0]), INIT, 1, "^the data set given: expected levels 1, 2 of u, v, .*got 1; give a file"),
+        (
+            lambda d: d.isel(level=[0]),
+            INIT,
+            1,
+            "^the data set given: expected levels 1, 2 of u, v, .*got 1; give a file",
+        ),
         (
             lambda d: d.drop_vars(["u", "orography", "precipitation"]),
             INIT,

@@ -253,10 +253,11 @@ def open_files(
 ) -> xr.Dataset:
     """Open all files of a configuration as one lazy dataset; `open_one` opens a file with nothing decoded.
 
-    Files with the same fields are joined along time; a field without time needs to be in one of them. Files with different
-    fields are merged and must have equal times; a file with a single time beside files with more has constant fields. With `index`, many local files are opened when they
-    are read, and few remain open; `raw.close()` must then leave what was opened readable. Raises ValueError if a file is not of the
-    `expected` kind, coordinates differ or a time is in two files of the same fields.
+    Files with the same fields are joined along time; a field without time needs to be in one of them. Files with
+    different fields are merged and must have equal times; a file with a single time beside files with more has constant
+    fields. With `index`, many local files are opened when they are read, and few remain open; `raw.close()` must then leave
+    what was opened readable. Raises ValueError if a file is not of the `expected` kind, coordinates differ or a time is in
+    two files of the same fields.
     """
 
     def opened(path: str) -> tuple[xr.Dataset, About]:
@@ -419,8 +420,8 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     first, kinds = files[0].dataset(), _kinds(files)
     variables: dict[str, Any] = {}
     constant = {name for kind in kinds for name in kind.fields if "time" not in kind.dims[name].split()}
-    for name in sorted(constant):  # which one of the files may have, and the others not
-        variables[name] = next(file for file in files if name in file.about.kind.fields).dataset()[name].variable
+    for field in sorted(constant):  # which one of the files may have, and the others not
+        variables[field] = next(file for file in files if field in file.about.kind.fields).dataset()[field].variable
     for name, variable in first.data_vars.items():
         if name in variables or any(name not in kind.dtypes for kind in kinds):
             continue  # not a field: the files of a group have the same fields
