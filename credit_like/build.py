@@ -36,6 +36,7 @@ from credit_like.inference.paths import forecast_path
 from credit_like.launch.chain import best_checkpoint
 from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
+from credit_like.naming import counted
 from credit_like.nn import spectral_norm
 from credit_like.parallel import blame, hang
 from credit_like.parallel.apply import is_compiled, materialise, own_part, parallelise
@@ -334,7 +335,7 @@ def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
         part = (share[0] * runtime.dp_size + runtime.dp_rank, share[1] * runtime.dp_size)
         trained_on = () if found is None else _trained_on(found)
         outcome = write_forecasts(context, checkpoint, part=part, trained_on=trained_on)
-        log.info("%d forecasts computed; %s", outcome.computed, outcome.path)
+        log.info("%s computed; %s", counted(outcome.computed, "forecast"), outcome.path)
         return 0
 
 

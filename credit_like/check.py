@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from credit_like import bands, registry
 from credit_like.errors import UserError
 from credit_like.layout import Finding, domain_shape, domain_text
+from credit_like.naming import counted
 from credit_like.outputs import folder_problem
 from credit_like.schema import losses
 from credit_like.schema.base import HiddenKey, format_duration
@@ -880,9 +881,11 @@ def _describe_forecasts(store: Store) -> dict[str, Any]:
     inference, data = store.experiment.inference, store.experiment.data
     try:
         steps = lead_steps(inference.lead, data.timestep)
-        return {"initial_times": len(initial_times(inference, store.fields, data)), "steps": steps}
+        made = {"initial_times": len(initial_times(inference, store.fields, data)), "steps": steps}
     except UserError as error:
         return {"refused": str(error)}
+    unread = "in GRIB, which `evaluate` and `plot` do not read: for scores set inference.output.type to zarr or netcdf"
+    return {**made, "note": unread} if inference.output.type == "grib" else made
 
 
 def print_table(description: dict[str, Any]) -> None:
@@ -914,7 +917,8 @@ def print_table(description: dict[str, Any]) -> None:
         + " (before windows with missing fields are left out)",
         "forecasts": f"none: {made['refused']}"
         if "refused" in made
-        else f"from {made['initial_times']} times, {made['steps']} steps each",
+        else f"from {counted(made['initial_times'], 'time')}, {counted(made['steps'], 'step')} each"
+        + (f"; {made['note']}" if "note" in made else ""),
         "layout": f"{processes} = data {at['data']}{members} × tensor {at['tensor']} × domain {domain}",
         **{
             f"{name} of each rank": ", ".join(f"{size} = {_sum_of(parts)}" for size, parts in of_sizes.items())

@@ -32,6 +32,11 @@ def units_text(units: str, power: int = 1) -> str:
     return " ".join(factors)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 forecast`, `2 forecasts`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def level_text(level: float, units: str) -> str:
     """Return a level with its units, pressures in hPa: `850 hPa`, `2 m`, or `level 3` where the units are unknown."""
     if (factor := _HECTOPASCAL.get(units.strip().lower())) is not None:

@@ -12,7 +12,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -130,10 +130,12 @@ def scan(paths: Sequence[str]) -> Data:
     opened = _without_single_times([_open(path) for path in files])
     left_out: dict[str, str] = {}
     usable = [_usable(dataset, left_out) for _, dataset in opened]
+    varying = {name for i, names in enumerate(usable) for name in names if "time" in opened[i][1][name].dims}
+    # What varies is compared, because one file of many often has the static fields.
     groups: dict[tuple[str, ...], list[int]] = {}
     for i, names in enumerate(usable):
         if names:
-            groups.setdefault(tuple(sorted(names)), []).append(i)
+            groups.setdefault(tuple(sorted(varying.intersection(names) or names)), []).append(i)
     if not groups:
         raise UserError(
             f"expected variables on latitude and longitude in {', '.join(paths)}, got "
@@ -151,7 +153,7 @@ def scan(paths: Sequence[str]) -> Data:
         for stem, i in zip(stems, members, strict=True):
             dataset, alone = opened[i][1], len(usable[i]) == 1
             variables += [_classify(dataset, var, stem if alone else f"{stem}_{var}", files[i]) for var in usable[i]]
-        times = _common_times([[opened[i][1]] for i in members])
+        times = _common_times({files[i]: [opened[i][1]] for i in members})
     else:
         as_given = len(groups) == 1 and len(paths) == 1 and not _is_folder_of_files(paths[0])
         for together, group in groups.items():
@@ -159,8 +161,10 @@ def scan(paths: Sequence[str]) -> Data:
                 opened[group[0]][0]["duplicates"] = "first"
             where = list(paths) if as_given else _as_given(paths, [files[i] for i in group])
             sources.append({**opened[group[0]][0], "path": where[0] if len(where) == 1 else where})
-            variables += [_classify(opened[group[0]][1], var, var, None) for var in together]
-        times = _common_times([[opened[i][1] for i in group] for group in groups.values()])
+            for var in dict.fromkeys(itertools.chain(together, *(sorted(usable[i]) for i in group))):
+                if all(var != variable.name for variable in variables):
+                    variables.append(_classify(next(opened[i][1] for i in group if var in usable[i]), var, var, None))
+        times = _common_times({files[group[0]]: [opened[i][1] for i in group] for group in groups.values()})
     first = next(opened[i][1] for group in groups.values() for i in group)
     grid = Grid(*(first[axis].values.astype(np.float64) for axis in ("latitude", "longitude")))
     result = Data(sources, grid, times, variables, left_out)
@@ -292,18 +296,29 @@ def _repeated(datasets: Sequence[xr.Dataset], name: str) -> Literal["", "same", 
     return result
 
 
-def _common_times(groups: Sequence[Sequence[xr.Dataset]]) -> NDArray[Any]:
-    """Return the times that all groups of files have."""
-    axes = []
-    for group in groups:
+def _common_times(groups: Mapping[str, Sequence[xr.Dataset]]) -> NDArray[Any]:
+    """Return the times that all groups of files have, each under the path of its first file.
+
+    Raises UserError where there is none.
+    """
+    axes = {}
+    for path, group in groups.items():
         parts = [one["time"].values for one in group if "time" in one.coords and "time" in one.dims]
         if parts:
-            axes.append(np.unique(np.concatenate(parts)))
+            axes[path] = np.unique(np.concatenate(parts))
     if not axes:
         return np.array([])
-    common = axes[0]
-    for axis in axes[1:]:
-        common = common[np.isin(seconds(common), seconds(axis))]
+    first, common = next(iter(axes.items()))
+    for path, axis in axes.items():
+        left = common[np.isin(seconds(common), seconds(axis))]
+        if len(common) and not len(left):
+            both = {first: axes[first], path: axis}
+            spans = (f"{name} ({to_text(there[0])} to {to_text(there[-1])})" for name, there in both.items())
+            raise UserError(
+                f"expected files with different fields to have times in common, got none in {' and '.join(spans)}; files that "
+                "follow each other in time are joined where they have the same fields: give these, or files of one period"
+            )
+        common = left
     return common
 
 

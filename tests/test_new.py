@@ -11,6 +11,7 @@ import yaml
 
 from credit_like import build
 from credit_like.cli import main
+from credit_like.data.store import open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.new import fit_model, run, scan
@@ -317,6 +318,32 @@ def test_files_that_differ_where_they_overlap_are_of_different_variables(tmp_pat
     assert [data[name][end].isoformat() for name, end in (("train", 0), ("test", 1))] == [
         "2000-01-03T12:00:00", "2000-01-18T06:00:00"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_static_fields_in_one_of_several_files_of_the_same_fields_belong_to_all(owner, tmp_path):
+    whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m", "sp"], constant=["lsm"])
+    for number, span in enumerate((slice(0, 40), slice(40, 80))):
+        part = whole.isel(time=span)
+        (part if number == owner else part.drop_vars("lsm")).to_netcdf(tmp_path / f"m_{number}.nc")
+    run([str(tmp_path / "m_*.nc")], tmp_path / "my.yml")
+    experiment = load_experiment(tmp_path / "my.yml")
+    assert [source.path for source in experiment.data.source] == [f"{tmp_path}/m_*.nc"]
+    store = open_store(experiment.data, Variables(experiment.data))
+    assert len(store) == 80
+    np.testing.assert_array_equal(store.static()[0], whole["lsm"].values)
+
+
+def test_files_without_a_common_time_are_named(tmp_path):
+    (tmp_path / "data").mkdir()
+    parts(tmp_path / "data", (0, 40), (40, 80))
+    with xr.open_dataset(tmp_path / "data" / "part_b.nc") as second:
+        second.drop_vars("sp").to_netcdf(tmp_path / "data" / "part_c.nc")
+    (tmp_path / "data" / "part_b.nc").unlink()
+    with pytest.raises(
+        UserError, match=r"part_a.nc \(2000-01-01T00:00:00 to .*\) and .*part_c.nc \(2000-01-11T00:00:00"
+    ):
+        scan([str(tmp_path / "data")])
 
 
 def test_a_message_about_the_proposal_names_the_output(tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
+from credit_like.derive.levels import SHIPPED, read_levels
 from credit_like.errors import UserError, reason, replacing
 from credit_like.nn import spectral_norm
 from credit_like.nn.lora import merged
@@ -161,10 +163,27 @@ def export(save_loc: Path, out: Path, weights: str = "ema", step: int | None = N
     return out
 
 
+def with_coefficients(experiment: dict[str, Any]) -> dict[str, Any]:
+    """Return an experiment with the coefficients of hybrid levels in place of their file, which other machines lack.
+
+    The path of a file that is no longer there remains.
+    """
+    result = deepcopy(experiment)
+    for section in ("inference", "evaluation"):
+        derive = (result.get(section) or {}).get("derive")
+        if not isinstance(derive, dict):
+            continue
+        where = derive.get("model_levels")
+        if isinstance(where, str) and where not in (*SHIPPED, "pressure") and Path(where).is_file():
+            levels = read_levels(where)
+            derive["model_levels"] = {"a": levels.a.tolist(), "b": levels.b.tolist()}
+    return result
+
+
 def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
     """Return the metadata of an export."""
     meta = checkpoint.meta
-    experiment, channels, grid = meta["experiment"], meta["normalisation"], meta["grid"]
+    experiment, channels, grid = with_coefficients(meta["experiment"]), meta["normalisation"], meta["grid"]
     count = {role: len(channels[role]["channels"]) for role in channels}
     return {
         "model": {

@@ -27,6 +27,7 @@ from credit_like.data.files import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
 from credit_like.errors import UserError, reading, replacing
+from credit_like.naming import counted
 from credit_like.processes import draft_beside
 from credit_like.registry import did_you_mean
 from credit_like.schema.data import DataSection, Periods
@@ -531,7 +532,9 @@ def _missing(store: FieldStore, names: Sequence[str], total: Scan) -> list[tuple
     if result:
         first = ", ".join(f"{to_text(store.times[at])} ({what})" for at, what in result[:5])
         dots = ", …" if len(result) > 5 else ""
-        _LOG.warning("%d times with missing fields are left out of every window: %s%s", len(result), first, dots)
+        are = "is" if len(result) == 1 else "are"
+        number = counted(len(result), "time")
+        _LOG.warning("%s with missing fields %s left out of every window: %s%s", number, are, first, dots)
     return result
 
 

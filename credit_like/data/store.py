@@ -65,12 +65,15 @@ class ReadError(RunError):
     """A read failed after the files had been opened; the message names the variable, time, file and cause."""
 
 
+IN_MEMORY = "the data set given"
+
+
 @dataclass(frozen=True)
 class InMemory:
-    """A dataset in memory, in place of a configured source."""
+    """A dataset in memory, in place of a configured source; messages name it by its `type`."""
 
     dataset: xr.Dataset
-    type: str = "the data set given"
+    type: str = IN_MEMORY
     model_fields: ClassVar[dict[str, Any]] = {}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import yaml
@@ -43,16 +45,29 @@ class HybridLevels:
     def __len__(self) -> int:
         return len(self.a) - 1
 
+    @property
+    def nominal(self) -> NDArray[np.float64]:
+        """Return the pressures in hPa in the middle of the layers over a surface at 1000 hPa."""
+        pressure = self.a + self.b * 1e5
+        return (pressure[1:] + pressure[:-1]) / 200
 
-def read_levels(where: str) -> HybridLevels:
-    """Return shipped levels by name, or those of a file.
+
+def read_levels(where: str | Mapping[Literal["a", "b"], Sequence[float]]) -> HybridLevels:
+    """Return shipped levels by name, those of a file, or those with the coefficients given.
 
     A netCDF file has `a_half` and `b_half` or, as the history files of CAM, `hyai` and `hybi` with `P0`; a YAML file has
     lists `a` and `b`. Raises UserError for another name or file.
     """
+    if not isinstance(where, str):
+        if where.keys() != {"a", "b"}:
+            raise UserError(f"expected lists a and b, got {', '.join(where) or 'none'}; give both")
+        return HybridLevels(np.array(where["a"], np.float64), np.array(where["b"], np.float64))
     path = Path(__file__).with_name(SHIPPED[where]) if where in SHIPPED else Path(where)
     if not path.is_file():
-        raise UserError(f"expected {', '.join(SHIPPED)} or a file of coefficients, got {where!r}; change it")
+        raise UserError(
+            f"expected {', '.join(SHIPPED)} or a file of coefficients, got {where!r}, which is not there; change it, or leave "
+            "the derived fields out (`--set inference.derive=null`)"
+        )
     with reading("coefficients of levels", path, "change the file"):
         found = _read_yaml(path) if path.suffix in (".yml", ".yaml") else _read_netcdf(path)
     for a, b in _NAMES:

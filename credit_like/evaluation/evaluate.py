@@ -24,6 +24,7 @@ from credit_like import registry
 from credit_like.data import times as calendar
 from credit_like.data.aliases import find
 from credit_like.data.store import FieldStore
+from credit_like.derive.fields import PL
 from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology, climatology_times, fit_climatology, load_climatology
 from credit_like.evaluation.collect import VECTORS, Collected
@@ -238,8 +239,10 @@ def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore)
     result.attrs["grid"] = "global" if truth.grid.is_global else "regional"
     units = {variable.name: truth.attrs(variable).get("units", "") for variable in scored}
     for vector, components in VECTORS.items():
-        if vector in result and (first := find(components[0], units)):
-            units[vector] = units[first]
+        for end in ("", PL):  # interpolated variables have the model's name, with an end of their own
+            names = {name.removesuffix(PL): name for name in units if name.endswith(PL) == bool(end)}
+            if vector + end in result and (first := find(components[0], names)):
+                units[vector + end] = units[names[first]]
     for name, unit in units.items():
         if name in result and unit:
             result[name].attrs["units"] = unit

@@ -31,6 +31,7 @@ _LOG = logging.getLogger(__name__)
 _CF = {"forecast_reference_time": "time", "forecast_period": "prediction_timedelta"}
 _OTHER_NAMES = {"init_time": "time", "lead_time": "prediction_timedelta", "lat": "latitude", "lon": "longitude"}
 _MEMBERS = ("realization", "member", "ensemble", "ensemble_member", "ens")
+_GRIB = (".grib", ".grib2", ".grb", ".grb2")
 _FORECAST_DIMS = ("time", "prediction_timedelta", "latitude", "longitude")
 Array = NDArray[np.float64]
 
@@ -259,8 +260,18 @@ def open_forecast(path: Path | str) -> xr.Dataset:
         return _open(path)
 
 
+def refuse_grib(path: Path) -> None:
+    """Raise UserError for a GRIB file and a folder that has these and no netCDF files."""
+    if path.suffix in _GRIB or (path.is_dir() and not any(path.glob("*.nc")) and any(path.glob("*.grib"))):
+        raise UserError(
+            f"expected forecasts in zarr or netCDF, got GRIB in {path}, which is not read; set `inference.output: "
+            "{type: zarr, path: FOLDER}`, with a folder of its own, and run `credit-like rollout` again"
+        )
+
+
 def _open(path: Path | str) -> xr.Dataset:
     where = Path(path)
+    refuse_grib(where)
     if where.is_dir() and not (where / "zarr.json").exists() and not (where / ".zgroup").exists():
         files = sorted(where.glob("*.nc"))
         if not files:

@@ -22,9 +22,10 @@ from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.export import load_export
 from credit_like.checkpoint.package import Package, load_static, open_package
 from credit_like.context import Context
+from credit_like.data import units
 from credit_like.data.aliases import find
 from credit_like.data.statistics import Statistics
-from credit_like.data.store import FieldStore, InMemory, open_store
+from credit_like.data.store import IN_MEMORY, FieldStore, InMemory, StoreError, open_store
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.forecast import forecast
@@ -36,6 +37,9 @@ from credit_like.variables import ROLES, Variables
 
 _FAR = 20.0
 """Standard deviations between the mean of an initial field and that of the training data beyond which units differ."""
+
+_NEAR = 1e-3
+"""Degrees within which a point is that of the model."""
 
 
 def load_forecaster(path: str | Path | Package, device: str | torch.device = "cpu") -> Forecaster:
@@ -89,10 +93,11 @@ class Forecaster:
         """Forecast from ISO times in `dataset`; yield one dataset per lead with the initial times along `time`.
 
         `dataset`, or several together, hold the model's prognostic, forcing and static variables under their own names or
-        known aliases, over time, level, latitude, longitude, on the grid on which the model was trained; diagnostic
-        variables are optional, and so are the static ones of a package. Points missing at the first initial time are
-        treated as points without data. Raises UserError for an absent variable, level, time or grid, and for a gap in time
-        among what a forecast reads. Only one lead is in memory unless the caller keeps more.
+        known aliases, over time, level, latitude, longitude, at the points and levels on which the model was trained, among
+        others or in another order; diagnostic variables are optional, and so are the static ones of a package. Points
+        missing at the first initial time are treated as points without data. Raises UserError for an absent variable,
+        level, time or grid, and for a gap in time among what a forecast reads. Only one lead is in memory unless the caller
+        keeps more.
         """
         times = [init] if isinstance(init, str) else list(init)
         store = self.open(dataset)
@@ -121,17 +126,26 @@ class Forecaster:
             context.stepper.noise.reseed("members", self.experiment.inference.ensemble.seed)
         return context
 
-    def open(self, dataset: xr.Dataset | Sequence[xr.Dataset]) -> FieldStore:
+    def open(self, dataset: xr.Dataset | Sequence[xr.Dataset], names: Sequence[str] = ()) -> FieldStore:
         """Return the data as the model's store; absent diagnostic variables are filled with NaN.
 
-        Raises UserError as calling does.
+        `names` are those of the data sets in messages, such as the paths of their files. The points of the model are
+        selected of a larger or shifted grid, and levels converted between Pa and hPa. Raises UserError as calling does.
         """
         datasets = [dataset] if isinstance(dataset, xr.Dataset) else list(dataset)
+        places = list(names) or [IN_MEMORY] * len(datasets)
+        if self.static is not None:
+            known = [str(name) for d in datasets for name in d.data_vars]
+            absent = [str(name) for name in self.static.data_vars if find(str(name), known) is None]
+            datasets += [self.static[absent]] if absent else []
+            places += ["the package's static.nc"] if absent else []
+        self._refuse_absent(datasets, places)
+        datasets = [self._fitted(*part) for part in zip(datasets, places, strict=True)]
+        known = [str(name) for d in datasets for name in d.data_vars]
         first = self.variables.role("prognostic")[0]
         main = next((i for i, d in enumerate(datasets) if find(first.name, map(str, d.data_vars))), None)
-        names = [str(name) for d in datasets for name in d.data_vars]
         for variable in self.variables.role("diagnostic"):
-            if main is None or find(variable.name, names) is not None:
+            if main is None or find(variable.name, known) is not None:
                 continue
             dims = ("time", *(["level"] if variable.levels else []), "latitude", "longitude")
             sizes = {
@@ -141,19 +155,56 @@ class Forecaster:
             shape = tuple(sizes[dim] for dim in dims)
             empty = xr.Variable(dims, np.broadcast_to(np.float32("nan"), shape))
             datasets[main] = datasets[main].assign({variable.name: empty})
-        if self.static is not None:
-            absent = [str(name) for name in self.static.data_vars if find(str(name), names) is None]
-            datasets += [self.static[absent]] if absent else []
-        data = self.experiment.data.model_copy(update={"source": tuple(map(InMemory, datasets))})
-        store = open_store(data, self.variables)
-        for axis in ("latitude", "longitude"):
-            there, wanted = getattr(store.grid, axis), getattr(self.grid, axis)
-            if len(there) != len(wanted) or np.abs(there - wanted).max() > 1e-3:
-                raise UserError(
-                    f"expected the {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g} of the model's grid, got "
-                    f"{len(there)} from {there[0]:g} to {there[-1]:g}; regrid the data"
-                )
-        return store
+        sources = tuple(InMemory(*part) for part in zip(datasets, places, strict=True))
+        try:
+            return open_store(self.experiment.data.model_copy(update={"source": sources}), self.variables)
+        except StoreError as error:  # whose places are keys of an experiment, which those who forecast do not have
+            raise UserError("\n".join(message for _, message in error.problems)) from error
+
+    def _refuse_absent(self, datasets: Sequence[xr.Dataset], places: Sequence[str]) -> None:
+        """Raise UserError where the data lack variables that the model reads."""
+        known = sorted({str(name) for dataset in datasets for name in dataset.data_vars})
+        read = [v for role in ("prognostic", "dynamic_forcing", "static") for v in self.variables.role(role)]
+        # `var` names a variable of the files, which has no aliases.
+        found = {v.name: v.spec.var in known if v.spec.var else find(v.name, known) is not None for v in read}
+        absent = [v.name for v in read if not v.spec.compute and not found[v.name]]
+        if absent:
+            raise UserError(
+                f"expected {', '.join(absent)} in {', '.join(dict.fromkeys(places))}, got {', '.join(known) or 'no variables'}; "
+                "give a further file, or rename the variable"
+            )
+
+    def _fitted(self, dataset: xr.Dataset, where: str) -> xr.Dataset:
+        """Return a data set on the model's points and levels. Raises UserError where it lacks some."""
+        if {"latitude", "longitude"} <= set(dataset.dims):
+            rows = _positions(dataset["latitude"].values, self.grid.latitude, "latitude", where)
+            columns = _positions(dataset["longitude"].values, self.grid.longitude, "longitude", where)
+            chosen = {"latitude": rows, "longitude": columns}
+            changed = {
+                axis: at for axis, at in chosen.items() if not np.array_equal(at, np.arange(dataset.sizes[axis]))
+            }
+            dataset = dataset.isel(changed).assign_coords(
+                {axis: (axis, getattr(self.grid, axis), dataset[axis].attrs) for axis in chosen}
+            )
+        if "level" not in dataset.coords or "level" not in dataset.dims:
+            return dataset
+        stored = {str(name) for name, v in dataset.data_vars.items() if "level" in v.dims}
+        on_levels = [v for v in self.variables if v.levels and find(v.spec.var or v.name, stored) is not None]
+        wanted = sorted({level for variable in on_levels for level in variable.levels})
+        level = dataset["level"]
+        declared = str(level.attrs.get("units", ""))
+        if not _has(level.values, wanted):
+            for unit in ("hPa", "Pa"):
+                factor = units.conversion(declared, unit)[0] if units.same_dimensions(declared, unit) else 1.0
+                if _has(level.values * factor, wanted):
+                    return dataset.assign_coords(
+                        level=("level", np.round(level.values * factor, 6), {**level.attrs, "units": unit})
+                    )
+            raise UserError(
+                f"{where}: expected levels {_listed(wanted)} of {', '.join(v.name for v in on_levels)}, got "
+                f"{_listed(level.values)}{f' {declared}' if declared else ''}; give a file with the model's levels"
+            )
+        return dataset
 
     def _refuse_other_units(self, fields_CHW: NDArray[np.float32]) -> None:
         """Raise UserError for a prognostic channel without any value, or far from all that the model was trained on."""
@@ -194,3 +245,33 @@ class Forecaster:
                 {"channel": names},
             )
         )
+
+
+def _positions(there: NDArray[Any], wanted: NDArray[np.float64], axis: str, where: str) -> NDArray[np.int64]:
+    """Return the positions of the model's latitudes or longitudes among those of the data, longitudes modulo 360.
+
+    Raises UserError where some are absent: the data are of a part of the model's area, or have other points in it.
+    """
+    distance = np.abs(np.asarray(there, np.float64)[None] - wanted[:, None])
+    if axis == "longitude":
+        distance = np.minimum(distance % 360, -distance % 360)
+    at = distance.argmin(1)
+    nearest = distance.min(1)
+    if nearest.max() <= _NEAR:
+        return at
+    spacing = np.abs(np.diff(wanted)).max() if len(wanted) > 1 else 0.0
+    is_part = nearest.max() > max(spacing, 2 * np.median(nearest))
+    cure = "give a file of the whole area" if is_part else "regrid the data"
+    raise UserError(
+        f"{where}: expected the {len(wanted)} {axis}s from {wanted[0]:g} to {wanted[-1]:g} of the model's grid, got "
+        f"{len(there)} from {there[0]:g} to {there[-1]:g} without {wanted[nearest.argmax()]:g}; {cure}"
+    )
+
+
+def _has(there: NDArray[Any], wanted: Sequence[float]) -> bool:
+    """Return whether all wanted levels are there."""
+    return all(np.isclose(there, level, rtol=1e-6, atol=0).any() for level in wanted)
+
+
+def _listed(levels: Sequence[float] | NDArray[Any]) -> str:
+    return ", ".join(f"{level:g}" for level in levels)

@@ -68,7 +68,7 @@ def forecast_from_files(
             )
     forecaster = load_forecaster(export, pick_device(device))
     datasets = [open_source(source) for source in sources]
-    store = forecaster.open(datasets)
+    store = forecaster.open(datasets, sources)
     init = init or calendar.to_text(store.times[-1])
     draft = output.with_name(f".{output.name}.part")
     settings = [f"inference.init=[{init}]", f"inference.lead={lead}", *overrides]
@@ -95,6 +95,12 @@ def open_source(path: str) -> xr.Dataset:
 
     Raises UserError if there is nothing at the path or it has another format.
     """
-    plugin = registry.module("source", source_type(path))
-    dataset: xr.Dataset = plugin.open_dataset(plugin.Config(path=path))
+    try:
+        plugin = registry.module("source", source_type(path))
+        dataset: xr.Dataset = plugin.open_dataset(plugin.Config(path=path))
+    except UserError as error:
+        told = str(error).replace("data.source.path", "--from")
+        if "data.source" in told:  # a key of a source, which a forecast does not have
+            told += " (`forecast` has no such key: write a file that needs none)"
+        raise UserError(told) from error
     return dataset

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from credit_like.checkpoint.errors import SaveFailed, reading_metadata
+from credit_like.naming import counted
 from credit_like.parallel.tensor_copies import check_copies
 from credit_like.state import Sample
 from credit_like.training.garbage import automatic, collected_between_steps
@@ -375,7 +376,8 @@ class Loop:
         progress.validated = True
         progress.forecasts = self.validation.allowance.spent
         if not row:
-            log.warning("no validation sample: data.valid has no complete global batch")
+            if self.context.runtime.is_main:
+                log.warning("no validation sample: data.valid has no complete global batch")
             return True
         loss: float = row["valid_loss"]
         score = loss if math.isfinite(loss) else None
@@ -401,7 +403,8 @@ class Loop:
         if now > before:
             progress.left = progress.epoch + (progress.position > 0)
             progress.epoch, progress.position = self.stage.phase.end, 0
-            why = f"no better validation loss in {section.patience} validations"
+            least = f" by min_change ({section.min_change:g} of it)" if section.min_change else ""
+            why = f"no validation loss lower than the best{least} in {counted(section.patience, 'validation')}"
             log.info("step %d%s ends early: %s", progress.step, self._named(), why)
 
     # ---- saves ---------------------------------------------------------------------------------------------------

@@ -194,9 +194,9 @@ class TrainingState:
             changed = _differences(meta["experiment"], experiment.to_dict())
             plugins = _changed_plugins(meta.get("plugins", []), self._plugins)
             layout = meta["layout"]
-        if changed:
+        if changed and self.context.runtime.is_main:
             log.warning("the experiment changed since step %d: %s", checkpoint.step, ", ".join(changed))
-        if plugins:
+        if plugins and self.context.runtime.is_main:
             log.warning("plug-ins changed since step %d: %s", checkpoint.step, "; ".join(plugins))
         if layout == self._layout():
             mine = f"random/{self.context.runtime.rank}/"

@@ -1,5 +1,6 @@
 """The derived fields of an experiment: values, what they need, and what is refused."""
 
+import json
 import re
 from types import SimpleNamespace
 
@@ -9,17 +10,19 @@ import torch
 import xarray as xr
 
 from credit_like.check import checked_experiment
+from credit_like.checkpoint.export import with_coefficients
 from credit_like.data.store import open_store
 from credit_like.derive import fields, vertical
-from credit_like.derive.fields import Derivation
+from credit_like.derive.fields import Derivation, written_derivation
 from credit_like.derive.horizontal import vorticity
 from credit_like.derive.levels import read_levels
 from credit_like.errors import UserError
 from credit_like.schema.derive import Derive
 from credit_like.schema.errors import ExperimentError
+from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import dump_experiment
 from credit_like.variables import Variables
-from tests.derived import LEVELS, everything, make_experiment, make_world
+from tests.derived import LEVELS, A, B, everything, make_experiment, make_world
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +157,37 @@ def test_without_pressure_levels_fields_are_on_those_of_the_model(world):
     torch.testing.assert_close(result["wind_speed"], torch.hypot(x["u"], x["v"]))
     assert (result["geopotential"].diff(dim=1) < 0).all()
     assert (result["relative_humidity"] > 0).all()
+
+
+@pytest.mark.parametrize("round_to", [10, 0])
+@pytest.mark.parametrize("some", [range(1, 13), (6, 3, 9, 12)])
+def test_levels_named_by_their_pressures_are_those_of_their_numbers(world, tmp_path, some, round_to):
+    """As CAM's `lev`, which archives give in full or in whole hPa, and of which a model may have some."""
+    pressure = (A + 1e5 * B) / 100
+    named = np.round((pressure[1:] + pressure[:-1]) / 2, round_to)[[number - 1 for number in some]]
+    experiment = make_experiment(world, tmp_path, levels=tuple(named.tolist()))
+    derivation = Derivation(Derive.model_validate(everything(world)), Variables(experiment.data))
+    assert derivation.positions(derivation.variables["temperature"]).tolist() == [number - 1 for number in some]
+
+
+def test_an_export_has_the_coefficients_in_place_of_their_file(world, tmp_path):
+    derive = {"derive": everything(world)}
+    experiment = make_experiment(world, tmp_path, inference=derive, evaluation=derive).to_dict()
+    exported = Experiment.model_validate_json(json.dumps(with_coefficients(experiment)))
+    assert str(world) not in json.dumps(exported.to_dict()["inference"]) + json.dumps(exported.to_dict()["evaluation"])
+    derivation = written_derivation(exported, Variables(exported.data))
+    np.testing.assert_array_equal(derivation.hybrid.a, A)
+    np.testing.assert_array_equal(derivation.hybrid.b, B)
+
+
+def test_a_file_of_coefficients_that_is_not_there_stays_a_path_and_is_said(world, tmp_path):
+    derive = {"derive": [{"model_levels": str(tmp_path / "none.nc")}, "geopotential"]}
+    experiment = make_experiment(world, tmp_path, inference=derive)
+    assert with_coefficients(experiment.to_dict()) == experiment.to_dict()
+    with pytest.raises(UserError, match=r"none.nc', which is not there; change it, or .*--set inference.derive=null"):
+        written_derivation(experiment, Variables(experiment.data))
+    with pytest.raises(UserError, match="expected lists a and b, got a; give both"):
+        Derivation(Derive(fields=("geopotential",), model_levels={"a": (0, 1, 2)}), Variables(experiment.data))
 
 
 def test_gradients_reach_every_input(world):
@@ -357,7 +391,9 @@ def test_levels_that_the_coefficients_do_not_have_are_refused(world, tmp_path):
     make_world(tmp_path, (1, 2, 12))
     (tmp_path / "levels.yml").write_text("a: [0, 5000, 0]\nb: [0, 0.3, 1]\n")
     _, variables, _ = opened(tmp_path, (1, 2, 12))
-    with pytest.raises(UserError, match="levels of temperature from 1 to 2, got 1 to 12"):
+    with pytest.raises(
+        UserError, match="levels of temperature from 1 to 2, or their pressures from 175 to 675 hPa, got 1 to 12"
+    ):
         Derivation(Derive(fields=("geopotential",), model_levels=str(tmp_path / "levels.yml")), variables)
 
 

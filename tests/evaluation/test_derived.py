@@ -67,6 +67,8 @@ def test_the_wind_vector_on_pressure_levels(world, tmp_path):
     of = {name: results[name].sel(metric="rmse") for name in ("u_pl", "v_pl", "wind_vector_pl", "wind_vector")}
     assert of["wind_vector_pl"].sel(level=[500, 850]).notnull().all()
     assert (of["wind_vector_pl"].sel(source="model", level=500) > 0).all()
+    units = {name: results[name].attrs.get("units") for name in ("u", "u_pl", "wind_vector_pl", "wind_vector")}
+    assert units == dict.fromkeys(units, "m s-1")
     xr.testing.assert_allclose(of["wind_vector_pl"] ** 2, of["u_pl"] ** 2 + of["v_pl"] ** 2)
     assert of["wind_vector"].sel(level=12).notnull().all()  # that of the model's own levels is there too
 

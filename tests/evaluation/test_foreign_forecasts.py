@@ -7,10 +7,14 @@ import pytest
 import xarray as xr
 from world import forecasts_of_truth, make_context, make_data, make_experiment
 
+from credit_like import registry
 from credit_like.data.units import conversion
 from credit_like.errors import UserError
 from credit_like.evaluation.evaluate import evaluate
 from credit_like.evaluation.needs import open_truth
+from credit_like.evaluation.sources import open_forecast
+from credit_like.figures import plot
+from credit_like.inference.paths import forecast_path
 
 LEADS = 2
 OTHER_UNITS = {"u": "knots", "temperature": "degC", "sp": "hPa", "rain": "m"}
@@ -159,3 +163,26 @@ def test_a_truth_of_another_quantity_is_refused(world, tmp_path):
         UserError, match=r"^evaluation\.truth: expected rain in units that convert to 'kg m-2', in which"
     ):
         open_truth(with_truth(experiment, tmp_path / "truth.nc"), store)
+
+
+def test_forecasts_in_grib_are_refused_with_the_way_to_scores(world, tmp_path):
+    pytest.importorskip("eccodes", reason="the extra `grib` (ecCodes) is not installed")
+    experiment, store, variables, _ = world
+    output = registry.module("writer", "grib").Config(path=str(tmp_path))
+    experiment = experiment.model_copy(
+        update={
+            "inference": experiment.inference.model_copy(update={"output": output}),
+            "save_loc": str(tmp_path / "none"),
+        }
+    )
+    (tmp_path / "forecast").mkdir()
+    (tmp_path / "forecast" / "2000-01-01T00.grib").write_bytes(b"GRIB")
+    for command in (
+        lambda: evaluate(experiment, forecast_path(experiment), store, store, variables),
+        lambda: plot(experiment),
+        lambda: open_forecast(tmp_path / "forecast" / "2000-01-01T00.grib"),
+    ):
+        with pytest.raises(
+            UserError, match=r"zarr or netCDF, got GRIB in .*forecast.*set `inference.output: \{type: zarr"
+        ):
+            command()

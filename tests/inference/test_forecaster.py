@@ -83,6 +83,36 @@ def test_diagnostics_that_are_not_there_have_the_points_of_any_prognostic_variab
     assert np.isfinite(less["precipitation"].values).all()
 
 
+def turned(dataset):
+    """The columns from 180° W on."""
+    longitude = (dataset["longitude"].values + 180) % 360 - 180
+    return dataset.assign_coords(longitude=longitude).sortby("longitude")
+
+
+def on_more_points(dataset):
+    """The fields of a grid with rows between those of the model."""
+    rows = dataset["latitude"].values
+    between = (rows[1:] + rows[:-1]) / 2
+    return dataset.reindex(latitude=np.sort(np.concatenate([rows, between])))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        turned,
+        on_more_points,
+        lambda d: d.isel(latitude=slice(None, None, -1), level=[1, 0]),
+        lambda d: d.assign_coords(level=("level", d["level"].values * 100, {"units": "Pa"})),
+    ],
+    ids=["from 180 W", "more rows", "south first", "Pa"],
+)
+def test_other_forms_of_the_same_fields_give_the_same_forecast(run, form):
+    _, dataset, path = run
+    (expected,) = load_forecaster(path)(dataset, INIT[0], 1)
+    (found,) = load_forecaster(path)(form(dataset), INIT[0], 1)
+    xr.testing.assert_equal(found, expected)
+
+
 def test_a_gap_in_what_a_forecast_reads_is_refused(run, monkeypatch):
     _, dataset, path = run
     monkeypatch.setattr("credit_like.inference.times._has_no_gap", lambda *_: False)
@@ -103,10 +133,27 @@ def test_it_is_a_generator_outside_of_inference_mode(run):
         (lambda d: d.drop_vars("u"), INIT, 1, "u"),
         (lambda d: d, "2010-01-01", 1, "expected a time in the data, got 2010-01-01"),
         (lambda d: d, INIT, 0, "expected at least one lead"),
-        (lambda d: d.isel(latitude=slice(2, None)), INIT, 1, "of the model's grid"),
-        (lambda d: d.isel(level=[0]), INIT, 1, "level"),
+        (
+            lambda d: d.isel(latitude=slice(2, None)),
+            INIT,
+            1,
+            "of the model's grid, got .*give a file of the whole area",
+        ),
+        (lambda d: d.assign_coords(longitude=d.longitude + 2), INIT, 1, "of the model's grid, got .*regrid the data"),
+        (
+            lambda d: d.isel(level=[0]),
+            INIT,
+            1,
+            "^the data set given: expected levels 1, 2 of u, v, .*got 1; give a file",
+        ),
+        (
+            lambda d: d.drop_vars(["u", "orography", "precipitation"]),
+            INIT,
+            1,
+            r"^expected u, orography in the data set given, got column_water, (?!.*precipitation)",
+        ),
     ],
-    ids=["variable", "time", "lead", "grid", "level"],
+    ids=["variable", "time", "lead", "area", "points", "level", "several"],
 )
 def test_what_does_not_fit_is_refused(run, change, init, leads, message):
     _, dataset, path = run

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from credit_like import registry
+from credit_like.data.times import from_seconds
 from credit_like.grid import Grid
 from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.schema.data import DataSection
@@ -25,7 +26,7 @@ UNITS = {
 WRITER = registry.module("writer", "grib")
 
 
-def layout_of(grid=REGULAR, members=1, levels=(500, 850), surface=(), attrs=UNITS):
+def layout_of(grid=REGULAR, members=1, levels=(500, 850), surface=(), attrs=UNITS, calendar="standard"):
     names = surface or ("2m_temperature", "sea_surface_temperature")
     variables = Variables(
         DataSection.model_validate(
@@ -42,7 +43,7 @@ def layout_of(grid=REGULAR, members=1, levels=(500, 850), surface=(), attrs=UNIT
         )
     )
     return ForecastLayout(
-        init=np.array(["2020-02-29T06:00:00", "2020-03-01T00:00:00"], "datetime64[s]"),
+        init=from_seconds(np.array([1582956000, 1583020800]), calendar),
         leads=(1, 4),
         timestep=21600,
         members=members,
@@ -160,6 +161,7 @@ def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expe
             {"levels": (3.64, 3.9), "attrs": {**UNITS, "level_temperature": {}}},
             "expected levels of whole Pa .* got 3.64 ; use netcdf",
         ),
+        ({"calendar": "noleap"}, r"the standard calendar for grib, got noleap; use netcdf \(in .*: -o FILE.nc\)"),
         ({"levels": (0.0005, 1), "attrs": UNITS}, "expected levels of whole Pa .* got 0.0005 hPa"),
         (
             {"levels": (10, 100), "attrs": {**UNITS, "level_temperature": {"units": "m"}}},

@@ -15,6 +15,7 @@ from credit_like.checkpoint.manager import Checkpoint, prune, steps
 from credit_like.checkpoint.rng import set_random_state
 from credit_like.errors import UserError
 from credit_like.launch.chain import best_checkpoint
+from credit_like.parallel.runtime import Runtime
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.load import load_experiment
 from credit_like.schema.phases import hungriest, hungry, phases
@@ -133,7 +134,7 @@ def test_the_average_follows_the_weights_in_a_phase_without_one(whole) -> None:
     )
 
 
-def test_a_phase_with_an_average_may_be_added_to_a_run_without_one(tmp_path, caplog) -> None:
+def test_a_phase_with_an_average_may_be_added_to_a_run_without_one(tmp_path, caplog, monkeypatch) -> None:
     """The average begins with the weights, and is saved and restored from there on."""
     section = {"use_ema": False, "checkpoint": {"every": 1, "keep": 1000, "async": False}}
     made = tiny.trainer(tmp_path, epochs=1, **section)
@@ -153,7 +154,12 @@ def test_a_phase_with_an_average_may_be_added_to_a_run_without_one(tmp_path, cap
         before, after = at(tmp_path, last).read(name), checkpoint.read(name)
         average = torch.lerp(before, after, 1 - min(decay, longer.state.ema.decay))
         torch.testing.assert_close(checkpoint.read(name.replace("model/", "ema/")), average)
+    assert f"the experiment changed since step {last}: " in caplog.text
     caplog.clear()
+    with monkeypatch.context() as other_rank:
+        other_rank.setattr(Runtime, "is_main", False)
+        longer.state.restore(at(tmp_path, last))
+    assert "the experiment changed" not in caplog.text  # one rank says it
     assert tiny.trainer(tmp_path, **section).fit().state == "finished"
     assert "no average" not in caplog.text
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from credit_like import registry
 from credit_like.checkpoint.manager import steps
 from credit_like.launch.status import status
+from credit_like.training.loop import Loop
 from credit_like.training.patience import stalls
 from credit_like.training.validation import Validation
 from tests.faults import harness, tiny
@@ -120,6 +122,27 @@ def test_a_crash_near_an_early_end_goes_on_bitwise(whole, tmp_path, back) -> Non
             shutil.rmtree(folder / "checkpoints" / f"step-{step}")
     assert tiny.trainer(folder, **RESUMED).fit().state == "finished"
     harness.assert_same(folder, whole)
+
+
+@pytest.mark.parametrize(
+    ("section", "text"),
+    [
+        ({"patience": 2, "min_change": 0.01}, "lower than the best by min_change (0.01 of it) in 2 validations"),
+        ({"patience": 1, "min_change": 0}, "lower than the best in 1 validation"),
+    ],
+)
+def test_an_early_end_says_what_is_better(section, text, caplog) -> None:
+    """Where losses fall by less than `min_change`, a phase ends although each was the lowest so far."""
+    losses = [1.0, 0.999, 0.998] if section["min_change"] else [1.0, 1.0]
+    schedule = SimpleNamespace(section=SimpleNamespace(early_stopping=SimpleNamespace(**section)))
+    loop = SimpleNamespace(
+        state=SimpleNamespace(progress=SimpleNamespace(losses=losses, step=3)),
+        stage=SimpleNamespace(schedule=schedule, phase=SimpleNamespace(end=9)),
+        _named=lambda: "",
+    )
+    with caplog.at_level("INFO"):
+        Loop._end_early(loop)
+    assert caplog.messages == [f"step 3 ends early: no validation loss {text}"]
 
 
 def test_status_names_the_best_checkpoint(whole) -> None:

@@ -253,10 +253,11 @@ def open_files(
 ) -> xr.Dataset:
     """Open all files of a configuration as one lazy dataset; `open_one` opens a file with nothing decoded.
 
-    Files with the same fields are joined along time. Files with different fields are merged and must have equal times;
-    a file with a single time beside files with more has constant fields. With `index`, many local files are opened when they
-    are read, and few remain open; `raw.close()` must then leave what was opened readable. Raises ValueError if a file is not of the
-    `expected` kind, coordinates differ or a time is in two files of the same fields.
+    Files with the same fields are joined along time; a field without time needs to be in one of them. Files with
+    different fields are merged and must have equal times; a file with a single time beside files with more has constant
+    fields. With `index`, many local files are opened when they are read, and few remain open; `raw.close()` must then leave
+    what was opened readable. Raises ValueError if a file is not of the `expected` kind, coordinates differ or a time is in
+    two files of the same fields.
     """
 
     def opened(path: str) -> tuple[xr.Dataset, About]:
@@ -276,11 +277,14 @@ def open_files(
     recent: deque[_File] | None = None
     if index and len(paths) >= INDEXED and not any(map(is_url, paths)):
         known, recent = indexed(paths, _options(config), look), deque()
+    every = [_File(path, partial(opened, path), about, recent) for path, about in zip(paths, known, strict=True)]
+    kinds = _kinds(every)
+    varying = {name for kind in kinds for name in kind.fields if "time" in kind.dims[name].split()}
     groups: dict[tuple[str, ...], list[_File]] = {}
-    for path, about in zip(paths, known, strict=True):
-        file = _File(path, partial(opened, path), about, recent)
-        groups.setdefault(file.about.kind.fields, []).append(file)
-    names = {name for kind in _kinds([file for files in groups.values() for file in files]) for name in kind.names}
+    for file in every:
+        here = file.about.kind.fields
+        groups.setdefault(tuple(name for name in here if name in varying) or here, []).append(file)
+    names = {name for kind in kinds for name in kind.names}
     if unknown := sorted(set(config.select) - names):
         raise UserError(
             f"expected data.source.select to name dimensions of the files, got {unknown[0]!r}; remove it or use one of "
@@ -415,8 +419,11 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     of_time = _times_of(files, duplicates)
     first, kinds = files[0].dataset(), _kinds(files)
     variables: dict[str, Any] = {}
+    constant = {name for kind in kinds for name in kind.fields if "time" not in kind.dims[name].split()}
+    for field in sorted(constant):  # which one of the files may have, and the others not
+        variables[field] = next(file for file in files if field in file.about.kind.fields).dataset()[field].variable
     for name, variable in first.data_vars.items():
-        if any(name not in kind.dtypes for kind in kinds):
+        if name in variables or any(name not in kind.dtypes for kind in kinds):
             continue  # not a field: the files of a group have the same fields
         if any(set(kind.dims[str(name)].split()) != set(variable.dims) for kind in kinds):
             continue  # not a field either
@@ -438,6 +445,8 @@ def _refuse_other_fields(files: Sequence[_File]) -> None:
     for file in files[1:]:
         kind = file.about.kind
         for name in first.fields if kind is not first else ():
+            if name not in kind.dims:  # a field without time
+                continue
             if set(kind.dims[name].split()) != set(first.dims[name].split()):
                 raise UserError(
                     f"expected {name} on {first.dims[name]} in all files, as in {files[0].path}, got it on {kind.dims[name]} "

@@ -23,6 +23,7 @@ from credit_like.data.tools.climatology import CLIMATOLOGY, check_climatology
 from credit_like.data.tools.preprocess import Mapper, PassPiece, in_processes, preprocess
 from credit_like.data.tools.rechunk import rechunk
 from credit_like.errors import UserError
+from credit_like.naming import counted
 from credit_like.outputs import check_new, check_own
 from credit_like.schema.data import Period
 from credit_like.schema.experiment import Experiment
@@ -210,4 +211,4 @@ def print_audit(found: Audit, statistics: Statistics) -> None:
         console.print(f"{len(found.findings) - _SHOWN} more in audit.csv")
     left_out = len(statistics.missing_times)
     if left_out:
-        console.print(f"{left_out} times with missing fields will be in no sample")
+        console.print(f"{counted(left_out, 'time')} with missing fields will be in no sample")

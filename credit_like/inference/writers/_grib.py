@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from credit_like.data.aliases import find
 from credit_like.data.sources._grib_files import library, locked
+from credit_like.data.times import calendar_of
 from credit_like.data.units import conversion
 from credit_like.errors import UserError
 from credit_like.grid import Grid
@@ -19,6 +20,7 @@ from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 
 _NUMBERS = ("", "1", "level", "levels")
 """Units of the numbers of model levels."""
+_ELSE = "use netcdf (in `credit-like forecast`: -o FILE.nc)"
 _MISSING = 9999.0  # what ecCodes takes for a point without value; marked in the bitmap
 # ECMWF's parameter database, https://codes.ecmwf.int/grib/param-db/
 _PARAMETERS = {
@@ -49,10 +51,12 @@ class GribWriter(FilePerInit):
         self.grid = _grid_keys(layout.grid)
         if layout.timestep % 3600:
             raise UserError(
-                f"inference.output.type: expected steps of whole hours for grib, got {layout.timestep} s; use netcdf"
+                f"inference.output.type: expected steps of whole hours for grib, got {layout.timestep} s; {_ELSE}"
             )
         if layout.init.dtype.kind != "M":
-            raise UserError("inference.output.type: expected the standard calendar for grib, got another; use netcdf")
+            raise UserError(
+                f"inference.output.type: expected the standard calendar for grib, got {calendar_of(layout.init)}; {_ELSE}"
+            )
         self.levels = {
             name: {level: self._level_keys(name, level) for level in levels or ()}
             for name, levels in layout.chosen.items()
@@ -69,7 +73,7 @@ class GribWriter(FilePerInit):
         if known is None:
             raise UserError(
                 f"inference.output.type: expected variables of ECMWF's parameter table for grib, got {name!r}; choose "
-                "others with inference.output.variables, or use netcdf"
+                "others with inference.output.variables, or {_ELSE}"
             )
         handle = self._message(_PARAMETERS[known], bool(self.layout.chosen[name]))
         wanted = str(self.eccodes.codes_get(handle, "units"))
@@ -79,7 +83,7 @@ class GribWriter(FilePerInit):
             return _PARAMETERS[known], *conversion(given, "1" if wanted == "(0 - 1)" else wanted)
         except UserError as error:
             raise UserError(
-                f"inference.output.type: expected {name} in {wanted} for grib, got {given}; use netcdf"
+                f"inference.output.type: expected {name} in {wanted} for grib, got {given}; {_ELSE}"
             ) from error
 
     def _message(self, parameter: int, on_levels: bool) -> Any:
@@ -110,7 +114,7 @@ class GribWriter(FilePerInit):
             return {"typeOfLevel": "hybrid", "level": int(level)}
         raise UserError(
             f"inference.output.type: expected levels of whole Pa or numbers of model levels for grib, got {level:g} {units}; "
-            "use netcdf"
+            f"{_ELSE}"
         )
 
     def chunks(self, name: str) -> tuple[int, ...]:
@@ -189,4 +193,4 @@ def _grid_keys(grid: Grid) -> dict[str, Any]:
         gaussian = np.rad2deg(np.arcsin(np.polynomial.legendre.leggauss(grid.height)[0]))
         if grid.height % 2 == 0 and np.abs(np.sort(latitude) - gaussian).max() < 1e-3:
             return {"gridType": "regular_gg", "N": grid.height // 2, **keys}
-    raise UserError("inference.output.type: expected a regular or Gaussian grid for grib, got another; use netcdf")
+    raise UserError(f"inference.output.type: expected a regular or Gaussian grid for grib, got another; {_ELSE}")

@@ -46,7 +46,7 @@ def test_preprocess_writes_what_it_says(file, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "missing fields" in said
     assert "u@500" in said
-    assert "1 times with missing fields will be in no sample" in said
+    assert "1 time with missing fields will be in no sample" in said
     made = sorted(p.name for p in (tmp_path / "run").iterdir())
     assert made == ["audit.csv", "audit.png", "climatology.zarr", "statistics.nc"]
     with open(tmp_path / "run" / "audit.csv") as written:
