@@ -57,7 +57,7 @@ _UNITS = {
     "° E": "west east",
     "°": "degrees",
     "hPa": "pressure_levels",
-    "Pa (a), 1 (b)": "model_levels",
+    "Pa (a), 1 (b), those of `data.levels` (lev)": "model_levels",
     "those of the level coordinate": "levels",
     "standard deviations of the change over a step": "amplitude input_noise",
     "those of the variable": "values minimum maximum",

@@ -176,7 +176,8 @@ def with_coefficients(experiment: dict[str, Any]) -> dict[str, Any]:
         where = derive.get("model_levels")
         if isinstance(where, str) and where not in (*SHIPPED, "pressure") and Path(where).is_file():
             levels = read_levels(where)
-            derive["model_levels"] = {"a": levels.a.tolist(), "b": levels.b.tolist()}
+            parts = {"a": levels.a, "b": levels.b, "lev": levels.lev}
+            derive["model_levels"] = {name: part.tolist() for name, part in parts.items() if part is not None}
     return result
 
 

@@ -60,8 +60,6 @@ _UNITS = {
 }
 """Units of what fields are computed from."""
 _HORIZONTAL = ("vorticity", "divergence")
-_NOMINAL = 0.03
-"""Relative difference within which a level is that of a pressure: archives round them, also to whole hPa."""
 _BLOCK_BYTES = 32 * 2**20  # of one field of a column, in double precision
 
 
@@ -309,17 +307,14 @@ class Derivation:
             if (levels <= 0).any():
                 raise UserError(f"{self.key}.model_levels: expected levels in hPa, got {levels.min():g}; change it")
             return np.argsort(levels)
-        if np.array_equal(levels, np.rint(levels)) and levels.min() >= 1 and levels.max() <= len(self.hybrid):
-            return levels.astype(np.int64) - 1
-        nominal = self.hybrid.nominal
-        at = np.abs(levels[:, None] - nominal).argmin(1)
-        if len(set(at)) == len(levels) and np.allclose(nominal[at], levels, rtol=_NOMINAL, atol=0):
+        if (at := self.hybrid.numbers(levels)) is not None:
             return at
         if len(levels) == len(self.hybrid) and not np.array_equal(levels, np.rint(levels)):
             return np.argsort(np.argsort(levels))
         raise UserError(
             f"{self.key}.model_levels: expected levels of {variable.name} from 1 to {len(self.hybrid)}, or their pressures from "
-            f"{nominal[0]:g} to {nominal[-1]:g} hPa, got {levels.min():g} to {levels.max():g}; change it to what data.levels are"
+            f"{self.hybrid.nominal[0]:g} to {self.hybrid.nominal[-1]:g} hPa, got {levels.min():g} to {levels.max():g}; change it "
+            "to what data.levels are"
         )
 
     def _predicted(self, name: str) -> Variable | None:

@@ -23,11 +23,13 @@ _REFERENCE = ("P0", "p0")
 class HybridLevels:
     """Interfaces of K levels, p = a + b · p_s with a (K + 1,) in Pa, from the top of the atmosphere to the surface.
 
-    Raises UserError for interfaces that do not descend from the top to the surface.
+    `lev` (K,) has the levels as the file names them, if it does. Raises UserError for interfaces that do not descend from
+    the top to the surface.
     """
 
     a: NDArray[np.float64]
     b: NDArray[np.float64]
+    lev: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         if self.a.ndim != 1 or self.a.shape != self.b.shape or len(self.a) < 3:
@@ -42,8 +44,24 @@ class HybridLevels:
                 "the coefficients"
             )
 
+        if self.lev is not None and self.lev.shape != (len(self),):
+            object.__setattr__(self, "lev", None)  # of other levels
+
     def __len__(self) -> int:
         return len(self.a) - 1
+
+    def numbers(self, levels: NDArray[np.float64]) -> NDArray[np.int64] | None:
+        """Return the positions of levels given by number from 1, as in the file, or by nominal pressure; None for others."""
+        whole = np.array_equal(levels, np.rint(levels))
+        if whole and levels.min() >= 1 and levels.max() <= len(self):
+            return levels.astype(np.int64) - 1
+        # Archives round pressures to whole hPa.
+        for known, absolute in ((self.lev, 0.0), (self.nominal, 0.5 if whole else 0.0)):
+            if known is not None:
+                at = np.abs(levels[:, None] - known).argmin(1)
+                if len(set(at)) == len(levels) and np.allclose(known[at], levels, rtol=1e-3, atol=absolute):
+                    return at
+        return None
 
     @property
     def nominal(self) -> NDArray[np.float64]:
@@ -52,16 +70,16 @@ class HybridLevels:
         return (pressure[1:] + pressure[:-1]) / 200
 
 
-def read_levels(where: str | Mapping[Literal["a", "b"], Sequence[float]]) -> HybridLevels:
+def read_levels(where: str | Mapping[Literal["a", "b", "lev"], Sequence[float]]) -> HybridLevels:
     """Return shipped levels by name, those of a file, or those with the coefficients given.
 
     A netCDF file has `a_half` and `b_half` or, as the history files of CAM, `hyai` and `hybi` with `P0`; a YAML file has
     lists `a` and `b`. Raises UserError for another name or file.
     """
     if not isinstance(where, str):
-        if where.keys() != {"a", "b"}:
+        if not {"a", "b"} <= where.keys():
             raise UserError(f"expected lists a and b, got {', '.join(where) or 'none'}; give both")
-        return HybridLevels(np.array(where["a"], np.float64), np.array(where["b"], np.float64))
+        return HybridLevels(**{name: np.array(values, np.float64) for name, values in where.items()})
     path = Path(__file__).with_name(SHIPPED[where]) if where in SHIPPED else Path(where)
     if not path.is_file():
         raise UserError(
@@ -73,7 +91,7 @@ def read_levels(where: str | Mapping[Literal["a", "b"], Sequence[float]]) -> Hyb
     for a, b in _NAMES:
         if a in found and b in found:
             scale = next((found[name].item() for name in _REFERENCE if name in found), 1e5) if a == "hyai" else 1.0
-            return HybridLevels(found[a] * scale, found[b])
+            return HybridLevels(found[a] * scale, found[b], found.get("lev"))
     names = " or ".join(f"{a} and {b}" for a, b in _NAMES)
     raise UserError(f"expected coefficients {names} in {where}, got {', '.join(sorted(found)) or 'nothing'}; change it")
 
@@ -88,6 +106,6 @@ def _read_yaml(path: Path) -> dict[str, NDArray[np.float64]]:
 def _read_netcdf(path: Path) -> dict[str, NDArray[np.float64]]:
     import netCDF4
 
-    wanted = {name for pair in _NAMES for name in pair} | set(_REFERENCE)
+    wanted = {name for pair in _NAMES for name in pair} | {"lev", *_REFERENCE}
     with netCDF4.Dataset(path) as dataset:
         return {name: np.asarray(v[...], np.float64) for name, v in dataset.variables.items() if name in wanted}

@@ -29,10 +29,11 @@ class Derive(Section):
     """Names of the fields. Those on levels are on `pressure_levels` if given, else on the levels of the model."""
     pressure_levels: tuple[float, ...] = Field(default=())
     """Pressure levels in hPa. All predicted variables on levels are interpolated to them too, as `<name>_pl`."""
-    model_levels: str | dict[Literal["a", "b"], tuple[float, ...]] = "pressure"
+    model_levels: str | dict[Literal["a", "b", "lev"], tuple[float, ...]] = "pressure"
     """Meaning of `data.levels`: `pressure` in hPa; `era5-137` for numbers of ERA5's 137 model levels; or a file with
     coefficients of hybrid levels (`a_half`, `b_half`; or `hyai`, `hybi`), or lists `{a: […], b: […]}` of them. These levels
-    are counted from 1 at the top, or named by their pressures in hPa over a surface at 1000 hPa, as CAM's `lev`."""
+    are counted from 1 at the top, or named by the `lev` of the file or list, or by their pressures in hPa over a surface at
+    1000 hPa."""
     conventions: Literal["standard", "credit"] = "standard"
     """`credit` gives the numbers of NCAR CREDIT, which places model levels elsewhere within their layers and takes
     sea-level pressure from the temperature at 2 m."""

@@ -170,6 +170,23 @@ def test_levels_named_by_their_pressures_are_those_of_their_numbers(world, tmp_p
     assert derivation.positions(derivation.variables["temperature"]).tolist() == [number - 1 for number in some]
 
 
+def test_levels_may_be_named_as_in_the_file_of_coefficients(world, tmp_path):
+    named = np.arange(12) * 80.0 + 7  # whole numbers that are no pressures of the coefficients
+    xr.Dataset({"hyai": ("ilev", A / 1e5), "hybi": ("ilev", B), "P0": 1e5, "lev": ("lev", named)}).to_netcdf(
+        tmp_path / "cam.nc"
+    )
+    derive = {"derive": [{"model_levels": str(tmp_path / "cam.nc"), "pressure_levels": [500]}]}
+    experiment = make_experiment(world, tmp_path, levels=(167.0, 87.0, 887.0), inference=derive).to_dict()
+    for plain in (experiment, with_coefficients(experiment)):
+        made = Experiment.model_validate(plain)
+        derivation = written_derivation(made, Variables(made.data))
+        assert derivation.positions(derivation.variables["temperature"]).tolist() == [2, 1, 11]
+    experiment["data"]["levels"] = [500, 850]
+    made = Experiment.model_validate(experiment)
+    with pytest.raises(UserError, match="expected levels of temperature from 1 to 12, or their pressures"):
+        written_derivation(made, Variables(made.data))
+
+
 def test_an_export_has_the_coefficients_in_place_of_their_file(world, tmp_path):
     derive = {"derive": everything(world)}
     experiment = make_experiment(world, tmp_path, inference=derive, evaluation=derive).to_dict()
