@@ -13,6 +13,7 @@ from credit_like.checkpoint.manager import steps
 from credit_like.launch.status import status
 from credit_like.training.loop import Loop
 from credit_like.training.patience import stalls
+from credit_like.training.state import Progress
 from credit_like.training.validation import Validation
 from tests.faults import harness, tiny
 
@@ -136,7 +137,7 @@ def test_an_early_end_says_what_is_better(section, text, caplog) -> None:
     losses = [1.0, 0.999, 0.998] if section["min_change"] else [1.0, 1.0]
     schedule = SimpleNamespace(section=SimpleNamespace(early_stopping=SimpleNamespace(**section)))
     loop = SimpleNamespace(
-        state=SimpleNamespace(progress=SimpleNamespace(losses=losses, step=3)),
+        state=SimpleNamespace(progress=Progress(step=3, epoch=2, losses=losses)),
         stage=SimpleNamespace(schedule=schedule, phase=SimpleNamespace(end=9)),
         _named=lambda: "",
     )
