@@ -233,10 +233,8 @@ def chosen_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
 
 def _chosen(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
     """Return the checkpoint that `inference.checkpoint` names; None where the run has none at all."""
-    manager, which = (
-        CheckpointManager(Path(experiment.save_loc) / "checkpoints", runtime=runtime),
-        experiment.inference.checkpoint,
-    )
+    manager = CheckpointManager(Path(experiment.save_loc) / "checkpoints", runtime=runtime)
+    which = experiment.inference.checkpoint
     if which == "newest" or not runtime.broadcast(steps(manager.folder)):
         return manager.latest()
     if which == "best":

@@ -33,8 +33,8 @@ def units_text(units: str, power: int = 1) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 forecast`, `2 forecasts`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return a number with its noun: `1 forecast`, `2 forecasts`, `2 processes`, `2 batches`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
 def level_text(level: float, units: str) -> str:

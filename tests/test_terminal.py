@@ -16,6 +16,7 @@ from credit_like import terminal
 from credit_like.cli import main
 from credit_like.demo import _ratio, print_tables
 from credit_like.evaluation.scorecard import print_scorecard, scorecard
+from credit_like.naming import counted
 from credit_like.terminal import duration, fitted, logging_above, plain_console, progress_bar, shortened
 from credit_like.training.monitor import Monitor
 from tests.experiments import DEMO
@@ -248,3 +249,9 @@ def test_one_unstable_forecast_does_not_hide_the_numbers_of_the_others():
         float(results["u"].isel(lead_time=0, level=0, region=0).sel(source="persistence", metric="rmse")), rel=5e-3
     )
     assert re.fullmatch(r"\d\.\d\de\+\d\d", of["/ pers."][0])
+
+
+def test_numbers_have_nouns_in_their_number():
+    assert [counted(1, "step"), counted(2, "step"), counted(2, "process"), counted(13, "batch")] == [
+        "1 step", "2 steps", "2 processes", "13 batches",
+    ]  # fmt: skip

@@ -360,14 +360,10 @@ class CheckpointManager:
         caller then holds the run's lock. Raises UserError for a format of a later release.
         """
         for step in self.runtime.broadcast(steps(self.folder)[::-1]):
-            damage: DamagedCheckpoint | None = None
-            try:
-                checkpoint = Checkpoint.open(self.folder / f"step-{step}")
-                checkpoint.verify(self.runtime.rank, self.runtime.world)
-            except DamagedCheckpoint as error:
-                damage = error
-                log.warning("checkpoint step-%d is damaged and passed over: %s", step, error)
-            if not self.runtime.agree(damage is not None):
+            checkpoint, damage = self._read(step)
+            if damage:
+                log.warning("checkpoint step-%d is damaged and passed over: %s", step, damage)
+            if checkpoint is not None:
                 return checkpoint
             if set_aside and self.runtime.is_main:
                 _set_aside(self.folder / f"step-{step}")
@@ -383,17 +379,22 @@ class CheckpointManager:
             raise UserError(
                 f"expected a step with a checkpoint in {self.folder} ({', '.join(map(str, there)) or 'there is none'}), got {step}"
             )
-        damage = ""
-        try:
-            checkpoint = Checkpoint.open(self.folder / f"step-{step}")
-            checkpoint.verify(self.runtime.rank, self.runtime.world)
-        except DamagedCheckpoint as error:
-            damage = str(error)
-        if self.runtime.agree(bool(damage)):
+        checkpoint, damage = self._read(step)
+        if checkpoint is None:
             raise UserError(
                 f"expected an intact checkpoint of step {step}, got a damaged one: {damage or 'another rank has it'}"
             )
         return checkpoint
+
+    def _read(self, step: int) -> tuple[Checkpoint | None, str]:
+        """Return the checkpoint of a step, or None where any rank finds it damaged, and what this rank has found."""
+        checkpoint, damage = None, ""
+        try:
+            checkpoint = Checkpoint.open(self.folder / f"step-{step}")
+            checkpoint.verify(self.runtime.rank, self.runtime.world)
+        except DamagedCheckpoint as error:
+            damage = str(error) or type(error).__name__
+        return (None if self.runtime.agree(bool(damage)) else checkpoint), damage
 
 
 def step_of(name: str) -> int | None:

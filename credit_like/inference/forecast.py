@@ -24,7 +24,7 @@ from credit_like.grid import Grid
 from credit_like.host import HostCopy, to_host
 from credit_like.inference.breed import ForMembers, initial_states
 from credit_like.inference.layout import ForecastLayout
-from credit_like.inference.paths import forecast_folder, forecast_path
+from credit_like.inference.paths import forecast_path
 from credit_like.inference.plan import ForecastPlan, output_attributes, plan
 from credit_like.inference.times import times_at
 from credit_like.inference.writers._base import Background, ForecastKey, Writer, claim
@@ -96,7 +96,7 @@ def write_forecasts(
     if trained_on and context.runtime.is_main:
         _tell_trained(forecast_plan, store, trained_on)
     noise, perturb = _differences(context)
-    folder = forecast_folder(experiment)
+    folder = experiment.forecast_folder
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)
     claim(folder, _identity(experiment, forecast_plan, checkpoint), partial(_completed, experiment))
     writer.open()

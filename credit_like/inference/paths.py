@@ -8,13 +8,8 @@ from credit_like import registry
 from credit_like.schema.experiment import Experiment
 
 
-def forecast_folder(experiment: Experiment) -> Path:
-    """Return the folder of this experiment's forecasts."""
-    return experiment.forecast_folder
-
-
 def forecast_path(experiment: Experiment) -> Path:
     """Return the path that `evaluate` opens: a zarr store or a folder of netCDF files."""
     output = experiment.inference.output
-    path: Path = registry.of("writer", output).finished_path(forecast_folder(experiment))
+    path: Path = registry.of("writer", output).finished_path(experiment.forecast_folder)
     return path

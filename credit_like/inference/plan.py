@@ -11,7 +11,6 @@ from credit_like.data.declared import parametric
 from credit_like.data.store import FieldStore
 from credit_like.derive.fields import written_derivation
 from credit_like.inference.layout import ForecastLayout, choose
-from credit_like.inference.paths import forecast_folder
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import check_folder
 from credit_like.schema.experiment import Experiment
@@ -83,7 +82,7 @@ def plan(
 
 def check_files(experiment: Experiment, store: FieldStore, variables: Variables) -> None:
     """Raise UserError for forecasts that their format or their folder does not allow; write nothing."""
-    folder, output = forecast_folder(experiment), experiment.inference.output
+    folder, output = experiment.forecast_folder, experiment.inference.output
     registry.of("writer", output).open_writer(output, plan(experiment, store, variables, "").layout, folder)
     check_folder(folder)
 

@@ -15,6 +15,7 @@ from credit_like import registry
 from credit_like.errors import UserError
 from credit_like.launch.resources import Options, Resources, clock, one_node, resources
 from credit_like.layout import Layout
+from credit_like.naming import counted
 from credit_like.schema.base import format_duration
 from credit_like.schema.checks import layout
 from credit_like.schema.experiment import Experiment
@@ -104,15 +105,15 @@ class Plan:
         if self.mode != "rollout":
             return "1"
         members = self.initial_times is not None and self.shares > self.initial_times
-        shares = count(self.shares, "share") + " of the initial times" + " and members" * members
-        each = f", {count(self.group, 'process')} each" if self.group > 1 else ""
+        shares = counted(self.shares, "share") + " of the initial times" + " and members" * members
+        each = f", {counted(self.group, 'process')} each" if self.group > 1 else ""
         return f"{self.array} side by side, {shares}{each}" if self.array > 1 else f"1, {shares}{each}"
 
     @property
     def each(self) -> str:
         """Processors per node, in words."""
         r = self.resources
-        return count(r.gpus, "GPU") if r.gpus else count(r.processes, "CPU process")
+        return counted(r.gpus, "GPU") if r.gpus else counted(r.processes, "CPU process")
 
     def describe(self) -> list[tuple[str, str]]:
         """Return a description of the submission as rows of a table."""
@@ -120,7 +121,7 @@ class Plan:
         rows = [
             ("experiment", f"{self.name}, {self.mode} on {self.site}"),
             ("jobs", self.jobs),
-            ("nodes", f"{r.nodes} {r.kind} × {self.each} = {count(r.world, 'process')}"),
+            ("nodes", f"{r.nodes} {r.kind} × {self.each} = {counted(r.world, 'process')}"),
             ("per node", f"{r.cpus} CPUs" + (f", {r.memory_gb} GB" if r.memory_gb else "")),
             ("queue", ", ".join(part for part in (r.queue or "default", r.account and f"account {r.account}") if part)),
             ("walltime", clock(r.walltime)),
@@ -142,11 +143,6 @@ class Plan:
         if self.ids:
             rows.append(("submitted", ", ".join(self.ids)))
         return rows + [("note", note) for note in self.notes]
-
-
-def count(number: int, thing: str) -> str:
-    """Return a number with its noun, such as `1 node` or `2 nodes`."""
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}{'es' if thing.endswith('s') else 's'}"
 
 
 def plan_jobs(
@@ -196,8 +192,8 @@ def plan_jobs(
         jobs = -(-shares // (request.processes // group))
         details |= {"array": jobs, "shares": shares, "group": group, "initial_times": times}
         if jobs < request.nodes:
-            used = f"takes {count(jobs, 'node')} of the {request.nodes} that are asked for"
-            details["notes"] = (f"{used}: the forecasts are {count(shares, 'batch')} in all",)
+            used = f"takes {counted(jobs, 'node')} of the {request.nodes} that are asked for"
+            details["notes"] = (f"{used}: the forecasts are {counted(shares, 'batch')} in all",)
         request = one_node(request)
     elif request.nodes > 1:
         raise UserError(f"expected 1 node for {mode}, got {request.nodes}, change pbs.{mode}.nodes or --nodes")

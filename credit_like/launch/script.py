@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from credit_like.errors import UserError
 from credit_like.launch import scheduler
 from credit_like.launch.chain import FINISHED
-from credit_like.launch.plan import Plan, count
+from credit_like.launch.plan import Plan
 from credit_like.launch.resources import seconds
+from credit_like.naming import counted
 from credit_like.schema.base import one_line, one_word
 from credit_like.schema.launch import SiteSection, placeholders
 
@@ -90,12 +91,12 @@ def directives(plan: Plan, site: SiteSection) -> list[str]:
 
 def _title(plan: Plan) -> str:
     r = plan.resources
-    size = f"{count(r.nodes, 'node')} × {plan.each} = {count(r.world, 'process')}"
+    size = f"{counted(r.nodes, 'node')} × {plan.each} = {counted(r.world, 'process')}"
     title = f"{plan.mode} of {plan.name} on {plan.site}: {size}"
     if plan.layout is not None:
         title += f" = {plan.layout}"
     if plan.mode == "rollout":
-        title += f"; {count(plan.array, 'job')}, {count(plan.shares, 'share')}"
+        title += f"; {counted(plan.array, 'job')}, {counted(plan.shares, 'share')}"
     return title
 
 
