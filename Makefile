@@ -16,16 +16,23 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 
 .PHONY: demo test test-all test-slow lint format docs bench gpu env clean
 
 # Modules are compiled when they are first imported, instead of all 11,000 at installation, which took 40 of 90 seconds.
-$(USER_STAMP): pyproject.toml Makefile
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
+define environment
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
-	$(BIN)/python -m pip install --quiet --no-compile -e .
+	$(INSTALL) $(TORCH)
+endef
+
+$(USER_STAMP): pyproject.toml Makefile
+	$(environment)
+	$(INSTALL) -e .
 	touch $@
 
-$(STAMP): $(USER_STAMP)
-	$(BIN)/python -m pip install --quiet --no-compile -e ".[dev]"
-	touch $@
+# With the test tools in one go: pip would otherwise resolve and build everything twice.
+$(STAMP): pyproject.toml Makefile
+	$(environment)
+	$(INSTALL) -e ".[dev]"
+	touch $(USER_STAMP) $@
 
 env: $(STAMP)
 

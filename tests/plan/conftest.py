@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +14,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.plan import simulate as simulation
 from credit_like.plan.layouts import with_layout
 from credit_like.plan.meter import Meter
+from credit_like.plan.replay import Recipes
 from tests.training.without_data import global_grid, trainer_without_data
 from tests.training.without_data import small_experiment as experiment_on
 
@@ -81,13 +81,13 @@ def real(rank, chosen, layout):
     )
 
 
-def simulated(rank, chosen, layout, which, recipes=None):
-    os.environ["WORLD_SIZE"] = "1"
-    return simulation.simulate(chosen, layout, which, GRID, gpu=False, recipes=recipes)
+def simulated(rank, chosen, layout, which, recipes=None, gpu=False):
+    return simulation.simulate(chosen, layout, which, GRID, gpu=gpu, recipes=recipes)
 
 
-def on_gpu(rank, chosen, layout, which):
-    return simulation.simulate(chosen, layout, which, GRID)
+def _learning(rank, chosen, layout, which, known, gpu):
+    recipes = Recipes(known)
+    return simulated(rank, chosen, layout, which, recipes, gpu), recipes.learnt
 
 
 @pytest.fixture(scope="session")
@@ -97,4 +97,22 @@ def small_experiment():
 
 @pytest.fixture
 def small():
-    return SimpleNamespace(experiment=experiment, grid=GRID, real=real, simulated=simulated, on_gpu=on_gpu)
+    return SimpleNamespace(experiment=experiment, grid=GRID, real=real, simulated=simulated)
+
+
+@pytest.fixture(scope="module")
+def known():
+    """Cached operations of earlier simulations, which the simulations of a plan share too."""
+    return {}
+
+
+@pytest.fixture
+def simulate(run_ranks, known):
+    """Return simulate(experiment, layout, rank, gpu), which simulates a rank in a process of its own."""
+
+    def run(chosen, layout, rank=0, gpu=False):
+        ((plan, learnt),) = run_ranks(1, _learning, chosen, layout, rank, known, gpu)
+        known.update(learnt)
+        return plan
+
+    return run

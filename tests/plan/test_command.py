@@ -12,7 +12,7 @@ from credit_like import cli
 from credit_like.plan import advice
 from credit_like.plan.layouts import Candidate
 from credit_like.plan.machine import PRESETS
-from credit_like.plan.run import grid_of, plan_one
+from credit_like.plan.run import grid_of, simulate_all
 
 
 def call(*arguments):
@@ -56,7 +56,7 @@ FOUR = {(4, 1, 1, 1), (4, 1, 1, 2), (4, 1, 1, 4), (2, 1, 2, 1), (2, 1, 2, 2), (2
 def test_plan_of_some_ranks(small, tmp_path, capsys, ranks, layouts):
     """Every row has as many ranks as there are; parameters and optimiser state are shared by the shards."""
     file = tmp_path / "small.yml"
-    file.write_text(yaml.safe_dump(small.experiment().to_dict()))
+    file.write_text(yaml.safe_dump(small.experiment(global_batch_size=ranks).to_dict()))
     assert (
         call("plan", file, "--gpus", str(ranks), "--grid", "64x128", "--json", "--plot", tmp_path / "memory.png") == 0
     )
@@ -100,17 +100,12 @@ def test_submit_says_the_plan_and_refuses_what_cannot_fit(small, tmp_path, capsy
 
 
 @pytest.mark.slow
-def test_of_a_training_in_phases_the_hungriest_is_planned(small, tmp_path, capsys):
+def test_of_a_training_in_phases_the_hungriest_is_planned(small, known):
     def planned(changes):
-        data = small.experiment().to_dict()
-        data["trainer"] |= changes.pop("trainer", {})
-        data["data"] |= changes
-        file = tmp_path / "small.yml"
-        file.write_text(yaml.safe_dump(data))
-        assert call("plan", file, "--gpus", "1", "--grid", "64x128", "--json") == 0
-        (row,) = json.loads(capsys.readouterr().out)["layouts"]
-        (rank,) = row["ranks"]
-        return rank["memory"]
+        experiment = small.experiment(global_batch_size=1, **changes.pop("trainer", {}), **changes)
+        ((row,), _) = simulate_all(experiment, [Candidate(1)], PRESETS["a100-40gb"], small.grid, known=known)
+        (rank,) = row.ranks
+        return rank.parts
 
     phases = [{"forecast_len": 2}, {"forecast_len": 3}, {"forecast_len": 6, "backprop_steps": 1}]
     assert planned({"trainer": {"phases": phases}}) == planned({"forecast_len": 3})
@@ -124,12 +119,12 @@ def test_of_a_training_in_phases_the_hungriest_is_planned(small, tmp_path, capsy
 @pytest.mark.parametrize(
     ("gpu", "compile", "compiled"), [(False, None, False), (False, True, True), (True, None, True)]
 )
-def test_a_machine_is_planned_with_its_own_kernels(run_ranks, small, gpu, compile, compiled):
+def test_a_machine_is_planned_with_its_own_kernels(small, simulate, known, gpu, compile, compiled):
     """As `train` would compute there: a CPU compiles only where it is told to. So does the advice after memory ran out."""
     chosen = small.experiment(global_batch_size=1, parallelism={"data": "none"}, compile=compile)
     layout, machine = Candidate(1, data="none"), replace(PRESETS["h100"], streams=gpu)
-    (rank,) = plan_one(chosen, layout, machine, small.grid, 1).ranks
-    (wanted,) = run_ranks(1, small.on_gpu if gpu else small.simulated, chosen, layout, 0)
+    ((row,), _) = simulate_all(chosen, [layout], machine, small.grid, known=known)
+    (rank,), wanted = row.ranks, simulate(chosen, layout, gpu=gpu)
     assert (rank.operations, rank.parts) == (wanted.operations, wanted.parts)
     assert rank.compiled is compiled
-    assert advice._planned(chosen, 1, small.grid, gpu, {}).fullest.parts == wanted.parts
+    assert advice._planned(chosen, 1, small.grid, gpu, known).fullest.parts == wanted.parts

@@ -6,7 +6,6 @@ import pytest
 
 from credit_like.plan.events import Run
 from credit_like.plan.layouts import Candidate
-from credit_like.plan.replay import Recipes
 from credit_like.plan.simulate import AVERAGE, OPTIMIZER, PARAMETERS, SAMPLE, places, within
 from credit_like.schema.origin import StartFrom
 
@@ -28,23 +27,11 @@ LAYOUTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def known():
-    """What simulations have found out of operations; what a plan does with that, these tests do too."""
-    return {}
-
-
-def _simulated(rank, small, experiment, layout, which, known):
-    recipes = Recipes(known)
-    return small.simulated(rank, experiment, layout, which, recipes), recipes.learnt
-
-
-def compare(run_ranks, small, known, layout, section):
+def compare(run_ranks, small, simulate, layout, section):
     experiment = small.experiment(**{"global_batch_size": 2 * layout.dp} | section)
     done = run_ranks(layout.world, small.real, experiment, layout, timeout=900)
     for rank in sorted({0, layout.world - 1}):
-        ((plan, learnt),) = run_ranks(1, _simulated, small, experiment, layout, rank, known, timeout=900)
-        known |= learnt
+        plan = simulate(experiment, layout, rank)
         assert plan.messages == done[rank].messages
         assert plan.flops == done[rank].flops
         assert {part: plan.parts[part] for part in done[rank].kept} == done[rank].kept
@@ -55,8 +42,8 @@ def compare(run_ranks, small, known, layout, section):
 
 
 @pytest.mark.slow
-def test_bands_do_what_the_plan_says(run_ranks, small, known):
-    compare(run_ranks, small, known, *LAYOUTS[7])
+def test_bands_do_what_the_plan_says(run_ranks, small, simulate):
+    compare(run_ranks, small, simulate, *LAYOUTS[7])
 
 
 @pytest.mark.slow
@@ -65,15 +52,15 @@ def test_bands_do_what_the_plan_says(run_ranks, small, known):
     [LAYOUTS[-1], *(pytest.param(*case, marks=pytest.mark.long) for case in LAYOUTS[:-1])],
     ids=lambda value: str(value).replace(" ", ""),
 )
-def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, known, layout, section):
-    compare(run_ranks, small, known, layout, section)
+def test_every_kind_of_layout_does_what_the_plan_says(run_ranks, small, simulate, layout, section):
+    compare(run_ranks, small, simulate, layout, section)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "layout", [Candidate(2), pytest.param(Candidate(2, data="ddp"), marks=pytest.mark.long)], ids=str
 )
-def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, small, layout):
+def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, small, simulate, layout):
     """Counted by the plan and in a real run: what is left belongs to the head, which alone is trained."""
 
     def with_frozen(*freeze):
@@ -83,7 +70,7 @@ def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, s
     def part(freeze):
         experiment = with_frozen(*freeze)
         done = run_ranks(2, small.real, experiment, layout, timeout=900)[0]
-        ((plan, _),) = run_ranks(1, _simulated, small, experiment, layout, 0, {}, timeout=900)
+        plan = simulate(experiment, layout)
         assert plan.messages == done.messages
         assert {part: plan.parts[part] for part in done.kept} == done.kept
         return plan
@@ -101,12 +88,12 @@ def test_frozen_parameters_cost_no_gradient_no_state_and_no_message(run_ranks, s
 
 
 @pytest.mark.slow
-def test_nothing_is_allocated_for_real(run_ranks, small):
+def test_nothing_is_allocated_for_real(small, simulate):
     """A model whose activations alone would need a hundred times what the process may grow by."""
 
     def simulated(micro_batch):
         experiment = small.experiment(micro_batch_size=micro_batch, global_batch_size=2 * micro_batch)
-        return run_ranks(1, small.on_gpu, experiment, Candidate(2), 0, timeout=900)[0]
+        return simulate(experiment, Candidate(2), gpu=True)
 
     one, two, large = simulated(1), simulated(2), simulated(256)
     assert large.parts["activations"] > 2**30
@@ -116,22 +103,22 @@ def test_nothing_is_allocated_for_real(run_ranks, small):
 
 
 @pytest.mark.slow
-def test_of_random_forecasts_the_longest_is_simulated(run_ranks, small):
+def test_of_random_forecasts_the_longest_is_simulated(small, simulate):
     """At seed 0 the first step of a training would take fewer than eight."""
     found = []
     for random in (True, False):
         experiment = small.experiment(forecast_len=8, random_forecast_len=random, global_batch_size=1)
-        found += run_ranks(1, small.simulated, experiment, Candidate(1, data="none"), 0)
+        found.append(simulate(experiment, Candidate(1, data="none")))
     assert found[0].parts == found[1].parts
     assert found[0].flops == found[1].flops
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("precision", "narrow"), [("high", True), ("highest", False)])
-def test_float32_is_multiplied_as_the_training_does(run_ranks, small, precision, narrow):
+def test_float32_is_multiplied_as_the_training_does(small, simulate, precision, narrow):
     """The power iterations of spectral norms have no TensorFloat-32 in either."""
     experiment = small.experiment(global_batch_size=1, matmul_precision=precision, model={"use_spectral_norm": True})
-    (rank,) = run_ranks(1, small.on_gpu, experiment, Candidate(1, data="none"), 0)
+    rank = simulate(experiment, Candidate(1, data="none"), gpu=True)
     flops = dict.fromkeys(("half", "tf32", "wide"), 0)
     for event in rank.events:
         if isinstance(event, Run):
