@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from credit_like import registry
 from credit_like.errors import UserError
-from credit_like.launch.resources import Options, Resources, clock, one_node, resources
+from credit_like.launch.resources import Resources, clock, one_node, resources
 from credit_like.layout import Layout
 from credit_like.naming import counted
 from credit_like.schema.base import format_duration
@@ -148,7 +148,6 @@ class Plan:
 def plan_jobs(
     experiment: Experiment,
     mode: Mode,
-    options: Options | None = None,
     *,
     site: SiteSection | None = None,
     chain: Chain = 1,
@@ -162,7 +161,7 @@ def plan_jobs(
     """
     site = site or experiment.site or SiteSection()
     pbs = experiment.pbs or PbsSection()
-    request = resources(pbs, site, mode, options)
+    request = resources(pbs, site, mode)
     workdir = (workdir or Path.cwd()).absolute()
     save_loc = Path(os.path.normpath(workdir / experiment.save_loc))
     if site.scheduler in _AWKWARD and (awkward := _AWKWARD[site.scheduler])[0].search(str(save_loc)):

@@ -99,39 +99,33 @@ class Resources:
         return {name: None if value is None else str(value) for name, value in values.items()}
 
 
-def request_of(pbs: PbsSection, mode: Mode, options: Options) -> Request:
-    """Return the request of a mode: command line first, then the mode's own keys, then the `pbs` section.
+def request_of(pbs: PbsSection, mode: Mode) -> Request:
+    """Return the request of a mode: the mode's own keys first, then the `pbs` section.
 
     By default, preprocessing and scoring request one CPU node, and a rollout requests one node like those of training.
     """
     common = Request.model_construct(**{name: getattr(pbs, name) for name in Request.model_fields})
     if mode == "train":
-        own = common
-    else:
-        alone = {"ngpus": 0, "processes": None, "cpus": None, "memory_gb": None}
-        base = common.model_copy(update={"nodes": 1, **({} if mode == "rollout" else alone)})
-        asked: Request = getattr(pbs, mode)
-        if asked.ngpus:
-            base = base.model_copy(update={"processes": None})  # one per GPU
-        own = base.model_copy(update={k: v for k in Request.model_fields if (v := getattr(asked, k)) is not None})
-    changes: dict[str, Any] = {name: value for name in _ASKED if (value := getattr(options, name)) is not None}
-    if changes.get("ngpus"):
-        changes["processes"] = None  # one per GPU
-    return own.model_copy(update=changes)
+        return common
+    alone = {"ngpus": 0, "processes": None, "cpus": None, "memory_gb": None}
+    base = common.model_copy(update={"nodes": 1, **({} if mode == "rollout" else alone)})
+    asked: Request = getattr(pbs, mode)
+    if asked.ngpus:
+        base = base.model_copy(update={"processes": None})  # one per GPU
+    return base.model_copy(update={k: v for k in Request.model_fields if (v := getattr(asked, k)) is not None})
 
 
-def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options | None = None) -> Resources:
+def resources(pbs: PbsSection, site: SiteSection, mode: Mode) -> Resources:
     """Return the resources of one job, checked against the site's rules.
 
     Raises UserError for a missing account or field, a queue that does not exist or does not take the job, and nodes that are
     too small.
     """
-    options = options or Options()
-    request = request_of(pbs, mode, options)
+    request = request_of(pbs, mode)
     assert request.nodes is not None
     assert request.ngpus is not None
     assert request.walltime is not None
-    queue_is_asked = options.queue is not None or mode == "train" or getattr(pbs, mode).queue is not None
+    queue_is_asked = mode == "train" or getattr(pbs, mode).queue is not None
     if request.walltime < (least := _LEAST.get(site.scheduler, dt.timedelta(seconds=1))):
         raise UserError(
             f"expected a walltime of at least {clock(least)} at {site.name}, got {request.walltime.total_seconds():g} s, change "
@@ -140,7 +134,7 @@ def resources(pbs: PbsSection, site: SiteSection, mode: Mode, options: Options |
     queue, kind = _queue_and_kind(site, request, 1 if mode == "rollout" else request.nodes, queue_is_asked)
     node = site.nodes[kind]
     _fits_node(site, node, kind, request)
-    account = options.account or pbs.account
+    account = pbs.account
     if site.account_required and not account:
         raise UserError(f"expected an account for {site.name}, got none, add pbs.account or --account")
     gpus = request.ngpus

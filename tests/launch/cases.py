@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
 from functools import cache
 from pathlib import Path
 
 from credit_like.launch.plan import Plan, plan_jobs
+from credit_like.launch.resources import Options, overrides_of
 from credit_like.schema.experiment import Experiment
-from credit_like.schema.launch import MODES, SiteSection
+from credit_like.schema.launch import MODES, Mode, SiteSection
+from credit_like.schema.load import dump_experiment, load_experiment
 
 SITES = ("derecho", "casper", "polaris", "gadi", "generic-pbs", "perlmutter", "generic-slurm", "local")
 GOLDEN = Path(__file__).parent / "golden"
@@ -24,6 +27,14 @@ REQUESTS = {
     "generic-slurm": {"queue": "gpu", "nodes": 2, "ngpus": 4, "walltime": "06:00:00"},
     "local": {"nodes": 1, "ngpus": 0, "processes": 2, "walltime": "00:10:00"},
 }
+
+
+def asking(given: Experiment, mode: Mode, options: Options) -> Experiment:
+    """Return an experiment with options of the command line, which `submit` loads as overrides."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "experiment.yml"
+        file.write_text(dump_experiment(given), encoding="utf-8")
+        return load_experiment(file, overrides_of(options, mode))
 
 
 def experiment(

@@ -19,7 +19,7 @@ from credit_like.launch.plan import plan_jobs
 from credit_like.launch.resources import Options
 from credit_like.launch.script import render
 from credit_like.schema.launch import MODES, SiteSection
-from tests.launch.cases import WORKDIR, experiment, profile
+from tests.launch.cases import WORKDIR, asking, experiment, profile
 
 NASTY = (
     "$(touch /tmp/x)", "`id`", "a'b", 'a"b', "a\\", "x; rm -rf ~", "x\ntouch /tmp/x", "x\r#PBS -l walltime=999:00:00",
@@ -144,14 +144,17 @@ def test_a_script_has_the_same_shape_whatever_its_texts_hold(field, text, mode, 
 @given(text=texts, key=st.sampled_from(["account", "queue"]))
 def test_the_options_of_the_command_line_are_one_word_too(text, key):
     given_experiment, site = experiment("generic-pbs"), profile("generic-pbs")
-    plain = plan_jobs(given_experiment, "train", Options(**{key: PLAIN}), python="python", workdir=WORKDIR)
-    plan = plan_jobs(given_experiment, "train", Options(**{key: text}), python="python", workdir=WORKDIR)
+
+    def scripts(text):
+        asked = asking(given_experiment, "train", Options(**{key: text}))
+        return render(plan_jobs(asked, "train", python="python", workdir=WORKDIR), site).values()
+
     try:
-        (found,) = render(plan, site).values()
+        (found,) = scripts(text)
     except UserError:
         return
     if text:
-        assert shape(found) == shape(*render(plain, site).values())
+        assert shape(found) == shape(*scripts(PLAIN))
 
 
 @pytest.mark.parametrize("text", [text for text in NASTY if text != "é"])

@@ -24,7 +24,7 @@ from credit_like.launch.submit import active_jobs, chain_of, mode_of, submit
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.launch import MODES, PbsSection, SiteSection
 from credit_like.schema.load import load_experiment
-from tests.launch.cases import experiment
+from tests.launch.cases import asking, experiment
 from tests.launch.standin import StandIn
 from tests.launch.test_chain_standin import python, write_experiment
 
@@ -96,12 +96,12 @@ from tests.launch.test_chain_standin import python, write_experiment
     ],
 )
 def test_each_rule_of_a_site_has_its_message(site, mode, pbs, asked, message):
-    given = experiment(site, pbs=pbs)
+    given = asking(experiment(site, pbs=pbs), mode, Options(**asked))
     if message is None:
-        assert plan_jobs(given, mode, Options(**asked)).resources.world
+        assert plan_jobs(given, mode).resources.world
     else:
         with pytest.raises(ValueError, match=message):
-            plan_jobs(given, mode, Options(**asked))
+            plan_jobs(given, mode)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from credit_like.launch.plan import plan_jobs
-from credit_like.launch.resources import Options
 from credit_like.launch.script import render
 from credit_like.schema.launch import MODES
 from tests.launch.cases import GOLDEN, SITES, WORKDIR, experiment, golden_plans, profile
@@ -109,9 +108,12 @@ def test_no_request_yields_totals_that_disagree(site, mode, nodes, ngpus, minute
             "init": ["2000-08-01", (dt.datetime(2000, 8, 1) + dt.timedelta(hours=6 * (times - 1))).isoformat(), "6h"]
         },
     )
-    options = Options(nodes=nodes, ngpus=ngpus, walltime=dt.timedelta(minutes=minutes))
+    whole = given_experiment.to_dict()
+    own = whole["pbs"] if mode == "train" else whole["pbs"][mode]
+    own |= {"nodes": nodes, "ngpus": ngpus, "walltime": f"{minutes}min"} | ({"processes": None} if ngpus else {})
     try:
-        plan = plan_jobs(given_experiment, mode, options, python="/opt/env/bin/python", workdir=WORKDIR)
+        asked = type(given_experiment).model_validate(whole)
+        plan = plan_jobs(asked, mode, python="/opt/env/bin/python", workdir=WORKDIR)
     except ValueError as error:
         if not re.search(r"expected .*got", str(error)):
             raise
