@@ -1440,7 +1440,8 @@ def report(bench: Bench, cases: Sequence[str], before: str = "") -> str:
                 "model, because the machine was shared; processor minutes are those of training alone. A range in brackets "
                 "after a mean is that of the seeds. The data are those of `credit-like demo`, the forecasts those of its test "
                 "period. Their weather is simulated, and chaotic: where BLAS has other kernels, on another processor, it is "
-                "another after some hundred days. [The same recipes on another weather](recipes-again.md) say what that changes."
+                "another after some hundred days. [The same recipes on a second simulated data set](recipes-again.md) say "
+                "what that changes."
             ]
         )
     ]

@@ -705,7 +705,7 @@ def _statistics_file_findings(store: Store) -> Iterator[Finding]:
     if name is not None and not os.path.isfile(name):  # also for a name that no path can have
         yield (
             ("data", "statistics"),
-            f"expected a netCDF file, got {name!r}, which is none, change it or run `credit-like preprocess`",
+            f"expected a netCDF file, got {name!r}, which is not one, change it or run `credit-like preprocess`",
         )
 
 

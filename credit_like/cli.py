@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             app(arguments, prog_name="credit-like")
     except SystemExit as end:
         if isinstance(end.__context__, typer.Exit) and end.code == _INTERRUPTED:  # from Ctrl-C, by way of typer
-            typer.echo("interrupted; the same command continues the work or repeats it", err=True)
+            typer.echo("interrupted; run the same command again to continue or repeat the work", err=True)
         raise
 
 
@@ -327,7 +327,7 @@ def rollout(
         str, typer.Option(metavar="I/N", help="Compute the I-th of N parts of the initial times.")
     ] = "1/1",
 ) -> None:
-    """Compute forecasts with the newest checkpoint.
+    """Compute forecasts with a trained model.
 
     They begin at the times of `inference.init`.
     """
@@ -505,10 +505,10 @@ def bench(
 ) -> None:
     """Measure this machine for `plan --gpu FILE`.
 
-    Under torchrun the network between the processes is measured too.
+    Under a launcher (torchrun, srun, mpiexec or mpirun), also measure the network between the processes.
     """
     if output is not None and not output.absolute().parent.is_dir():
-        raise UserError(f"expected --output in a folder that is there, got {output}")
+        raise UserError(f"expected --output in an existing folder, got {output}, create the folder or change the path")
     from credit_like.plan.calibrate import bench as measured
     from credit_like.plan.show import print_machine
 

@@ -46,7 +46,9 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
 
     def say(what: str, command: str, file: Path) -> None:
         console.rule(Text(what, "bold"))
-        console.print(f"{time.monotonic() - began:5.0f} s   alone: credit-like {command} {file}", style="dim")
+        console.print(
+            f"{time.monotonic() - began:5.0f} s   to run only this stage: credit-like {command} {file}", style="dim"
+        )
 
     def perform(
         stages: Sequence[tuple[str, str, Callable[[Experiment], int]]], experiment: Experiment, of: Path
@@ -84,7 +86,7 @@ def run(save_loc: Path, ensemble: bool = False) -> int:
     report = write_report(experiment, time.monotonic() - began)
     console.rule(Text("Report", "bold"))
     print_tables(load_results(evaluation_folder(experiment)), console)
-    console.print(f"Everything is in {save_loc}; the scores and maps to browse: {report}", soft_wrap=True)
+    console.print(f"All results are in {save_loc}. Open {report} to view the scores and maps.", soft_wrap=True)
     return 0
 
 

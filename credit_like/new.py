@@ -94,7 +94,9 @@ def run(data: Sequence[str], output: Path) -> list[str]:
 
     check_new("--output", output)
     if not output.absolute().parent.is_dir():
-        raise UserError(f"--output: expected it in a folder that is there, got {output}; change it")
+        raise UserError(
+            f"--output: expected a file in an existing folder, got {output}; create the folder or change the path"
+        )
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", output.stem).strip("-") or "experiment"
     found = scan(data)
     text = propose(found, name)

@@ -152,7 +152,7 @@ def locate(plugin: str) -> Package:
     if os.path.isabs(plugin):
         folder = Path(plugin)
         if not os.path.isdir(plugin):  # also for a name that no path can have
-            raise UserError(f"expected a folder of plug-ins, got {plugin!r}, which is none, change it")
+            raise UserError(f"expected a folder of plug-ins, got {plugin!r}, which is not one, change it")
         return Package(plugin, outside.package_name(folder), (folder,))
     try:
         spec = find_spec(plugin) if plugin.strip(".") else None

@@ -143,7 +143,7 @@ def test_a_place_that_cannot_be_written_is_refused_first(tmp_path, monkeypatch, 
         cli.main([part.format(named) for part in CASES[case][0]])
     said = capsys.readouterr().err
     assert end.value.code == 2, said
-    assert why in said or "in a folder that is there" in said, said
+    assert why in said or "in an existing folder" in said, said
     assert found(tmp_path) == before
 
 

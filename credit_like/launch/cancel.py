@@ -152,4 +152,6 @@ def _end(save_loc: Path, events: Sequence[Event], job: str, state: str) -> Outco
         return Outcome(job, mode, state, "ended by itself")
     record(save_loc, "cancelled", mode=mode, job=job, reason="while it ran" if _has_begun(state) else "before it began")
     saves = _has_begun(state) and mode == "train"
-    return Outcome(job, mode, state, "cancelled" + "; saves the step at hand if the site leaves it the time" * saves)
+    return Outcome(
+        job, mode, state, "cancelled" + "; the job saves the current step if the site allows enough time" * saves
+    )

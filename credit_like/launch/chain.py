@@ -191,8 +191,8 @@ def decide(
     if _has_changed(last, written) and state == "failed":
         return Decision("stop", f"job {last['job']} failed at step {status.get('step')}: {status.get('reason')}")
     if checkpoint <= last["checkpoint"]:
-        how = f"with exit status {ends[last['job']]}" if last["job"] in ends else "without a word"
-        return Decision("stop", f"job {last['job']} ended {how} and no new checkpoint; its log says why")
+        how = f"with exit status {ends[last['job']]}" if last["job"] in ends else "without an exit status"
+        return Decision("stop", f"job {last['job']} ended {how} and without a new checkpoint; see its log")
     return Decision("run")
 
 

@@ -170,7 +170,7 @@ def plan_jobs(
         )
     if mode != "train" and chain != 1:
         raise UserError(
-            f"expected --chain with --mode train only, got --mode {mode}; submitted again it does what is missing"
+            f"expected --chain with --mode train only, got --mode {mode}; submit it again to compute what is missing"
         )
     if isinstance(chain, int) and chain < 1:
         raise UserError(f"expected a chain of at least 1 job, got {chain}")

@@ -252,7 +252,7 @@ def _recorded(path: Path, variables: Variables) -> dict[str, list[str]]:
             for ours, theirs in (("inputs", "input"), ("outputs", "target"))
         }
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        raise UserError(f"{path}: expected CREDIT's record of channels, got {error!r}; mend or remove it") from error
+        raise UserError(f"{path}: expected CREDIT's record of channels, got {error!r}; correct or remove it") from error
     expected = {
         "inputs": {v.name for role in ("prognostic", "static", "dynamic_forcing") for v in variables.role(role)},
         "outputs": {v.name for v in variables.outputs},

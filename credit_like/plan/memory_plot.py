@@ -19,7 +19,9 @@ def check_plot(path: Path) -> None:
     if path.suffix not in _KEYS:
         raise UserError(f"--plot: expected a file that ends in {', '.join(_KEYS)}, got {path}; change its name")
     if not path.absolute().parent.is_dir():
-        raise UserError(f"--plot: expected it in a folder that is there, got {path}; change it")
+        raise UserError(
+            f"--plot: expected a file in an existing folder, got {path}; create the folder or change the path"
+        )
     check_own("--plot", path, "an earlier plot of this command", begins_with(_MARK))
 
 

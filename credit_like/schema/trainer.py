@@ -148,7 +148,7 @@ class EarlyStopping(Section):
     patience: int = Field(ge=1)
     """Number of validations in a row without a better loss after which the phase ends."""
     min_change: float = Field(default=0.0, ge=0, lt=1)
-    """Fraction by which a loss must be lower than the best so far to be better."""
+    """Smallest relative decrease below the best loss so far that counts as an improvement."""
 
 
 def _absent_if_empty(value: Any) -> Any:
@@ -203,7 +203,7 @@ class PhaseKeys(Section):
 
 
 class PhaseSection(PhaseKeys):
-    """A phase of the training. A key that is left out has the value that it has without phases.
+    """A phase of the training. A key that is not specified has the value of the experiment outside `phases`.
 
     In `optimizer`, `scheduler` and `loss`, this holds for each of their keys, unless the phase has another `type`.
     """

@@ -64,7 +64,7 @@ def _snapshot(path: Path) -> Path | None:
 
 def _planned(experiment: Experiment, runtime: Runtime, grid: str) -> str | None:
     """Return the advice of `plan` for this experiment, computed in another process; None if it takes too long."""
-    log.warning("out of memory: planning what would take less")
+    log.warning("out of memory; estimating which changes would reduce the memory")
     with tempfile.TemporaryDirectory() as folder, suppress(OSError, MemoryError, subprocess.SubprocessError):
         file = Path(folder) / "experiment.yml"
         file.write_text(dump_experiment(experiment))

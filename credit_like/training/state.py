@@ -183,7 +183,9 @@ class TrainingState:
             raise UserError(f"{error} in {', '.join(changed) or 'nothing that it names'}") from error
         if self.ema is not None and not averaged:
             self.ema.restart(self.parameters)
-            log.info("step %d has no average of the weights: it begins with them", checkpoint.step)
+            log.info(
+                "step %d has no averaged weights; the moving average starts from the current weights", checkpoint.step
+            )
         with reading_metadata(checkpoint.folder):
             self.progress = Progress.of(meta["progress"])
             self.origin = meta.get("origin")

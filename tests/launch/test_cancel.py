@@ -70,7 +70,11 @@ def test_chain_ends_with_the_running_job(tmp_path, server, capsys, site, chain):
     code, rows, _ = call(capsys, run)
     assert code == 0
     assert [row[0] for row in rows] == ids[::-1]
-    assert rows[-1][1:] == ["train", "running", "cancelled; saves the step at hand if the site leaves it the time"]
+    assert rows[-1][1:] == [
+        "train",
+        "running",
+        "cancelled; the job saves the current step if the site allows enough time",
+    ]
     assert all(row[3] == "cancelled" for row in rows[:-1])
     assert deleted(server) == [*(f"{job} H" for job in ids[:0:-1]), f"{ids[0]} R"]
     assert list(server.wait()) == ids  # no job submitted another

@@ -167,7 +167,7 @@ def test_a_status_of_the_job_before_is_not_that_of_this_one(tmp_path, capsys, st
     assert chain.main(["begin", str(tmp_path), "train", "1", "train-2"]) == 0  # restarted by the scheduler
     assert chain.main(["end", str(tmp_path), "train", "1", "9"]) == 9
     assert chain.main(["begin", str(tmp_path), "train", "2", "train-2"]) == 1
-    assert "job 1 ended with exit status 9 and no new checkpoint" in capsys.readouterr().out
+    assert "job 1 ended with exit status 9 and without a new checkpoint" in capsys.readouterr().out
     (tmp_path / "status.json").write_text(json.dumps({"state": state, "step": 3}))
     os.utime(tmp_path / "status.json", ns=(1, 1))  # the same text, but written anew
     assert chain.main(["end", str(tmp_path), "train", "1", "9"]) == (9 if state == "failed" else 0)

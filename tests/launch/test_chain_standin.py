@@ -110,7 +110,7 @@ def test_job_that_dies_without_a_checkpoint_stops_the_chain(tmp_path, pbs):
     assert [job["code"] for job in jobs.values()] == [9, 1], (
         pbs.outputs
     )  # the job that died had submitted its successor
-    assert f"job {plan.ids[0]} ended with exit status 9 and no new checkpoint" in list(pbs.outputs.values())[1]
+    assert f"job {plan.ids[0]} ended with exit status 9 and without a new checkpoint" in list(pbs.outputs.values())[1]
 
 
 def test_submitting_again_after_a_failure_goes_on(tmp_path, pbs):

@@ -145,7 +145,7 @@ def test_a_phase_with_an_average_may_be_added_to_a_run_without_one(tmp_path, cap
     with caplog.at_level("INFO"):
         longer = tiny.trainer(tmp_path, stop_at=last + 1, **section)
         assert longer.fit().state == "continue"
-    assert f"step {last} has no average of the weights: it begins with them" in caplog.text
+    assert f"step {last} has no averaged weights; the moving average starts from the current weights" in caplog.text
     checkpoint, decay = at(tmp_path, last + 1), (2 + last) / (11 + last)
     names = checkpoint.names("ema/")
     assert len(names) == len(longer.state.parameters)

@@ -1,7 +1,7 @@
 """An index of many files: what is needed of each to join them, so that a file is opened only when it is read.
 
 The index lies in the user's cache (`CREDIT_LIKE_CACHE`), one for each set of files and options. An entry holds for as long as
-the file's size and times of change are those of the entry; entries of changed and new files are made anew, those of
+the file's size and times of change are those of the entry; entries of changed and new files are rebuilt, those of
 removed files dropped. The first of several processes makes the index while the others wait for it. Damage to an index, or
 a folder in which it cannot be written, costs time only: what is in a file is compared with its entry when it is opened.
 """
@@ -193,8 +193,8 @@ def _save(index: Path, entries: _Entries) -> None:
         os.replace(draft, index)
     except OSError as error:
         _LOG.warning(
-            "the index of %d files could not be kept in %s (%s), so that every process makes it anew; set "
-            "CREDIT_LIKE_CACHE to a folder that can be written",
+            "the index of %d files could not be kept in %s (%s), so every process rebuilds it; set "
+            "CREDIT_LIKE_CACHE to a writable folder",
             len(entries),
             index.parent,
             error.strerror,

@@ -1,13 +1,14 @@
 """SEEPS, the stable equitable error in probability space, of precipitation: 0 perfect, 1 for any constant forecast.
 
-Forecast and truth are put into three categories (dry, light, heavy) by the climate of each place, light being two
-thirds of its wet cases; the error of forecast category i where j was observed is, with the dry probability p,
+Forecast and truth are assigned to three categories (dry, light, heavy) by the climate of each point; light covers two
+thirds of the wet cases. The error depends on both categories and on the dry probability p, and is averaged over the area
+where 0.1 ≤ p ≤ 0.85. Source: Rodwell et al. (2010), Q. J. R. Meteorol. Soc. 136, 1344-1363.
+
+The error of forecast category i where j was observed is
 
     ½ ⎡ 0                1/(1−p)    4/(1−p) ⎤
       ⎢ 1/p              0          3/(1−p) ⎥
-      ⎣ 1/p + 3/(2+p)    3/(2+p)    0       ⎦
-
-averaged over the area where 0.1 ≤ p ≤ 0.85. Source: Rodwell et al. (2010), Q. J. R. Meteorol. Soc. 136, 1344-1363.
+          ⎣ 1/p + 3/(2+p)    3/(2+p)    0       ⎦
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class OptimizerConfig(Section):
     """Keys that all of our optimisers have."""
 
     groups: tuple[Group, ...] = ()
-    """Groups of parameters with keys of their own; all others have those of the optimiser."""
+    """Groups of parameters with their own settings; all other parameters use those of the optimiser."""
 
 
 class OptimizerPlugin(Protocol):

@@ -21,7 +21,7 @@ class Config(Section):
     patience: int = Field(default=5, ge=1)
     """Number of validations in a row without a better loss after which the rate is reduced."""
     min_change: float = Field(default=0.0, ge=0, lt=1)
-    """Fraction by which a loss must be lower than the best so far to be better."""
+    """Smallest relative decrease below the best loss so far that counts as an improvement."""
     min_lr: float = Field(default=0.0, ge=0)
     """Lowest learning rate."""
 
