@@ -15,7 +15,7 @@ from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.continuation import refuse_other
 from credit_like.checkpoint.errors import reading_metadata
-from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.shards import named_pieces
 from credit_like.context import Context
 from credit_like.data.loading.loader import Loader
@@ -232,10 +232,10 @@ def chosen_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
 
 
 def _chosen(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
-    """Return the checkpoint that `inference.checkpoint` names; None where the run has none at all."""
+    """Return the checkpoint that `inference.checkpoint` selects; None where the newest is asked for and there is none."""
     manager = CheckpointManager(Path(experiment.save_loc) / "checkpoints", runtime=runtime)
     which = experiment.inference.checkpoint
-    if which == "newest" or not runtime.broadcast(steps(manager.folder)):
+    if which == "newest":
         return manager.latest()
     if which == "best":
         best = runtime.broadcast(best_checkpoint(Path(experiment.save_loc)))

@@ -137,13 +137,13 @@ def checked_experiment(
         findings, store = _inspect(experiment, world_size, scoring, forecasting, whole=not problems, mode=mode)
         findings = [*(visible(_trained_findings, experiment) if training else ()), *findings]
         if launching and store is not None and not findings and not problems:
-            findings += _fit_findings(store, world_size or world_of(experiment))
+            findings += _fit_findings(store, world_size or world_of(experiment, mode))
         if continuing and store is not None and not findings and not problems:
             findings += _checkpoint_findings(store)
         problems = [*problems, *(locations.problem(*finding) for finding in findings)]
     if problems or experiment is None or store is None:
         raise ExperimentError(in_order(problems, str(file)))
-    return experiment, store, world_size or world_of(experiment)
+    return experiment, store, world_size or world_of(experiment, mode)
 
 
 def _inspect(
@@ -160,7 +160,7 @@ def _inspect(
     """
     world = world_size
     with suppress(HiddenKey):
-        world = world_size or world_of(experiment)
+        world = world_size or world_of(experiment, mode)
     findings = list(section_findings(experiment, world))
     try:
         variables = Variables(experiment.data)

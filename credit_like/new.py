@@ -145,7 +145,17 @@ def scan(paths: Sequence[str]) -> Data:
         )
     counts = [name for names in groups for name in names]
     repeated = {names: _repeated([opened[i][1] for i in group], names[0]) for names, group in groups.items()}
-    apart = len(counts) > len(set(counts)) or "other" in repeated.values()
+    fixed: dict[str, list[xr.Dataset]] = {}
+    """Constant fields, as they are in each group."""
+    for group in groups.values():
+        of_group = {name: opened[i][1] for i in reversed(group) for name in usable[i] if name not in varying}
+        for name, dataset in of_group.items():
+            fixed.setdefault(name, []).append(dataset)
+    apart = (
+        len(counts) > len(set(counts))
+        or "other" in repeated.values()
+        or not all(_equal(name, datasets) for name, datasets in fixed.items())
+    )
     variables: list[Found] = []
     sources: list[dict[str, Any]] = []
     if apart:  # the same name means different variables in different files
@@ -298,6 +308,12 @@ def _repeated(datasets: Sequence[xr.Dataset], name: str) -> Literal["", "same", 
     return result
 
 
+def _equal(name: str, datasets: Sequence[xr.Dataset]) -> bool:
+    """Return whether a field is the same in all datasets."""
+    first, *others = (dataset[name].transpose("latitude", "longitude", ...).values for dataset in datasets)
+    return all(np.array_equal(first, other, equal_nan=True) for other in others)
+
+
 def _common_times(groups: Mapping[str, Sequence[xr.Dataset]]) -> NDArray[Any]:
     """Return the times that all groups of files have, each under the path of its first file.
 
@@ -310,11 +326,13 @@ def _common_times(groups: Mapping[str, Sequence[xr.Dataset]]) -> NDArray[Any]:
             axes[path] = np.unique(np.concatenate(parts))
     if not axes:
         return np.array([])
-    first, common = next(iter(axes.items()))
+    common = next(iter(axes.values()))
     for path, axis in axes.items():
         left = common[np.isin(seconds(common), seconds(axis))]
         if len(common) and not len(left):
-            both = {first: axes[first], path: axis}
+            apart = [other for other in axes if not np.isin(seconds(axes[other]), seconds(axis)).any()]
+            # Each two may share times, and all together none.
+            both = {name: axes[name] for name in ((apart[0], path) if apart else axes)}
             spans = (f"{name} ({to_text(there[0])} to {to_text(there[-1])})" for name, there in both.items())
             raise UserError(
                 f"expected files with different fields to have times in common, got none in {' and '.join(spans)}; files that "

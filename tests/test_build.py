@@ -24,6 +24,7 @@ from credit_like.data import statistics
 from credit_like.errors import UserError
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
+from credit_like.schema.origin import StartFrom
 from credit_like.variables import Variables
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
 
@@ -202,6 +203,17 @@ def test_forecasts_are_made_with_the_checkpoint_that_is_named(run, tmp_path):
         UserError, match=r"inference.checkpoint: expected a step with a checkpoint in .* \(3, 5, 7\), got 4"
     ):
         chosen(4)
+    start = {
+        "path": "elsewhere"
+    }  # whose weights a rollout takes where the newest checkpoint is asked for and there is none
+    for which in ("best", 4):
+        inference = experiment.inference.model_copy(update={"checkpoint": which})
+        changed = {"save_loc": str(tmp_path / "none"), "inference": inference, "start_from": StartFrom(**start)}
+        with (
+            build.start(experiment, training=False) as runtime,
+            pytest.raises(UserError, match=r"inference.checkpoint: expected"),
+        ):
+            build._chosen(experiment.model_copy(update=changed), runtime)
     damaged = next((folder / "step-3").glob("*.safetensors"))
     damaged.write_bytes(damaged.read_bytes()[:-1])
     with pytest.raises(

@@ -334,6 +334,25 @@ def test_static_fields_in_one_of_several_files_of_the_same_fields_belong_to_all(
     np.testing.assert_array_equal(store.static()[0], whole["lsm"].values)
 
 
+@pytest.mark.parametrize("differs", [False, True])
+def test_a_static_field_of_two_kinds_of_files_is_one_only_where_it_is_the_same(differs, tmp_path):
+    whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m", "sp"], constant=["lsm"])
+    whole.drop_vars("sp").to_netcdf(tmp_path / "land.nc")
+    whole.drop_vars("t2m").assign(lsm=whole["lsm"] + differs).to_netcdf(tmp_path / "ocean.nc")
+    found = scan([str(tmp_path / name) for name in ("land.nc", "ocean.nc")])
+    assert sorted(variable.name for variable in found.variables if variable.role == "static") == (
+        ["land_lsm", "ocean_lsm"] if differs else ["lsm"]
+    )
+
+
+def test_of_several_files_two_without_a_common_time_are_named(tmp_path):
+    whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m", "sp", "u10"])
+    for name, span, var in (("a", (0, 80), "t2m"), ("b", (50, 80), "sp"), ("c", (0, 40), "u10")):
+        whole[[var]].isel(time=slice(*span)).to_netcdf(tmp_path / f"{name}.nc")
+    with pytest.raises(UserError, match=r"got none in \S*/b.nc \(.*\) and \S*/c.nc \("):
+        scan([str(tmp_path / f"{name}.nc") for name in "abc"])
+
+
 def test_files_without_a_common_time_are_named(tmp_path):
     (tmp_path / "data").mkdir()
     parts(tmp_path / "data", (0, 40), (40, 80))

@@ -7,7 +7,7 @@ from pathlib import Path
 from credit_like.checkpoint.files import remove
 from credit_like.checkpoint.lock import RunLock
 from credit_like.errors import UserError, reason
-from credit_like.schema.places import FILES, is_run
+from credit_like.schema.places import FILES, RECORD, is_run
 
 _CHECKPOINTS = ("step-*", ".step-*.tmp", ".trash-step-*", ".damaged-step-*")
 _FORECASTS = (
@@ -51,7 +51,7 @@ def _clear(save_loc: Path, statistics: bool) -> None:
     made += (save_loc / "tracking").glob("*.json")  # not what trackers hold: other runs may share it
     made += (save_loc / "hang").glob("rank-*.txt")
     made += save_loc.glob("memory-rank-*.pickle")
-    if (save_loc / "forecasts" / "forecast.json").is_file():
+    if (save_loc / "forecasts" / RECORD).is_file():
         made += [path for pattern in _FORECASTS for path in (save_loc / "forecasts").glob(pattern)]
     if statistics:
         made += [save_loc / "statistics.nc", *save_loc.glob(".statistics.nc.*")]

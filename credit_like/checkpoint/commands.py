@@ -177,8 +177,7 @@ def export_package(save_loc: Path, folder: Path, raw: bool = False, licence: str
     """Write the newest intact checkpoint as a model package."""
     from credit_like.checkpoint.package import write_package
 
-    scores = save_loc / "evaluation" / "scores.csv"
-    missing = write_package(save_loc, folder, "raw" if raw else "ema", licence, scores)
+    missing = write_package(save_loc, folder, "raw" if raw else "ema", licence)
     plain_console(soft_wrap=True).print("\n".join([str(folder), *missing]))
     return 0
 

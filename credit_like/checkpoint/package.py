@@ -22,11 +22,13 @@ import credit_like
 from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.export import card, export, load_export
 from credit_like.checkpoint.files import digest, to_json, write_bytes
+from credit_like.checkpoint.format import MANIFEST
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import FieldStore, open_store
 from credit_like.errors import UserError, reading, reason
 from credit_like.outputs import check_new
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.places import RECORD
 from credit_like.variables import ROLES, Variables
 
 CARD, CONFIG, WEIGHTS, STATIC = "README.md", "config.json", "model.safetensors", "static.nc"
@@ -96,15 +98,15 @@ def load_static(path: Path) -> xr.Dataset:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def write_package(
-    save_loc: Path, folder: Path, weights: str = "ema", licence: str | None = None, scores: Path | None = None
-) -> list[str]:
-    """Write the newest intact checkpoint of a run as a package; return what is missing in it, as sentences.
+def write_package(save_loc: str | Path, folder: Path, weights: str = "ema", licence: str | None = None) -> list[str]:
+    """Write the newest intact checkpoint of a run, or a checkpoint, as a package; return what is missing in it, as sentences.
 
-    `scores` is the CSV file of an evaluation, for the card. The folder appears when it is complete.
+    The card has the scores of the run if they are those of these weights. The folder appears when it is complete.
 
     Raises UserError if there is no checkpoint or something is at `folder`.
     """
+    save_loc = Path(save_loc)
+    run = save_loc.parent.parent if (save_loc / MANIFEST).is_file() else save_loc
     check_new("--package", folder)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     draft.mkdir(parents=True)
@@ -123,8 +125,12 @@ def write_package(
             "files": {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files},
         }
         write_bytes(draft / CONFIG, to_json(config))
-        table = list(_scores(scores)) if scores is not None and scores.is_file() else []
-        if not table:
+        scores, scored = run / "evaluation" / "scores.csv", _scored(run, experiment)
+        exported = f"step {made.metadata['checkpoint']['step']}, {weights}"
+        table = list(_scores(scores)) if scored == exported and scores.is_file() else []
+        if scored != exported and scores.is_file():
+            missing.append(f"no scores on the card: those of the run are of {scored}, and these weights of {exported}")
+        elif not table:
             missing.append("no scores on the card: `credit-like evaluate` has not been run")
         if licence is None:
             missing.append(f"no licence: name one with --licence or in {CARD}")
@@ -187,6 +193,17 @@ def _data_lines(experiment: Experiment) -> Iterator[str]:
             computed = " (computed)" if variable.spec.compute else ""
             yield f"| {role.replace('_', ' ')} | {variable.name}{computed} | {levels} |"
     yield ""
+
+
+def _scored(run: Path, experiment: Experiment) -> str:
+    """Return the step and the kind of the weights with which a run's forecasts were made."""
+    record = Path(experiment.inference.output.path or run / "forecasts") / RECORD
+    if not record.is_file():
+        return "forecasts that are not there"
+    with reading("the record of forecasts", record, "write the forecasts again"):
+        identity = json.loads(record.read_bytes())
+        name, weights = str(identity["checkpoint"]), str(identity["experiment"]["inference"]["weights"])
+    return f"{name.partition(' ')[0].replace('-', ' ')}, {weights}"
 
 
 def _scores(path: Path) -> Iterator[str]:

@@ -787,13 +787,22 @@ def _sum_over(var: str, attrs: Mapping[Any, Any], where: str, settings: str) -> 
 
 
 def _is_sum(var: str, attrs: Mapping[Any, Any]) -> bool:
-    """Return whether attributes, or the unit of precipitation, say that a variable is a sum over time."""
+    """Return whether attributes, or the unit of precipitation or of a flux, say that a variable is a sum over time."""
+    if "time: point" in str(attrs.get("cell_methods", "")) or "instant" in (
+        attrs.get("GRIB_stepType"),
+        attrs.get("stepType"),
+    ):
+        return False
     unit = "".join(str(attrs.get("units", "")).replace("**", "").split())
     return (
         PERIOD in attrs
         or "time: sum" in str(attrs.get("cell_methods", ""))
         or "accum" in (attrs.get("GRIB_stepType"), attrs.get("stepType"))
-        or unit in ("Jm-2", "J/m2", "Jm^-2")
+        # The energy of a column of air has the unit of a sum of fluxes.
+        or (
+            unit in ("Jm-2", "J/m2", "Jm^-2")
+            and "vertical_integral" not in f"{var} {attrs.get('long_name', '')}".lower().replace(" ", "_")
+        )
         or (aliases.find("total_precipitation", [var]) is not None and unit in ("m", "mm", "kgm-2"))
     )
 

@@ -51,7 +51,9 @@ class HybridLevels:
         return len(self.a) - 1
 
     def numbers(self, levels: NDArray[np.float64]) -> NDArray[np.int64] | None:
-        """Return the positions of levels given by number from 1, as in the file, or by nominal pressure; None for others."""
+        """Return the positions of levels given as in the file, by number from 1, or by nominal pressure; None for others."""
+        if self.lev is not None and np.isin(levels, self.lev).all():
+            return np.abs(levels[:, None] - self.lev).argmin(1)
         whole = np.array_equal(levels, np.rint(levels))
         if whole and levels.min() >= 1 and levels.max() <= len(self):
             return levels.astype(np.int64) - 1

@@ -24,6 +24,7 @@ from credit_like.checkpoint.package import Package, load_static, open_package
 from credit_like.context import Context
 from credit_like.data import units
 from credit_like.data.aliases import find
+from credit_like.data.sources._conventions import PERIOD
 from credit_like.data.statistics import Statistics
 from credit_like.data.store import IN_MEMORY, FieldStore, InMemory, StoreError, open_store
 from credit_like.errors import UserError
@@ -135,17 +136,15 @@ class Forecaster:
         datasets = [dataset] if isinstance(dataset, xr.Dataset) else list(dataset)
         places = list(names) or [IN_MEMORY] * len(datasets)
         if self.static is not None:
-            known = [str(name) for d in datasets for name in d.data_vars]
-            absent = [str(name) for name in self.static.data_vars if find(str(name), known) is None]
+            absent = [str(name) for name in self.static.data_vars if not _is_there(str(name), datasets)]
             datasets += [self.static[absent]] if absent else []
             places += ["the package's static.nc"] if absent else []
         self._refuse_absent(datasets, places)
         datasets = [self._fitted(*part) for part in zip(datasets, places, strict=True)]
-        known = [str(name) for d in datasets for name in d.data_vars]
         first = self.variables.role("prognostic")[0]
         main = next((i for i, d in enumerate(datasets) if find(first.name, map(str, d.data_vars))), None)
         for variable in self.variables.role("diagnostic"):
-            if main is None or find(variable.name, known) is not None:
+            if main is None or _is_there(variable.name, datasets):
                 continue
             dims = ("time", *(["level"] if variable.levels else []), "latitude", "longitude")
             sizes = {
@@ -159,14 +158,14 @@ class Forecaster:
         try:
             return open_store(self.experiment.data.model_copy(update={"source": sources}), self.variables)
         except StoreError as error:  # whose places are keys of an experiment, which those who forecast do not have
-            raise UserError("\n".join(message for _, message in error.problems)) from error
+            raise UserError("\n".join(without_keys(message) for _, message in error.problems)) from error
 
     def _refuse_absent(self, datasets: Sequence[xr.Dataset], places: Sequence[str]) -> None:
         """Raise UserError where the data lack variables that the model reads."""
         known = sorted({str(name) for dataset in datasets for name in dataset.data_vars})
         read = [v for role in ("prognostic", "dynamic_forcing", "static") for v in self.variables.role(role)]
         # `var` names a variable of the files, which has no aliases.
-        found = {v.name: v.spec.var in known if v.spec.var else find(v.name, known) is not None for v in read}
+        found = {v.name: v.spec.var in known if v.spec.var else _is_there(v.name, datasets) for v in read}
         absent = [v.name for v in read if not v.spec.compute and not found[v.name]]
         if absent:
             raise UserError(
@@ -175,7 +174,13 @@ class Forecaster:
             )
 
     def _fitted(self, dataset: xr.Dataset, where: str) -> xr.Dataset:
-        """Return a data set on the model's points and levels. Raises UserError where it lacks some."""
+        """Return a data set on the model's points and levels. Raises UserError where it lacks some.
+
+        Over which period a variable is a sum is not part of the result: in the training data it was checked.
+        """
+        dataset = dataset.copy()
+        for variable in dataset.variables.values():
+            variable.attrs.pop(PERIOD, None)
         if {"latitude", "longitude"} <= set(dataset.dims):
             rows = _positions(dataset["latitude"].values, self.grid.latitude, "latitude", where)
             columns = _positions(dataset["longitude"].values, self.grid.longitude, "longitude", where)
@@ -245,6 +250,17 @@ class Forecaster:
                 {"channel": names},
             )
         )
+
+
+def without_keys(message: str) -> str:
+    """Return a message on a data source for someone who forecasts, and has no experiment with the keys of a source."""
+    told = message.replace("data.source.path", "--from")
+    return told + " (`forecast` has no such key: write a file that needs none)" * ("data.source" in told)
+
+
+def _is_there(name: str, datasets: Sequence[xr.Dataset]) -> bool:
+    """Return whether a data set has a variable under its name or an alias; several may have it under different ones."""
+    return any(find(name, map(str, dataset.data_vars)) is not None for dataset in datasets)
 
 
 def _positions(there: NDArray[Any], wanted: NDArray[np.float64], axis: str, where: str) -> NDArray[np.int64]:

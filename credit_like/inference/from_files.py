@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import xarray as xr
+import yaml
 
 from credit_like import registry
 from credit_like.checkpoint.files import digest
@@ -18,7 +18,7 @@ from credit_like.data import times as calendar
 from credit_like.data.sources._files import source_type
 from credit_like.errors import UserError
 from credit_like.inference.forecast import write_forecasts
-from credit_like.inference.forecaster import load_forecaster
+from credit_like.inference.forecaster import load_forecaster, without_keys
 from credit_like.outputs import check_new
 from credit_like.parallel.device import pick_device
 from credit_like.schema.load import dump_experiment, load_experiment
@@ -28,8 +28,10 @@ _OPTIONS = {
     "lead": "--lead",
     "output.path": "--output",
     **dict.fromkeys(("output.type", "output.format"), "an --output with the suffix of the format"),
+    "checkpoint": "an export of that checkpoint",
+    "weights": "an export of those weights",
 }
-"""Keys of `inference` that options set."""
+"""Keys of `inference` that options set, or that an export has settled."""
 _FORMATS = {".zarr": "zarr", ".nc": "netcdf", ".grib": "grib", ".grib2": "grib"}
 
 
@@ -61,11 +63,12 @@ def forecast_from_files(
     check_new("--output", output)
     if other := [override for override in overrides if not override.startswith("inference.")]:
         raise UserError(f"--set: expected keys of inference, got {other[0]}; change the experiment and train instead")
-    for key, option in _OPTIONS.items():
-        if given := [override for override in overrides if re.match(rf"inference\.{re.escape(key)}\b", override)]:
-            raise UserError(
-                f"--set: expected other keys of inference than {key}, got {given[0]}; give {option} instead"
-            )
+    for override in overrides:
+        for key in _keys(override):
+            if found := next((name for name in _OPTIONS if f"{key}.".startswith(f"inference.{name}.")), None):
+                raise UserError(
+                    f"--set: expected other keys of inference than {found}, got {override}; give {_OPTIONS[found]} instead"
+                )
     forecaster = load_forecaster(export, pick_device(device))
     datasets = [open_source(source) for source in sources]
     store = forecaster.open(datasets, sources)
@@ -90,6 +93,22 @@ def forecast_from_files(
     return output
 
 
+def _keys(override: str) -> list[str]:
+    """Return the keys that an override `KEY=VALUE` sets: those of the mapping where the value is one."""
+    key, _, text = override.partition("=")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:  # reported when the experiment is loaded
+        value = None
+
+    def keys(prefix: str, value: object) -> list[str]:
+        if not isinstance(value, dict) or not value:
+            return [prefix]
+        return [name for child, inner in value.items() for name in keys(f"{prefix}.{child}", inner)]
+
+    return keys(key.strip(), value)
+
+
 def open_source(path: str) -> xr.Dataset:
     """Open a file, a store, or the files of a template as the data source of its format does, lazily.
 
@@ -99,8 +118,5 @@ def open_source(path: str) -> xr.Dataset:
         plugin = registry.module("source", source_type(path))
         dataset: xr.Dataset = plugin.open_dataset(plugin.Config(path=path))
     except UserError as error:
-        told = str(error).replace("data.source.path", "--from")
-        if "data.source" in told:  # a key of a source, which a forecast does not have
-            told += " (`forecast` has no such key: write a file that needs none)"
-        raise UserError(told) from error
+        raise UserError(without_keys(str(error))) from error
     return dataset

@@ -35,6 +35,7 @@ class Decision:
 
 
 _CANCELLED = Decision("stop", "the run's jobs were cancelled, submit again to go on")
+_WITHDRAWN = Decision("stop", "the scheduler refused another job of this submission, submit again")
 
 
 def history_file(save_loc: Path) -> Path:
@@ -174,8 +175,8 @@ def decide(
     began is none of that job's.
     """
     before, since = _at_submission(events, "train", submission)
-    if is_cancelled(events, "train", submission):
-        return _CANCELLED
+    if ended := _ended(events, "train", submission):
+        return ended
     own = [event for event in _begun(since) if submission in (None, event.get("submission"))]
     state = status.get("state")
     if own and state == "finished" and _has_changed(own[0], written):
@@ -208,9 +209,15 @@ def _begun(events: Sequence[Event]) -> list[Event]:
 
 def is_cancelled(events: Sequence[Event], mode: str, submission: str | None = None) -> bool:
     """Return whether the jobs were cancelled after this submission of a mode, by default the newest, or it was withdrawn."""
+    return _ended(events, mode, submission) is not None
+
+
+def _ended(events: Sequence[Event], mode: str, submission: str | None) -> Decision | None:
+    """Return why no job of this submission of a mode may begin any more; None where one may."""
     if any(event["event"] == "withdrawn" and event["submission"] == submission for event in events):
-        return True
-    return any(event["event"] == "cancellation" for event in _at_submission(events, mode, submission)[1])
+        return _WITHDRAWN
+    later = _at_submission(events, mode, submission)[1]
+    return _CANCELLED if any(event["event"] == "cancellation" for event in later) else None
 
 
 def _at_submission(
@@ -239,7 +246,7 @@ def begin(save_loc: Path, mode: str, job: str, submission: str | None = None) ->
         events = history(save_loc)
         decision = decide(run_status(save_loc), facts["checkpoint"], events, job, submission, facts["written"])
     else:
-        decision = _CANCELLED if is_cancelled(history(save_loc), mode, submission) else Decision("run")
+        decision = _ended(history(save_loc), mode, submission) or Decision("run")
     if decision.verdict == "run":
         record(save_loc, "begin", mode=mode, job=job, **facts, **named)
         return 0

@@ -54,6 +54,8 @@ class Plan:
     layout: Layout | None = None
     samples_per_step: int | None = None
     initial_times: int | None = None
+    most_times: int | None = None
+    """Number of initial times of the largest share."""
     setup: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     after: tuple[str, ...] = ()
@@ -134,9 +136,7 @@ class Plan:
                 ("samples per step", f"{self.samples_per_step}, {self.layout.accumulation} micro-batches each"),
             ]
         if self.initial_times is not None:
-            rows.append(
-                ("initial times", f"{self.initial_times}, at most {-(-self.initial_times // self.shares)} a share")
-            )
+            rows.append(("initial times", f"{self.initial_times}, at most {self.most_times} a share"))
         if self.after:
             rows.append(("after", ", ".join(self.after)))
         rows.append(("files", "\n".join(map(str, self.files))))
@@ -187,9 +187,11 @@ def plan_jobs(
                 f"expected a multiple of tensor × domain = {group} processes on a node, got {request.processes}, "
                 "change pbs.rollout.ngpus or --ngpus"
             )
-        shares = min(request.world // group, _units(experiment, times))
+        units, together = _units(experiment, times)
+        shares = min(request.world // group, units)
         jobs = -(-shares // (request.processes // group))
-        details |= {"array": jobs, "shares": shares, "group": group, "initial_times": times}
+        most = min(times, -(-units // shares) * together)
+        details |= {"array": jobs, "shares": shares, "group": group, "initial_times": times, "most_times": most}
         if jobs < request.nodes:
             used = f"takes {counted(jobs, 'node')} of the {request.nodes} that are asked for"
             details["notes"] = (f"{used}: the forecasts are {counted(shares, 'batch')} in all",)
@@ -212,15 +214,16 @@ def plan_jobs(
     )
 
 
-def _units(experiment: Experiment, times: int) -> int:
-    """Return the number of batches of forecasts that can be computed apart, as `inference.forecast` divides them.
+def _units(experiment: Experiment, times: int) -> tuple[int, int]:
+    """Return the number of batches that can be computed apart, as `inference.forecast` divides them, and the times of each.
 
     Members of one initial time are in batches of their own where the format takes them from several processes.
     """
     section = experiment.inference
     members, batch_size = section.ensemble.members, section.batch_size
     apart = getattr(registry.of("writer", section.output), "by_member", False)
-    return -(-times // max(1, batch_size // members)) * (-(-members // batch_size) if apart else 1)
+    together = max(1, batch_size // members)
+    return -(-times // together) * (-(-members // batch_size) if apart else 1), together
 
 
 def initial_times(experiment: Experiment) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from credit_like.errors import UserError
+from credit_like.naming import counted
 from credit_like.registry import did_you_mean
 from credit_like.schema.base import format_duration, parse_duration
 from credit_like.schema.launch import Mode, NodeKind, PbsSection, Queue, Request, SiteSection
@@ -223,9 +224,12 @@ def _queue_and_kind(site: SiteSection, request: Request, nodes: int, is_asked: b
     if problems:
         assert request.walltime is not None
         limits = ", ".join(f"{name} ({_limits(site.queues[name], nodes)})" for name in problems)
+        others = (name for name, queue in site.queues.items() if queue.preemptible and set(queue.nodes) & set(fitting))
+        other = next((name for name in others if _queue_problem(site, request, name, nodes) is None), None)
+        hint = f", or specify the queue {other}, whose jobs may be ended for others, with pbs.queue" if other else ""
         raise UserError(
-            f"expected a job that a queue of {site.name} takes, {limits}, got {nodes} nodes for {clock(request.walltime)}, "
-            "change the nodes or the walltime"
+            f"expected a job that a queue of {site.name} takes, {limits}, got {counted(nodes, 'node')} for "
+            f"{clock(request.walltime)}, change the nodes or the walltime{hint}"
         )
     where = f"queue {request.queue} of {site.name}" if is_asked and request.queue else site.name
     raise UserError(f"expected {wanted} for ngpus {ngpus}, got none in {where}, change the queue or ngpus")
@@ -236,12 +240,10 @@ def _queue_problem(site: SiteSection, request: Request, name: str, nodes: int) -
     queue = site.queues[name]
     assert request.walltime is not None
     if nodes < queue.min_nodes or nodes > (queue.max_nodes or nodes):
-        return (
-            f"expected {_span(queue)} nodes in queue {name} of {site.name}, got {nodes}, change the nodes or the queue"
-        )
+        return f"expected {_span(queue)} in queue {name} of {site.name}, got {nodes}, change the nodes or the queue"
     longest = queue.longest(nodes)
     if longest is not None and request.walltime > longest:
-        size = f" for {nodes} nodes" if queue.walltime_up_to else ""
+        size = f" for {counted(nodes, 'node')}" if queue.walltime_up_to else ""
         return (
             f"expected a walltime of at most {clock(longest)} in queue {name} of {site.name}{size}, "
             f"got {clock(request.walltime)}, change it and let --chain run the rest"
@@ -252,11 +254,13 @@ def _queue_problem(site: SiteSection, request: Request, name: str, nodes: int) -
 def _limits(queue: Queue, nodes: int) -> str:
     """Return the limits of a queue, with the walltime of jobs of so many nodes."""
     longest = queue.longest(nodes)
-    return f"{_span(queue)} nodes" + (f", at most {clock(longest)}" if longest is not None else "")
+    return _span(queue) + (f", at most {clock(longest)}" if longest is not None else "")
 
 
 def _span(queue: Queue) -> str:
-    return f"{queue.min_nodes} to {queue.max_nodes}" if queue.max_nodes else f"at least {queue.min_nodes}"
+    """Return the numbers of nodes that a queue takes."""
+    least = counted(queue.min_nodes, "node")
+    return f"{queue.min_nodes} to {counted(queue.max_nodes, 'node')}" if queue.max_nodes else f"at least {least}"
 
 
 def _fits_node(site: SiteSection, node: NodeKind, kind: str, request: Request) -> None:

@@ -44,7 +44,7 @@ from credit_like.schema.phases import phases
 log = logging.getLogger(__name__)
 
 _SUBMITTED = "as submitted, includes and overrides merged"
-Check = Callable[[Path, Sequence[str], int | None], object]
+Check = Callable[[Path, Sequence[str], int], object]
 """Checks of an experiment file with overrides, for a world size (None unless training)."""
 
 
@@ -71,13 +71,13 @@ def chain_of(text: str) -> Chain:
     return int(text)
 
 
-def check_sections(file: Path, overrides: Sequence[str], world: int | None) -> None:
+def check_sections(file: Path, overrides: Sequence[str], world: int) -> None:
     """Run the checks that need no data.
 
     Raises ExperimentError with every problem.
     """
     experiment, locations = load_located(file, overrides)
-    findings = section_findings(experiment, world or world_of(experiment))
+    findings = section_findings(experiment, world)
     if problems := [locations.problem(path, message) for path, message in findings]:
         raise ExperimentError(problems)
 
@@ -114,7 +114,7 @@ def submit(
     # A file that this job or one before it writes need not be there yet.
     is_made = mode == "preprocess" or (after and not os.path.exists(statistics))
     checked = (*overrides, "data.statistics=null") if is_made else overrides
-    check(file, checked, asked.world if mode == "train" else None)
+    check(file, checked, asked.world if mode == "train" else world_of(experiment, mode))
     plan = plan_jobs(experiment, mode, site=profile, chain=chain, after=tuple(after), python=python)
     plan = _numbered(plan)
     dialect = scheduler.of(profile)

@@ -62,7 +62,7 @@ NOT = {
     "mixed_precision": "not translated: see `trainer.amp` and `trainer.fsdp2_mp_policy`",
     "quant_path": "not translated: see `transform` of a variable",
     "sst_forcing": "not translated: skin temperature over the sea is predicted like the rest",
-    "seasonal_mean_climatology": "not read: `credit-like preprocess --climatology` writes it",
+    "seasonal_mean_climatology": "not read: `credit-like preprocess FILE --climatology` writes it",
     "stop_after_epoch": "a job trains until its walltime: choose `pbs.walltime`",
     "stop_rollout": "not translated: see `trainer.random_forecast_len`",
     "training_metric": "the best checkpoint is that of the lowest validation loss",

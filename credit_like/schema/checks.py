@@ -32,6 +32,7 @@ from credit_like.schema.data import DataSection, Period, VariableSpec
 from credit_like.schema.errors import Path
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.inference import Ensemble
+from credit_like.schema.launch import Mode
 from credit_like.schema.partial import visible
 from credit_like.schema.phases import phases, written_at
 from credit_like.schema.places import place_findings
@@ -125,10 +126,13 @@ def ensemble_findings(ensemble: Ensemble, prognostic: Sequence[str], noisy: bool
         )
 
 
-def world_of(experiment: Experiment) -> int:
-    """Return the world size that the `pbs` section requests; without one, the smallest that the degrees allow."""
+def world_of(experiment: Experiment, mode: Mode | None = None) -> int:
+    """Return the world size of a training that the `pbs` section requests; without one, the smallest that the degrees allow.
+
+    The latter holds for jobs of another mode than training too: they may be requested without nodes for a training.
+    """
     p, pbs = experiment.trainer.parallelism, experiment.pbs
-    if pbs:
+    if pbs and mode in (None, "train"):
         return pbs.nodes * (pbs.ngpus or pbs.processes or 1)
     return p.degrees.sample_ranks * p.replicate
 

@@ -331,14 +331,16 @@ def _merge_files(base: _Tree, over: _Tree) -> _Tree:
     both = [tree.value["site"] for tree in (base, over) if "site" in tree.value]
     named = [site for site in both if isinstance(site.value, str)]
     changed = [site for site in both if isinstance(site.value, dict) and "name" not in site.value]
-    if not (named and changed) or (profile := _profile(named[0].value)) is None:
+    if not (named and changed):
         return merged
+    if (profile := _profile(named[0].value)) is None:
+        return replace(merged, value={**merged.value, "site": named[0]})
     site = _merge(profile, changed[0])
     return replace(merged, value={**merged.value, "site": site}, problems=profile.problems)
 
 
 def _profile(name: str) -> _Tree | None:
-    """Return the `site` section of a profile; None where there is none, which is reported with the key."""
+    """Return the `site` section of a profile; None where there is none, which is reported with the name."""
     try:
         tree = _read_file(sites.find(name), including=())
     except UserError:
@@ -373,10 +375,12 @@ def _override(tree: _Tree, override: str) -> _Tree:
         merged = _merge_files(tree, _with_type(whole))
     else:
         named = tree.value.get("site") if parts[0] == "site" else None
-        if named is not None and isinstance(named.value, str) and (profile := _profile(named.value)) is not None:
+        profile = _profile(named.value) if named is not None and isinstance(named.value, str) else None
+        if profile is not None:
             problems = (*tree.problems, *profile.problems)
             tree = replace(tree, value={**tree.value, "site": profile}, problems=problems)
-        merged = _set(tree, parts, parsed, place, key)
+        is_unknown = profile is None and named is not None and isinstance(named.value, str)
+        merged = tree if is_unknown else _set(tree, parts, parsed, place, key)
     result = _Tree(merged.value, tree.place, (*tree.problems, *merged.problems, *parsed.problems))
     return _with_absolute_plugins(result, FilePath()) if parts[0] == "plugins" else result
 

@@ -17,6 +17,8 @@ from credit_like.schema.experiment import Experiment
 
 FILES = ("experiment.yml", "status.json", "log.jsonl")
 """Files that training writes in `save_loc`, besides its folders."""
+RECORD = "forecast.json"
+"""File in a folder of forecasts that says what they were made with."""
 FOLDERS = ("checkpoints", "tensorboard", "tracking")
 _MARKS = {"status.json": '"state":', "log.jsonl": '"step":'}
 """What these files hold, which a start that failed leaves without an experiment."""

@@ -4,7 +4,7 @@ import netCDF4
 import numpy as np
 import pytest
 
-from credit_like.derive.levels import read_levels
+from credit_like.derive.levels import HybridLevels, read_levels
 from credit_like.errors import UserError
 
 
@@ -48,6 +48,15 @@ def test_a_file_that_holds_no_levels_is_refused_in_one_message(tmp_path, content
     path.write_text(content)
     with pytest.raises(UserError, match=complaint):
         read_levels(str(path))
+
+
+def test_levels_of_the_file_come_before_numbers():
+    """A file with some of the levels of a model: 60 is one of its own, although it has more than 60."""
+    interfaces = np.linspace(0, 1e5, 89)
+    levels = HybridLevels(interfaces * 0.5, interfaces * 0.5e-5, np.arange(50.0, 138.0))
+    for wanted in ([60.0, 70.0], [100.0, 137.0]):
+        np.testing.assert_array_equal(levels.numbers(np.array(wanted)), np.array(wanted) - 50)
+    np.testing.assert_array_equal(levels.numbers(np.array([1.0, 60.0])), [0, 59])  # 1 is none of its own
 
 
 def test_an_unknown_name_is_refused():

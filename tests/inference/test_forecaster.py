@@ -12,6 +12,7 @@ import xarray as xr
 from credit_like import build
 from credit_like.checkpoint.export import export
 from credit_like.data.store import open_store
+from credit_like.errors import UserError
 from credit_like.inference.forecast import forecast
 from credit_like.inference.forecaster import load_forecaster
 from credit_like.schema.load import load_experiment
@@ -111,6 +112,36 @@ def test_other_forms_of_the_same_fields_give_the_same_forecast(run, form):
     (expected,) = load_forecaster(path)(dataset, INIT[0], 1)
     (found,) = load_forecaster(path)(form(dataset), INIT[0], 1)
     xr.testing.assert_equal(found, expected)
+
+
+def test_two_files_may_have_a_variable_under_different_aliases(run):
+    """As for a training, the first one is read."""
+    _, dataset, path = run
+    (expected,) = load_forecaster(path)(dataset, INIT[0], 1)
+    mask = dataset[["land_sea_mask"]]
+    others = mask.rename(land_sea_mask="lsm"), mask.rename(land_sea_mask="LSM")
+    (found,) = load_forecaster(path)([dataset.drop_vars("land_sea_mask"), *others], INIT[0], 1)
+    xr.testing.assert_equal(found, expected)
+
+
+def test_sums_over_several_periods_do_not_stop_a_forecast(run):
+    """A forecast cannot select one, and does not read diagnostic variables."""
+    _, dataset, path = run
+    (expected,) = load_forecaster(path)(dataset, INIT[0], 1)
+    attrs = {**dataset["precipitation"].attrs, "period_hours": "6 12"}
+    changed = dataset.assign(precipitation=dataset["precipitation"].assign_attrs(attrs))
+    (found,) = load_forecaster(path)(changed, INIT[0], 1)
+    xr.testing.assert_equal(found, expected)
+    assert changed["precipitation"].attrs == attrs
+
+
+def test_keys_of_an_experiment_are_explained(run):
+    _, dataset, path = run
+    members = xr.concat([dataset.assign_coords(number=n) for n in range(2)], "number")
+    with pytest.raises(
+        UserError, match=r"data.source.select.*`forecast` has no such key: write a file that needs none"
+    ):
+        load_forecaster(path).open(members)
 
 
 def test_a_gap_in_what_a_forecast_reads_is_refused(run, monkeypatch):

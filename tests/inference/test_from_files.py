@@ -58,6 +58,9 @@ def test_a_forecast_is_that_of_the_run(run, files, tmp_path, source, suffix):  #
         ("output.path=elsewhere", "--output"),
         ("output.type=zarr", "an --output with the suffix of the format"),
         ("output.format=zarr", "an --output with the suffix of the format"),
+        ("output={type: netcdf}", "an --output with the suffix of the format"),
+        ("checkpoint=best", "an export of that checkpoint"),
+        ("weights=raw", "an export of those weights"),
     ],
 )
 def test_initial_time_and_lead_have_options_of_their_own(files, tmp_path, override, option):
@@ -132,12 +135,24 @@ def test_what_does_not_work_is_one_message_and_leaves_nothing(files, tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["there.zarr"]
 
 
+def newest_step(folder):
+    return max(int(path.name.partition("-")[2]) for path in (folder / "checkpoints").glob("step-*"))
+
+
+def _record_forecasts(folder, step, weights="ema"):
+    """Write the record of forecasts with the weights of a step, as a rollout does."""
+    (folder / "forecasts").mkdir(exist_ok=True)
+    identity = {"checkpoint": f"step-{step} 0123456789ab", "experiment": {"inference": {"weights": weights}}}
+    (folder / "forecasts" / "forecast.json").write_text(json.dumps(identity))
+
+
 @pytest.fixture(scope="module")
 def package(run, tmp_path_factory):  # noqa: F811
     """A package of the run, with scores of an evaluation and a licence."""
     experiment, _, export = run
     scores = export.parent / "evaluation" / "scores.csv"
     scores.parent.mkdir(exist_ok=True)
+    _record_forecasts(export.parent, newest_step(export.parent))
     scores.write_text(
         "source,variable,level,metric,region,lead_hours,value,units\n"
         "model,u,1.0,rmse,global,24.0,1.25,m s-1\nmodel,u,1.0,rmse,tropics,24.0,9.75,m s-1\n"
@@ -185,9 +200,29 @@ def test_a_forecast_from_a_package_needs_no_static_fields(files, package, tmp_pa
         assert two.attrs["checkpoint"] == one.attrs["checkpoint"] == f"export {digest(export)[:12]}"
 
 
+def test_a_package_has_only_the_scores_of_its_weights(run, package, tmp_path):  # noqa: F811
+    """Those of a checkpoint are those of its run, if the forecasts are its own."""
+    folder = run[2].parent
+    step = newest_step(folder)
+    checkpoint = folder / "checkpoints" / f"step-{step}"
+    assert [text.split(":")[0] for text in write_package(checkpoint, tmp_path / "same")] == ["no licence"]
+    try:
+        for number, other in enumerate(((step + 1, "ema"), (step, "raw"))):
+            _record_forecasts(folder, *other)
+            missing = write_package(folder, tmp_path / str(number))
+            said = f"those of the run are of step {other[0]}, {other[1]}, and these weights of step {step}, ema"
+            assert missing[0] == f"no scores on the card: {said}"
+            assert "## Scores" not in (tmp_path / str(number) / "README.md").read_text()
+    finally:
+        _record_forecasts(folder, step)
+
+
 def test_what_a_package_lacks_is_said(run, package, tmp_path):  # noqa: F811
     experiment, _, _ = run
+    scores = run[2].parent / "evaluation" / "scores.csv"
+    scores.rename(scores.with_suffix(".kept"))
     missing = write_package(experiment.save_loc, tmp_path / "model")
+    scores.with_suffix(".kept").rename(scores)
     assert [text.split(":")[0] for text in missing] == ["no scores on the card", "no licence"]
     assert "# license: not chosen yet" in (tmp_path / "model" / "README.md").read_text()
     with pytest.raises(UserError, match="--package: expected a path where nothing is"):

@@ -53,6 +53,12 @@ def test_decision(state, checkpoint, events, verdict):
     assert bool(decision.reason) == (verdict != "run")
 
 
+def test_a_submission_that_was_withdrawn_was_not_cancelled():
+    events = [submitted(2), WITHDRAWN]
+    assert "the scheduler refused another job of this submission" in decide({}, 0, events, "2", "train-2").reason
+    assert "cancelled" in decide({}, 0, [*events, CANCELLED], "2", "train-3").reason
+
+
 def submitted(number):
     return SUBMITTED | {"submission": f"train-{number}"}
 

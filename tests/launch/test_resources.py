@@ -12,21 +12,24 @@ import pytest
 from pydantic import ValidationError
 
 from credit_like import registry
-from credit_like.check import _launch_findings
+from credit_like.check import _launch_findings, checked_experiment
 from credit_like.errors import UserError
 from credit_like.launch import chain
 from credit_like.launch.cancel import cancel
 from credit_like.launch.chain import history, history_file, record, submissions
 from credit_like.launch.plan import initial_times, plan_jobs
-from credit_like.launch.resources import Options, options, resources
+from credit_like.launch.resources import Options, options, overrides_of, resources
 from credit_like.launch.status import job_rows, status
-from credit_like.launch.submit import active_jobs, chain_of, mode_of, submit
+from credit_like.launch.submit import active_jobs, chain_of, check_sections, mode_of, submit
+from credit_like.schema.checks import world_of
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.launch import MODES, PbsSection, SiteSection
 from credit_like.schema.load import load_experiment
 from tests.launch.cases import asking, experiment
 from tests.launch.standin import StandIn
 from tests.launch.test_chain_standin import python, write_experiment
+
+DEMO = Path(__file__).parents[2] / "config" / "demo.yml"
 
 
 @pytest.mark.parametrize(
@@ -446,6 +449,51 @@ def test_each_job_is_asked_of_the_scheduler_of_its_own_submission(tmp_path, monk
     assert "scancel 101" in called
 
 
+@pytest.mark.parametrize(
+    ("mode", "given"),
+    [
+        ("evaluate", Options(walltime=dt.timedelta(hours=2))),
+        ("preprocess", Options(account="x")),
+        ("rollout", Options(nodes=1, ngpus=2)),
+    ],
+)
+def test_options_of_other_jobs_ask_for_no_training_in_one_process(tmp_path, mode, given):
+    """An experiment without `pbs`, of which a training needs two processes."""
+    overrides = [
+        "trainer.parallelism={data: fsdp2, replicate: 2}",
+        "trainer.micro_batch_size=4",
+        f"save_loc={tmp_path / 'run'}",
+        "site=generic-slurm",
+    ]
+    overrides += overrides_of(given, mode)
+    found, _, world = checked_experiment(DEMO, overrides, mode=mode)
+    assert (world, world_of(found, mode), world_of(found, "train")) == (2, 2, found.pbs.nodes * (found.pbs.ngpus or 1))
+    check_sections(DEMO, overrides, world)
+    with pytest.raises(ExperimentError, match="expected a divisor of the 1 data-parallel replicas"):
+        checked_experiment(DEMO, overrides)
+
+
+def test_a_queue_that_may_end_jobs_is_named_where_it_alone_takes_a_job():
+    given = experiment("derecho", pbs={"queue": None, "nodes": 1, "walltime": "50:00:00"})
+    message = r"got 1 node for 50:00:00, .* or specify the queue preempt, whose jobs may be ended for others"
+    with pytest.raises(UserError, match=message):
+        plan_jobs(given, "train")
+    asked = experiment("derecho", pbs={"queue": "preempt", "nodes": 1, "walltime": "50:00:00"})
+    trainer = {"parallelism": {"data": "fsdp2"}, "global_batch_size": 4}
+    asked = asked.model_copy(update={"trainer": type(asked.trainer).model_validate(trainer)})
+    assert plan_jobs(asked, "train").resources.queue == "preempt"
+
+
+@pytest.mark.parametrize(("batch_size", "members", "most"), [(4, 1, 8), (1, 1, 6), (12, 1, 12), (2, 4, 12)])
+def test_the_largest_share_is_that_of_whole_batches(batch_size, members, most):
+    """12 initial times on 2 GPUs; of members that fill several batches, each GPU computes some of every initial time."""
+    ensemble = {"members": members, "amplitude": {"column_water": 0.5}} if members > 1 else {}
+    inference = {"init": ["2000-08-01", "2000-08-03T18", "6h"], "batch_size": batch_size, "ensemble": ensemble}
+    pbs = {"rollout": {"nodes": 1, "ngpus": 2}}
+    plan = plan_jobs(experiment("generic-slurm", pbs=pbs, inference=inference), "rollout")
+    assert (plan.initial_times, plan.most_times) == (12, most)
+
+
 ASKED = Options(nodes=1, ngpus=2, walltime=dt.timedelta(minutes=90), queue="fast", account="mi$ne")
 
 
@@ -473,7 +521,7 @@ def test_options_replace_what_the_experiment_asks_for_and_are_in_the_copy_that_j
 
     (pbs.spool / "1.json").write_text(json.dumps({"id": "1", "state": "Q", "code": None, "after": []}))
     plan = submit(file, mode, ASKED, after=["1"], check=check)
-    assert worlds == [2 if mode == "train" else None]
+    assert worlds == [2 if mode == "train" else 1]
     assert plan.resources.account == "mi$ne"
     frozen = load_experiment(plan.experiment)
     again = plan_jobs(frozen, mode, after=("1",), workdir=Path.cwd())

@@ -483,6 +483,23 @@ def test_keys_of_the_experiment_change_the_site_that_is_named_elsewhere(write, f
         assert (site.nodes["gpu"].gpus, site.nodes["gpu"].cpus, site.nodes["cpu"].cpus) == (8, 96, 32)
 
 
+@pytest.mark.parametrize(
+    ("files", "overrides"),
+    [
+        (["site: derrecho\n"], ["site.stop_before=5min"]),
+        (["site: {stop_before: 5min}\n"], ["site=derrecho"]),
+        (["site: {stop_before: 5min}\n", "site: derrecho\n"], []),
+        (["site: derrecho\n", "site: {stop_before: 5min}\n"], []),
+    ],
+)
+def test_a_misspelt_site_is_reported_beside_keys_that_would_change_it(write, files, overrides):
+    for number, text in enumerate(files[1:]):
+        write(text, f"{number}.yml")
+    include = "".join(f"include: [{number}.yml]\n" for number in range(len(files) - 1))
+    with pytest.raises(ExperimentError, match="got 'derrecho'; did you mean 'derecho'"):
+        load_experiment(write(include + files[0] + TEXT), overrides)
+
+
 def test_a_whole_site_is_replaced_by_another_one(write):
     stored = dump_experiment(load_experiment(write(TEXT + "site: derecho\n")))
     assert load_experiment(write(stored), ["site=local"]).site == SiteSection.model_validate("local")

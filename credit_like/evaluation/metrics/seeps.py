@@ -8,7 +8,7 @@ The error of forecast category i where j was observed is
 
     ½ ⎡ 0                1/(1−p)    4/(1−p) ⎤
       ⎢ 1/p              0          3/(1−p) ⎥
-          ⎣ 1/p + 3/(2+p)    3/(2+p)    0       ⎦
+      ⎣ 1/p + 3/(2+p)    3/(2+p)    0       ⎦
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from credit_like.data import times as calendar
 from credit_like.errors import UserError, reading
 from credit_like.inference.layout import ForecastLayout
+from credit_like.schema.places import RECORD
 
 Fields = NDArray[np.float32]
-_RECORD = "forecast.json"
 _RECORD_DRAFT = re.compile(r"forecast\.json\.[0-9]+\.part")
 
 ForecastKey = tuple[int, int]
@@ -226,7 +226,7 @@ def claim(folder: Path, identity: dict[str, Any], completed: Callable[[dict[str,
 
     Raises UserError if it holds those of another experiment, checkpoint or selection, or files that are no forecasts.
     """
-    record = folder / _RECORD
+    record = folder / RECORD
     text = json.dumps(identity, indent=1, sort_keys=True)
     if not record.exists():
         check_folder(folder)
@@ -253,7 +253,7 @@ def check_folder(folder: Path) -> None:
     """Raise UserError for a folder of forecasts that is a file or holds files that are no forecasts."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"inference.output.path: expected a folder, got {folder}, which is a file, change it")
-    record = folder / _RECORD
+    record = folder / RECORD
     others = folder.exists() and any(not _RECORD_DRAFT.fullmatch(entry.name) for entry in folder.iterdir())
     if others and not record.exists():  # in this order, because another rank may just have written the record
         raise UserError(
