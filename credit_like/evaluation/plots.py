@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from credit_like import outputs
 from credit_like.evaluation.scorecard import IN_UNITS, channels, labels
-from credit_like.naming import channel_text, exponent_of, hours_text, level_units_of, with_units
+from credit_like.naming import channel_text, exponent_of, hours_text, level_units_of, times_text, with_units
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def legend_and_labels(figure: Figure, axes: list[Axes], x: str, y: str) -> None:
 
 def _scores_figure(results: xr.Dataset, panels: list[tuple[str, xr.DataArray]], metric: str, label: str) -> Figure:
     """Return the curves of one metric."""
-    figure, axes = panel_figure(len(panels), f"{label}, mean over {int(results['initial_times'])} initial times")
+    figure, axes = panel_figure(len(panels), f"{label}, mean over {times_text(results)}")
     for ax, (name, scores) in zip(axes, panels, strict=True):
         exponent = exponent_of(scores.sel(metric=metric).values) if metric in IN_UNITS else 0
         _curves(ax, scores, metric, exponent)

@@ -27,7 +27,7 @@ from credit_like.evaluation.html_page import render, save_page
 from credit_like.evaluation.projections import unrolled
 from credit_like.evaluation.scorecard import channels
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
-from credit_like.naming import channel_text, level_text, level_units_of, region_text, units_text
+from credit_like.naming import channel_text, level_text, level_units_of, region_text, times_text, units_text
 from credit_like.variables import Variable, Variables
 
 MISSING = 255
@@ -59,6 +59,7 @@ def write_report(
         "experiment": str(results.attrs.get("experiment", "")),
         "made": f"credit-like {credit_like.__version__}",
         "initial_times": int(results["initial_times"]),
+        "times_text": times_text(results),
         "scores": describe_scores(results, units),
         "spectra": describe_spectra(results),
         "ensemble": describe_ensemble(results),

@@ -16,6 +16,8 @@ from credit_like.evaluation.sources import levels_in
 from credit_like.schema.experiment import Experiment
 
 _LOG = logging.getLogger(__name__)
+_OF_ALL = ("initial_times", "initial_times_of_lead")
+"""Variables that are the same for all sources."""
 
 
 def evaluation_folder(experiment: Experiment) -> Path:
@@ -76,7 +78,7 @@ def load_results(folder: Path) -> xr.Dataset:
             join="outer",
             combine_attrs="override",
         )
-    return joined.assign(initial_times=parts[0]["initial_times"])
+    return joined.assign({name: parts[0][name] for name in _OF_ALL if name in parts[0]})
 
 
 def is_results(path: Path) -> bool:

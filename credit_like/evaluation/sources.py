@@ -260,6 +260,12 @@ def open_forecast(path: Path | str) -> xr.Dataset:
         return _open(path)
 
 
+def unfinished(path: Path | str) -> list[Path]:
+    """Return the unfinished files of an interrupted rollout in a folder of forecasts."""
+    folder = Path(path)
+    return sorted(folder.glob("*.part")) if folder.is_dir() else []
+
+
 def refuse_grib(path: Path) -> None:
     """Raise UserError for a GRIB file and a folder that has these and no netCDF files."""
     if path.suffix in _GRIB or (path.is_dir() and not any(path.glob("*.nc")) and any(path.glob("*.grib"))):
