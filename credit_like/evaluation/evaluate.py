@@ -28,7 +28,7 @@ from credit_like.derive.fields import PL
 from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology, climatology_times, fit_climatology, load_climatology
 from credit_like.evaluation.collect import VECTORS, Collected
-from credit_like.evaluation.derived import forecast_files
+from credit_like.evaluation.derived import forecast_files, scored_variables
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.frames import COLUMNS
 from credit_like.evaluation.gaps import Gaps
@@ -36,7 +36,7 @@ from credit_like.evaluation.html_page import REPORT_MARK
 from credit_like.evaluation.metrics import needs
 from credit_like.evaluation.needs import check_metrics, possible_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
-from credit_like.evaluation.results import evaluation_folder, is_results, read_results
+from credit_like.evaluation.results import Wanted, evaluation_folder, is_results, open_results, read_results
 from credit_like.evaluation.sources import (
     ClimatologyForecast,
     ForecastFiles,
@@ -225,7 +225,15 @@ def evaluate(
     result["initial_times_of_lead"] = ("lead_time", has_truth.sum(0), told)
     _describe(result, scored, truth)
     for name, path in published.items():
-        result = xr.concat([result, read_results(path, name, result)], "source", join="exact", combine_attrs="override")
+        result = xr.concat(
+            [result, read_results(path, name, result)],
+            "source",
+            data_vars="minimal",
+            coords="minimal",
+            compat="override",
+            join="exact",
+            combine_attrs="override",
+        )
     return result
 
 
@@ -269,18 +277,24 @@ def _scored(variables: Variables, model: ForecastFiles) -> list[Variable]:
 def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore) -> None:
     """Set units of variables and levels, and the extent of the grid, as attributes; a vector has units of its first component."""
     result.attrs["grid"] = "global" if truth.grid.is_global else "regional"
-    units = {variable.name: truth.attrs(variable).get("units", "") for variable in scored}
-    for vector, components in VECTORS.items():
-        for end in ("", PL):  # interpolated variables have the model's name, with an end of their own
-            names = {name.removesuffix(PL): name for name in units if name.endswith(PL) == bool(end)}
-            if vector + end in result and (first := find(components[0], names)):
-                units[vector + end] = units[names[first]]
-    for name, unit in units.items():
-        if name in result and unit:
-            result[name].attrs["units"] = unit
+    for name, one in _wanted(scored, truth).items():
+        if name in result and one.units:
+            result[name].attrs["units"] = one.units
     of_levels = {truth.level_units(variable) for variable in scored if variable.levels}
     if "level" in result.coords and len(of_levels) == 1 and (unit := of_levels.pop()):
         result["level"].attrs["units"] = unit
+
+
+def _wanted(variables: Sequence[Variable], truth: FieldStore) -> dict[str, Wanted]:
+    """Return units and kind of levels of variables, and of the vectors of which they may be components."""
+    wanted = {one.name: Wanted(truth.attrs(one).get("units", ""), bool(one.levels)) for one in variables}
+    for vector, components in VECTORS.items():
+        for end in ("", PL):  # interpolated variables have the model's name, with an end of their own
+            names = {name.removesuffix(PL): name for name in wanted if name.endswith(PL) == bool(end)}
+            found = [find(component, names) for component in components]
+            if found[0] is not None and None not in found:
+                wanted[vector + end] = wanted[names[found[0]]]
+    return wanted
 
 
 def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:
@@ -301,9 +315,11 @@ def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> 
 def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:
     """Return the forecasts to score for comparison with the model, and the files of published results.
 
-    Raises UserError for a file that is neither, or whose grid is not the truth's.
+    Raises UserError for a file that is neither, for forecasts whose grid is not the truth's, and for results on other
+    dimensions or in units of something else.
     """
     forecasts, published = {}, {}
+    wanted = _wanted(scored_variables(truth.variables, truth).outputs, truth)
     for name, path in paths.items():
         if name in (MODEL, PERSISTENCE, CLIMATOLOGY):
             raise UserError(
@@ -311,6 +327,7 @@ def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[st
             )
         try:
             if is_results(Path(path)):
+                open_results(Path(path), wanted)
                 published[name] = Path(path)
             else:
                 forecasts[name] = _files(path, truth, name)
