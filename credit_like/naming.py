@@ -56,6 +56,13 @@ def level_units_of(results: xr.Dataset) -> str:
     return str(results["level"].attrs.get("units", "")) if "level" in results.coords else ""
 
 
+def times_text(results: xr.Dataset) -> str:
+    """Return over how many initial times scores are means: `21 initial times`, or `12 to 21` if not all leads have as many."""
+    most = int(results["initial_times"])
+    fewest = int(results["initial_times_of_lead"].min()) if "initial_times_of_lead" in results else most
+    return f"{fewest} to {most} initial times" if fewest < most else f"{most} initial times"
+
+
 def region_text(results: xr.Dataset, region: str) -> str:
     """Return the name of a region of scores, of which `global` is all of a grid that may be regional."""
     return "whole regional grid" if region == "global" and results.attrs.get("grid") == "regional" else region

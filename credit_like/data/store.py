@@ -6,7 +6,9 @@ Shape suffixes: T times, C channels, H rows (the requested ones), W longitudes.
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import itertools
+import json
 import logging
 import os
 import time as clock
@@ -18,6 +20,7 @@ from typing import Any, ClassVar
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from credit_like import registry
 from credit_like.data import aliases, solar, units
@@ -37,6 +40,10 @@ Part = tuple[slice, slice]  # rows and columns
 """One array (C, H, W) for each time."""
 Problems = list[tuple[tuple[str | int, ...], str]]
 _ATTRS = ("units", "long_name", "standard_name", "cell_methods", "positive")
+ORIGIN = "credit_like_origin"
+"""Attribute of a copy or a mean of a variable: what `FieldStore.origin` says of the data from which it was made."""
+_ACCESS = {"cache", "storage_options", "statistics"}
+"""Keys of a source that do not change the values that are read."""
 _SOLAR_ATTRS = {
     "units": "J m-2",
     "long_name": "insolation at the top of the atmosphere, accumulated over the step that ends at the time",
@@ -133,6 +140,8 @@ class _Place:
     level_attrs: dict[str, str] = field(default_factory=dict)
     sum_over: int | None = None
     """Seconds over which the values are sums, by what the files declare: 0 = the spacing of the files, None = no sums."""
+    copy_of: str = ""
+    """Of a store that `preprocess --rechunk` wrote, the origin of the data that were copied."""
 
     @property
     def varies(self) -> bool:
@@ -238,6 +247,18 @@ class FieldStore:
         """Return the source's configuration and the variable's name in it, or None for a computed variable."""
         place = self._places.get(variable.name)
         return (self._sources[place.source].config, place.var) if place else None
+
+    def origin(self, variable: Variable) -> str:
+        """Return a hash of the source of a variable and its name there, empty for a computed variable.
+
+        A store that `preprocess --rechunk` wrote has the origin of the data that it is a copy of. Units are no part of it.
+        """
+        place = self._places.get(variable.name)
+        if place is None or place.copy_of:
+            return place.copy_of if place else ""
+        config = self._sources[place.source].config
+        told = config.model_dump(mode="json", exclude=_ACCESS) if isinstance(config, BaseModel) else config.type
+        return hashlib.sha256(json.dumps([told, place.var], sort_keys=True).encode()).hexdigest()[:20]
 
     def index(self, time: str) -> int:
         """Return the position of an ISO time on the time axis. Raises UserError with the nearest times if it is absent."""
@@ -767,7 +788,8 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     of_level = dataset["level"].attrs if "level" in dataset.coords else {}
     level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
     over = _sum_over(var, stored.attrs, where, source.settings)
-    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over)
+    copy_of = str(stored.attrs.get(ORIGIN, ""))
+    return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over, copy_of)
 
 
 def _sum_over(var: str, attrs: Mapping[Any, Any], where: str, settings: str) -> int | None:

@@ -6,6 +6,7 @@ m, s, K.
 
 from __future__ import annotations
 
+import math
 import re
 
 from credit_like.errors import UserError
@@ -98,6 +99,17 @@ def same_dimensions(one: str, other: str) -> bool:
         return _parse(one)[2] == _parse(other)[2]
     except UserError:
         return False
+
+
+def same(one: str, other: str) -> bool | None:
+    """Return whether two units are the same, however they are written; None where one of them is missing or unknown."""
+    if one.strip() == other.strip():
+        return True
+    try:
+        found = between(one, other)
+    except UserError:
+        return False
+    return None if found is None else math.isclose(found[0], 1) and math.isclose(found[1], 0, abs_tol=1e-9)
 
 
 def between(source: str, target: str) -> tuple[float, float] | None:

@@ -6,7 +6,7 @@ computed. Shape suffixes: B batch, K levels of a variable, H rows, W longitudes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -110,7 +110,7 @@ class Derivation:
         """Return the predicted variables from which a derived one is computed, in the order of the model's outputs."""
         wanted = {found.name for need in self._needs(name) if (found := self._predicted(need)) is not None}
         if name == "total_column_water":
-            wanted |= {found.name for found in self.condensate}
+            wanted |= {found.name for found in (*self.condensate, self.lower_end) if found is not None}
         return tuple(variable for variable in self.variables.outputs if variable.name in wanted)
 
     @cached_property
@@ -142,6 +142,7 @@ class Derivation:
     def check_units(self, store: FieldStore) -> None:
         """Raise UserError where the data declare other units than those that the fields are computed from."""
         needed = set(_CONDENSATE) if "total_column_water" in self.config.fields else set()
+        needed |= {_PS} if needed and self.lower_end is not None else set()
         for output in self.outputs:
             needs = self._needs(output.name)
             is_computed = self.hybrid is not None and find(output.name.removesuffix(PL), (_T, _PHI)) is not None
@@ -276,6 +277,22 @@ class Derivation:
                     f"{self.key}: expected {variable.name} at the surface for {name}, got it on levels; change it or remove {name}"
                 )
         self._require_the_same_levels(name)
+        if self.hybrid is None and name != "total_column_water":
+            self._require_pressures(needs)
+
+    def _require_pressures(self, needs: Iterable[str]) -> None:
+        """Raise UserError for pressure levels beyond those of a variable, where its values are not known."""
+        for variable in (self._predicted(need) for need in needs):
+            if variable is None or not variable.levels:
+                continue
+            low, high = min(variable.levels), max(variable.levels)
+            outside = [p for p in self.config.pressure_levels if not low * (1 - 1e-6) <= p <= high * (1 + 1e-6)]
+            if outside:
+                raise UserError(
+                    f"{self.key}.pressure_levels: expected pressures within the levels of {variable.name}, {low:g} to {high:g}, "
+                    f"got {', '.join(f'{p:g}' for p in outside)}; change them, or set model_levels if data.levels are no "
+                    "pressures in hPa"
+                )
 
     def _require_the_same_levels(self, name: str) -> None:
         """Raise UserError where levels of different variables would be combined that are not the same ones."""
@@ -331,6 +348,12 @@ class Derivation:
         if water is not None and water.name == _TOTAL_WATER:
             return ()
         return tuple(found for name in _CONDENSATE if (found := self._predicted(name)) is not None)
+
+    @cached_property
+    def lower_end(self) -> Variable | None:
+        """The predicted surface pressure, below which pressure levels hold no water; None on hybrid levels or without it."""
+        found = self._predicted(_PS)
+        return None if self.hybrid is not None or found is None or found.levels else found
 
     @cached_property
     def _ground(self) -> Variable | None:
@@ -495,12 +518,20 @@ class _Column:
 
     @property
     def _thickness(self) -> Tensor:
-        """Thickness in Pa of the layers: between interfaces, or from half-way to half-way between pressure levels."""
+        """Thickness in Pa of the layers: between interfaces, or from half-way to half-way between pressure levels.
+
+        On pressure levels it is that of the part above the ground, where surface pressure is predicted.
+        """
+        import torch
+
         if self.of.hybrid is not None:
             return self._interfaces.diff(dim=-3)
         _, pressure = self._sorted(self._name(_Q))
         middle = (pressure[:, 1:] + pressure[:, :-1]) / 2
-        return _stack(pressure[:, :1], middle, pressure[:, -1:]).diff(dim=-3)
+        edges = _stack(pressure[:, :1], middle, pressure[:, -1:])
+        if self.of.lower_end is not None:
+            edges = torch.minimum(edges, self._surface[:, None])
+        return edges.diff(dim=-3)
 
 
 def _chosen(x_BKHW: Tensor, levels: np.ndarray) -> Tensor:

@@ -11,6 +11,7 @@ and Buja (1993), Vertical interpolation and truncation of model-coordinate data,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -67,13 +68,16 @@ def geopotential(
     """Integrate the hydrostatic equation from the surface geopotential to K levels.
 
     φ_{k−1/2} = φ_{k+1/2} + R T_v ln(p_{k+1/2} / p_{k−1/2}), and φ_k = φ_{k+1/2} + α_k R T_v with
-    α_k = 1 − p_{k−1/2} / Δp_k · ln(p_{k+1/2} / p_{k−1/2}) [1, equations 2.21 to 2.23]. CREDIT subtracts α_k R T_v from
-    φ_{k−1/2} instead.
+    α_k = 1 − p_{k−1/2} / Δp_k · ln(p_{k+1/2} / p_{k−1/2}), or ln 2 where the pressure of the upper interface is zero
+    [1, equations 2.21 to 2.23]. CREDIT subtracts α_k R T_v from φ_{k−1/2} instead, and has no ln 2.
     """
     above, below = interfaces_KHW[..., :-1, :, :], interfaces_KHW[..., 1:, :, :]
-    above = torch.where(above > 0, above, _MODEL_TOP)
+    is_top = above <= 0
+    above = torch.where(is_top, _MODEL_TOP, above)
     thickness = torch.log(below / above)
     alpha = 1 - above / (below - above) * thickness
+    if conventions == "standard":
+        alpha = torch.where(is_top, math.log(2), alpha)
     heat = DRY_AIR * virtual_temperature(temperature_KHW, humidity_KHW)
     layers = heat * thickness
     upper = surface_HW[..., None, :, :] + layers.flip(-3).cumsum(-3).flip(-3)

@@ -45,7 +45,8 @@ def compare_scores(first: pandas.DataFrame, second: pandas.DataFrame, plugins: S
     per variable, level, metric, region and lead. Columns: these, units, `times` (the number of initial times that both
     have), `first` and `second` (the scores), `difference` (the second minus the first), `low` and `high` (its 95 %
     interval) and `significant` (whether the interval leaves out zero). `plugins` are the folders or packages with metrics of
-    your own, as in an experiment. Raises UserError for frames of several sources, and for an unknown metric.
+    your own, as in an experiment. Raises UserError for frames of several sources, for a variable in different units, and for an
+    unknown metric.
     """
     from credit_like.evaluation.significance import score_differences
 

@@ -9,6 +9,7 @@ extrapolates noise.)
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +19,15 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
-from credit_like.data.store import FieldStore
-from credit_like.data.tools.climatology import nearest_day, period_text, slots_of, window_weights
+from credit_like.data import units
+from credit_like.data.store import ORIGIN, FieldStore
+from credit_like.data.tools.climatology import Slot, nearest_day, period_text, slots_of, window_weights
 from credit_like.errors import UserError
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable
 
 _BLOCK_BYTES = 128 * 2**20
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -69,7 +72,7 @@ def fit_climatology(
     trained = slots_of(store.times[positions])
     seen = sorted(set(trained))
     asked = sorted(set(slots_of(wanted)))
-    weights = window_weights(seen, asked, window_days)  # (asked, seen)
+    weights = window_weights(seen, asked, window_days, store.calendar)  # (asked, seen)
     of_slot = np.array([seen.index(slot) for slot in trained])
     fields = {}
     for variable in variables:
@@ -101,36 +104,72 @@ def load_climatology(
 ) -> Climatology | None:
     """Load the result of `fit_climatology` from the store that `credit-like preprocess --climatology` wrote.
 
-    Returns None if there is no store, if it is of another period, window or grid, or if it lacks a variable, a level or
-    an hour.
+    Returns None if there is no store, and, with a line in the log, if it is of another period, window or grid, if a variable
+    is of other data or in other units, or if it lacks a variable, a level or an hour. Stores of earlier releases do not say
+    of which data they are; only the units of their variables are compared.
     """
     if not path.is_dir():
         return None
     with xr.open_zarr(path, consolidated=False, chunks=None) as opened:
-        period = str(opened.attrs.get("period"))
-        same = period == period_text(store, positions) and opened.attrs.get("window_days") == window_days
-        for name, values in (("latitude", store.grid.latitude), ("longitude", store.grid.longitude)):
-            same = same and np.array_equal(opened[name].values, values)
-        if not same or any(variable.name not in opened for variable in variables):
-            return None
-        days, hours = opened["dayofyear"].values, np.rint(opened["hour"].values * 3600).astype(np.int64)
         asked = sorted(set(slots_of(wanted)))
-        if not np.isin([second for _, second in asked], hours).all():
+        if reason := _unfit(opened, store, variables, positions, asked, window_days):
+            _LOG.info("%s is not used, and the climatology is computed from the data: %s", path, reason)
             return None
-        at = [(nearest_day(day, days), int(np.searchsorted(hours, second))) for day, second in asked]
+        days, hours = opened["dayofyear"].values, _seconds(opened)
+        at = [(nearest_day(day, days, store.calendar), int(np.searchsorted(hours, second))) for day, second in asked]
         fields: dict[str, NDArray[np.float32]] = {}
         for variable in variables:
-            stored = opened[variable.name]
-            level = next((str(dim) for dim in stored.dims if str(dim).startswith("level")), None)
-            if variable.levels and (level is None or not np.isin(variable.levels, stored[level].values).all()):
-                return None
+            stored, level = opened[variable.name], _level_dim(opened[variable.name])
             if level is not None:
                 stored = stored.sel({level: list(variable.levels)})
             chosen: NDArray[np.float32] = np.stack(
                 [stored[{"hour": hour, "dayofyear": day}].values for day, hour in at]
             )
             fields[variable.name] = chosen if variable.levels else chosen[:, None]
-    return Climatology({slot: i for i, slot in enumerate(asked)}, fields, _provenance(period, window_days))
+    provenance = _provenance(period_text(store, positions), window_days)
+    return Climatology({slot: i for i, slot in enumerate(asked)}, fields, provenance)
+
+
+def _unfit(
+    opened: xr.Dataset,
+    store: FieldStore,
+    variables: Sequence[Variable],
+    positions: NDArray[np.int64],
+    asked: Sequence[Slot],
+    window_days: int,
+) -> str:
+    """Return why a stored climatology is not that of these data, empty if it is."""
+    expected = {"period": period_text(store, positions), "window_days": window_days}
+    for key, value in expected.items():
+        if (found := opened.attrs.get(key)) != value:
+            return f"expected {key} {value}, got {found}"
+    for name, values in (("latitude", store.grid.latitude), ("longitude", store.grid.longitude)):
+        if not np.array_equal(opened[name].values, values):
+            return f"expected the {name}s of the data, got others"
+    if absent := [variable.name for variable in variables if variable.name not in opened]:
+        return f"expected {', '.join(absent)}, got a store without"
+    for variable in variables:
+        stored = opened[variable.name]
+        if stored.attrs.get(ORIGIN, store.origin(variable)) != store.origin(variable):
+            return f"expected {variable.name} of the experiment's data, got that of another source or name"
+        mine, theirs = store.attrs(variable).get("units", ""), str(stored.attrs.get("units", ""))
+        if not units.same(theirs, mine):
+            return f"expected {variable.name} in {mine!r}, got {theirs!r}"
+        level = _level_dim(stored)
+        if variable.levels and (level is None or not np.isin(variable.levels, stored[level].values).all()):
+            return f"expected {variable.name} at {variable.levels_text}, got other levels"
+    if not np.isin([second for _, second in asked], _seconds(opened)).all():
+        return "expected the hours of the forecasts, got others"
+    return ""
+
+
+def _level_dim(stored: xr.DataArray) -> str | None:
+    return next((str(dim) for dim in stored.dims if str(dim).startswith("level")), None)
+
+
+def _seconds(opened: xr.Dataset) -> NDArray[np.int64]:
+    """Return the hours of a stored climatology as seconds of the day."""
+    return np.asarray(np.rint(opened["hour"].values * 3600), np.int64)
 
 
 def _sums(

@@ -17,7 +17,7 @@ from credit_like.errors import UserError, cut
 from credit_like.evaluation.frames import by_init_frame
 from credit_like.evaluation.results import load_results
 from credit_like.evaluation.scorecard import channels, some_leads
-from credit_like.evaluation.significance import score_differences
+from credit_like.evaluation.significance import refuse_other_units, score_differences
 from credit_like.naming import channel_text, hours_text, level_units_of
 from credit_like.runs import Run, differing_keys, find_runs, read_run
 from credit_like.terminal import fitted, plain_console
@@ -128,10 +128,14 @@ def ratios(
 
     The leads are some, or every one, of those that both have. Both RMSE are over the initial times that both have. Their
     number is 0 where there are none or the scores do not hold them: the RMSE are then those of each run, without intervals.
+    Raises UserError for a variable that is in different units.
     """
     common = np.intersect1d(first["lead_time"].values, second["lead_time"].values)
     leads = list(common) if every else some_leads(common)
     theirs = dict(channels(second))
+    for name, array in first.data_vars.items():
+        if "metric" in array.dims and name in second:
+            refuse_other_units(str(name), *(str(one.attrs.get("units", "")) for one in (array, second[name])))
     differences, times = _differences(first, second)
     rows = []
     for name, ours in channels(first):

@@ -28,7 +28,7 @@ from credit_like.derive.fields import PL
 from credit_like.errors import UserError
 from credit_like.evaluation.climatology import Climatology, climatology_times, fit_climatology, load_climatology
 from credit_like.evaluation.collect import VECTORS, Collected
-from credit_like.evaluation.derived import forecast_files
+from credit_like.evaluation.derived import forecast_files, scored_variables
 from credit_like.evaluation.fields import Fields, Regions
 from credit_like.evaluation.frames import COLUMNS
 from credit_like.evaluation.gaps import Gaps
@@ -36,7 +36,7 @@ from credit_like.evaluation.html_page import REPORT_MARK
 from credit_like.evaluation.metrics import needs
 from credit_like.evaluation.needs import check_metrics, possible_metrics
 from credit_like.evaluation.precipitation import dry_limit, is_precipitation, seeps_thresholds
-from credit_like.evaluation.results import evaluation_folder, is_results, read_results
+from credit_like.evaluation.results import Wanted, evaluation_folder, is_results, open_results, read_results
 from credit_like.evaluation.sources import (
     ClimatologyForecast,
     ForecastFiles,
@@ -44,8 +44,10 @@ from credit_like.evaluation.sources import (
     Scored,
     Truth,
     open_forecast,
+    unfinished,
 )
 from credit_like.evaluation.thresholds import event_labels, event_thresholds
+from credit_like.naming import counted, hours_text
 from credit_like.outputs import begins_with, check_own
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable, Variables
@@ -53,6 +55,7 @@ from credit_like.variables import Variable, Variables
 _LOG = logging.getLogger(__name__)
 _BLOCK_BYTES = 64 * 2**20
 _AT_ONCE = 64  # blocks submitted to dask together
+_LISTED = 6  # leads that a warning names
 MODEL, PERSISTENCE, CLIMATOLOGY = "model", "persistence", "climatology"
 
 
@@ -155,10 +158,11 @@ def evaluate(
 
     `training` is the store from which the climatology is computed (`truth` may be another source). Returns one dataset
     in the layout of WeatherBench2's results, (source, metric, region, lead_time[, level]) per variable, with
-    `provenance` (source), the number of initial times, the statistics of every initial time as `<variable>_by_init`
-    (source, statistic, init_time, region, lead_time[, level]), and, if the section requests them, bounds of 95 % from
-    bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Warns of forecasts that are not finite
-    everywhere. Raises UserError for forecasts, baselines or metrics that do not fit the truth.
+    `provenance` (source), the number of initial times, that of each lead as `initial_times_of_lead`, the statistics of every
+    initial time as `<variable>_by_init` (source, statistic, init_time, region, lead_time[, level]), and, if the section
+    requests them, bounds of 95 % from bootstrapping the initial times as metrics `<name>_low` and `<name>_high`. Warns of
+    forecasts that are not finite everywhere, and of leads for which the truth lacks valid times. Raises UserError for
+    forecasts, baselines or metrics that do not fit the truth.
     """
     section = experiment.evaluation
     with registry.searching(experiment.plugins):
@@ -170,11 +174,14 @@ def evaluate(
     leads = [int(lead) for lead in model.leads if lead > 0]
     truths = Truth(truth)
     valid = np.unique(np.add.outer(inits, leads))
-    if not truths.positions(valid)[0].any():
+    has_truth, _ = truths.positions(np.add.outer(inits, leads))
+    if not has_truth.any():
         raise UserError(
             f"expected truth at valid times of the forecasts, got none between {_text(valid[0], truth)} and "
             f"{_text(valid[-1], truth)}; change evaluation.truth or inference.init"
         )
+    for message in _without_truth(has_truth, truths.positions(np.array(inits, np.int64))[0], leads):
+        _LOG.warning("%s", message)
     period = climatology_times(training, experiment)
     wanted = calendar.from_seconds(valid, truth.calendar)
     fitting = (training, scored, period, wanted, section.climatology_window_days)
@@ -214,10 +221,43 @@ def evaluate(
     provenance = [source.provenance for source in sources.values()]
     result = result.assign_coords(provenance=("source", provenance))
     result.attrs["experiment"] = experiment.name
+    told = {"long_name": "number of initial times with truth at the lead"}
+    result["initial_times_of_lead"] = ("lead_time", has_truth.sum(0), told)
     _describe(result, scored, truth)
     for name, path in published.items():
-        result = xr.concat([result, read_results(path, name, result)], "source", join="exact", combine_attrs="override")
+        result = xr.concat(
+            [result, read_results(path, name, result)],
+            "source",
+            data_vars="minimal",
+            coords="minimal",
+            compat="override",
+            join="exact",
+            combine_attrs="override",
+        )
     return result
+
+
+def _without_truth(
+    has_truth_IL: NDArray[np.bool_], has_truth_at_init_I: NDArray[np.bool_], leads: Sequence[int]
+) -> Iterator[str]:
+    """Yield a sentence on leads that are scored over fewer initial times than there are, and one on persistence."""
+    number, cure = len(has_truth_IL), "change inference.init or evaluation.truth"
+    fewer = [
+        f"{hours_text(np.timedelta64(lead, 's'))} over {count}"
+        for lead, count in zip(leads, has_truth_IL.sum(0).tolist(), strict=True)
+        if count < number
+    ]
+    if fewer:
+        more = f" and {counted(len(fewer) - _LISTED, 'more lead')}" if len(fewer) > _LISTED else ""
+        yield (
+            f"some leads are scored over fewer than {counted(number, 'initial time')}, because the truth lacks their valid times: "
+            f"{', '.join(fewer[:_LISTED])}{more}; their scores are of other weather than those of the other leads; {cure}"
+        )
+    if not has_truth_at_init_I.all():
+        yield (
+            f"persistence is scored from {int(has_truth_at_init_I.sum())} of {counted(number, 'initial time')}: the truth "
+            f"lacks the others; {cure}"
+        )
 
 
 def _scored(variables: Variables, model: ForecastFiles) -> list[Variable]:
@@ -237,18 +277,24 @@ def _scored(variables: Variables, model: ForecastFiles) -> list[Variable]:
 def _describe(result: xr.Dataset, scored: Sequence[Variable], truth: FieldStore) -> None:
     """Set units of variables and levels, and the extent of the grid, as attributes; a vector has units of its first component."""
     result.attrs["grid"] = "global" if truth.grid.is_global else "regional"
-    units = {variable.name: truth.attrs(variable).get("units", "") for variable in scored}
-    for vector, components in VECTORS.items():
-        for end in ("", PL):  # interpolated variables have the model's name, with an end of their own
-            names = {name.removesuffix(PL): name for name in units if name.endswith(PL) == bool(end)}
-            if vector + end in result and (first := find(components[0], names)):
-                units[vector + end] = units[names[first]]
-    for name, unit in units.items():
-        if name in result and unit:
-            result[name].attrs["units"] = unit
+    for name, one in _wanted(scored, truth).items():
+        if name in result and one.units:
+            result[name].attrs["units"] = one.units
     of_levels = {truth.level_units(variable) for variable in scored if variable.levels}
     if "level" in result.coords and len(of_levels) == 1 and (unit := of_levels.pop()):
         result["level"].attrs["units"] = unit
+
+
+def _wanted(variables: Sequence[Variable], truth: FieldStore) -> dict[str, Wanted]:
+    """Return units and kind of levels of variables, and of the vectors of which they may be components."""
+    wanted = {one.name: Wanted(truth.attrs(one).get("units", ""), bool(one.levels)) for one in variables}
+    for vector, components in VECTORS.items():
+        for end in ("", PL):  # interpolated variables have the model's name, with an end of their own
+            names = {name.removesuffix(PL): name for name in wanted if name.endswith(PL) == bool(end)}
+            found = [find(component, names) for component in components]
+            if found[0] is not None and None not in found:
+                wanted[vector + end] = wanted[names[found[0]]]
+    return wanted
 
 
 def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> ForecastFiles:
@@ -257,6 +303,11 @@ def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> 
         dataset, where = forecasts, what
     else:
         dataset, where = open_forecast(forecasts), str(forecasts)
+        if left := unfinished(forecasts):
+            _LOG.warning(
+                "%s has unfinished forecasts, which are not scored: %s%s; run `credit-like rollout` again to complete them",
+                *(forecasts, left[0].name, f" and {len(left) - 1} more" if left[1:] else ""),
+            )
     made = ", ".join(str(dataset.attrs[key]) for key in ("title", "source") if key in dataset.attrs)
     return forecast_files(dataset, truth, f"{where}: {made}" if made else where)
 
@@ -264,9 +315,11 @@ def _files(forecasts: Path | str | xr.Dataset, truth: FieldStore, what: str) -> 
 def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[str, ForecastFiles], dict[str, Path]]:
     """Return the forecasts to score for comparison with the model, and the files of published results.
 
-    Raises UserError for a file that is neither, or whose grid is not the truth's.
+    Raises UserError for a file that is neither, for forecasts whose grid is not the truth's, and for results on other
+    dimensions or in units of something else.
     """
     forecasts, published = {}, {}
+    wanted = _wanted(scored_variables(truth.variables, truth).outputs, truth)
     for name, path in paths.items():
         if name in (MODEL, PERSISTENCE, CLIMATOLOGY):
             raise UserError(
@@ -274,6 +327,7 @@ def open_baselines(paths: Mapping[str, str], truth: FieldStore) -> tuple[dict[st
             )
         try:
             if is_results(Path(path)):
+                open_results(Path(path), wanted)
                 published[name] = Path(path)
             else:
                 forecasts[name] = _files(path, truth, name)

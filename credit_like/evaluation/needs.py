@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 
 from credit_like.data import units
+from credit_like.data.sources._conventions import PERIOD
 from credit_like.data.store import FieldStore, StoreError, open_store
 from credit_like.derive.fields import Derivation, scored_derivation
 from credit_like.errors import UserError
@@ -77,7 +78,8 @@ def open_truth(experiment: Experiment, store: FieldStore) -> FieldStore:
     """Return the data to compare with: the experiment's own, or `evaluation.truth` with the forecast variables.
 
     Fields to derive are part of the result; where files of `evaluation.truth` hold all of them, they are read.
-    Raises UserError if a forecast variable is absent.
+    Warns of variables that are sums over another time than in the experiment's data, which are not converted. Raises
+    UserError if a forecast variable is absent.
     """
     derivation = scored_derivation(experiment, store.variables)
     if derivation is None:
@@ -153,9 +155,24 @@ def _open_own(experiment: Experiment, store: FieldStore, derivation: Derivation 
     data = data.model_copy(update={"source": experiment.evaluation.truth, **scored, **other})
     wanted = {variable.name: store.attrs(variable).get("units", "") for variable in Variables(data).outputs}
     try:
-        return _open_in_units(data, wanted)
+        truth = _open_in_units(data, wanted)
     except StoreError as error:
         raise UserError("\n".join(f"evaluation.truth: {message}" for _, message in error.problems)) from error
+    for message in _other_sums(truth, store):
+        _LOG.warning("evaluation.truth: %s", message)
+    return truth
+
+
+def _other_sums(truth: FieldStore, store: FieldStore) -> Iterator[str]:
+    """Yield a sentence for each predicted variable that the truth has as sums over another time than the data."""
+    for variable in truth.variables.outputs:
+        if truth.other_sums.get(variable.name) != store.other_sums.get(variable.name):
+            theirs, mine = (one.sum_attrs(variable).get(PERIOD) for one in (truth, store))
+            yield (
+                f"sums: {variable.name} over {f'{theirs} h' if theirs else 'an unknown time'} in the files and over "
+                f"{f'{mine} h' if mine else 'an unknown time'} in those of data.source, which are not converted; its scores "
+                "compare different sums"
+            )
 
 
 def _open_in_units(data: DataSection, wanted: Mapping[str, str]) -> FieldStore:

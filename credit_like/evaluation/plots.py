@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from credit_like import outputs
 from credit_like.evaluation.scorecard import IN_UNITS, channels, labels
-from credit_like.naming import channel_text, exponent_of, hours_text, level_units_of, with_units
+from credit_like.naming import channel_text, exponent_of, hours_text, level_units_of, times_text, with_units
 
 log = logging.getLogger(__name__)
 
@@ -74,24 +75,27 @@ def panel_figure(count: int, what: str) -> tuple[Figure, list[Axes]]:
 
 
 def legend_and_labels(figure: Figure, axes: list[Axes], x: str, y: str) -> None:
-    """Label the outer axes of `panel_figure`, and put the legend of the first panel at the top right."""
+    """Label the outer axes of `panel_figure`, and put a legend of what any panel has at the top right."""
     columns = min(4, len(axes))
     for number, ax in enumerate(axes):
         if number % columns == 0:
             ax.set_ylabel(y, fontsize=9)
         if number + columns >= len(axes):
             ax.set_xlabel(x, fontsize=9)
-    lines, names = axes[0].get_legend_handles_labels()
+    shown: dict[str, Artist] = {}
+    for ax in axes:
+        for line, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, line)
     width, height = figure.get_size_inches()
     figure.legend(
-        lines, names, loc="upper right", ncols=max(1, len(names)), fontsize=8, frameon=False,
+        list(shown.values()), list(shown), loc="upper right", ncols=max(1, len(shown)), fontsize=8, frameon=False,
         bbox_to_anchor=(1 - 0.15 / width, 1 - (0.05 if width > 6 else 0.24) / height),
     )  # fmt: skip
 
 
 def _scores_figure(results: xr.Dataset, panels: list[tuple[str, xr.DataArray]], metric: str, label: str) -> Figure:
     """Return the curves of one metric."""
-    figure, axes = panel_figure(len(panels), f"{label}, mean over {int(results['initial_times'])} initial times")
+    figure, axes = panel_figure(len(panels), f"{label}, mean over {times_text(results)}")
     for ax, (name, scores) in zip(axes, panels, strict=True):
         exponent = exponent_of(scores.sel(metric=metric).values) if metric in IN_UNITS else 0
         _curves(ax, scores, metric, exponent)
@@ -113,7 +117,7 @@ def _curves(ax: Axes, scores: xr.DataArray, metric: str, exponent: int) -> None:
         if not np.isfinite(values).any():
             continue
         colour, line = _STYLE.get(source, (f"C{number}", "-"))
-        ax.plot(hours, values, line, color=colour, label=source, marker="." if len(hours) < 3 else None)
+        ax.plot(hours, values, line, color=colour, label=source, marker=_marker(hours))
         if f"{metric}_low" in scores["metric"].values:
             low, high = (
                 scores.sel(source=source, metric=f"{metric}_{end}").values / 10.0**exponent for end in ("low", "high")
@@ -130,6 +134,11 @@ def _curves(ax: Axes, scores: xr.DataArray, metric: str, exponent: int) -> None:
         ax.axhline(0, color="0.7", linewidth=0.8)
     elif metric == "spread-error":
         ax.axhline(1, color="0.7", linewidth=0.8)
+
+
+def _marker(hours: NDArray[np.float64]) -> str | None:
+    """Return the marker of a curve, without which one of a single lead would not be seen."""
+    return "." if len(hours) < 3 else None
 
 
 def _lead_axis(ax: Axes, hours: NDArray[np.float64]) -> None:
@@ -162,7 +171,8 @@ def _spread_figure(results: xr.Dataset, source: str) -> Figure | None:
         exponent = exponent_of(scores.sel(metric="rmse").values)
         hours = scores["lead_time"].values / np.timedelta64(1, "h")
         for metric, label, colour in (("rmse", "RMSE of the mean", "C0"), ("spread", "spread", "C1")):
-            ax.plot(hours, scores.sel(metric=metric).values / 10.0**exponent, color=colour, label=label)
+            values = scores.sel(metric=metric).values / 10.0**exponent
+            ax.plot(hours, values, color=colour, label=label, marker=_marker(hours))
         _lead_axis(ax, hours)
         ax.set_ylim(bottom=0)
         _title(ax, results, name, exponent, in_units=True)

@@ -27,7 +27,7 @@ from credit_like.evaluation.html_page import render, save_page
 from credit_like.evaluation.projections import unrolled
 from credit_like.evaluation.scorecard import channels
 from credit_like.evaluation.sources import ForecastFiles, Truth, open_forecast
-from credit_like.naming import channel_text, level_text, level_units_of, region_text, units_text
+from credit_like.naming import channel_text, level_text, level_units_of, region_text, times_text, units_text
 from credit_like.variables import Variable, Variables
 
 MISSING = 255
@@ -59,6 +59,7 @@ def write_report(
         "experiment": str(results.attrs.get("experiment", "")),
         "made": f"credit-like {credit_like.__version__}",
         "initial_times": int(results["initial_times"]),
+        "times_text": times_text(results),
         "scores": describe_scores(results, units),
         "spectra": describe_spectra(results),
         "ensemble": describe_ensemble(results),
@@ -93,8 +94,13 @@ def describe_scores(results: xr.Dataset, units: Mapping[str, str]) -> dict[str, 
 
 
 def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
-    """Return zonal energy spectra of the globe at up to four leads: per channel float32 over (source, lead, wavenumber)."""
+    """Return zonal energy spectra of the globe at up to four leads: per channel float32 over (source, lead, wavenumber).
+
+    They are in the squared units of the variable times metres. `last` is the last wavenumber of the data, by the spectrum of
+    persistence, which is that of the truth.
+    """
     leads = _spread(results.sizes["lead_time"], 4)
+    sources = [str(name) for name in results["source"].values]
     rows = []
     for name, _ in channels(results):
         variable = name.split("@")[0]
@@ -102,27 +108,30 @@ def describe_spectra(results: xr.Dataset) -> dict[str, Any]:
             array, _, _ = _channel(results, name, "_spectrum")
             array = array.sel(region="global").isel(lead_time=leads)
             values = array.transpose("source", "lead_time", "zonal_wavenumber").values
-            last = truncation(values)
+            last = (
+                truncation(values[sources.index("persistence")]) if "persistence" in sources else values.shape[-1] - 1
+            )
             row = {"name": name, "wavenumbers": values.shape[-1], "last": last, "values": _floats(values)}
-            rows.append({**row, "unit": units_text(str(results[variable].attrs.get("units", "")), 2)})
+            units = str(results[variable].attrs.get("units", ""))
+            rows.append({**row, "unit": f"{units_text(units, 2)} m".strip() if units.strip() else ""})
     return {"leads": _hours(results["lead_time"].values[leads]), "channels": rows}
 
 
-def truncation(energy_SLK: NDArray[np.floating]) -> int:
-    """Return the last wavenumber that the data resolve, from spectra of sources with that of an analysis among them.
+def truncation(energy_LK: NDArray[np.floating]) -> int:
+    """Return the last wavenumber that the data resolve, from spectra of analyses.
 
-    Above it the spectrum with the least energy falls by two decades at once and stays below: fields that are smooth by
-    construction, such as those of a spectral model, have no energy there. Without such a fall it is the last one.
+    Above it the spectrum falls by two decades at once and stays below: fields that are smooth by construction, such as those
+    of a spectral model, have no energy there. Without such a fall it is the last one.
     """
-    energy = energy_SLK.astype(np.float64)
-    there = np.isfinite(energy[..., 1:-1]).any((1, 2))
+    energy = energy_LK.astype(np.float64)
+    there = np.isfinite(energy[:, 1:-1]).any(1)
     if energy.shape[-1] < 4 or not there.any():
         return energy.shape[-1] - 1
-    least = np.nanmin(np.nanmax(energy[there], 1), 0)
-    for k in range(2, len(least) - 1):
-        if least[k] > 0 and np.nanmax(least[k + 1 :], initial=0.0) < 1e-2 * least[k]:
+    most = np.nanmax(energy[there], 0)
+    for k in range(2, len(most) - 1):
+        if most[k] > 0 and np.nanmax(most[k + 1 :], initial=0.0) < 1e-2 * most[k]:
             return k
-    return len(least) - 1
+    return len(most) - 1
 
 
 def describe_ensemble(results: xr.Dataset) -> dict[str, Any]:

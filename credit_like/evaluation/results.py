@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import xarray as xr
 
-from credit_like.data.aliases import find
+from credit_like.data import units
+from credit_like.data.aliases import find, other_quantity
 from credit_like.data.files import netcdf_files
 from credit_like.errors import UserError, reading, replacing
+from credit_like.evaluation.scorecard import IN_UNITS
 from credit_like.evaluation.sources import levels_in
 from credit_like.schema.experiment import Experiment
 
 _LOG = logging.getLogger(__name__)
+_OF_ALL = ("initial_times", "initial_times_of_lead")
+"""Variables that are the same for all sources."""
+_POWERS = {
+    **dict.fromkeys(IN_UNITS, 1),
+    "mse": 2,
+    **dict.fromkeys(("acc", "seeps", "spread-error", "spread-skill"), 0),
+}
+"""Powers of the units of a variable in which metrics are."""
 
 
 def evaluation_folder(experiment: Experiment) -> Path:
@@ -76,7 +88,7 @@ def load_results(folder: Path) -> xr.Dataset:
             join="outer",
             combine_attrs="override",
         )
-    return joined.assign(initial_times=parts[0]["initial_times"])
+    return joined.assign({name: parts[0][name] for name in _OF_ALL if name in parts[0]})
 
 
 def is_results(path: Path) -> bool:
@@ -87,38 +99,123 @@ def is_results(path: Path) -> bool:
         return "metric" in file.dimensions
 
 
-def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
-    """Read published scores under our variable names, at the metrics, regions, leads and levels of `like`.
+@dataclass(frozen=True)
+class Wanted:
+    """The units of a variable, empty where they are unknown, and whether it is on levels."""
 
-    Raises UserError if they have no variable in common.
+    units: str
+    on_levels: bool
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published scores of a variable on (metric, lead_time, region[, level]); `factor` converts its units to the wanted ones."""
+
+    array: xr.DataArray
+    factor: float
+
+
+def open_results(path: Path, wanted: Mapping[str, Wanted]) -> tuple[dict[str, Published], str]:
+    """Return the published scores of the variables of `wanted` that a file has, under our names, and where they are from.
+
+    Raises UserError if it has none of them, or one on other dimensions or in units of something else. A variable that is
+    another quantity by its attributes is left out, with a line in the log.
     """
-    theirs = netcdf_files.load(path, decode_timedelta=True)
+    with reading("scores", path, "change the path"):
+        theirs = netcdf_files.load(path, decode_timedelta=True)
     theirs = theirs.rename({old: "lead_time" for old in ("prediction_timedelta",) if old in theirs.dims})
     if "region" not in theirs.dims:
-        theirs = theirs.expand_dims(region=["global"])
-    wanted = [str(variable) for variable in like.data_vars if "metric" in like[variable].dims]
-    found = {ours: other for ours in wanted if (other := find(ours, map(str, theirs.data_vars))) is not None}
+        theirs = theirs.expand_dims("region") if "region" in theirs.coords else theirs.expand_dims(region=["global"])
+    found = {}
+    for ours, what in wanted.items():
+        there = find(ours, map(str, theirs.data_vars))
+        if there is None:
+            continue
+        if there != ours and (told := other_quantity(ours, theirs[there].attrs)):
+            _LOG.warning("%s of %s is not shown as %s: it is %r", there, path, ours, told)
+            continue
+        found[ours] = _published(theirs[there], what, f"{there} of {path}")
     if not found:
         raise UserError(
-            f"evaluation.baselines.{name}: expected scores of some of {', '.join(wanted)}, got "
-            f"{', '.join(map(str, theirs.data_vars))} in {path}"
+            f"expected scores of some of {', '.join(wanted)}, got {', '.join(map(str, theirs.data_vars))} in {path}; change "
+            "the path"
         )
-    result = xr.full_like(like.isel(source=[0]).drop_vars("initial_times"), np.nan).assign_coords(
-        source=[name], provenance=("source", [f"{path}: {theirs.attrs.get('provenance', 'results file')}"])
+    return found, str(theirs.attrs.get("provenance", "results file"))
+
+
+def _published(array: xr.DataArray, wanted: Wanted, what: str) -> Published:
+    """Return the scores of one variable, with `level` where it has that and it is wanted."""
+    known = ("metric", "lead_time", "region", *(("level",) if wanted.on_levels else ()))
+    if wanted.on_levels and "level" in array.coords and not array["level"].ndim:
+        array = array.expand_dims("level")
+    array = array.squeeze([dim for dim in array.dims if dim not in known and array.sizes[dim] == 1], drop=True)
+    expected = f"expected scores {what} on {', '.join(known)}"
+    if further := [str(dim) for dim in array.dims if dim not in known]:
+        raise UserError(f"{expected}, got {array.sizes[further[0]]} values of {further[0]!r} too; select one of them")
+    if absent := [dim for dim in ("metric", "lead_time") if dim not in array.dims]:
+        raise UserError(
+            f"{expected}, got {', '.join(map(str, array.dims))} without {', '.join(absent)}; add them or remove the variable"
+        )
+    if bare := [str(dim) for dim in array.dims if dim not in array.coords]:
+        raise UserError(f"{expected}, got no coordinate {bare[0]}; add it")
+    if array["lead_time"].dtype.kind != "m":
+        raise UserError(
+            f"expected lead_time of {what} as time differences (attribute units: hours), got numbers; add the attribute"
+        )
+    found = str(array.attrs.get("units", ""))
+    try:
+        factor, _ = units.between(found, wanted.units) or (1.0, 0.0)
+    except UserError as error:
+        raise UserError(
+            f"expected scores {what} in units that convert to the truth's {wanted.units!r}, got {found!r}; convert them or "
+            "correct their units"
+        ) from error
+    return Published(array, factor)
+
+
+def _in_wanted_units(published: Published, what: str) -> xr.DataArray:
+    """Return scores in the wanted units; those of metrics of which it is not known how they depend on units are left out."""
+    array = published.array
+    if published.factor == 1:
+        return array
+    names = [str(name) for name in array["metric"].values]
+    powers = [_POWERS.get(name.removesuffix("_low").removesuffix("_high")) for name in names]
+    if unknown := [name for name, power in zip(names, powers, strict=True) if power is None]:
+        _LOG.warning("%s of %s not shown: they may depend on units, which are others", ", ".join(unknown), what)
+    factors = [np.nan if power is None else published.factor**power for power in powers]
+    return array * xr.DataArray(factors, dims="metric", coords={"metric": array["metric"]})
+
+
+def read_results(path: Path, name: str, like: xr.Dataset) -> xr.Dataset:
+    """Read published scores under our variable names and in our units, at the metrics, regions, leads and levels of `like`.
+
+    Raises UserError if they have no variable in common, and as `open_results` does.
+    """
+    wanted = {
+        str(variable): Wanted(str(array.attrs.get("units", "")), "level" in array.dims)
+        for variable, array in like.data_vars.items()
+        if "metric" in array.dims
+    }
+    try:
+        found, provenance = open_results(path, wanted)
+    except UserError as error:
+        raise UserError(f"evaluation.baselines.{name}: {error}") from error
+    of_all = [one for one in _OF_ALL if one in like]
+    result = xr.full_like(like.isel(source=[0]).drop_vars(of_all), np.nan).assign_coords(
+        source=[name], provenance=("source", [f"{path}: {provenance}"])
     )
-    result["initial_times"] = like["initial_times"]
-    for ours, there in found.items():
-        mine = like[ours].isel(source=0, drop=True)
-        if "level" in mine.dims and "level" in theirs[there].dims:
-            levels = levels_in(theirs["level"], str(like["level"].attrs.get("units", "")))
+    result = result.assign({one: like[one] for one in of_all})
+    for ours, published in found.items():
+        mine, array = like[ours].isel(source=0, drop=True), _in_wanted_units(published, f"{ours} of {path}")
+        if "level" in mine.dims and "level" in array.dims:
+            levels = levels_in(published.array["level"], str(like["level"].attrs.get("units", "")))
             if not set(levels) & set(like["level"].values.tolist()):
-                _LOG.warning("%s of %s is not shown: its levels are not those of the truth", there, path)
+                _LOG.warning("%s of %s is not shown: its levels are not those of the truth", published.array.name, path)
                 continue
-            theirs = theirs.assign_coords(level=list(levels))
-        array = theirs[there].reindex({dim: mine[dim] for dim in mine.dims if dim in theirs[there].dims})
+            array = array.assign_coords(level=list(levels))
+        array = array.reindex({dim: mine[dim] for dim in mine.dims if dim in array.dims})
         if "level" in mine.dims and "level" not in array.dims:
             continue
-        result[ours] = (
-            array.transpose(*mine.dims).expand_dims(source=[name]).assign_coords(provenance=result["provenance"])
-        )
+        array = array.transpose(*mine.dims).expand_dims(source=[name]).assign_attrs(mine.attrs)
+        result[ours] = array.assign_coords(provenance=result["provenance"])
     return result

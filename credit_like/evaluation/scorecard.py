@@ -18,6 +18,7 @@ from credit_like.naming import (
     hours_text,
     level_units_of,
     region_text,
+    times_text,
     units_text,
 )
 from credit_like.terminal import fitted, plain_console
@@ -52,7 +53,7 @@ def scorecard(results: xr.Dataset, source: str = "model", region: str = "global"
     metrics = set(map(str, results["metric"].values))
     has_rmse, in_units = "rmse" in metrics, [name for name in IN_UNITS if name in metrics]
     shown = {metric: label for metric, label in labels(results).items() if metric in metrics and metric != "rmse"}
-    over = f"over {int(results['initial_times'])} initial times, {region_text(results, region)}"
+    over = f"over {times_text(results)}, {region_text(results, region)}"
     more = f"{' and '.join(shown.values())} of {source}" if shown else ""
     table = Table(title=f"RMSE {over}{'; ' * bool(more)}{more}" if has_rmse else f"{more} {over}")
     table.add_column("variable", no_wrap=True)

@@ -16,6 +16,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from credit_like import registry
+from credit_like.data.units import same
 from credit_like.errors import UserError
 
 Array = NDArray[np.float64]
@@ -51,6 +52,15 @@ def contributions(statistics: Mapping[str, Array], finish: Finish) -> Array:
         return np.asarray(number * whole - (number - 1) * others)
 
 
+def refuse_other_units(variable: str, first: str, second: str) -> None:
+    """Raise UserError where the scores of two runs are in different units, as far as these are known."""
+    if same(first, second) is False:
+        raise UserError(
+            f"expected scores of {variable} in the same units, got {first!r} and {second!r}; evaluate one of the runs again with "
+            "the units of the other (`units` of the variable or of `evaluation.truth`)"
+        )
+
+
 def score_differences(first: pd.DataFrame, second: pd.DataFrame, plugins: Sequence[str] = ()) -> pd.DataFrame:
     """Compare two frames of `load_scores_by_init`: a row per variable, level, metric, region and lead.
 
@@ -58,15 +68,17 @@ def score_differences(first: pd.DataFrame, second: pd.DataFrame, plugins: Sequen
     `difference` is the second minus the first with its 95 % interval `low` to `high`, all in the units of the metric;
     `significant` says whether the interval leaves out zero. With fewer than 3 common times there is no interval (NaN).
     `plugins` are the folders (absolute paths) or packages of metrics of one's own. Raises UserError if a frame has forecasts of
-    several sources, and for an unknown metric.
+    several sources, for a variable in different units, and for an unknown metric.
     """
     for frame in (first, second):
         if (sources := frame["source"].unique()).size > 1:
             raise UserError(f"expected scores of one source, got {', '.join(sources)}; select one")
     on = [*KEYS, "statistic", "init_time"]
-    pairs = first.merge(second[[*on, "value"]], on=on, suffixes=("_first", "_second")).sort_values(
+    pairs = first.merge(second[[*on, "value", "units"]], on=on, suffixes=("_first", "_second")).sort_values(
         "init_time", kind="stable"
     )
+    for units in pairs[["variable", "units_first", "units_second"]].drop_duplicates().itertuples(index=False):
+        refuse_other_units(*map(str, units))
     with registry.searching(plugins):
         finishes = {name: registry.module("metric", name).finish for name in pairs["metric"].unique()}
     rows = []
@@ -79,7 +91,7 @@ def score_differences(first: pd.DataFrame, second: pd.DataFrame, plugins: Sequen
             for side in ("value_first", "value_second")
         ]
         if times := len(group) // len(names):
-            rows.append((*key, group["units"].iloc[0], times, *_difference(sides[0], sides[1], finishes[key[2]])))
+            rows.append((*key, group["units_first"].iloc[0], times, *_difference(sides[0], sides[1], finishes[key[2]])))
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 

@@ -21,7 +21,7 @@ from credit_like.data import times as calendar
 from credit_like.data import units
 from credit_like.data.aliases import find, other_quantity
 from credit_like.data.files import netcdf_files
-from credit_like.data.sources._conventions import role_of
+from credit_like.data.sources._conventions import PERIOD, role_of
 from credit_like.data.store import FieldStore
 from credit_like.errors import UserError, reading
 from credit_like.evaluation.climatology import Climatology
@@ -32,6 +32,11 @@ _CF = {"forecast_reference_time": "time", "forecast_period": "prediction_timedel
 _OTHER_NAMES = {"init_time": "time", "lead_time": "prediction_timedelta", "lat": "latitude", "lon": "longitude"}
 _MEMBERS = ("realization", "member", "ensemble", "ensemble_member", "ens")
 _GRIB = (".grib", ".grib2", ".grb", ".grb2")
+_TIME_AXES = (
+    ("time", "MO", "dates", "hours since 1900-01-01"),
+    ("prediction_timedelta", "m", "time differences", "hours"),
+)
+"""Axes of forecasts, kinds of their values, what these are, and a fitting attribute `units`."""
 _FORECAST_DIMS = ("time", "prediction_timedelta", "latitude", "longitude")
 Array = NDArray[np.float64]
 
@@ -115,14 +120,20 @@ class _Fitted:
 class ForecastFiles:
     """A forecast dataset in WeatherBench2 layout on the truth's grid; names are matched through the alias table.
 
-    Values and levels are converted to the truth's units where both are known. Raises UserError if it is not a forecast, is
-    on another grid or in another calendar, or has a variable of the truth on other dimensions or in units of something else.
+    Values and levels are converted to the truth's units where both are known. Warns of sums over another time than those of
+    the truth. Raises UserError if it is not a forecast, is on another grid or in another calendar, has times or leads that are
+    bare numbers, or has a variable of the truth on other dimensions or in units of something else.
     """
 
     def __init__(self, dataset: xr.Dataset, truth: FieldStore, provenance: str) -> None:
         self.provenance, self.truth = provenance, truth
         self.dataset, grid = dataset, truth.grid
         self._fitted: dict[tuple[str, str], _Fitted] = {}
+        for axis, kinds, what, units_attr in _TIME_AXES:
+            if dataset[axis].dtype.kind not in kinds:
+                raise UserError(
+                    f"expected {axis} as {what} (attribute units: {units_attr}), got numbers in {provenance}; add the attribute"
+                )
         self.init: NDArray[np.int64] = calendar.seconds(_plain(dataset["time"].values))
         self.leads: NDArray[np.int64] = dataset["prediction_timedelta"].values.astype("timedelta64[s]").astype(np.int64)
         self.calendar = calendar.calendar_of(_plain(dataset["time"].values))
@@ -194,6 +205,12 @@ class ForecastFiles:
         """Return the units of a variable in the truth, and those of its levels; empty where they are unknown."""
         return self.truth.attrs(variable).get("units", ""), self.truth.level_units(variable)
 
+    def _hours_of_sums(self, array: xr.DataArray, variable: Variable) -> tuple[str, str] | None:
+        """Return the hours over which values are sums in the files and in the truth, where both say so and differ."""
+        theirs = str(array.attrs.get(PERIOD, ""))
+        mine = self.truth.sum_attrs(variable).get(PERIOD, "") if theirs else ""
+        return (theirs, mine) if mine and theirs != mine else None
+
     def _fit(self, variable: Variable) -> _Fitted | None:
         """Return a variable of the truth in the files, or None if they lack it."""
         name, key = self.name_of(variable), (variable.name, variable.role)
@@ -209,6 +226,10 @@ class ForecastFiles:
             raise UserError(
                 f"expected {what} in units that convert to the truth's {wanted!r}, got {found!r}; convert it or correct its units"
             ) from error
+        if hours := self._hours_of_sums(array, variable):
+            _LOG.warning(
+                "%s are sums over %s h and those of the truth over %s h, which are not converted", what, *hours
+            )
         levels = levels_in(array["level"], level_units) if variable.levels else ()
         if variable.levels and not set(levels) & set(variable.levels):
             shown = f"{array['level'].values[0]:g} {array['level'].attrs.get('units', '')}".strip()
@@ -258,6 +279,12 @@ def open_forecast(path: Path | str) -> xr.Dataset:
     """
     with reading("forecasts", path, "remove them and run `credit-like rollout` again"):
         return _open(path)
+
+
+def unfinished(path: Path | str) -> list[Path]:
+    """Return the unfinished files of an interrupted rollout in a folder of forecasts."""
+    folder = Path(path)
+    return sorted(folder.glob("*.part")) if folder.is_dir() else []
 
 
 def refuse_grib(path: Path) -> None:

@@ -231,6 +231,39 @@ def test_on_pressure_levels_water_is_weighted_by_layers_between_them(world):
     assert derivation.hybrid is None
 
 
+def test_water_below_the_ground_is_not_counted(world):
+    """By numpy, with a ground between two levels; without surface pressure every layer counts whole."""
+    store, variables, x = opened(world, (2, 3, 6))
+    config = Derive(fields=("total_column_water",))
+    plain = make_experiment(world, world / "run", (2, 3, 6)).to_dict()
+    plain["data"]["prognostic"]["surface"] = []
+    without = Variables(make_experiment(world, world / "run").model_validate(plain).data)
+    q = x["specific_humidity"].double().numpy()
+    rng = np.random.default_rng(0)
+    x["surface_pressure"] = torch.from_numpy(rng.uniform(220, 700, x["surface_pressure"].shape))
+    surface = x["surface_pressure"][:, 0].numpy()
+    upper, lower = np.array([200.0, 250.0, 450.0]), np.array([250.0, 450.0, 600.0])
+    for some, ends in ((variables, surface[:, None]), (without, np.inf)):
+        thickness = np.clip(np.minimum(lower[:, None, None], ends) - upper[:, None, None], 0, None)
+        derivation = Derivation(config, some)
+        found = derivation({v.name: x[v.name] for v in derivation.inputs("total_column_water")}, None, store.grid)
+        expected = (q * thickness).sum(1, keepdims=True) / 9.80665
+        np.testing.assert_allclose(found["total_column_water"], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("fields_of", ["wind_speed", "vorticity", "divergence", "relative_humidity", None])
+@pytest.mark.parametrize("pressure", [1.0, 6.5])
+def test_pressures_beyond_the_levels_of_a_model_are_refused(world, fields_of, pressure):
+    _, variables, _ = opened(world, (2, 3, 6))
+    config = {"fields": [fields_of] if fields_of else [], "pressure_levels": [2, 6, pressure]}
+    with pytest.raises(
+        UserError, match=rf"^derive\.pressure_levels: expected .* of \w+, 2 to 6, got {pressure:g}; change"
+    ):
+        Derivation(Derive.model_validate(config), variables)
+    hybrid = {**config, "model_levels": str(world / "levels.yml"), "fields": ["geopotential"]}
+    Derivation(Derive.model_validate(hybrid), variables)
+
+
 @pytest.mark.parametrize(
     ("remove", "fields_of", "message"),
     [
@@ -342,6 +375,12 @@ PRESSURE, HYBRID = {"pressure_levels": [2.5]}, {"model_levels": "hybrid", "press
         (HYBRID, {"temperature": "degC"}, "1", "expected temperature in 'K', got 'degC', give the variable `units: K`"),
         (HYBRID, {"surface_pressure": "hPa"}, "1", "expected surface_pressure in 'Pa', got 'hPa', give the variable"),
         ({"fields": ["wind_speed"]}, {"u": "knots"}, "hPa", "expected u in 'm s-1', got 'knots', give the variable"),
+        (
+            {"fields": ["total_column_water"]},
+            {"surface_pressure": "hPa"},
+            "hPa",
+            "expected surface_pressure in 'Pa', got 'hPa', give the variable",
+        ),
         (
             {"fields": ["relative_humidity"]},
             {"specific_humidity": "g kg-1"},

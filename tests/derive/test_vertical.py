@@ -98,6 +98,16 @@ def test_isothermal_air_has_the_thickness_of_the_barometric_formula():
     assert (other - expected).abs()[20:].mean() > 3 * (result - expected).abs()[20:].mean()
 
 
+def test_the_top_level_is_at_half_the_pressure_of_the_interface_below_it():
+    """Where the uppermost interface has no pressure, IFS has α = ln 2: by the barometric formula the middle in pressure."""
+    interfaces, _, warmth, ground, surface = column()
+    assert interfaces[0].item() == 0
+    warmth = torch.full_like(warmth, 250.0)
+    result = vertical.geopotential(ground, warmth, 0 * warmth, interfaces)[0].item()
+    expected = ground.item() + vertical.DRY_AIR * 250 * np.log(surface.item() / (interfaces[1].item() / 2))
+    assert result == pytest.approx(expected, rel=1e-12)
+
+
 def test_vapour_lifts_levels_as_warmer_air_does():
     interfaces, _, warmth, ground, _ = column()
     q = torch.full_like(warmth, 0.01)

@@ -8,13 +8,17 @@ import xarray as xr
 from world import forecasts_of_truth, make_context, make_data, make_experiment
 
 from credit_like import registry
+from credit_like.data.store import open_store
 from credit_like.data.units import conversion
 from credit_like.errors import UserError
-from credit_like.evaluation.evaluate import evaluate
+from credit_like.evaluation.evaluate import evaluate, open_baselines
 from credit_like.evaluation.needs import open_truth
-from credit_like.evaluation.sources import open_forecast
+from credit_like.evaluation.results import load_results, save_results
+from credit_like.evaluation.sources import ForecastFiles, open_forecast
 from credit_like.figures import plot
 from credit_like.inference.paths import forecast_path
+from credit_like.variables import Variables
+from tests.test_terminal import scores
 
 LEADS = 2
 OTHER_UNITS = {"u": "knots", "temperature": "degC", "sp": "hPa", "rain": "m"}
@@ -122,6 +126,14 @@ REFUSED = {
         lambda x: x.assign(sp=x["sp"].isel(prediction_timedelta=0)),
         r"sp of .*other\.nc on .* without prediction_timedelta",
     ),
+    "bare leads": (
+        lambda x: x.assign_coords(prediction_timedelta=[6, 12]),
+        r"prediction_timedelta as time differences \(attribute units: hours\), got numbers in .*other\.nc; add the attribute",
+    ),
+    "bare times": (
+        lambda x: x.assign_coords(time=[0.0, 48.0]),
+        r"time as dates \(attribute units: hours since 1900-01-01\), got numbers in .*other\.nc; add the attribute",
+    ),
     "other calendar": (
         lambda x: x.assign_coords(time=x["time"].convert_calendar("noleap", use_cftime=True)["time"]),
         r"forecasts in the truth's calendar standard, got noleap in .*other\.nc; change them",
@@ -135,6 +147,90 @@ def test_what_cannot_be_compared_is_one_message(world, tmp_path, case):
     with pytest.raises(UserError, match=rf"^evaluation\.baselines\.other: expected {message}") as refused:
         scored(world, change(world[3]), tmp_path)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_published_results_in_other_units_are_converted(world, tmp_path):
+    """The same forecasts, scored in other units, are the same results, whatever the power of the units in a metric."""
+    experiment, store, variables, forecasts = world
+    tree = experiment.to_dict()
+    tree["evaluation"] |= {"metrics": ["rmse", "mse", "mae", "bias", "acc"], "bootstrap": 5}
+    other = type(experiment).model_validate(tree).to_dict()
+    for role in ("prognostic", "diagnostic"):
+        for variable in other["data"][role]["level"] + other["data"][role]["surface"]:
+            variable["units"] = OTHER_UNITS[variable["name"]]
+    other = type(experiment).model_validate(other)
+    of_other = Variables(other.data)
+    other_store = open_store(other.data, of_other)
+    save_results(evaluate(other, forecasts, other_store, other_store, of_other), tmp_path)
+    tree["evaluation"]["baselines"] = {"published": str(tmp_path / "model.nc")}
+    results = evaluate(type(experiment).model_validate(tree), forecasts, store, store, variables)
+    for variable in variables.outputs:
+        mine, theirs = (results[variable.name].sel(source=name) for name in ("model", "published"))
+        assert mine.sel(metric=["rmse", "mse", "bias_high"]).notnull().all()
+        np.testing.assert_allclose(theirs, mine, rtol=2e-3, atol=1e-6)
+    assert int(results["initial_times"]) == 2
+    save_results(results, tmp_path / "again")
+    assert "published" in load_results(tmp_path / "again")["source"].values
+
+
+RESULTS = {
+    "a further dimension": (
+        lambda x: xr.concat([x, x], "kind"),
+        r"u of .* on metric, lead_time, region, level, got 2 values of 'kind' too; select one",
+    ),
+    "levels at the surface": (
+        lambda x: x.rename(u="sp").assign_attrs(units="Pa"),
+        r"sp of .* on metric, lead_time, region, got 2 values of 'level' too; select one",
+    ),
+    "one lead": (lambda x: x.isel(lead_time=0), r"u of .* without lead_time; add them or remove the variable"),
+    "no leads": (lambda x: x.drop_vars("lead_time"), r"u of .* got no coordinate lead_time; add it"),
+    "bare leads": (
+        lambda x: x.assign_coords(lead_time=[6.0, 24.0, 72.0]),
+        r"lead_time of u of .* as time differences \(attribute units: hours\), got numbers; add the attribute",
+    ),
+    "another quantity": (
+        lambda x: x.assign(u=x["u"].assign_attrs(units="K")),
+        r"u of .* in units that convert to the truth's 'm s-1', got 'K'; convert them",
+    ),
+    "other variables": (lambda x: x.rename(u="ozone"), r"scores of some of u, temperature, sp, rain, got ozone in"),
+}
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_published_results_that_cannot_be_compared_are_refused_before_anything_is_scored(world, tmp_path, case):
+    change, message = RESULTS[case]
+    file = tmp_path / "results.nc"
+    change(scores().isel(source=0, drop=True)[["u"]]).to_netcdf(file)
+    with pytest.raises(UserError, match=rf"^evaluation\.baselines\.other: expected .*{message}"):
+        open_baselines({"other": str(file)}, world[1])
+
+
+def test_published_results_may_have_dimensions_of_one(world, tmp_path, caplog):
+    results = scores().isel(source=0, drop=True)[["u"]].expand_dims("kind")
+    told = {"long_name": "perturbation potential temperature"}
+    results.assign(T=results["u"].assign_attrs(told)).to_netcdf(tmp_path / "results.nc")
+    assert open_baselines({"other": str(tmp_path / "results.nc")}, world[1])[1].keys() == {"other"}
+    assert "results.nc is not shown as temperature: it is 'perturbation potential temperature'" in caplog.text
+
+
+def test_sums_over_another_time_than_in_the_data_are_said(world, tmp_path, caplog):
+    experiment, store, _, forecasts = world
+    own = xr.load_dataset(experiment.data.source[0].path)
+    own.to_netcdf(tmp_path / "same.nc")
+    open_truth(with_truth(experiment, tmp_path / "same.nc"), store)
+    assert "sums" not in caplog.text
+    own["rain"].attrs["period_hours"] = "1"
+    own.to_netcdf(tmp_path / "truth.nc")
+    truth = open_truth(with_truth(experiment, tmp_path / "truth.nc"), store)
+    assert (
+        "evaluation.truth: sums: rain over 1 h in the files and over an unknown time in those of data.source, which are not "
+        "converted"
+    ) in caplog.text
+    ForecastFiles(forecasts, truth, "the forecasts")
+    assert "rain of the forecasts are sums" not in caplog.text
+    rain = forecasts["rain"].assign_attrs(period_hours="6")
+    ForecastFiles(forecasts.assign(rain=rain), truth, "the forecasts")
+    assert "rain of the forecasts are sums over 6 h and those of the truth over 1 h" in caplog.text
 
 
 def with_truth(experiment, path):

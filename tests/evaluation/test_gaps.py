@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import xarray as xr
 from world import forecasts_of_truth, make_context, make_data, make_experiment
 
+from credit_like.data.store import open_store
 from credit_like.evaluation.evaluate import evaluate
+from credit_like.evaluation.results import load_results, save_results
+from credit_like.naming import times_text
 
 LEADS = 3
 
@@ -57,3 +61,41 @@ def test_leads_that_a_baseline_does_not_have_are_no_gap(world, caplog, tmp_path)
     section = experiment.evaluation.model_copy(update={"baselines": {"shorter": str(tmp_path / "shorter.zarr")}})
     evaluate(experiment.model_copy(update={"evaluation": section}), dataset, store, store, variables)
     assert warnings(caplog) == []
+
+
+def test_leads_without_truth_from_some_initial_times_are_named(world, caplog, tmp_path):
+    """The truth ends with time 37 and lacks time 34; forecasts are from 32, 34 and 36."""
+    experiment, dataset, _, variables = world
+    whole = xr.load_dataset(experiment.data.source[0].path)
+    whole.isel(time=[t for t in range(38) if t != 34]).to_netcdf(tmp_path / "shorter.nc")
+    source = experiment.data.source[0].model_copy(update={"path": str(tmp_path / "shorter.nc")})
+    truth = open_store(experiment.data.model_copy(update={"source": (source,)}), variables)
+    results = evaluate(experiment, dataset, truth, truth, variables)
+    cure = "change inference.init or evaluation.truth"
+    assert warnings(caplog) == [
+        "some leads are scored over fewer than 3 initial times, because the truth lacks their valid times: 12 h over 1, 18 h over "
+        f"2; their scores are of other weather than those of the other leads; {cure}",
+        f"persistence is scored from 2 of 3 initial times: the truth lacks the others; {cure}",
+    ]
+    save_results(results, tmp_path / "scores")
+    for found in (results, load_results(tmp_path / "scores")):
+        assert found["initial_times_of_lead"].values.tolist() == [3, 1, 2]
+        assert times_text(found) == "1 to 3 initial times"
+        assert times_text(found.drop_vars("initial_times_of_lead")) == "3 initial times"
+    by_init = results["sp_by_init"].sel(source="model", region="global").isel(statistic=0)
+    np.testing.assert_array_equal(by_init.notnull().sum("init_time"), [3, 1, 2])
+
+
+def test_files_of_an_interrupted_rollout_are_named(world, caplog, tmp_path):
+    experiment, dataset, store, variables = world
+    folder = tmp_path / "forecast"
+    folder.mkdir()
+    for number in range(2):
+        dataset.isel(time=[number]).to_netcdf(folder / f"{number}.nc")
+    evaluate(experiment, folder, store, store, variables)
+    caplog.clear()
+    (folder / "0.nc").rename(folder / "0.nc.part")
+    evaluate(experiment, folder, store, store, variables)
+    assert warnings(caplog) == [
+        f"{folder} has unfinished forecasts, which are not scored: 0.nc.part; run `credit-like rollout` again to complete them"
+    ]

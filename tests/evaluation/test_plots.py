@@ -164,6 +164,28 @@ def test_forecasts_of_one_member_have_no_figures_of_an_ensemble(tmp_path):
     assert plot_ensemble(scores().assign(initial_times=21), tmp_path) == []
 
 
+def test_curves_of_one_lead_are_seen():
+    results = scores().isel(lead_time=[0]).assign(initial_times=21)
+    spread = results.sel(metric=["rmse"]).assign_coords(metric=["spread"])
+    results = xr.concat(
+        [results, spread], "metric", data_vars="minimal", compat="override", coords="minimal", join="outer"
+    )
+    for ax in _spread_figure(results, "model").axes:
+        assert [line.get_marker() for line in ax.lines] == [".", "."]
+
+
+def test_the_legend_has_what_any_panel_has():
+    results = scores(levels=(50000.0,))
+    results["u"] = results["u"].where(results["source"] != "climatology")
+    panels = list(channels(results))
+    assert [line.get_label() for line in _scores_figure(results, panels, "bias", "bias").axes[0].lines][:2] == [
+        "model",
+        "persistence",
+    ]
+    (legend,) = _scores_figure(results, panels, "bias", "bias").legends
+    assert [text.get_text() for text in legend.get_texts()] == ["model", "persistence", "climatology"]
+
+
 GRID = Grid(90 - (np.arange(8) + 0.5) * 22.5, np.arange(16) * 22.5)
 
 

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 from world import forecasts_of_truth, make_context, make_data, make_experiment
@@ -477,5 +478,39 @@ def test_spectra_end_where_the_data_end(last):
     k = np.arange(1.0, 33)
     energy = np.concatenate([[1.0], k**-3.0])
     cut = np.where(np.arange(33) > last, energy * 1e-3, energy)
-    assert report.truncation(np.stack([energy, cut])[:, None]) == last
-    assert report.truncation(energy[None, None]) == 32
+    assert report.truncation(cut[None]) == last
+    assert report.truncation(energy[None]) == 32
+    for spectra, expected in (([energy, cut], last), ([cut, energy], 32)):
+        (row,) = report.describe_spectra(with_spectra(spectra, "Pa"))["channels"]
+        assert row["last"] == expected
+        assert row["unit"] == "Pa² m"
+
+
+@pytest.mark.parametrize(("units", "text"), [("1", "m"), ("m s-1", "m² s⁻² m"), ("", "")])
+def test_spectra_are_in_squared_units_times_metres(units, text):
+    (row,) = report.describe_spectra(with_spectra(np.ones((2, 33)), units))["channels"]
+    assert row["unit"] == text
+
+
+def with_spectra(spectra, units):
+    """Return scores with the spectra of the model and of persistence."""
+    lead = np.array([6], "timedelta64[h]").astype("timedelta64[ns]")
+    coords = {"source": ["model", "persistence"], "metric": ["rmse"], "region": ["global"], "lead_time": lead}
+    dims = ("source", "region", "lead_time", "zonal_wavenumber")
+    return xr.Dataset(
+        {
+            "sp": (tuple(coords), np.ones((2, 1, 1, 1)), {"units": units}),
+            "sp_spectrum": (dims, np.array(spectra)[:, None, None]),
+        },
+        coords,
+    )
+
+
+def test_an_axis_of_one_lead_has_its_number(tab):
+    draw = """() => {
+        const svg = document.createElementNS('http://www.w3.org/2000/svg', 'svg');
+        plot(svg, [{ name: 'model', x: [24], y: [1.5] }], { x: 'lead time (h)', y: 'RMSE', label: '' });
+        return [...svg.querySelectorAll('text')].filter((one) => one.getAttribute('y') === String(BOX.bottom + 16))
+            .map((one) => one.textContent);
+    }"""
+    assert tab.evaluate(draw) == ["24"]

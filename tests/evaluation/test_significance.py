@@ -230,6 +230,21 @@ def test_a_ratio_is_over_the_initial_times_that_both_have():
     assert not alone.is_significant
 
 
+def test_runs_in_different_units_are_not_compared():
+    values = 1 + 0.1 * np.random.default_rng(0).standard_normal((20, 1))
+    message = "expected scores of {} in the same units, got 'm s-1' and 'knots'; evaluate one"
+    with pytest.raises(UserError, match=message.format("u")):
+        compare_scores(frame(values), frame(values).assign(units="knots"))
+    for units in ("m s**-1", "m/s", "", "unheard of"):
+        assert (compare_scores(frame(values), frame(values).assign(units=units))["units"] == "m s-1").all()
+    first, second = of_days(values[:, 0]), of_days(values[:, 0])
+    first["z"].attrs["units"], second["z"].attrs["units"] = "m s-1", "knots"
+    alone = [one.drop_dims("statistic") for one in (first, second)]  # scores of an early release
+    for pair in ((first, second), alone):
+        with pytest.raises(UserError, match=message.format("z")):
+            ratios(*pair)
+
+
 def test_the_table_shows_intervals_and_stars(evaluated):
     console = plain_console(file=io.StringIO(), width=120, color_system=None)
     print_comparison(*evaluated[0], console)

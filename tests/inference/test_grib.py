@@ -151,7 +151,14 @@ def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expe
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"surface": ("soil_colour",)}, "parameter table for grib, got 'soil_colour'"),
+        (
+            {"surface": ("soil_colour",)},
+            r"parameter table for grib, got 'soil_colour'; choose others .*, or use netcdf \(in .*: -o FILE.nc\)",
+        ),
+        (
+            {"attrs": {**UNITS, "total_precipitation": {}}},
+            r"expected units of total_precipitation for grib, got none; give the variable `units: m` .*, or use netcdf",
+        ),
         ({"attrs": {"temperature": {"units": "m"}}}, "expected temperature in K for grib, got m"),
         (
             {"grid": Grid(np.array([80.0, 50.0, 0.0, -60.0]), np.arange(12) * 30.0)},
@@ -173,6 +180,14 @@ def test_what_grib_does_not_have_is_refused_before_anything_is_written(tmp_path,
     with pytest.raises(ValueError, match=message):
         WRITER.open_writer(WRITER.Config(), layout_of(**change), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_fraction_needs_no_units(tmp_path):
+    attrs = {**UNITS, "sea_ice_cover": {}, "2m_temperature": {"units": "K"}}
+    writer = WRITER.open_writer(
+        WRITER.Config(), layout_of(surface=("2m_temperature", "sea_ice_cover"), attrs=attrs), tmp_path
+    )
+    assert writer.kinds["sea_ice_cover"] == (31, 1.0, 0.0)
 
 
 @pytest.mark.parametrize("members", [1, 2])

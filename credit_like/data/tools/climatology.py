@@ -21,14 +21,14 @@ import numpy as np
 import zarr
 from numpy.typing import NDArray
 
-from credit_like.data.store import Fields, FieldStore
+from credit_like.data.store import ORIGIN, Fields, FieldStore
 from credit_like.data.times import seconds, to_text
 from credit_like.outputs import begins_with, check_own
 from credit_like.variables import Variable, Variables
 
 Slot = tuple[int, int]
 """Day of the year from 1, second of the day."""
-DAY, YEAR_DAYS = 86400, 366
+DAY = 86400
 CLIMATOLOGY = "climatology.zarr"
 _BAND_BYTES = 128 * 2**20
 _DAYS = "window_days"
@@ -47,7 +47,14 @@ def slots_of(times: NDArray[Any]) -> list[Slot]:
     return list(zip(day.tolist(), np.asarray(second).tolist(), strict=True))
 
 
-def window_weights(seen: Sequence[Slot], asked: Sequence[Slot], window_days: int) -> NDArray[np.float64]:
+def year_days(calendar: str) -> int:
+    """Return the days of the longest year of a calendar."""
+    return {"360_day": 360, "noleap": 365, "365_day": 365}.get(calendar, 366)
+
+
+def window_weights(
+    seen: Sequence[Slot], asked: Sequence[Slot], window_days: int, calendar: str = "standard"
+) -> NDArray[np.float64]:
     """Return (asked, seen) weights of training slots in the mean of each requested slot.
 
     The weights fall linearly from 1 on the day itself to 0 at half a window, among the slots of the nearest hour.
@@ -58,21 +65,25 @@ def window_weights(seen: Sequence[Slot], asked: Sequence[Slot], window_days: int
         off = np.abs(second - wanted_second)
         hour = np.minimum(off, DAY - off)
         same_hour = hour == hour.min()
-        nearest = day[same_hour][np.argmin(_apart(day[same_hour], wanted_day))]
-        distance = _apart(day, int(nearest))
+        there = day[same_hour]
+        distance = _apart(day, int(there[nearest_day(wanted_day, there, calendar)]), calendar)
         result[i] = same_hour * np.clip(1 - distance / max(1, window_days // 2), 0, 1)
     return result
 
 
-def _apart(day: NDArray[np.int64], other: int) -> NDArray[np.int64]:
+def _apart(day: NDArray[np.int64], other: int, calendar: str) -> NDArray[np.int64]:
     """Return the days between days of the year, the shorter way around."""
     distance = np.abs(day - other)
-    return np.minimum(distance, YEAR_DAYS - distance)
+    return np.minimum(distance, year_days(calendar) - distance)
 
 
-def nearest_day(wanted: int, days: NDArray[np.int64]) -> int:
-    """Return the position of the day of the climatology that is nearest to a day of the year."""
-    return int(np.argmin(_apart(days, wanted)))
+def nearest_day(wanted: int, days: NDArray[np.int64], calendar: str = "standard") -> int:
+    """Return the position of the day of the climatology that is nearest to a day of the year.
+
+    Of two that are as near it is the earlier one: 31 December, not 1 January, for day 366 of data without leap years.
+    """
+    before = (wanted - days) % year_days(calendar)
+    return int(np.lexsort((before, _apart(days, wanted, calendar)))[0])
 
 
 class SlotMeans:
@@ -136,12 +147,13 @@ def write_climatology(
 ) -> None:
     """Write the zarr store `path` from the pieces that `SlotMeans.save` wrote, given as (stem, slots).
 
-    Channels are ordered as in `variables`. Streams over rows and holds at most 128 MiB of them.
+    Channels are ordered as in `variables`. Each variable has the origin of its data as an attribute, by which a climatology
+    of other data is recognised. Streams over rows and holds at most 128 MiB of them.
     """
     slots = [slot for _, some in parts for slot in some]
     days, hours = (np.unique([slot[k] for slot in slots]) for k in (0, 1))
     asked = [(int(day), int(hour)) for hour in hours for day in days]
-    weights = window_weights(slots, asked, window_days)
+    weights = window_weights(slots, asked, window_days, store.calendar)
     maps = [[np.load(stem.with_suffix(f".{n}.npy"), mmap_mode="r") for n in ("mean", "count")] for stem, _ in parts]
     draft, former = (path.with_name(f".{path.name}.{kind}") for kind in ("part", "former"))
     for left in (draft, former):
@@ -163,7 +175,8 @@ def write_climatology(
                 total = np.concatenate([m[piece] for m, _ in maps]) * count
                 with np.errstate(invalid="ignore"):  # a point that never has data is 0 / 0 and stays missing
                     whole[:, c, rows] = np.tensordot(weights, total, 1) / np.tensordot(weights, count, 1)
-        _write(group, variable, whole.reshape(len(hours), len(days), *shape[1:]), store.attrs(variable))
+        attrs_of = {**store.attrs(variable), ORIGIN: store.origin(variable)}
+        _write(group, variable, whole.reshape(len(hours), len(days), *shape[1:]), attrs_of)
         del whole
         work.unlink()
     if path.exists():  # not removed piece by piece: half a store would be no climatology

@@ -23,7 +23,7 @@ from zarr.codecs import BloscCodec
 
 from credit_like.data.files.chunks import ChunkedArray, layout_of
 from credit_like.data.statistics import Progress
-from credit_like.data.store import FieldStore
+from credit_like.data.store import ORIGIN, FieldStore
 from credit_like.errors import UserError
 from credit_like.variables import Variable, Variables
 
@@ -169,7 +169,12 @@ def _create(
             compressors=BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle"),
             dimension_names=dims,
         )
-        array.attrs.update(store.attrs(variable) | store.sum_attrs(variable))
+        array.attrs.update(store.attrs(variable) | store.sum_attrs(variable) | _origin(store, variable))
+
+
+def _origin(store: FieldStore, variable: Variable) -> dict[str, str]:
+    """Return the attribute by which a climatology of the copied data is known as one of the copy, unless it is computed."""
+    return {ORIGIN: origin} if (origin := store.origin(variable)) else {}
 
 
 def _write(

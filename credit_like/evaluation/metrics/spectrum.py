@@ -1,7 +1,8 @@
 """Zonal energy spectrum of the forecast, averaged over the area of the rows.
 
 F = rfft(x) / N along longitude; S_0 = C |F_0|², S_k = 2 C |F_k|² with C the circumference times cos φ, as in
-WeatherBench2. Rows with missing points do not count; of several members, the mean of their spectra.
+WeatherBench2. Rows with missing points do not count; of several members, the mean of their spectra. In a region that is
+bounded in longitude, the spectrum is that of the whole circles of its latitudes.
 """
 
 from __future__ import annotations

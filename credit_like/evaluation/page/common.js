@@ -28,8 +28,9 @@ function number(x) {
   return minus(size >= 1000 ? x.toFixed(0) : String(Number(x.toPrecision(3))));
 }
 
-/* The label of a tick on an axis whose ticks are `step` apart: two of them never have the same. */
+/* The label of a tick on an axis whose ticks are `step` apart (NaN of a single one): two of them never have the same. */
 function tickText(tick, step) {
+  if (Number.isNaN(step)) return number(tick);
   const digits = Math.ceil(-Math.log10(step) - 1e-9), size = Math.abs(tick);
   if (size < 1e-9 * step) return "0";
   if (step >= 1e-3 && size < 1e6) return minus(tick.toFixed(Math.max(0, digits)));

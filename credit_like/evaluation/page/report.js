@@ -394,7 +394,7 @@ function startCurves() {
       zero: LOWER_IS_BETTER.includes(metric.value) || ["spread", "activity"].includes(metric.value),
     });
     const shaded = SCORES.metrics.includes(`${metric.value}_low`) ? " Shaded: 95 % from bootstrapping the initial times." : "";
-    $("curve-note").textContent = `Mean over ${DATA.initial_times} initial times.${shaded}`;
+    $("curve-note").textContent = `Mean over ${DATA.times_text}.${shaded}`;
   }
   metric.addEventListener("change", draw);
   region.addEventListener("change", draw);

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from credit_like.data.aliases import find
 from credit_like.data.sources._grib_files import library, locked
 from credit_like.data.times import calendar_of
-from credit_like.data.units import conversion
+from credit_like.data.units import conversion, same
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.layout import ForecastLayout
@@ -67,20 +67,26 @@ class GribWriter(FilePerInit):
     def _kind(self, name: str) -> tuple[int, float, float]:
         """Return the parameter of a variable, and (a, b) of the values to write, a · x + b.
 
-        Raises UserError for a variable without a parameter here, and for units that are no other form of its own.
+        Raises UserError for a variable without a parameter here, and for units that are unknown or no other form of its own.
         """
         known = find(name, _PARAMETERS)
         if known is None:
             raise UserError(
                 f"inference.output.type: expected variables of ECMWF's parameter table for grib, got {name!r}; choose "
-                "others with inference.output.variables, or {_ELSE}"
+                f"others with inference.output.variables, or {_ELSE}"
             )
         handle = self._message(_PARAMETERS[known], bool(self.layout.chosen[name]))
         wanted = str(self.eccodes.codes_get(handle, "units"))
         self.eccodes.codes_release(handle)
-        given = str(self.layout.variable_attrs.get(name, {}).get("units") or wanted)
+        wanted = "1" if wanted == "(0 - 1)" else wanted
+        given = str(self.layout.variable_attrs.get(name, {}).get("units") or "")
+        if not given and not same("1", wanted):
+            raise UserError(
+                f"inference.output.type: expected units of {name} for grib, got none; give the variable `units: {wanted}` or those "
+                f"that it has, or {_ELSE}"
+            )
         try:
-            return _PARAMETERS[known], *conversion(given, "1" if wanted == "(0 - 1)" else wanted)
+            return _PARAMETERS[known], *conversion(given, wanted)
         except UserError as error:
             raise UserError(
                 f"inference.output.type: expected {name} in {wanted} for grib, got {given}; {_ELSE}"

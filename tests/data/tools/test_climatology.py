@@ -1,14 +1,19 @@
 """The climatology of the streamed pass, against the one that evaluation fits from the whole period."""
 
+import logging
+import shutil
+
 import numpy as np
 import pytest
 import xarray as xr
+import zarr
 
 from credit_like.data.statistics import fit_statistics
 from credit_like.data.store import open_store
 from credit_like.data.tools import preprocess as module
-from credit_like.data.tools.climatology import SlotMeans, slots_of, window_weights
+from credit_like.data.tools.climatology import SlotMeans, nearest_day, slots_of, window_weights
 from credit_like.data.tools.preprocess import preprocess, scan_piece
+from credit_like.data.tools.rechunk import rechunk
 from credit_like.evaluation.climatology import fit_climatology, load_climatology
 from credit_like.variables import Variables
 
@@ -150,3 +155,79 @@ def test_weights_fall_from_the_day_and_wrap_round_the_year():
     np.testing.assert_allclose(weights[1:31], 1 - np.arange(1, 31) / 30)
     assert weights[364 - 10] == pytest.approx(1 - 12 / 30)  # 366 − 355 + 1 days before
     assert slots_of(np.array(["2000-12-31T18"], "datetime64[s]")) == [(366, 18 * 3600)]
+
+
+@pytest.mark.parametrize(("calendar", "last"), [("360_day", 360), ("noleap", 365), ("365_day", 365), ("standard", 366)])
+def test_the_window_goes_round_the_year_of_the_calendar(calendar, last):
+    """By the distance on a circle of as many days as the year has."""
+    seen = [(day, 0) for day in range(1, last + 1)]
+    for asked in (1, 100, last):
+        angle = 2 * np.pi * (np.arange(1, last + 1) - asked) / last
+        apart = np.arccos(np.cos(angle)) * last / (2 * np.pi)
+        weights = window_weights(seen, [(asked, 0)], 61, calendar)[0]
+        np.testing.assert_allclose(weights, np.clip(1 - apart / 30, 0, 1), atol=1e-6)
+
+
+def test_the_last_day_of_a_leap_year_is_that_of_other_years():
+    days = np.arange(1, 366)
+    assert days[nearest_day(366, days)] == 365
+    weights = window_weights([(day, 0) for day in days], [(366, 0)], 61)[0]
+    assert weights.argmax() == 364
+
+
+@pytest.fixture
+def preprocessed(stored, dataset, tmp_path):
+    """(dataset, data section, variables, store, load): `load(store)` of a climatology whose surface pressure is in Pa."""
+    ds = dataset()
+    ds["sp"].attrs["units"] = "Pa"
+    ds, data, variables, store = stored(ds)
+    preprocess(store, variables, data, tmp_path / "out", climatology_days=5)
+    wanted = np.array(["2001-01-09"], "datetime64[s]")
+
+    def load(store):
+        found = store.variables.outputs
+        return load_climatology(
+            tmp_path / "out" / "climatology.zarr", store, found, store.period(data.train), wanted, 5
+        )
+
+    return ds, data, variables, store, load
+
+
+def opened(data, **changes):
+    data = type(data).model_validate(data.model_dump(mode="json") | changes)
+    return open_store(data, Variables(data))
+
+
+def test_a_climatology_of_other_data_or_units_is_not_used(preprocessed, tmp_path, caplog):
+    ds, data, _, store, load = preprocessed
+    caplog.set_level(logging.INFO)
+    assert load(store) is not None
+    assert "is not used" not in caplog.text
+    in_hpa = {"level": ["u", "t"], "surface": [{"name": "sp", "units": "hPa"}]}
+    assert load(opened(data, prognostic=in_hpa)) is None
+    assert "is not used, and the climatology is computed from the data: expected sp in 'hPa', got 'Pa'" in caplog.text
+    other = {"level": ["u", {"name": "t", "var": "u"}], "surface": ["sp"]}
+    assert load(opened(data, prognostic=other)) is None
+    (1.01 * ds).assign(sp=ds["sp"]).to_zarr(tmp_path / "other.zarr", consolidated=False)
+    assert load(opened(data, source={"type": "zarr", "path": str(tmp_path / "other.zarr")})) is None
+    assert caplog.text.count("of the experiment's data, got that of another source or name") == 2
+    assert load(opened(data, source={"type": "zarr", "path": data.source[0].path, "cache": "1GB"})) is not None
+
+
+def test_a_climatology_is_that_of_a_copy_of_its_data_too(preprocessed, tmp_path):
+    _, data, variables, store, load = preprocessed
+    rechunk(store, variables, tmp_path / "copy.zarr")
+    copy = opened(data, source={"type": "zarr", "path": str(tmp_path / "copy.zarr")})
+    np.testing.assert_array_equal(load(copy).fields["sp"], load(store).fields["sp"])
+
+
+def test_a_climatology_of_an_earlier_release_is_compared_by_its_units(preprocessed, tmp_path):
+    _, data, _, store, load = preprocessed
+    for name in ("u", "t", "sp", "rain"):
+        del zarr.open_array(tmp_path / "out" / "climatology.zarr" / name).attrs["credit_like_origin"]
+    shutil.copytree(data.source[0].path, tmp_path / "moved.zarr")
+    moved = {"type": "zarr", "path": str(tmp_path / "moved.zarr")}
+    assert load(store) is not None
+    assert load(opened(data, source=moved)) is not None
+    in_hpa = {"level": ["u", "t"], "surface": [{"name": "sp", "units": "hPa"}]}
+    assert load(opened(data, source=moved, prognostic=in_hpa)) is None
