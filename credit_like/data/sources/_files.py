@@ -460,9 +460,15 @@ def _refuse_other_fields(files: Sequence[_File]) -> None:
 
 
 def _differ(one: str, other: str) -> bool:
-    """Return whether two units are known to differ; a file without units may have any."""
+    """Return whether two units are, or may be, different ones; a file without units may have any.
+
+    Texts that are no known units are compared as they are, but for their spelling of blanks and powers.
+    """
+    texts = [re.sub(r"\s|\*\*|\^", "", text) for text in (one, other)]
+    if not all(texts) or texts[0] == texts[1]:
+        return False
     try:
-        return (units.between(one, other) or (1.0, 0.0)) != (1.0, 0.0)
+        return units.between(one, other) != (1.0, 0.0)
     except UserError:  # of other dimensions
         return True
 

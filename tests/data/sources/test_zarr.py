@@ -158,6 +158,25 @@ def test_files_in_other_units_are_refused(tmp_path, dataset):
     assert source.open_dataset(config(tmp_path / "?.zarr")).sizes["time"] == 40
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        ("K", "degree_Celsius", True),
+        ("K", "furlong", True),  # nobody knows it, but it is another text
+        ("furlong", "fathom", True),
+        ("furlong s-1", "furlong  s**-1", False),
+        ("K", "", False),
+        ("furlong", " ", False),
+        ("degrees celsius", "°C", False),
+        ("m s-1", "m/s", False),
+    ],
+)
+def test_units_of_files_that_are_joined(one, other, differ):
+    from credit_like.data.sources._files import _differ
+
+    assert _differ(one, other) is _differ(other, one) is differ
+
+
 def test_nothing_there(tmp_path, dataset):
     dataset().to_zarr(tmp_path / "era5_2001.zarr", consolidated=False)
     with pytest.raises(ValueError, match=r"era5_2001.zarr"):
