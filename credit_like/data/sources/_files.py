@@ -410,7 +410,8 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
         if file.about.kind.calendar != files[0].about.kind.calendar:
             raise UserError(
                 f"expected the same calendar in all files, got {files[0].about.kind.calendar} in {files[0].path} and "
-                f"{file.about.kind.calendar} in {file.path}; set data.source.calendar"
+                f"{file.about.kind.calendar} in {file.path}; convert one of them, for instance with xarray's "
+                "`convert_calendar`"
             )
     for file in files[1:]:
         if file.about.kind.coordinates != files[0].about.kind.coordinates:
@@ -698,13 +699,21 @@ def _start(raw: xr.Dataset, config: FileConfig) -> str | None:
 
 
 def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None, path: str) -> Times:
-    """Decode times to datetime64[s] for standard calendars, to cftime objects for others."""
+    """Decode times to datetime64[s] for standard calendars, to cftime objects for others.
+
+    `units` and `calendar` are those of files that do not state theirs; packed times are unpacked.
+    """
     attrs = dict(variable.attrs)
-    attrs.update({"units": units} if units else {})
-    attrs.update({"calendar": calendar} if calendar else {})
+    if units and "since" not in str(attrs.get("units", "")):
+        attrs["units"] = units
+    if calendar and not attrs.get("calendar"):
+        attrs["calendar"] = calendar
     values = variable.values
     if values.dtype.kind == "M":
         return _whole_seconds(values)
+    scale, offset = (np.asarray(attrs.pop(key, n), float).item() for key, n in (("scale_factor", 1), ("add_offset", 0)))
+    if (scale, offset) != (1.0, 0.0):
+        values = values.astype(np.float64) * scale + offset
     if "since" not in str(attrs.get("units", "")):
         raise UserError(
             f"expected time units such as 'hours since 1990-01-01' in {path}, got {attrs.get('units')!r}; "

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from credit_like.cli import app
 from credit_like.data.sources import netcdf
 from credit_like.data.store import StoreError, open_store
+from credit_like.data.times import to_text
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 from tests.data.conventions import MAKERS, cds, coordinate, wrf
@@ -173,3 +174,51 @@ def test_messages_name_the_source_of_a_list(tmp_path, dataset, data_section):
     assert "set data.source.1.duplicates: first" in str(caught.value)
     assert told[f"{of_forcing}.0.path"].endswith("set data.source.0.duplicates: first")
     assert "data.source.path" not in told[f"{of_forcing}.1.path"]
+
+
+def written(path, start, units, calendar=None, value=0.0, **attrs):
+    """Write four times of a field, `start` being their numbers."""
+    with netCDF4.Dataset(path, "w") as file:
+        given = {"units": units, "calendar": calendar, **attrs}
+        kind = "i2" if "scale_factor" in attrs else "f8"
+        file.createDimension("time", 4)
+        time = file.createVariable("time", kind, ("time",))
+        time.setncatts({key: text for key, text in given.items() if text is not None})
+        time.set_auto_scale(False)
+        time[:] = start + np.arange(4)
+        coordinate(file, "latitude", [10.0, 0.0], units="degrees_north")
+        coordinate(file, "longitude", [0.0, 10.0], units="degrees_east")
+        file.createVariable("t", "f4", ("time", "latitude", "longitude"))[:] = value
+
+
+def test_units_and_calendar_of_times_are_those_of_the_files_where_they_say(tmp_path):
+    written(tmp_path / "a.nc", 0, "days since 2004-02-27", "noleap")
+    written(tmp_path / "b.nc", 4, None)
+    written(tmp_path / "c.nc", 8, "days", "")
+    options = {"time_units": "days since 2004-02-27", "calendar": "noleap"}
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/?.nc", **options))
+    assert [str(time)[:10] for time in got["time"].values[:4]] == [
+        "2004-02-27",
+        "2004-02-28",
+        "2004-03-01",
+        "2004-03-02",
+    ]
+    assert got.sizes["time"] == 12
+    other = {"time_units": "hours since 1900-01-01", "calendar": "360_day"}
+    alone = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc", **other))
+    assert list(alone["time"].values) == list(got["time"].values[:4])
+
+
+def test_files_of_two_calendars_have_to_be_converted(tmp_path):
+    written(tmp_path / "a.nc", 0, "days since 2004-02-27", "noleap")
+    written(tmp_path / "b.nc", 9, "days since 2004-02-27", "standard")
+    with pytest.raises(ValueError, match=r"got noleap in .*a.nc and standard in .*b.nc; convert one of them") as caught:
+        netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/?.nc"))
+    assert "data.source.calendar" not in str(caught.value)
+
+
+@pytest.mark.parametrize("calendar", ["standard", "noleap"])
+def test_packed_times_are_unpacked(tmp_path, calendar):
+    written(tmp_path / "a.nc", 4, "days since 2001-01-01", calendar, scale_factor=0.25, add_offset=30.0)
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc"))
+    assert [to_text(time) for time in got["time"].values] == [f"2001-02-01T{hour:02d}:00:00" for hour in (0, 6, 12, 18)]
