@@ -161,6 +161,24 @@ def numeric_times(raw: xr.Dataset, dim: str) -> str | None:
     return None
 
 
+def valid_times(raw: xr.Dataset, dim: str) -> str | None:
+    """Return the name of a variable that holds the valid times of `dim`, whose own coordinate is another; None if there is none.
+
+    In netCDF of cfgrib, `time` is the reference time of a forecast, and `valid_time` the time that its field is of.
+    """
+    if dim not in raw.variables or dim == "valid_time" or raw[dim].attrs.get("standard_name") == "time":
+        return None
+    found = [
+        str(name)
+        for name, variable in raw.variables.items()
+        if variable.dims == (dim,)
+        and name != dim
+        and (name == "valid_time" or variable.attrs.get("standard_name") == "time")
+        and " since " in str(variable.attrs.get("units", ""))
+    ]
+    return next((name for name in found if name == "valid_time"), found[0] if found else None)
+
+
 def plane_axes(raw: xr.Dataset, names: Mapping[str, str], path: str) -> dict[str, NDArray[np.float64]]:
     """Return latitude and longitude of a file that holds them as fields, one value for each row and column.
 

@@ -37,6 +37,7 @@ from credit_like.data.sources._conventions import (
     reduced,
     roles,
     text_times,
+    valid_times,
 )
 from credit_like.data.sources._index import About, Kind, indexed
 from credit_like.data.times import Times, from_seconds, to_text
@@ -585,6 +586,8 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
         written = text_times(raw, str(of_time), config.calendar)
         if written is None and (numbers := numeric_times(raw, str(of_time))):
             raw = raw.assign_coords({str(of_time): raw[numbers].variable.load()})
+    elif of_time in raw.dims and (valid := valid_times(raw, str(of_time))):
+        raw = raw.assign_coords({str(of_time): raw[valid].variable.load()})
     units_by = _start(raw, config)
     renamed = {there: here for here, there in names.items() if there != here and there in {*raw.dims, *raw.variables}}
     blocked = [here for here in renamed.values() if here in raw.variables or here in raw.dims]

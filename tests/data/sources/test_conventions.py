@@ -222,3 +222,36 @@ def test_packed_times_are_unpacked(tmp_path, calendar):
     written(tmp_path / "a.nc", 4, "days since 2001-01-01", calendar, scale_factor=0.25, add_offset=30.0)
     got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc"))
     assert [to_text(time) for time in got["time"].values] == [f"2001-02-01T{hour:02d}:00:00" for hour in (0, 6, 12, 18)]
+
+
+@pytest.mark.parametrize("step", ["none", "scalar", "of size 1", "the forecast"])
+def test_times_of_cfgrib_are_those_at_which_fields_are_valid(tmp_path, step):
+    """`time` is when a forecast starts, `step` how long it lasts: of one step of several forecasts, or of one forecast."""
+    lengths = [6.0, 12.0, 18.0] if step == "the forecast" else [6.0]
+    starts = [0] if step == "the forecast" else [0, 12, 24]
+    valid = (np.array(starts)[:, None] + np.array(lengths)).ravel()
+    axes = {"none": ("time",), "scalar": ("time",), "of size 1": ("time", "step"), "the forecast": ("time", "step")}[
+        step
+    ]
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        since = {"units": "hours since 2001-01-01", "calendar": "proleptic_gregorian"}
+        coordinate(file, "time", starts, "i8", **since, standard_name="forecast_reference_time")
+        about = {"units": "hours", "standard_name": "forecast_period"}
+        if "step" in axes:
+            coordinate(file, "step", lengths, **about)
+        elif step == "scalar":
+            made = file.createVariable("step", "f8", ())
+            made.setncatts(about)
+            made[:] = 6.0
+        made = file.createVariable("valid_time", "i8", axes)
+        made.setncatts({**since, "standard_name": "time"})
+        made[:] = valid.reshape([len(file.dimensions[axis]) for axis in axes])
+        coordinate(file, "latitude", [10.0, 0.0], units="degrees_north")
+        coordinate(file, "longitude", [0.0, 10.0], units="degrees_east")
+        field = file.createVariable("t", "f4", (*axes, "latitude", "longitude"), fill_value=np.float32(-1))
+        field[:] = valid.reshape(*made.shape, 1, 1) + np.zeros((2, 2))
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc"))
+    assert got["t"].dims == ("time", "latitude", "longitude")
+    hours = (got["time"].values - np.datetime64("2001-01-01")) / np.timedelta64(1, "h")
+    np.testing.assert_array_equal(hours, valid)
+    np.testing.assert_array_equal(got["t"].values[:, 0, 0], valid)
