@@ -404,6 +404,9 @@ def _drop_empty(data: Data, datasets: Sequence[xr.Dataset], apart: bool, files: 
             if variable.var in one.data_vars and (not apart or files[i] == variable.path)
         )
         array = dataset[variable.var]
+        if "time" not in array.dims and not apart and not _same_in_all(datasets, variable.var):
+            data.left_out[variable.name] = "which has no time and is not the same in all files"
+            continue
         if "time" in array.dims:
             last = array.sizes["time"] - 1
             array = array.isel(time=sorted({0, last // 2, last}))
@@ -423,6 +426,12 @@ def _drop_empty(data: Data, datasets: Sequence[xr.Dataset], apart: bool, files: 
         else:
             kept.append(variable)
     data.variables = kept
+
+
+def _same_in_all(datasets: Sequence[xr.Dataset], var: str) -> bool:
+    """Return whether the first and the last of the datasets that have a field without time have the same one."""
+    with_it = [one[var] for one in datasets if var in one.data_vars]
+    return len(with_it) == 1 or np.array_equal(with_it[0].values, with_it[-1].values, equal_nan=True)
 
 
 def _still(array: xr.DataArray) -> bool:

@@ -334,6 +334,16 @@ def test_static_fields_in_one_of_several_files_of_the_same_fields_belong_to_all(
     np.testing.assert_array_equal(store.static()[0], whole["lsm"].values)
 
 
+def test_fields_without_time_that_differ_between_files_are_left_out(tmp_path):
+    whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m"], constant=["lsm", "cover"])
+    for number in range(2):
+        part = whole.isel(time=slice(40 * number, 40 * number + 40))
+        part.assign(cover=whole["cover"] + number).to_netcdf(tmp_path / f"m_{number}.nc")
+    lines = run([str(tmp_path / "m_*.nc")], tmp_path / "my.yml")
+    assert "left out: cover, which has no time and is not the same in all files" in lines
+    assert [v.name for v in Variables(load_experiment(tmp_path / "my.yml").data).role("static")] == ["lsm"]
+
+
 def test_files_without_a_common_time_are_named(tmp_path):
     (tmp_path / "data").mkdir()
     parts(tmp_path / "data", (0, 40), (40, 80))

@@ -23,7 +23,7 @@ from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import chunk_along, direct
 from credit_like.data.files.remote import RemoteError
-from credit_like.data.sources._conventions import DIMS, PERIOD, RepeatedTimes, listed
+from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, RepeatedTimes, listed
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
@@ -43,6 +43,7 @@ _SOLAR_ATTRS = {
     "standard_name": "integral_wrt_time_of_toa_incoming_shortwave_flux",
 }
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError)
+_COMPARED = 20  # times at which fields that are called static are compared
 _TRIES, _PAUSE = 3, 0.2  # number of attempts to read from an unreliable disk or server, and the pause between them in s
 _LOG = logging.getLogger(__name__)
 
@@ -745,6 +746,11 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
         )
     if other := sorted(set(dims) - set(DIMS)):
         raise _FurtherDimension(dataset, var, other[0], source)
+    if files := stored.attrs.get(DIFFERS):
+        raise UserError(
+            f"expected {var}, which has no time, to be the same in all files of {where}, got different fields in {files}; give "
+            "the variable the `path` of one file, or write a time axis into the files"
+        )
     still = (_constant(stored, var) if stored.sizes.get("time", 1) > 1 else 0) if variable.role == "static" else None
     if variable.role != "static" and "time" not in dims:
         raise UserError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
@@ -854,16 +860,19 @@ def _merged_levels(found: Sequence[_OtherLevel]) -> Problems:
 def _constant(stored: xr.DataArray, var: str) -> int:
     """Return the position of a time at which a static field with a time axis has data, as those of CAM and WRF do at all.
 
-    Archives may have an axis that begins before their data and ends after them. Raises UserError if the fields at the first,
-    middle and last time that have data differ.
+    Archives may have an axis that begins before their data and ends after them. Raises UserError if the fields at some times,
+    spread over the axis, that have data differ.
     """
-    times = stored.sizes["time"]
-    found = {t: stored.isel(time=t).values for t in (0, times // 2, times - 1)}
-    with_data = {t: field for t, field in found.items() if field.dtype.kind != "f" or np.isfinite(field).any()}
-    first, *others = with_data or found
-    same = stored.dtype.kind == "f"
-    if not all(np.array_equal(found[first], found[other], equal_nan=same) for other in others):
-        raise UserError(f"expected a static field, got {times} times of {var}; move it to dynamic_forcing")
+    times, is_float = stored.sizes["time"], stored.dtype.kind == "f"
+    first, field = 0, None
+    for t in sorted({0, times // 2, *np.linspace(0, times - 1, _COMPARED).astype(int).tolist()}):
+        other = stored.isel(time=t).values
+        if is_float and not np.isfinite(other).any():
+            continue
+        if field is None:
+            first, field = t, other
+        elif not np.array_equal(field, other, equal_nan=is_float):
+            raise UserError(f"expected a static field, got {times} times of {var}; move it to dynamic_forcing")
     return first
 
 

@@ -475,6 +475,43 @@ def test_a_climatology_repeats(tmp_path, dataset, data_section):
     np.testing.assert_array_equal(got, [0, 0, 1, 3, 9, 0])  # the day itself; 2002-01-01T18 is the last
 
 
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_a_field_without_time_that_files_have_differently_is_refused_where_it_is_used(
+    tmp_path, dataset, data_section, kind
+):
+    ds = dataset()
+    for part in range(4):
+        one = ds.isel(time=slice(10 * part, 10 * part + 10)).copy(deep=True)
+        one["orography"] += part // 3
+        one["lsm"][0, 0] = np.nan
+        if part % 2:
+            one = one.transpose(..., "longitude", "latitude")
+        one.to_zarr(tmp_path / f"{part}.zarr", consolidated=False) if kind == "zarr" else one.to_netcdf(
+            tmp_path / f"{part}.nc"
+        )
+    source = {"type": kind, "path": f"{tmp_path}/*.{'zarr' if kind == 'zarr' else 'nc'}"}
+    data = data_section("", source=source)
+    with pytest.raises(
+        StoreError, match=r"expected orography, which has no time, .* fields in .*0\..* and .*3\."
+    ) as caught:
+        open_store(data, Variables(data))
+    assert len(caught.value.problems) == 1
+    data = data_section("", source=source, static={"surface": ["lsm"]})
+    assert len(open_store(data, Variables(data))) == 40
+
+
+@pytest.mark.parametrize("changed", [5, 17, 36])
+def test_a_static_field_with_times_is_compared_at_many_of_them(dataset, changed):
+    from credit_like.data.store import _constant
+
+    still = dataset(steps=1)["orography"].expand_dims(time=40).copy(deep=True)
+    still[:3], still[38:] = np.nan, np.nan  # an archive whose axis is longer than its data
+    assert 3 <= _constant(still, "orography") < 38
+    still[changed:38, 4, 4] += 1
+    with pytest.raises(ValueError, match="expected a static field, got 40 times of orography"):
+        _constant(still, "orography")
+
+
 def test_a_store_that_disappears_is_one_clear_error(stored, tmp_path):
     _, _, variables, store = stored()
     store.read(variables.outputs, [0])

@@ -16,6 +16,8 @@ from credit_like.errors import UserError
 DIMS = ("time", "level", "latitude", "longitude")
 PERIOD = "period_hours"
 """Attribute of variables that are sums over time: the hours of the sum, several if fields differ."""
+DIFFERS = "differs_between_files"
+"""Attribute of variables without time that are not the same in all files: two of the files."""
 _STANDARD_NAMES = {
     "time": ("time",),
     "level": (

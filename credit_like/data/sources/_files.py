@@ -29,6 +29,7 @@ from credit_like.data.files.netcdf_files import open_lazily
 from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
 from credit_like.data.files.remote import failures
 from credit_like.data.sources._conventions import (
+    DIFFERS,
     DIMS,
     RepeatedTimes,
     fields,
@@ -254,7 +255,8 @@ def open_files(
 ) -> xr.Dataset:
     """Open all files of a configuration as one lazy dataset; `open_one` opens a file with nothing decoded.
 
-    Files with the same fields are joined along time; a field without time needs to be in one of them. Files with
+    Files with the same fields are joined along time; a field without time needs to be in one of them, and has the attribute
+    `DIFFERS` where the last of them has another one than the first. Files with
     different fields are merged and must have equal times; a file with a single time beside files with more has constant
     fields. With `index`, many local files are opened when they are read, and few remain open; `raw.close()` must then leave
     what was opened readable. Raises ValueError if a file is not of the `expected` kind, coordinates differ or a time is in
@@ -423,7 +425,7 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     variables: dict[str, Any] = {}
     constant = {name for kind in kinds for name in kind.fields if "time" not in kind.dims[name].split()}
     for field in sorted(constant):  # which one of the files may have, and the others not
-        variables[field] = next(file for file in files if field in file.about.kind.fields).dataset()[field].variable
+        variables[field] = _constant_field([file for file in files if field in file.about.kind.fields], field)
     for name, variable in first.data_vars.items():
         if name in variables or any(name not in kind.dtypes for kind in kinds):
             continue  # not a field: the files of a group have the same fields
@@ -439,6 +441,21 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     coordinates = {name: coordinate for name, coordinate in first.coords.items() if "time" not in coordinate.dims}
     times = from_seconds(of_time.seconds, str(files[0].about.kind.calendar))
     return xr.Dataset(variables, {**coordinates, "time": times}, first.attrs)
+
+
+def _constant_field(files: Sequence[_File], name: str) -> xr.Variable:
+    """Return a field without time of several files, marked as one that differs if that of the last file is another."""
+    variable = files[0].dataset().variables[name]
+    if len(files) == 1 or not {"latitude", "longitude"} <= set(variable.dims):
+        return variable
+    other = files[-1].dataset().variables[name]
+    if set(other.dims) == set(variable.dims):
+        one, two = variable.values, other.transpose(*variable.dims).values
+        if np.array_equal(one, two, equal_nan=one.dtype.kind == "f" and two.dtype.kind == "f"):
+            return variable
+    marked = variable.copy(deep=False)
+    marked.attrs = {**variable.attrs, DIFFERS: f"{files[0].path} and {files[-1].path}"}
+    return marked
 
 
 def _refuse_other_fields(files: Sequence[_File]) -> None:
