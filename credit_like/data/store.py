@@ -23,7 +23,7 @@ from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import chunk_along, direct
 from credit_like.data.files.remote import RemoteError
-from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, RepeatedTimes, listed
+from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, RepeatedTimes, listed, same_circle
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
@@ -939,7 +939,10 @@ def _refuse_cyclic_column(longitude: NDArray[np.float64]) -> None:
 
 def _other_grid(name: str, where: str, other: str, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> str:
     told = [f"{len(values)} from {values[0]:g} to {values[-1]:g}" for values in (theirs, mine)]
-    return f"expected the {name}s of {other} ({told[0]}) in {where}, got {told[1]}; bring the sources to one grid"
+    cure = "bring the sources to one grid"
+    if name == "longitude" and same_circle(mine, theirs):
+        cure = "set region: {west: 0, east: 360} in both sources"
+    return f"expected the {name}s of {other} ({told[0]}) in {where}, got {told[1]}; {cure}"
 
 
 def _common_times(

@@ -165,6 +165,21 @@ def test_two_files_that_call_their_variable_the_same(tmp_path, dataset, data_sec
     np.testing.assert_array_equal(got[:, 1], ds["sp"].values[[1, 7]] * 2)
 
 
+def test_sources_whose_columns_begin_at_other_meridians_are_turned(tmp_path, dataset, data_section):
+    ds = dataset()
+    ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
+    turned = ds[["sst"]].assign_coords(longitude=(ds.longitude + 180) % 360 - 180).sortby("longitude")
+    turned.to_zarr(tmp_path / "b.zarr", consolidated=False)
+    sources = [{"type": "zarr", "path": str(tmp_path / name)} for name in ("a.zarr", "b.zarr")]
+    data = data_section("", source=sources)
+    with pytest.raises(StoreError, match=r"set region: {west: 0, east: 360} in both sources"):
+        open_store(data, Variables(data))
+    data = data_section("", source=[{**source, "region": {"west": 0, "east": 360}} for source in sources])
+    variables = Variables(data)
+    got = open_store(data, variables).read([variables["sst"]], [7])[0, 0]
+    np.testing.assert_array_equal(got, ds["sst"].values[7])
+
+
 def test_sources_merge_on_their_common_times(tmp_path, dataset, data_section):
     ds = dataset()
     ds.drop_vars(["sst", "rain"]).isel(time=slice(0, 35)).to_zarr(tmp_path / "a.zarr", consolidated=False)

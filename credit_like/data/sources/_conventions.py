@@ -37,6 +37,17 @@ _NAMES = {
     "latitude": ("latitude", "lat", "nav_lat", "y", "grid_yt", "south_north", "xlat"),
     "longitude": ("longitude", "lon", "nav_lon", "x", "grid_xt", "west_east", "xlong"),
 }  # fmt: skip
+_APART = (
+    "number",
+    "realization",
+    "member",
+    "member_id",
+    "ensemble",
+    "ensemble_member",
+    "step",
+    "leadtime",
+    "lead_time",
+)
 _DEGREES = {
     "latitude": ("degrees_north", "degree_north", "degrees_N"),
     "longitude": ("degrees_east", "degree_east", "degrees_E"),
@@ -127,6 +138,29 @@ def listed(dataset: xr.Dataset, dim: str, most: int = 8) -> str:
         for value in values
     ]
     return ", ".join(texts if len(texts) <= most else [*texts[: most - 2], "…", texts[-1]])
+
+
+def single_values(raw: xr.Dataset) -> dict[str, Any]:
+    """Return the only level, member and step of a file: variables without dimension, and dimensions of size 1."""
+    return {
+        str(name): variable.values.ravel().tolist()[0]
+        for name, variable in raw.variables.items()
+        if variable.size == 1
+        and set(variable.dims) <= {name}
+        and (
+            str(name).lower() in _APART
+            or variable.attrs.get("standard_name") in ("realization", "forecast_period")
+            or role_of(raw, str(name)) == "level"
+        )
+    }
+
+
+def same_circle(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two axes have the same longitudes in another order, or counted from another meridian."""
+    if one.shape != other.shape or np.allclose(one, other, atol=1e-4):
+        return False
+    here, there = (np.sort(np.round(np.asarray(axis, np.float64) % 360, 3) % 360) for axis in (one, other))
+    return bool(np.allclose(here, there, atol=2e-3))
 
 
 def fields(dataset: xr.Dataset) -> list[str]:

@@ -37,6 +37,8 @@ from credit_like.data.sources._conventions import (
     plane_axes,
     reduced,
     roles,
+    same_circle,
+    single_values,
     text_times,
     valid_times,
 )
@@ -280,7 +282,10 @@ def open_files(
     recent: deque[_File] | None = None
     if index and len(paths) >= INDEXED and not any(map(is_url, paths)):
         known, recent = indexed(paths, _options(config), look), deque()
-    every = [_File(path, partial(opened, path), about, recent) for path, about in zip(paths, known, strict=True)]
+    every = [
+        _File(path, partial(opened, path), partial(_open, path, open_one, expected), about, recent)
+        for path, about in zip(paths, known, strict=True)
+    ]
     kinds = _kinds(every)
     varying = {name for kind in kinds for name in kind.fields if "time" in kind.dims[name].split()}
     groups: dict[tuple[str, ...], list[_File]] = {}
@@ -346,11 +351,12 @@ class _File:
         self,
         path: str,
         open_it: Callable[[], tuple[xr.Dataset, About]],
+        open_raw: Callable[[], xr.Dataset],
         about: About | None = None,
         recent: deque[_File] | None = None,
     ) -> None:
         self.path = path
-        self._open_it, self._about = open_it, about
+        self._open_it, self._open_raw, self._about = open_it, open_raw, about
         self._recent = recent
         self._dataset: xr.Dataset | None = None
 
@@ -360,6 +366,11 @@ class _File:
             self.dataset()
         assert self._about is not None
         return self._about
+
+    def apart_from(self, other: _File) -> str:
+        """Return the name of the level, member or step of which this file has another one; empty if there is none."""
+        here, there = (single_values(file._open_raw()) for file in (self, other))
+        return next((name for name, value in here.items() if name in there and there[name] != value), "")
 
     def dataset(self) -> xr.Dataset:
         dataset = self._dataset
@@ -399,10 +410,16 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
     for name in names:
         if name in first.coords and name in other.coords:
             a, b = first[name].values, other[name].values
-            if a.shape != b.shape or not (np.array_equal(a, b) if name == "time" else np.allclose(a, b)):
-                raise UserError(
-                    f"expected the same {name} in all files, got another in {path}; list it as a source of its own"
-                )
+            degrees = 1e-4 if name in ("latitude", "longitude") else 1e-8
+            if a.shape != b.shape or not (np.array_equal(a, b) if name == "time" else np.allclose(a, b, atol=degrees)):
+                raise UserError(f"expected the same {name} in all files, got another in {path}; {_cure(name, a, b)}")
+
+
+def _cure(axis: str, one: NDArray[Any], other: NDArray[Any]) -> str:
+    """Return what to do about files with other values of an axis."""
+    if axis == "longitude" and same_circle(one, other):
+        return "its columns begin elsewhere: set data.source.region: {west: 0, east: 360}"
+    return "list it as a source of its own" + (", with other names by `rename`" if axis == "level" else "")
 
 
 def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
@@ -514,9 +531,12 @@ def _times_of(files: Sequence[_File], duplicates: str | None) -> _Times:
     if duplicates is None and len(times) < len(since):
         again = int(np.setdiff1d(np.arange(len(since)), first)[0])
         file, before = files[number[again]], files[number[first[np.searchsorted(times, since[again])]]]
+        cure = "set data.source.duplicates: first, or remove the file"
+        if name := file.apart_from(before):
+            cure = f"their {name} differs: list the files of each {name} as a source of its own, with other names by `rename`"
         raise RepeatedTimes(
             f"expected each time in one file, got {to_text(file.about.times[local[again]])} in {file.path} a second time "
-            f"(after {before.path}); set data.source.duplicates: first, or remove the file"
+            f"(after {before.path}); {cure}"
         )
     return _Times(times, number[first], local[first])
 

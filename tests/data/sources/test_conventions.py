@@ -55,6 +55,25 @@ def test_times_that_two_files_have(tmp_path):
     np.testing.assert_array_equal(store.read([variables["tp"]], range(16, 24))[:, 0], made.expected["tp"][16:24])
 
 
+@pytest.mark.parametrize(
+    ("name", "is_dim", "attrs"),
+    [("level", False, {}), ("number", True, {}), ("run", False, {"standard_name": "realization"}), ("step", False, {})],
+)
+def test_files_of_other_levels_and_members_are_no_duplicates(tmp_path, dataset, name, is_dim, attrs):
+    ds = dataset(steps=8)[["sp"]]
+    for value in (3, 5):
+        made = ds.assign_coords({name: ((), value, attrs), "expver": ((), value)})
+        (made.expand_dims(name) if is_dim else made).to_netcdf(tmp_path / f"a{value}.nc")
+    with pytest.raises(
+        ValueError, match=rf"after .*a3.nc\); their {name} differs: list .* each {name} .*`rename`"
+    ) as caught:
+        netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a?.nc"))
+    assert "duplicates" not in str(caught.value)
+    for value in (3, 5):
+        alone = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a{value}.nc", rename={"sp": f"sp{value}"}))
+        assert f"sp{value}" in alone.data_vars
+
+
 def test_a_time_that_a_file_has_twice(tmp_path, dataset):
     ds = dataset(steps=8)[["u", "sp"]]
     xr.concat([ds.isel(time=slice(0, 5)), ds.isel(time=slice(4, 8)) + 1], "time").to_netcdf(tmp_path / "a.nc")
