@@ -24,6 +24,7 @@ from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import chunk_along, direct
 from credit_like.data.files.remote import RemoteError
 from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, RepeatedTimes, listed, same_circle
+from credit_like.data.sources._files import FileConfig
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
@@ -648,7 +649,10 @@ def _open_sources(
         if like is None:
             problems.append((where, f"expected a source with files to read {path} like, got {data.source[0].type}"))
             continue
-        sources.append(_Source(data.source[like].model_copy(update={"path": path}), where, _settings(data, like)))
+        options = data.source[like]
+        is_of_files = isinstance(options, FileConfig)
+        options = options.for_path(path) if is_of_files else options.model_copy(update={"path": path})
+        sources.append(_Source(options, where, _settings(data, like)))
         datasets.append(_try_open(sources[-1], problems))
     return sources, datasets
 

@@ -8,19 +8,19 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import cftime
 import fsspec
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from xarray.core import indexing
 
 from credit_like.data import units
@@ -143,6 +143,37 @@ class FileConfig(Section):
     """Box to read. Default: the whole grid."""
     storage_options: dict[str, Any] = Field(default={})
     """Options passed to fsspec for a URL."""
+    _is_inherited: bool = PrivateAttr(default=False)
+
+    def for_path(self, path: str) -> Self:
+        """Return these options for other files than those they are written for, which need not have all that they name."""
+        other = self.model_copy(update={"path": path})
+        other._is_inherited = True
+        return other
+
+    @property
+    def is_inherited(self) -> bool:
+        """Return whether these are the options of another source."""
+        return self._is_inherited
+
+    def refuse_absent(self, names: Collection[str]) -> None:
+        """Raise UserError for a dimension or variable that the options name and none of the files has, of all their `names`."""
+        if self.is_inherited:
+            return
+        where, there = self.path if isinstance(self.path, str) else ", ".join(self.path), ", ".join(sorted(names))
+        for role, dim in self.dims.model_dump().items():
+            if dim is not None and dim not in names:
+                raise UserError(
+                    f"expected {where} to have the {role} dimension {dim!r} (data.source.dims), got {there}"
+                )
+        for name in self.rename:
+            if name not in names:
+                raise UserError(f"expected {where} to have {name!r} (data.source.rename), got {there}")
+        for name in self.select:
+            if name not in names:
+                raise UserError(
+                    f"expected data.source.select to name dimensions of the files, got {name!r}; remove it or use one of {there}"
+                )
 
 
 def is_url(path: str) -> bool:
@@ -292,12 +323,7 @@ def open_files(
     for file in every:
         here = file.about.kind.fields
         groups.setdefault(tuple(name for name in here if name in varying) or here, []).append(file)
-    names = {name for kind in kinds for name in kind.names}
-    if unknown := sorted(set(config.select) - names):
-        raise UserError(
-            f"expected data.source.select to name dimensions of the files, got {unknown[0]!r}; remove it or use one of "
-            f"{', '.join(sorted(names))}"
-        )
+    config.refuse_absent({name for kind in kinds for name in kind.names})
     parts = [
         (files[0].path, _join(files, config.duplicates) if len(files) > 1 else files[0].dataset())
         for files in groups.values()
@@ -606,15 +632,11 @@ class _Joined(DirectArray):
 def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     """Return the dataset with canonical dimensions, decoded times and values, and 1-D latitude and longitude.
 
-    Dimensions are named time, level, latitude, longitude. `raw` has nothing decoded. Raises UserError if a dimension
-    cannot be recognised or time cannot be decoded.
+    Dimensions are named time, level, latitude, longitude. `raw` has nothing decoded. Options apply to what it has; of all files
+    together, `FileConfig.refuse_absent` says what they lack. Raises UserError if a dimension cannot be recognised or time cannot
+    be decoded.
     """
-    given = {here: there for here, there in config.dims.model_dump().items() if there is not None}
-    for here, there in given.items():
-        if there not in raw.dims and there not in raw.variables:
-            raise UserError(
-                f"expected {path} to have the {here} dimension {there!r}, got {', '.join(map(str, raw.dims))}"
-            )
+    given = {here: dim for here, dim in config.dims.model_dump().items() if dim in raw.dims or dim in raw.variables}
     names = {here: dim for here, dim in roles(raw, given).items() if dim not in config.select}
     raw = reduced(raw, names, config.select, path)
     axes = {} if config.regrid and config.regrid.weights else plane_axes(raw, names, path)
@@ -629,11 +651,7 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     renamed = {there: here for here, there in names.items() if there != here and there in {*raw.dims, *raw.variables}}
     blocked = [here for here in renamed.values() if here in raw.variables or here in raw.dims]
     dataset = raw.drop_vars([name for name in blocked if name in raw.variables]).rename(renamed)
-    if wrong := [name for name in config.rename if name not in dataset.variables]:
-        raise UserError(
-            f"expected {path} to have {wrong[0]!r} (data.source.rename), got {', '.join(map(str, raw.data_vars))}"
-        )
-    dataset = dataset.rename(config.rename)
+    dataset = dataset.rename({name: new for name, new in config.rename.items() if name in dataset.variables})
     dataset = dataset.drop_vars([name for name in axes if name in dataset.variables])
     dataset = dataset.assign_coords({name: (name, values) for name, values in axes.items()})
     for name in ("latitude", "longitude"):

@@ -274,3 +274,35 @@ def test_times_of_cfgrib_are_those_at_which_fields_are_valid(tmp_path, step):
     hours = (got["time"].values - np.datetime64("2001-01-01")) / np.timedelta64(1, "h")
     np.testing.assert_array_equal(hours, valid)
     np.testing.assert_array_equal(got["t"].values[:, 0, 0], valid)
+
+
+def test_options_apply_to_the_files_that_have_what_they_name(tmp_path, dataset):
+    """A file for each variable, of which one has another name of the levels, and one no members."""
+    ds = dataset(steps=8)
+    (ds[["u"]] + 1).rename(level="zlev").expand_dims(number=[0, 3]).to_netcdf(tmp_path / "r_u.nc")
+    ds[["t"]].to_netcdf(tmp_path / "r_t.nc")
+    options = {"rename": {"u": "U", "t": "T"}, "dims": {"level": "zlev"}, "select": {"number": 3}}
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/r_?.nc", **options))
+    np.testing.assert_array_equal(got["U"].values, (ds["u"] + 1).values)
+    np.testing.assert_array_equal(got["T"].values, ds["t"].values)
+    for wrong, message in (
+        ({"rename": {"v": "V"}}, r"r_\?.nc to have 'v' \(data.source.rename\), got .*u, "),
+        ({"dims": {"level": "zleb"}}, r"the level dimension 'zleb' \(data.source.dims\), got .*zlev"),
+        ({"select": {"nmber": 3}}, r"select to name dimensions of the files, got 'nmber'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/r_?.nc", **{**options, **wrong}))
+
+
+def test_options_of_the_source_need_not_be_for_the_file_of_a_variable(tmp_path, dataset, data_section):
+    ds = dataset()
+    moving = ds.drop_vars(["orography", "lsm", "sst"]).rename(level="zlev", u="wind").expand_dims(number=[0, 3])
+    moving.to_netcdf(tmp_path / "moving.nc")
+    ds[["orography", "lsm"]].to_netcdf(tmp_path / "still.nc")
+    source = {"type": "netcdf", "path": f"{tmp_path}/moving.nc", "rename": {"wind": "u"}, "dims": {"level": "zlev"}}
+    still = [{"name": name, "path": f"{tmp_path}/still.nc"} for name in ("orography", "lsm")]
+    data = data_section("", source={**source, "select": {"number": 3}}, static={"surface": still}, dynamic_forcing={})
+    variables = Variables(data)
+    store = open_store(data, variables)
+    np.testing.assert_array_equal(store.static(), np.stack([ds["orography"].values, ds["lsm"].values]))
+    np.testing.assert_array_equal(store.read([variables["u"]], [4])[0], ds["u"].sel(level=[500, 850]).values[4])
