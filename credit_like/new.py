@@ -263,7 +263,8 @@ def _usable(dataset: xr.Dataset, left_out: dict[str, str]) -> list[str]:
             continue  # text, and coordinates
         if not on_grid and len(dims) < 3:
             continue  # bounds, coefficients of levels and the like
-        if other := sorted(dims - DIMS):
+        # Another dimension beside one of DIMS has its name with an underscore.
+        if other := sorted(dim[1:] if dim[1:] in DIMS else dim for dim in dims - DIMS):
             left_out[str(name)] = f"which is on {', '.join(other)}{' too' if on_grid else ''}"
         elif not on_grid:
             left_out[str(name)] = "which is not on latitude and longitude"

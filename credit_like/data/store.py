@@ -814,9 +814,10 @@ class _FurtherDimension(UserError):
     def __init__(self, dataset: xr.Dataset, var: str, dim: str, source: _Source) -> None:
         self.var, self.key, self.place = var, (source.where, dim), source.place
         first = dataset[dim].values[0] if dim in dataset.variables else 0
+        name = dim[1:] if dim[1:] in DIMS else dim  # what it is in the file, where another one has its role
         self.got = (
-            f"of {source.where} on time, level, latitude, longitude, got dimension {dim!r} ({listed(dataset, dim)}); set "
-            f"{source.settings}.select: {{{dim}: {first}}} to read one, or name it in {source.settings}.dims"
+            f"of {source.where} on time, level, latitude, longitude, got dimension {name!r} ({listed(dataset, dim)}); set "
+            f"{source.settings}.select: {{{name}: {first}}} to read one, or name it in {source.settings}.dims"
         )
         super().__init__(f"expected {var} {self.got}")
 

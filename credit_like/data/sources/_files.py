@@ -55,13 +55,16 @@ _DATE_CODES = {
     "%H": "[0-9]" * 2,
     "%j": "[0-9]" * 3,
     "%y": "[0-9]" * 2,
+    "%M": "[0-9]" * 2,
+    "%S": "[0-9]" * 2,
 }
 _MAGIC = {b"GRIB": "grib", b"CDF": "netcdf", b"\x89HDF": "netcdf"}
 """First bytes of a file → the type of the source that reads it."""
 INDEXED = 100
 """Number of files from which on an index is made."""
 _RECENT = 64  # files of which the metadata stay in memory
-_CODING = ("_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned")
+_NUMBERS = ("_FillValue", "missing_value", "scale_factor", "add_offset")
+_CODING = (*_NUMBERS, "_Unsigned")
 
 
 class Dims(Section):
@@ -218,19 +221,27 @@ def _is_anemoi(folder: Path) -> bool:
 def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
     """Return the files that a path, glob, template or list matches, sorted.
 
-    Raises UserError, which lists similar names, if there is none, and for anything that is neither a file nor a folder.
+    A path that exists is itself, whatever characters it has. Raises UserError, which lists similar names, if there is none, and
+    for anything that is neither a file nor a folder.
     """
     found: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
+        if not is_url(path) and _is_there(path):
+            found.append(path)
+            continue
         pattern = path
         for code, digits in _DATE_CODES.items():
             pattern = pattern.replace(code, digits)
         if any(character in pattern for character in "*?["):
             matches = _matches(path, pattern, storage_options)
-            if not matches or not (is_url(path) or all(map(_is_there, matches))):
+            if not matches:
                 raise UserError(f"expected files that match {path}, got none{_near(path)}")
+            if gone := [match for match in matches if not (is_url(path) or _is_there(match))]:
+                raise UserError(
+                    f"expected files that match {path}, got {gone[0]}, a link to a file that is not there; remove or correct it"
+                )
             found += matches
-        elif is_url(path) or _is_there(path):
+        elif is_url(path):
             found.append(path)
         else:
             raise UserError(f"expected an existing file or folder, got {path!r}{_near(path)}")
@@ -649,6 +660,14 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
         raw = raw.assign_coords({str(of_time): raw[valid].variable.load()})
     units_by = _start(raw, config)
     renamed = {there: here for here, there in names.items() if there != here and there in {*raw.dims, *raw.variables}}
+    # Another dimension of such a name, with its coordinate, makes way for the one that was chosen.
+    raw = raw.rename(
+        {
+            here: f"_{here}"
+            for there, here in renamed.items()
+            if there in raw.dims and here in raw.dims and here not in renamed
+        }
+    )
     blocked = [here for here in renamed.values() if here in raw.variables or here in raw.dims]
     dataset = raw.drop_vars([name for name in blocked if name in raw.variables]).rename(renamed)
     dataset = dataset.rename({name: new for name, new in config.rename.items() if name in dataset.variables})
@@ -657,7 +676,7 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     for name in ("latitude", "longitude"):
         if name not in dataset.coords and name in dataset.dims and not (config.regrid and config.regrid.weights):
             raise UserError(f"expected values of {name} in {path}, got a dimension without coordinate")
-    dataset = _decode_values(dataset)
+    dataset = _decode_values(_with_numbers(dataset, path))
     if "time" in dataset.variables and "time" in dataset.dims:
         times = _decode_time(dataset["time"].variable, units_by, config.calendar, path)
         dataset = dataset.assign_coords(time=("time", times))
@@ -794,6 +813,32 @@ def _whole_seconds(times: Times) -> Times:
     """Round to seconds: an hour that is a part of a day in floating point may be some microseconds early."""
     rounded = times.astype("datetime64[us]") + np.timedelta64(500, "ms")
     return np.asarray(rounded.astype("datetime64[s]"))
+
+
+def _with_numbers(dataset: xr.Dataset, path: str) -> xr.Dataset:
+    """Return the dataset with scales, offsets and missing values as numbers where they are written as text.
+
+    Blank text is none. Raises UserError for other text.
+    """
+    dataset = dataset.copy()
+    for name, variable in dataset.variables.items():
+        for key in _NUMBERS if variable.dtype.kind in "iufb" else ():
+            text = np.asarray(variable.attrs.get(key, 0))
+            if text.dtype.kind not in "SUO":
+                continue
+            if not str(variable.attrs[key]).strip():
+                del variable.attrs[key]
+                continue
+            try:
+                number = text.astype(np.float64)
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    f"expected a number as {key} of {name} in {path}, got {variable.attrs[key]!r}; correct the attribute, for "
+                    "instance with `ncatted`"
+                ) from error
+            is_missing = key in ("_FillValue", "missing_value") and variable.dtype.kind == "f"
+            variable.attrs[key] = number.astype(variable.dtype if is_missing else np.float64)[()]
+    return dataset
 
 
 def _decode_values(dataset: xr.Dataset) -> xr.Dataset:

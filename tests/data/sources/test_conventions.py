@@ -306,3 +306,58 @@ def test_options_of_the_source_need_not_be_for_the_file_of_a_variable(tmp_path, 
     store = open_store(data, variables)
     np.testing.assert_array_equal(store.static(), np.stack([ds["orography"].values, ds["lsm"].values]))
     np.testing.assert_array_equal(store.read([variables["u"]], [4])[0], ds["u"].sel(level=[500, 850]).values[4])
+
+
+def test_a_missing_value_that_is_written_as_text(tmp_path):
+    def make(dtype, value, **text):
+        path = tmp_path / f"a{len(list(tmp_path.iterdir()))}.nc"
+        with netCDF4.Dataset(path, "w") as file:
+            coordinate(file, "time", [0, 6], "i8", units="hours since 2001-01-01")
+            coordinate(file, "latitude", [10.0, 0.0], units="degrees_north")
+            coordinate(file, "longitude", [0.0, 10.0], units="degrees_east")
+            made = file.createVariable("t", dtype, ("time", "latitude", "longitude"))
+            made.set_auto_maskandscale(False)
+            made.setncatts(text)
+            made[:] = 3
+            made[1, 1, 1] = value
+        return netcdf.open_dataset(netcdf.Config(path=str(path)))["t"].values
+
+    for dtype, value, text, other in (
+        ("f4", np.float32(1e20), {"missing_value": "1e20"}, 3.0),
+        ("f8", -9999.0, {"missing_value": " -9999 "}, 3.0),
+        ("i2", -9999, {"missing_value": "-9999", "scale_factor": "0.5", "add_offset": "1"}, 2.5),
+        ("f4", np.nan, {"missing_value": " "}, 3.0),
+    ):
+        got = make(dtype, value, **text)
+        assert np.isnan(got[1, 1, 1])
+        assert (got.ravel()[:-1] == other).all()
+    with pytest.raises(
+        ValueError, match=r"a number as missing_value of t in .*a4.nc, got 'none'; correct the attribute"
+    ):
+        make("f4", 0, missing_value="none")
+
+
+def test_a_file_with_two_dimensions_of_level(tmp_path, dataset, data_section):
+    """Of which one has the name of the role; the fields on `lev` are more."""
+    ds = dataset(steps=40)
+    soil = ds["u"].isel(level=slice(0, 2)).assign_coords(level=[7.0, 28.0]).rename("soil")
+    made = ds.drop_vars(["orography", "lsm", "sst"]).rename(level="lev").assign(soil=soil)
+    made.to_netcdf(tmp_path / "a.nc")
+    source = {"type": "netcdf", "path": f"{tmp_path}/a.nc"}
+    plain = data_section("", source=source, static={}, dynamic_forcing={})
+    variables = Variables(plain)
+    got = open_store(plain, variables).read([variables["t"]], [4])[0]
+    np.testing.assert_array_equal(got, ds["t"].sel(level=[500, 850]).values[4])
+    data = data_section("", source=source, prognostic={"surface": ["sp", "soil"]}, static={}, dynamic_forcing={})
+    with pytest.raises(
+        StoreError, match=r"got dimension 'level' \(7, 28\); set data.source.select: {level: 7.0} to read"
+    ):
+        open_store(data, Variables(data))
+    for options, levels, expected in (({"select": {"level": 28}}, None, 1), ({"dims": {"level": "level"}}, [7.0], 0)):
+        spec = {"name": "soil", "levels": levels} if levels else "soil"
+        chosen = data_section(
+            "", source={**source, **options}, prognostic={"surface": ["sp", spec]}, static={}, dynamic_forcing={}
+        )
+        variables = Variables(chosen)
+        got = open_store(chosen, variables).read([variables["soil"]], [4])[0, 0]
+        np.testing.assert_array_equal(got, soil.values[4, expected])
