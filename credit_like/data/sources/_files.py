@@ -26,7 +26,7 @@ from xarray.core import indexing
 from credit_like.data import units
 from credit_like.data.files.direct import DirectArray, Spans, chunk_along, direct
 from credit_like.data.files.netcdf_files import open_lazily
-from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
+from credit_like.data.files.regrid import conservative, read_weights, refuse_other_source, regrid, regular
 from credit_like.data.files.remote import failures
 from credit_like.data.sources._conventions import (
     DIFFERS,
@@ -743,6 +743,7 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
         shape = (dataset.sizes["latitude"], dataset.sizes["longitude"])
         if stored.source_shape != shape:
             raise UserError(f"expected {path} on the grid of {asked.weights}, {stored.source_shape}, got {shape}")
+        refuse_other_source(stored, dataset, path, asked.weights)
         return regrid(dataset, stored)
     target = regular(asked.degrees) if asked.degrees is not None else _grid_of(str(asked.like))
     source = Grid(dataset["latitude"].values.astype(np.float64), dataset["longitude"].values.astype(np.float64))
