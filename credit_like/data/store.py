@@ -44,6 +44,7 @@ _SOLAR_ATTRS = {
     "standard_name": "integral_wrt_time_of_toa_incoming_shortwave_flux",
 }
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError)
+_YEAR = 366 * 86400  # s
 _COMPARED = 20  # times at which fields that are called static are compared
 _TRIES, _PAUSE = 3, 0.2  # number of attempts to read from an unreliable disk or server, and the pause between them in s
 _LOG = logging.getLogger(__name__)
@@ -774,10 +775,21 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     attrs.update({"units": variable.spec.units} if variable.spec.units else {})
     levels = _levels(variable, var, dims, dataset, where)
     cyclic = variable.spec.fill == "cyclic"
+    if cyclic:
+        _refuse_several_years(dataset["time"].values, var, where)
     of_level = dataset["level"].attrs if "level" in dataset.coords else {}
     level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
     over = _sum_over(var, stored.attrs, where, source.settings)
     return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over)
+
+
+def _refuse_several_years(times: Times, var: str, where: str) -> None:
+    """Raise UserError for times of more than a year, of which the first would be repeated instead of the mean."""
+    if len(times) and np.ptp(seconds(times[[0, -1]])) > _YEAR:
+        raise UserError(
+            f"expected one climatological year of {var} in {where}, got {to_text(times[0])} to {to_text(times[-1])}; make a mean "
+            "year, give its file as `path`, or use fill: persist"
+        )
 
 
 def _sum_over(var: str, attrs: Mapping[Any, Any], where: str, settings: str) -> int | None:

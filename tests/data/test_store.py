@@ -527,6 +527,24 @@ def test_a_static_field_with_times_is_compared_at_many_of_them(dataset, changed)
         _constant(still, "orography")
 
 
+def test_several_years_are_no_climatology(tmp_path, dataset, data_section):
+    ds = dataset()
+    ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
+    for name, days in (("leap", 366), ("two", 731)):
+        years = xr.Dataset(
+            {"sst": (("time", "latitude", "longitude"), np.zeros((days, 9, 12)))},
+            {"time": xr.date_range("2000-01-01", periods=days), "latitude": ds.latitude, "longitude": ds.longitude},
+        )
+        years.to_zarr(tmp_path / f"{name}.zarr", consolidated=False)
+        forcing = {"surface": [{"name": "sst", "path": str(tmp_path / f"{name}.zarr"), "fill": "cyclic"}]}
+        data = data_section(tmp_path / "a.zarr", dynamic_forcing=forcing)
+        if name == "leap":
+            assert len(open_store(data, Variables(data))) == 40
+        else:
+            with pytest.raises(StoreError, match="one climatological year of sst .*, got 2000-01-01T.* to 2001-12-31"):
+                open_store(data, Variables(data))
+
+
 def test_a_store_that_disappears_is_one_clear_error(stored, tmp_path):
     _, _, variables, store = stored()
     store.read(variables.outputs, [0])
