@@ -541,7 +541,7 @@ def test_several_years_are_no_climatology(tmp_path, dataset, data_section):
         if name == "leap":
             assert len(open_store(data, Variables(data))) == 40
         else:
-            with pytest.raises(StoreError, match="one climatological year of sst .*, got 2000-01-01T.* to 2001-12-31"):
+            with pytest.raises(StoreError, match=r"one climatological year of sst .*, got 2000-01-01T.* to 2001-12-31"):
                 open_store(data, Variables(data))
 
 
