@@ -105,8 +105,8 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
     Where the experiment names no file and none has been written yet, the main process fits them first, or takes those that
     the source holds. A run that starts from another one has a file of its own in either case: the channels of both keep the
     normalisation of the source, also if `preprocess` has written the file.
-    Raises UserError where the experiment names a file that does not exist, and where several ranks would wait for the main
-    process to fit them (`refuse_long_fit`).
+    Raises UserError where the experiment names a file that does not exist, where the file is of other data
+    (`Statistics.refuse_other_data`), and where several ranks would wait for the main process to fit them (`refuse_long_fit`).
     """
     path = experiment.statistics_file
     if runtime.is_main and (not path.exists() or _is_to_adopt(experiment, path, store)):
@@ -122,12 +122,18 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
         path.parent.mkdir(parents=True, exist_ok=True)
         statistics.save(path)
     runtime.barrier()
-    return Statistics.load(path, store)
+    statistics = Statistics.load(path, store)
+    statistics.refuse_other_data(store, variables, experiment.data, path, _has_checkpoint(experiment))
+    return statistics
+
+
+def _has_checkpoint(experiment: Experiment) -> bool:
+    return any((Path(experiment.save_loc) / "checkpoints").glob("step-*"))
 
 
 def _is_to_adopt(experiment: Experiment, path: Path, store: FieldStore) -> bool:
     """Return whether a run that starts from another one has no checkpoint yet, and not that one's statistics."""
-    if experiment.start_from is None or any((Path(experiment.save_loc) / "checkpoints").glob("step-*")):
+    if experiment.start_from is None or _has_checkpoint(experiment):
         return False
     return not _is_adopted(experiment, Statistics.load(path, store))
 

@@ -127,7 +127,8 @@ def checked_experiment(
     `forecasting`: the default forecasts must fit the data too; otherwise only those that the experiment requests.
     `training`: the model must be one that can be trained.
     `launching`: all ranks begin at once, so statistics that take long to fit must be there.
-    `continuing`: checkpoints of the run, if there are any, must be of the same model, variables and statistics.
+    `continuing`: checkpoints of the run, if there are any, must be of the same model, variables and statistics, and the
+    statistics of the same data.
     `mode`: the jobs of this mode alone must be within the limits of the machine, because those of others are not at hand.
     Raises ExperimentError with every problem of the file, its sections and stores that no other one hides.
     """
@@ -140,6 +141,9 @@ def checked_experiment(
             findings += _fit_findings(store, world_size or world_of(experiment, mode))
         if continuing and store is not None and not findings and not problems:
             findings += _checkpoint_findings(store)
+        # A job that others precede may have its statistics from them.
+        if (launching or (continuing and mode is None)) and store is not None and not findings and not problems:
+            findings += _made_statistics_findings(store)
         problems = [*problems, *(locations.problem(*finding) for finding in findings)]
     if problems or experiment is None or store is None:
         raise ExperimentError(in_order(problems, str(file)))
@@ -724,7 +728,9 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
         if not wanted:
             continue
         try:
-            mean, std, change_std = Statistics.load(FilePath(name), store.fields).select(wanted)
+            statistics = Statistics.load(FilePath(name), store.fields)
+            mean, std, change_std = statistics.select(wanted)
+            statistics.refuse_other_data(store.fields, store.variables, store.experiment.data, name, is_used=False)
         except UserError as error:
             yield where, _one_line(error)
             return
@@ -738,6 +744,22 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
                 channels = np.array(store.variables.channel_names(wanted))[wrong]
                 good = "finite" if what == "mean" else "finite and positive"
                 yield where, f"expected {good} {what}, got {values[wrong][0]} for {', '.join(channels)}, make them anew"
+
+
+def _made_statistics_findings(store: Store) -> Iterator[Finding]:
+    """Check that the statistics which the run has in its folder, where it has some, are those of its data."""
+    from credit_like.data.statistics import Statistics
+
+    experiment, path = store.experiment, store.experiment.statistics_file
+    if experiment.data.statistics is not None or experiment.start_from is not None or not path.exists():
+        return
+    is_used = any((FilePath(experiment.save_loc) / "checkpoints").glob("step-*"))
+
+    def refuse() -> None:
+        found = Statistics.load(path, store.fields)
+        found.refuse_other_data(store.fields, store.variables, experiment.data, path, is_used)
+
+    yield from _refusal(("save_loc",), refuse)
 
 
 def _stored_findings(store: Store) -> Iterator[Finding]:

@@ -40,6 +40,8 @@ _STATIC = {
     "land_sea_mask", "lsm", "sftlf", "landfrac", "landmask", "xland", "land_binary_mask", "land_area_fraction", "soil_type",
     "slt", "sdor", "isor", "anor", "slor", "standard_deviation_of_orography", "lake_cover", "cl", "cvh", "cvl", "lakemask",
 }  # fmt: skip
+_ALSO_MOVING = {"hgt", "cl"}
+"""Of these, names that are heights and cloud cover elsewhere: NCEP's geopotential height, the cover on levels of CMIP6."""
 _FORCING = {
     "sea_surface_temperature", "sst", "tos", "sstk", "sea_ice_cover", "siconc", "siconca", "sic", "ci", "icefrac", "seaice",
     "sea_ice_area_fraction",
@@ -51,6 +53,8 @@ _DIAGNOSTIC = {
     "ttr", "rlut", "rlutcs", "rsut", "rsutcs", "rlds", "rsds", "rlus", "rsus", "flut", "flnt", "fsnt", "flns", "fsns", "olr",
     "swdown", "glw", "ro", "sf", "rain", "rainfall", "precip", "prate", "apcp", "snowfall",
 }  # fmt: skip
+_STOCKS = ("_snow_amount", "canopy_water_amount")
+"""Ends of standard names of amounts that are there, such as CMIP6's `snw`, instead of falling within a step."""
 _SINCE_START = {"rainc", "rainnc", "acswdnb", "aclwdnb"}
 _CORE = {
     "ua", "va", "ta", "hus", "zg", "wap", "psl", "ps", "tas", "uas", "vas", "huss", "ts", "pr", "omega", "z3", "relhum",
@@ -273,7 +277,8 @@ def _usable(dataset: xr.Dataset, left_out: dict[str, str]) -> list[str]:
             continue  # text, and coordinates
         if not on_grid and len(dims) < 3:
             continue  # bounds, coefficients of levels and the like
-        if other := sorted(dims - DIMS):
+        # Another dimension beside one of DIMS has its name with an underscore.
+        if other := sorted(dim[1:] if dim[1:] in DIMS else dim for dim in dims - DIMS):
             left_out[str(name)] = f"which is on {', '.join(other)}{' too' if on_grid else ''}"
         elif not on_grid:
             left_out[str(name)] = "which is not on latitude and longitude"
@@ -298,9 +303,11 @@ def _repeated(datasets: Sequence[xr.Dataset], name: str) -> Literal["", "same", 
         first, second = (seconds(dataset["time"].values) for dataset in (one, after))
         if second[0] > first[-1]:
             continue
-        common = np.intersect1d(first, second)
-        if not len(common) or np.array_equal(first, second):
+        if np.array_equal(first, second):
             return "other"
+        common = np.intersect1d(first, second)
+        if not len(common):
+            continue  # the times of one are between those of the other, as of files for each hour of the day
         here, there = (int(np.flatnonzero(axis == common[-1])[0]) for axis in (first, second))
         if not np.array_equal(one[name].isel(time=here), after[name].isel(time=there), equal_nan=True):
             return "other"
@@ -392,7 +399,7 @@ def _classify(dataset: xr.Dataset, var: str, name: str, path: str | None) -> Fou
         role, why = "static", ""
     elif names & _SUN:
         role, why = "sun", ""
-    elif names & _STATIC:
+    elif names & _STATIC and not levels:
         role, why = "static", ""
     elif names & _FORCING and not levels:
         role, why = (
@@ -402,7 +409,12 @@ def _classify(dataset: xr.Dataset, var: str, name: str, path: str | None) -> Fou
     elif (
         names & _DIAGNOSTIC
         or "time: sum" in cells
-        or any(text.endswith(("_flux", "_amount")) or "precipitation" in text or "rainfall" in text for text in names)
+        or any(
+            (text.endswith(("_flux", "_amount")) and not text.endswith(_STOCKS))
+            or "precipitation" in text
+            or "rainfall" in text
+            for text in names
+        )
     ):
         role, why = "diagnostic", "accumulated or averaged over a step, so it is no initial state"
         if names & _SINCE_START:
@@ -422,6 +434,9 @@ def _drop_empty(data: Data, datasets: Sequence[xr.Dataset], apart: bool, files: 
             if variable.var in one.data_vars and (not apart or files[i] == variable.path)
         )
         array = dataset[variable.var]
+        if "time" not in array.dims and not apart and not _same_in_all(datasets, variable.var):
+            data.left_out[variable.name] = "which has no time and is not the same in all files"
+            continue
         if "time" in array.dims:
             last = array.sizes["time"] - 1
             array = array.isel(time=sorted({0, last // 2, last}))
@@ -437,10 +452,19 @@ def _drop_empty(data: Data, datasets: Sequence[xr.Dataset], apart: bool, files: 
         elif variable.role == "prognostic" and "time" in array.dims and _still(array):
             kept.append(replace(variable, role="dynamic_forcing", why="it does not seem to change"))
         elif variable.role == "static" and "time" in array.dims and not _still(array):
-            kept.append(replace(variable, role="dynamic_forcing", why="it changes in time"))
+            if variable.var.lower() in _ALSO_MOVING:
+                kept.append(replace(variable, role="prognostic"))
+            else:
+                kept.append(replace(variable, role="dynamic_forcing", why="it changes in time"))
         else:
             kept.append(variable)
     data.variables = kept
+
+
+def _same_in_all(datasets: Sequence[xr.Dataset], var: str) -> bool:
+    """Return whether the first and the last of the datasets that have a field without time have the same one."""
+    with_it = [one[var] for one in datasets if var in one.data_vars]
+    return len(with_it) == 1 or np.array_equal(with_it[0].values, with_it[-1].values, equal_nan=True)
 
 
 def _still(array: xr.DataArray) -> bool:
@@ -450,7 +474,12 @@ def _still(array: xr.DataArray) -> bool:
 
 def _limit(data: Data) -> None:
     """Keep, of very many variables, the well-known ones."""
-    if sum(max(1, len(v.levels)) for v in data.variables) <= _MANY_CHANNELS:
+    common = _common_levels(data)
+    kept = len(_some_levels(common))
+    if (
+        sum(kept if v.levels and v.levels == common else max(1, len(v.levels)) for v in data.variables)
+        <= _MANY_CHANNELS
+    ):
         return
     known = {alias for group in ALIASES for alias in group} | _CORE
     for variable in list(data.variables):
@@ -519,6 +548,8 @@ def _timestep(times: NDArray[Any]) -> tuple[dt.timedelta, NDArray[Any]]:
         step = 6 * 3600
     midnight = since[0] - since[0] % 86400
     on_step = (since - midnight) % step == 0
+    if not on_step.any():  # means, of which the times are amid the hours
+        on_step = (since - since[0]) % step == 0
     kept = times[on_step] if step != spacing else times
     return dt.timedelta(seconds=step), kept
 
@@ -590,8 +621,7 @@ def _text(value: Any) -> str:
 
 
 def _variable_lines(data: Data) -> Iterator[str]:
-    own = [v.levels for v in data.variables if v.levels]
-    common = max(own, key=own.count) if own else ()
+    common = _common_levels(data)
     levels = _some_levels(common)
     if levels:
         hint = "" if levels == common else f"  # those of WeatherBench2 among the data's {len(common)}"
@@ -639,6 +669,12 @@ def _variable_line(variable: Found, levels: Sequence[float]) -> str:
     return f"      - {_text(variable.name) if short else '{' + text + '}'}" + (
         f"  # {variable.why}" if variable.why else ""
     )
+
+
+def _common_levels(data: Data) -> tuple[float, ...]:
+    """Return the levels that most variables on levels have; none without such variables."""
+    own = [v.levels for v in data.variables if v.levels]
+    return max(own, key=own.count) if own else ()
 
 
 def _some_levels(levels: tuple[float, ...]) -> tuple[float, ...]:

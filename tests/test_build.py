@@ -105,6 +105,30 @@ def test_several_ranks_do_not_wait_for_a_long_pass_over_the_data(tmp_path, monke
     assert again.dataset.identical(fitted.dataset)
 
 
+def test_statistics_of_an_earlier_experiment_in_the_folder_are_not_taken(tmp_path):
+    def loaded(*changes):
+        experiment = load_experiment(DEMO, [*TINY, f"save_loc={tmp_path}", *changes])
+        variables = Variables(experiment.data)
+        return build.load_statistics(experiment, build.open_store(experiment.data, variables), variables, Runtime())
+
+    first = loaded()
+    assert loaded("trainer.epochs=3").dataset.identical(first.dataset)
+    other = "data.train=[2000-01-02, 2000-01-09]"
+    with pytest.raises(
+        UserError, match=r"period \[2000-01-02T00:00:00, .*; run `credit-like preprocess` again, or remove"
+    ):
+        loaded(other)
+    options = [f"--set={text}" for text in (*TINY, f"save_loc={tmp_path}", other)]
+    assert "expected statistics of the training period" in str(
+        CliRunner().invoke(app, ["check", str(DEMO), *options]).exception
+    )
+    (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
+    assert loaded(other).dataset.identical(first.dataset)  # a run goes on with its own
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "statistics.nc").unlink()
+    assert not np.array_equal(loaded(other).dataset["mean"], first.dataset["mean"])
+
+
 def test_a_job_of_several_ranks_is_not_submitted_before_such_a_pass(tmp_path, monkeypatch):
     monkeypatch.setattr(statistics, "_FITTED_AT_START", 0)
     monkeypatch.setenv("PATH", str(tmp_path))  # no batch system is found, after all checks

@@ -18,6 +18,7 @@ from credit_like.new import fit_model, run, scan
 from credit_like.schema.load import load_experiment
 from credit_like.variables import Variables
 from tests.experiments import representatives
+from tests.stores import LEVELS_37
 
 DATA = Path(os.environ.get("CREDIT_LIKE_DATA", "../../shared/data"))
 
@@ -351,6 +352,69 @@ def test_of_several_files_two_without_a_common_time_are_named(tmp_path):
         whole[[var]].isel(time=slice(*span)).to_netcdf(tmp_path / f"{name}.nc")
     with pytest.raises(UserError, match=r"got none in \S*/b.nc \(.*\) and \S*/c.nc \("):
         scan([str(tmp_path / f"{name}.nc") for name in "abc"])
+
+
+def test_fields_without_time_that_differ_between_files_are_left_out(tmp_path):
+    whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m"], constant=["lsm", "cover"])
+    for number in range(2):
+        part = whole.isel(time=slice(40 * number, 40 * number + 40))
+        part.assign(cover=whole["cover"] + number).to_netcdf(tmp_path / f"m_{number}.nc")
+    lines = run([str(tmp_path / "m_*.nc")], tmp_path / "my.yml")
+    assert "left out: cover, which has no time and is not the same in all files" in lines
+    assert [v.name for v in Variables(load_experiment(tmp_path / "my.yml").data).role("static")] == ["lsm"]
+
+
+def test_names_that_are_static_elsewhere_are_predicted_where_they_change(tmp_path):
+    """NCEP's heights on levels and on a single one, cloud cover and snow of CMIP6; the height of the surface is static."""
+    maker = Maker(PLAIN, (16, 32), hours(40))
+    snow = ("snw", {"standard_name": "surface_snow_amount", "units": "kg m-2"})
+    fall = ("fall", {"standard_name": "snowfall_amount", "units": "kg m-2"})
+    made = maker.dataset(["hgt", "cl"], ["orog", snow, fall])
+    made["orog"][:] = made["orog"][0]
+    made.to_netcdf(tmp_path / "a.nc")
+    single = maker.dataset((), ["hgt", "t2m"])
+    single.to_netcdf(tmp_path / "b.nc")
+    found = {name: {v.name: v.role for v in scan([str(tmp_path / f"{name}.nc")]).variables} for name in "ab"}
+    assert found["a"] == {
+        "hgt": "prognostic",
+        "cl": "prognostic",
+        "orog": "static",
+        "snw": "prognostic",
+        "fall": "diagnostic",
+    }
+    assert found["b"] == {"hgt": "prognostic", "t2m": "prognostic"}
+
+
+def test_one_file_for_each_hour_of_the_day(tmp_path):
+    whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m", "sp"])
+    for hour in range(4):
+        whole.isel(time=slice(hour, None, 4)).to_netcdf(tmp_path / f"at_{hour}.nc")
+    run([str(tmp_path / "at_*.nc")], tmp_path / "my.yml")
+    data = load_experiment(tmp_path / "my.yml").data
+    assert {spec.name for spec in data.prognostic.surface} == {"t2m", "sp"}
+    store = open_store(data, Variables(data))
+    assert len(store) == 80
+    np.testing.assert_array_equal(store.read([store.variables["t2m"]], [5])[0, 0], whole["t2m"].values[5])
+
+
+def test_times_amid_the_hours_are_thinned_from_the_first(tmp_path):
+    """As those of hourly means."""
+    times = hours(1300, 1) + np.timedelta64(30, "m")
+    Maker(PLAIN, (8, 16), times).dataset(surface=["t2m"]).to_netcdf(tmp_path / "means.nc")
+    run([str(tmp_path / "means.nc")], tmp_path / "my.yml")
+    data = load_experiment(tmp_path / "my.yml").data
+    assert data.timestep.total_seconds() == 6 * 3600
+    assert data.train[0].start == "2000-01-01T00:30:00"
+    assert open_store(data, Variables(data)).start == "2000-01-01T00:30:00"
+
+
+def test_levels_that_are_left_out_do_not_count_as_channels(tmp_path):
+    """Seven variables on 37 levels, of which 13 are kept."""
+    names = ["t", "u", "v", "q", "z", "w", "own_tracer"]
+    Maker(PLAIN, (8, 16), hours(20), map(float, LEVELS_37)).dataset(names, ["sp"]).to_netcdf(tmp_path / "a.nc")
+    lines = run([str(tmp_path / "a.nc")], tmp_path / "my.yml")
+    assert not any("left out" in line for line in lines)
+    assert len(Variables(load_experiment(tmp_path / "my.yml").data)["own_tracer"].levels) == 13
 
 
 def test_files_without_a_common_time_are_named(tmp_path):

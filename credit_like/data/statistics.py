@@ -11,7 +11,7 @@ import datetime as dt
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 import credit_like
 from credit_like import transforms
+from credit_like.data import units
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import Fields, FieldStore
 from credit_like.data.times import from_seconds, parse, to_text
@@ -57,6 +58,7 @@ class Statistics:
     `mean`, `std`, `change_std` (channel) are float64 in the data's units; `change_std` is NaN for static channels and
     if no two times are consecutive. `valid` (channel, latitude, longitude) marks the points that ever have data;
     `transform` (channel) names the functions of which they are the statistics, if there are any; it is absent otherwise.
+    `units` (channel) are those of the data, as far as these declare them; files of earlier releases lack it.
     `missing_time` (missing) lists the times at which one of these points lacks data, and `missing_seconds` the same
     times as numbers.
     """
@@ -102,6 +104,46 @@ class Statistics:
                     f"expected statistics of {name} with the transform {wanted or 'none'!r}, got {str(stored[i]) or 'none'!r}; "
                     "fit them again with `credit-like preprocess`"
                 )
+
+    def refuse_other_data(
+        self, store: FieldStore, variables: Variables, data: DataSection, path: str | Path, is_used: bool
+    ) -> None:
+        """Raise UserError where these are not statistics of the data that an experiment reads.
+
+        `is_used`: by weights of the run, which go with them whatever its time step and training period are now. Only units are
+        compared then, and where the experiment names the file. A file that does not state something is taken as it is.
+        """
+        cure = "run `credit-like preprocess` again, or remove the file"
+        if data.statistics is not None and Path(data.statistics) == Path(path):
+            cure = "run `credit-like preprocess` again, or name another file in data.statistics"
+        elif is_used:
+            cure = "undo the change, or set another save_loc"
+        for name, was, now in self._other_units(store, variables):
+            raise UserError(f"expected statistics of {name} in {now!r}, got those in {was!r} in {path}; {cure}")
+        attrs = self.dataset.attrs
+        if is_used or data.statistics is not None or "training_period" not in attrs:
+            return
+        for what, key, now in (
+            ("the training period", "training_period", _text_of(data.train)),
+            ("the time step", "timestep", str(data.timestep)),
+        ):
+            if (was := str(attrs.get(key, now))) != now:
+                raise UserError(f"expected statistics of {what} {now}, got those of {was} in {path}; {cure}")
+
+    def _other_units(self, store: FieldStore, variables: Variables) -> Iterator[tuple[str, str, str]]:
+        """Yield a channel, the units of its statistics and those of the data, where these are known to differ."""
+        if "units" not in self.dataset:
+            return
+        for variable in variables:
+            now = store.attrs(variable).get("units", "")
+            for name in variable.channels:
+                was = str(self.dataset["units"].values[self._at[name]]) if name in self._at else ""
+                try:
+                    differ = (units.between(was, now) or (1.0, 0.0)) != (1.0, 0.0)
+                except UserError:  # of other dimensions
+                    differ = True
+                if differ:
+                    yield name, was, now
 
     def _positions(self, variables: Sequence[Variable]) -> list[int]:
         wanted = Variables.channel_names(variables)
@@ -467,8 +509,10 @@ def finish(store: FieldStore, variables: Variables, data: DataSection, total: Sc
     std, change_std = _guard(names, Variables.channel_names(variables.outputs), mean, std, change_std, count)
     missing = _missing(store, names, total)
     functions = transforms.names([*varying(variables), *statics])
+    of_channel = [store.attrs(v).get("units", "") for v in [*varying(variables), *statics] for _ in v.channels]
     dataset = xr.Dataset(
         {
+            "units": ("channel", np.array(of_channel, str), {"long_name": "units of the values"}),
             **({"transform": ("channel", np.array(functions, str))} if any(functions) else {}),
             "mean": ("channel", mean, {"long_name": "mean over the training period and all points with data"}),
             "std": ("channel", std, {"long_name": "standard deviation about that mean"}),

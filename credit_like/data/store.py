@@ -26,7 +26,8 @@ from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import chunk_along, direct
 from credit_like.data.files.remote import RemoteError
-from credit_like.data.sources._conventions import DIMS, PERIOD, RepeatedTimes, listed
+from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, RepeatedTimes, listed, same_circle
+from credit_like.data.sources._files import FileConfig
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
 from credit_like.grid import Grid
@@ -50,6 +51,8 @@ _SOLAR_ATTRS = {
     "standard_name": "integral_wrt_time_of_toa_incoming_shortwave_flux",
 }
 _READ_ERRORS = (OSError, ValueError, RuntimeError, KeyError, IndexError, TypeError)
+_YEAR = 366 * 86400  # s
+_COMPARED = 20  # times at which fields that are called static are compared
 _TRIES, _PAUSE = 3, 0.2  # number of attempts to read from an unreliable disk or server, and the pause between them in s
 _LOG = logging.getLogger(__name__)
 
@@ -668,7 +671,10 @@ def _open_sources(
         if like is None:
             problems.append((where, f"expected a source with files to read {path} like, got {data.source[0].type}"))
             continue
-        sources.append(_Source(data.source[like].model_copy(update={"path": path}), where, _settings(data, like)))
+        options = data.source[like]
+        is_of_files = isinstance(options, FileConfig)
+        options = options.for_path(path) if is_of_files else options.model_copy(update={"path": path})
+        sources.append(_Source(options, where, _settings(data, like)))
         datasets.append(_try_open(sources[-1], problems))
     return sources, datasets
 
@@ -766,6 +772,11 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
         )
     if other := sorted(set(dims) - set(DIMS)):
         raise _FurtherDimension(dataset, var, other[0], source)
+    if files := stored.attrs.get(DIFFERS):
+        raise UserError(
+            f"expected {var}, which has no time, to be the same in all files of {where}, got different fields in {files}; give "
+            "the variable the `path` of one file, or write a time axis into the files"
+        )
     still = (_constant(stored, var) if stored.sizes.get("time", 1) > 1 else 0) if variable.role == "static" else None
     if variable.role != "static" and "time" not in dims:
         raise UserError(f"expected {var} of {where} on time, got dimensions {dims}; move it to static")
@@ -785,11 +796,22 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     attrs.update({"units": variable.spec.units} if variable.spec.units else {})
     levels = _levels(variable, var, dims, dataset, where)
     cyclic = variable.spec.fill == "cyclic"
+    if cyclic:
+        _refuse_several_years(dataset["time"].values, var, where)
     of_level = dataset["level"].attrs if "level" in dataset.coords else {}
     level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
     over = _sum_over(var, stored.attrs, where, source.settings)
     copy_of = str(stored.attrs.get(ORIGIN, ""))
     return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over, copy_of)
+
+
+def _refuse_several_years(times: Times, var: str, where: str) -> None:
+    """Raise UserError for times of more than a year, of which the first would be repeated instead of the mean."""
+    if len(times) and np.ptp(seconds(times[[0, -1]])) > _YEAR:
+        raise UserError(
+            f"expected one climatological year of {var} in {where}, got {to_text(times[0])} to {to_text(times[-1])}; make a mean "
+            "year, give its file as `path`, or use fill: persist"
+        )
 
 
 def _sum_over(var: str, attrs: Mapping[Any, Any], where: str, settings: str) -> int | None:
@@ -835,9 +857,10 @@ class _FurtherDimension(UserError):
     def __init__(self, dataset: xr.Dataset, var: str, dim: str, source: _Source) -> None:
         self.var, self.key, self.place = var, (source.where, dim), source.place
         first = dataset[dim].values[0] if dim in dataset.variables else 0
+        name = dim[1:] if dim[1:] in DIMS else dim  # what it is in the file, where another one has its role
         self.got = (
-            f"of {source.where} on time, level, latitude, longitude, got dimension {dim!r} ({listed(dataset, dim)}); set "
-            f"{source.settings}.select: {{{dim}: {first}}} to read one, or name it in {source.settings}.dims"
+            f"of {source.where} on time, level, latitude, longitude, got dimension {name!r} ({listed(dataset, dim)}); set "
+            f"{source.settings}.select: {{{name}: {first}}} to read one, or name it in {source.settings}.dims"
         )
         super().__init__(f"expected {var} {self.got}")
 
@@ -885,16 +908,19 @@ def _merged_levels(found: Sequence[_OtherLevel]) -> Problems:
 def _constant(stored: xr.DataArray, var: str) -> int:
     """Return the position of a time at which a static field with a time axis has data, as those of CAM and WRF do at all.
 
-    Archives may have an axis that begins before their data and ends after them. Raises UserError if the fields at the first,
-    middle and last time that have data differ.
+    Archives may have an axis that begins before their data and ends after them. Raises UserError if the fields at some times,
+    spread over the axis, that have data differ.
     """
-    times = stored.sizes["time"]
-    found = {t: stored.isel(time=t).values for t in (0, times // 2, times - 1)}
-    with_data = {t: field for t, field in found.items() if field.dtype.kind != "f" or np.isfinite(field).any()}
-    first, *others = with_data or found
-    same = stored.dtype.kind == "f"
-    if not all(np.array_equal(found[first], found[other], equal_nan=same) for other in others):
-        raise UserError(f"expected a static field, got {times} times of {var}; move it to dynamic_forcing")
+    times, is_float = stored.sizes["time"], stored.dtype.kind == "f"
+    first, field = 0, None
+    for t in sorted({0, times // 2, *np.linspace(0, times - 1, _COMPARED).astype(int).tolist()}):
+        other = stored.isel(time=t).values
+        if is_float and not np.isfinite(other).any():
+            continue
+        if field is None:
+            first, field = t, other
+        elif not np.array_equal(field, other, equal_nan=is_float):
+            raise UserError(f"expected a static field, got {times} times of {var}; move it to dynamic_forcing")
     return first
 
 
@@ -961,7 +987,10 @@ def _refuse_cyclic_column(longitude: NDArray[np.float64]) -> None:
 
 def _other_grid(name: str, where: str, other: str, mine: NDArray[np.float64], theirs: NDArray[np.float64]) -> str:
     told = [f"{len(values)} from {values[0]:g} to {values[-1]:g}" for values in (theirs, mine)]
-    return f"expected the {name}s of {other} ({told[0]}) in {where}, got {told[1]}; bring the sources to one grid"
+    cure = "bring the sources to one grid"
+    if name == "longitude" and same_circle(mine, theirs):
+        cure = "set region: {west: 0, east: 360} in both sources"
+    return f"expected the {name}s of {other} ({told[0]}) in {where}, got {told[1]}; {cure}"
 
 
 def _common_times(

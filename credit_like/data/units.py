@@ -56,8 +56,19 @@ _SYMBOLS: dict[str, tuple[float, float, tuple[int, int, int, int]]] = {
 }
 _WORDS = {
     "kelvin": "K",
+    "degk": "K",
+    "degree_kelvin": "K",
     "°c": "degC",
+    "deg c": "degC",
+    "deg_c": "degC",
+    "degree_c": "degC",
+    "degree_celsius": "degC",
+    "degrees_celsius": "degC",
+    "degree celsius": "degC",
+    "degrees celsius": "degC",
     "°f": "degF",
+    "degree_fahrenheit": "degF",
+    "degrees_fahrenheit": "degF",
     "pascal": "Pa",
     "meter": "m",
     "metre": "m",
@@ -65,6 +76,11 @@ _WORDS = {
     "metres": "m",
     "": "1",
     "dimensionless": "1",
+    "fraction": "1",
+    "(0 - 1)": "1",
+    "(0-1)": "1",
+    "0 - 1": "1",
+    "0-1": "1",
 }
 _TOKEN = re.compile(r"([A-Za-z%_]+|1)(?:\*\*|\^)?([+-]?\d+)?")
 _WATER_DEPTH = 1e-3  # m of liquid water per kg m-2

@@ -237,6 +237,58 @@ def test_statistics_of_another_grid_are_refused(stored, dataset, tmp_path):
             Statistics.load(tmp_path / "cut.nc", store)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message", "used"),
+    [
+        ({}, None, None),
+        (
+            {"timestep": "12h"},
+            r"the time step 12:00:00, got those of 6:00:00 in .*statistics.nc; run `credit-like pre",
+            None,
+        ),
+        (
+            {"train": ["2001-01-02", "2001-01-06T18"]},
+            r"the training period \[2001-01-02T00:00:00, .*got those of \[2001-01-01T00:00:00, .*remove the file",
+            None,
+        ),
+        (
+            {"prognostic": {"level": ["u", {"name": "t", "units": "degC"}], "surface": ["sp"]}},
+            "statistics of t@500 in 'degC', got those in 'K' in .*; run `credit-like preprocess` again, or remove",
+            "statistics of t@500 in 'degC', got those in 'K' in .*; undo the change",
+        ),
+        ({"prognostic": {"level": ["u", {"name": "t", "units": "kelvin"}], "surface": ["sp"]}}, None, None),
+    ],
+)
+def test_statistics_of_other_data_are_refused(stored, dataset, tmp_path, data_section, changes, message, used):
+    """Weights of the run go with its statistics, whatever the times are now; not so units."""
+    from credit_like.data.store import open_store
+    from credit_like.variables import Variables
+
+    ds = dataset()
+    ds["t"].attrs["units"] = "K"
+    _, data, variables, store = stored(ds)
+    path = tmp_path / "statistics.nc"
+    fit_statistics(store, variables, data).save(path)
+    other = data_section(data.source[0].path, **changes)
+    others = Variables(other)
+    again = open_store(other, others)
+    for is_used, expected in ((False, message), (True, used)):
+        if expected is None:
+            Statistics.load(path, again).refuse_other_data(again, others, other, path, is_used)
+        else:
+            with pytest.raises(UserError, match=expected):
+                Statistics.load(path, again).refuse_other_data(again, others, other, path, is_used)
+    named = other.model_copy(update={"statistics": str(path)})
+    if used is None:  # times of a file that the experiment names are the user's choice
+        Statistics.load(path, again).refuse_other_data(again, others, named, path, is_used=False)
+    else:
+        with pytest.raises(UserError, match=r"in .*; run .* again, or name another file in data.statistics"):
+            Statistics.load(path, again).refuse_other_data(again, others, named, path, is_used=False)
+    old = xr.load_dataset(path).drop_vars("units")
+    del old.attrs["training_period"]
+    Statistics(old).refuse_other_data(again, others, other, path, is_used=False)
+
+
 def test_drafts_of_dead_processes_are_removed_and_those_of_living_ones_kept(stored, tmp_path):
     _, data, variables, store = stored()
     host = socket.gethostname()

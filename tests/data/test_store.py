@@ -165,6 +165,21 @@ def test_two_files_that_call_their_variable_the_same(tmp_path, dataset, data_sec
     np.testing.assert_array_equal(got[:, 1], ds["sp"].values[[1, 7]] * 2)
 
 
+def test_sources_whose_columns_begin_at_other_meridians_are_turned(tmp_path, dataset, data_section):
+    ds = dataset()
+    ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
+    turned = ds[["sst"]].assign_coords(longitude=(ds.longitude + 180) % 360 - 180).sortby("longitude")
+    turned.to_zarr(tmp_path / "b.zarr", consolidated=False)
+    sources = [{"type": "zarr", "path": str(tmp_path / name)} for name in ("a.zarr", "b.zarr")]
+    data = data_section("", source=sources)
+    with pytest.raises(StoreError, match=r"set region: {west: 0, east: 360} in both sources"):
+        open_store(data, Variables(data))
+    data = data_section("", source=[{**source, "region": {"west": 0, "east": 360}} for source in sources])
+    variables = Variables(data)
+    got = open_store(data, variables).read([variables["sst"]], [7])[0, 0]
+    np.testing.assert_array_equal(got, ds["sst"].values[7])
+
+
 def test_sources_merge_on_their_common_times(tmp_path, dataset, data_section):
     ds = dataset()
     ds.drop_vars(["sst", "rain"]).isel(time=slice(0, 35)).to_zarr(tmp_path / "a.zarr", consolidated=False)
@@ -476,6 +491,61 @@ def test_a_climatology_repeats(tmp_path, dataset, data_section):
     assert len(store) == 40
     got = store.read([variables["sst"]], [0, 1, 4, 12, 39, 39 + 4 * 356])[:, 0, 0, 0]
     np.testing.assert_array_equal(got, [0, 0, 1, 3, 9, 0])  # the day itself; 2002-01-01T18 is the last
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_a_field_without_time_that_files_have_differently_is_refused_where_it_is_used(
+    tmp_path, dataset, data_section, kind
+):
+    ds = dataset()
+    for part in range(4):
+        one = ds.isel(time=slice(10 * part, 10 * part + 10)).copy(deep=True)
+        one["orography"] += part // 3
+        one["lsm"][0, 0] = np.nan
+        if part % 2:
+            one = one.transpose(..., "longitude", "latitude")
+        one.to_zarr(tmp_path / f"{part}.zarr", consolidated=False) if kind == "zarr" else one.to_netcdf(
+            tmp_path / f"{part}.nc"
+        )
+    source = {"type": kind, "path": f"{tmp_path}/*.{'zarr' if kind == 'zarr' else 'nc'}"}
+    data = data_section("", source=source)
+    with pytest.raises(
+        StoreError, match=r"expected orography, which has no time, .* fields in .*0\..* and .*3\."
+    ) as caught:
+        open_store(data, Variables(data))
+    assert len(caught.value.problems) == 1
+    data = data_section("", source=source, static={"surface": ["lsm"]})
+    assert len(open_store(data, Variables(data))) == 40
+
+
+@pytest.mark.parametrize("changed", [5, 17, 36])
+def test_a_static_field_with_times_is_compared_at_many_of_them(dataset, changed):
+    from credit_like.data.store import _constant
+
+    still = dataset(steps=1)["orography"].expand_dims(time=40).copy(deep=True)
+    still[:3], still[38:] = np.nan, np.nan  # an archive whose axis is longer than its data
+    assert 3 <= _constant(still, "orography") < 38
+    still[changed:38, 4, 4] += 1
+    with pytest.raises(ValueError, match="expected a static field, got 40 times of orography"):
+        _constant(still, "orography")
+
+
+def test_several_years_are_no_climatology(tmp_path, dataset, data_section):
+    ds = dataset()
+    ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
+    for name, days in (("leap", 366), ("two", 731)):
+        years = xr.Dataset(
+            {"sst": (("time", "latitude", "longitude"), np.zeros((days, 9, 12)))},
+            {"time": xr.date_range("2000-01-01", periods=days), "latitude": ds.latitude, "longitude": ds.longitude},
+        )
+        years.to_zarr(tmp_path / f"{name}.zarr", consolidated=False)
+        forcing = {"surface": [{"name": "sst", "path": str(tmp_path / f"{name}.zarr"), "fill": "cyclic"}]}
+        data = data_section(tmp_path / "a.zarr", dynamic_forcing=forcing)
+        if name == "leap":
+            assert len(open_store(data, Variables(data))) == 40
+        else:
+            with pytest.raises(StoreError, match=r"one climatological year of sst .*, got 2000-01-01T.* to 2001-12-31"):
+                open_store(data, Variables(data))
 
 
 def test_a_store_that_disappears_is_one_clear_error(stored, tmp_path):

@@ -25,6 +25,13 @@ from credit_like.data.units import between, conversion
         ("m2 s-2", "J/kg", 7.0, 7.0),
         ("%", "1", 50.0, 0.5),
         ("Kelvin", "K", 1.0, 1.0),
+        ("degK", "K", 1.0, 1.0),
+        ("degree_Celsius", "K", 20.0, 293.15),
+        ("degrees Celsius", "K", 20.0, 293.15),
+        ("deg C", "degF", 100.0, 212.0),
+        ("(0 - 1)", "%", 0.5, 50.0),
+        ("0-1", "1", 0.5, 0.5),
+        ("fraction", "%", 0.5, 50.0),
     ],
 )
 def test_known_conversions(source, target, value, expected):

@@ -11,7 +11,10 @@ doi:10.1175/1520-0493(1999)127<2204:FASOCR>2.0.CO;2). Weights from elsewhere com
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -54,6 +57,8 @@ class Stored:
     grid: Grid
     matrix: sparse.csr_array
     source_shape: tuple[int, int]
+    source_axes: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None
+    """Latitudes of the source's rows and longitudes of its columns, where the file has them and they are a grid of these."""
 
     def apply(self, field_NHW: NDArray[Any], wanted: slice) -> NDArray[np.float64]:
         width = self.grid.width
@@ -70,10 +75,11 @@ class Stored:
 Weights = Separable | Stored
 
 
-def _with(field_NHW: NDArray[Any]) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return (values with 0 at missing points, whether there is a value) of every field."""
-    has = np.isfinite(field_NHW)
-    return list(zip(np.where(has, field_NHW, 0).astype(np.float64), has.astype(np.float64), strict=True))
+def _with(field_NHW: NDArray[Any]) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Yield (values with 0 at missing points, whether there is a value) of one field after the other."""
+    for field in field_NHW:
+        has = np.isfinite(field)
+        yield np.where(has, field, 0).astype(np.float64), has.astype(np.float64)
 
 
 def _mean(total: NDArray[np.float64], area: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -83,7 +89,15 @@ def _mean(total: NDArray[np.float64], area: NDArray[np.float64]) -> NDArray[np.f
 
 
 def conservative(source: Grid, target: Grid) -> Separable:
-    """Return the weights of the formula above."""
+    """Return the weights of the formula above; those of the last few pairs of grids are kept."""
+    return _conservative(*(axis.tobytes() for grid in (source, target) for axis in (grid.latitude, grid.longitude)))
+
+
+@lru_cache(maxsize=8)
+def _conservative(*axes: bytes) -> Separable:
+    """Return the weights for latitude and longitude of the source, and those of the target, as bytes."""
+    rows_there, columns_there, rows_here, columns_here = (np.frombuffer(axis, np.float64).copy() for axis in axes)
+    source, target = Grid(rows_there, columns_there), Grid(rows_here, columns_here)
     south_north = [np.sort(np.sin(np.deg2rad(b)), axis=1) for b in map(_row_bounds, (target, source))]
     rows = _overlap(*south_north)
     here, there = map(_column_bounds, (target, source))
@@ -130,11 +144,24 @@ def regular(degrees: float) -> Grid:
 
 
 def read_weights(path: str) -> Stored:
-    """Read weights in the format of ESMF and xESMF.
+    """Read weights in the format of ESMF and xESMF; those of the last few files are kept, which may be large.
 
-    Reads `row`, `col` (from 1), `S`, and the target's `yc_b`, `xc_b`, `dst_grid_dims`. Raises UserError if the file has
-    another format or the target is not a latitude-longitude grid.
+    Reads `row`, `col` (from 1), `S`, the target's `yc_b`, `xc_b`, `dst_grid_dims`, and of the source `src_grid_dims` and, if they
+    are there, `yc_a` and `xc_a`. Raises UserError if the file has another format or the target is not a latitude-longitude grid.
     """
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise UserError(_no_weights(path, error)) from error
+    return _read_weights(path, found.st_size, found.st_mtime_ns)
+
+
+def _no_weights(path: str, error: OSError) -> str:
+    return f"expected a netCDF file of regridding weights, got {path}: {reason(error)}; change the path"
+
+
+@lru_cache(maxsize=4)
+def _read_weights(path: str, _size: int, _changed: int) -> Stored:
     try:
         with reading(path) as file:
             names = ("row", "col", "S", "yc_b", "xc_b", "dst_grid_dims", "src_grid_dims")
@@ -142,19 +169,71 @@ def read_weights(path: str) -> Stored:
                 raise UserError(
                     f"expected a file of regridding weights with {', '.join(names)}, got {path} without {absent[0]}"
                 )
-            row, col, factor, y, x, to, of = (np.asarray(file[name][:]) for name in names)
+            row, col, factor = (np.asarray(file[name][:]) for name in ("row", "col", "S"))
+            y, x = (_in_degrees(file[name]) for name in ("yc_b", "xc_b"))
+            to, of = (np.asarray(file[name][:]).ravel() for name in ("dst_grid_dims", "src_grid_dims"))
+            there = [_in_degrees(file[name]) for name in ("yc_a", "xc_a") if name in file.variables]
     except OSError as error:
-        raise UserError(
-            f"expected a netCDF file of regridding weights, got {path}: {reason(error)}; change the path"
-        ) from error
+        raise UserError(_no_weights(path, error)) from error
+    for name, dims in (("dst_grid_dims", to), ("src_grid_dims", of)):
+        if len(dims) != 2:
+            raise UserError(
+                f"expected weights between grids of rows and columns in {path}, got {name} of length {len(dims)}; make them for "
+                "grids with two dimensions"
+            )
     shape, source_shape = (int(to[1]), int(to[0])), (int(of[1]), int(of[0]))
+    size = (shape[0] * shape[1], source_shape[0] * source_shape[1])
+    if y.size != size[0] or x.size != size[0] or row.max(initial=1) > size[0] or col.max(initial=1) > size[1]:
+        raise UserError(
+            f"expected weights from {source_shape[0]} × {source_shape[1]} to {shape[0]} × {shape[1]} points in {path}, got others; "
+            "make the file anew"
+        )
     latitude, longitude = y.reshape(shape), x.reshape(shape)
     if np.ptp(latitude, axis=1).max() > 1e-6 or np.ptp(longitude, axis=0).max() > 1e-6:
         raise UserError(f"expected weights onto a latitude-longitude grid in {path}, got a curvilinear one")
-    size = (shape[0] * shape[1], source_shape[0] * source_shape[1])
     matrix = sparse.csr_array((factor, (row - 1, col - 1)), shape=size)
     grid = Grid(np.asarray(latitude[:, 0], np.float64), np.asarray(longitude[0], np.float64))
-    return Stored(grid, matrix, source_shape)
+    return Stored(grid, matrix, source_shape, _source_axes(there, source_shape))
+
+
+def _in_degrees(variable: Any) -> NDArray[np.float64]:
+    values = np.asarray(variable[:], np.float64)
+    return np.rad2deg(values) if str(getattr(variable, "units", "")).startswith("rad") else values
+
+
+def _source_axes(
+    there: list[NDArray[np.float64]], shape: tuple[int, int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+    """Return the latitudes of rows and the longitudes of columns, None where these are not given or are curvilinear."""
+    if len(there) < 2 or any(values.size != shape[0] * shape[1] for values in there):
+        return None
+    latitude, longitude = (values.reshape(shape) for values in there)
+    if np.ptp(latitude, axis=1).max() > 1e-6 or np.abs(_apart(longitude, longitude[:1])).max() > 1e-6:
+        return None
+    return latitude[:, 0], longitude[0]
+
+
+def _apart(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the differences of longitudes, the shorter way around."""
+    return np.asarray((one - other + 180) % 360 - 180)
+
+
+def refuse_other_source(weights: Stored, dataset: xr.Dataset, path: str, where: str) -> None:
+    """Raise UserError where rows or columns of a dataset are not those for which the weights in `where` were made."""
+    if weights.source_axes is None:
+        return
+    for name, wanted in zip(("latitude", "longitude"), weights.source_axes, strict=True):
+        if name not in dataset.coords or dataset[name].dims != (name,):
+            continue
+        if not str(dataset[name].attrs.get("units", "degrees")).startswith("degree"):
+            continue  # metres of a projection
+        got = dataset[name].values.astype(np.float64)
+        apart = got - wanted if name == "latitude" else _apart(got, wanted)
+        if np.abs(apart).max() > 1e-3:
+            raise UserError(
+                f"expected the {name}s from {wanted[0]:g} to {wanted[-1]:g} of {where} in {path}, got {got[0]:g} to {got[-1]:g}; "
+                "turn or sort the files, or make weights for them"
+            )
 
 
 def regrid(dataset: xr.Dataset, weights: Weights) -> xr.Dataset:

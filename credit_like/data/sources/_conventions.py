@@ -16,6 +16,8 @@ from credit_like.errors import UserError
 DIMS = ("time", "level", "latitude", "longitude")
 PERIOD = "period_hours"
 """Attribute of variables that are sums over time: the hours of the sum, several if fields differ."""
+DIFFERS = "differs_between_files"
+"""Attribute of variables without time that are not the same in all files: two of the files."""
 _STANDARD_NAMES = {
     "time": ("time",),
     "level": (
@@ -35,6 +37,17 @@ _NAMES = {
     "latitude": ("latitude", "lat", "nav_lat", "y", "grid_yt", "south_north", "xlat"),
     "longitude": ("longitude", "lon", "nav_lon", "x", "grid_xt", "west_east", "xlong"),
 }  # fmt: skip
+_APART = (
+    "number",
+    "realization",
+    "member",
+    "member_id",
+    "ensemble",
+    "ensemble_member",
+    "step",
+    "leadtime",
+    "lead_time",
+)
 _DEGREES = {
     "latitude": ("degrees_north", "degree_north", "degrees_N"),
     "longitude": ("degrees_east", "degree_east", "degrees_E"),
@@ -127,6 +140,29 @@ def listed(dataset: xr.Dataset, dim: str, most: int = 8) -> str:
     return ", ".join(texts if len(texts) <= most else [*texts[: most - 2], "…", texts[-1]])
 
 
+def single_values(raw: xr.Dataset) -> dict[str, Any]:
+    """Return the only level, member and step of a file: variables without dimension, and dimensions of size 1."""
+    return {
+        str(name): variable.values.ravel().tolist()[0]
+        for name, variable in raw.variables.items()
+        if variable.size == 1
+        and set(variable.dims) <= {name}
+        and (
+            str(name).lower() in _APART
+            or variable.attrs.get("standard_name") in ("realization", "forecast_period")
+            or role_of(raw, str(name)) == "level"
+        )
+    }
+
+
+def same_circle(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two axes have the same longitudes in another order, or counted from another meridian."""
+    if one.shape != other.shape or np.allclose(one, other, atol=1e-4):
+        return False
+    here, there = (np.sort(np.round(np.asarray(axis, np.float64) % 360, 3) % 360) for axis in (one, other))
+    return bool(np.allclose(here, there, atol=2e-3))
+
+
 def fields(dataset: xr.Dataset) -> list[str]:
     """Return the names of the variables on latitude and longitude."""
     return [str(name) for name, v in dataset.data_vars.items() if {"latitude", "longitude"} <= set(v.dims)]
@@ -159,6 +195,24 @@ def numeric_times(raw: xr.Dataset, dim: str) -> str | None:
         if variable.dims == (dim,) and " since " in str(variable.attrs.get("units", "")):
             return str(name)
     return None
+
+
+def valid_times(raw: xr.Dataset, dim: str) -> str | None:
+    """Return the name of a variable that holds the valid times of `dim`, whose own coordinate is another; None if there is none.
+
+    In netCDF of cfgrib, `time` is the reference time of a forecast, and `valid_time` the time that its field is of.
+    """
+    if dim not in raw.variables or dim == "valid_time" or raw[dim].attrs.get("standard_name") == "time":
+        return None
+    found = [
+        str(name)
+        for name, variable in raw.variables.items()
+        if variable.dims == (dim,)
+        and name != dim
+        and (name == "valid_time" or variable.attrs.get("standard_name") == "time")
+        and " since " in str(variable.attrs.get("units", ""))
+    ]
+    return next((name for name in found if name == "valid_time"), found[0] if found else None)
 
 
 def plane_axes(raw: xr.Dataset, names: Mapping[str, str], path: str) -> dict[str, NDArray[np.float64]]:

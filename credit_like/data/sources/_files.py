@@ -8,27 +8,28 @@ import os
 import re
 import stat
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import cftime
 import fsspec
 import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from xarray.core import indexing
 
 from credit_like.data import units
 from credit_like.data.files.direct import DirectArray, Spans, chunk_along, direct
 from credit_like.data.files.netcdf_files import open_lazily
-from credit_like.data.files.regrid import conservative, read_weights, regrid, regular
+from credit_like.data.files.regrid import conservative, read_weights, refuse_other_source, regrid, regular
 from credit_like.data.files.remote import failures
 from credit_like.data.sources._conventions import (
+    DIFFERS,
     DIMS,
     RepeatedTimes,
     fields,
@@ -36,7 +37,10 @@ from credit_like.data.sources._conventions import (
     plane_axes,
     reduced,
     roles,
+    same_circle,
+    single_values,
     text_times,
+    valid_times,
 )
 from credit_like.data.sources._index import About, Kind, indexed
 from credit_like.data.times import Times, from_seconds, to_text
@@ -51,13 +55,16 @@ _DATE_CODES = {
     "%H": "[0-9]" * 2,
     "%j": "[0-9]" * 3,
     "%y": "[0-9]" * 2,
+    "%M": "[0-9]" * 2,
+    "%S": "[0-9]" * 2,
 }
 _MAGIC = {b"GRIB": "grib", b"CDF": "netcdf", b"\x89HDF": "netcdf"}
 """First bytes of a file → the type of the source that reads it."""
 INDEXED = 100
 """Number of files from which on an index is made."""
 _RECENT = 64  # files of which the metadata stay in memory
-_CODING = ("_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned")
+_NUMBERS = ("_FillValue", "missing_value", "scale_factor", "add_offset")
+_CODING = (*_NUMBERS, "_Unsigned")
 
 
 class Dims(Section):
@@ -139,6 +146,37 @@ class FileConfig(Section):
     """Box to read. Default: the whole grid."""
     storage_options: dict[str, Any] = Field(default={})
     """Options passed to fsspec for a URL."""
+    _is_inherited: bool = PrivateAttr(default=False)
+
+    def for_path(self, path: str) -> Self:
+        """Return these options for other files than those they are written for, which need not have all that they name."""
+        other = self.model_copy(update={"path": path})
+        other._is_inherited = True
+        return other
+
+    @property
+    def is_inherited(self) -> bool:
+        """Return whether these are the options of another source."""
+        return self._is_inherited
+
+    def refuse_absent(self, names: Collection[str]) -> None:
+        """Raise UserError for a dimension or variable that the options name and none of the files has, of all their `names`."""
+        if self.is_inherited:
+            return
+        where, there = self.path if isinstance(self.path, str) else ", ".join(self.path), ", ".join(sorted(names))
+        for role, dim in self.dims.model_dump().items():
+            if dim is not None and dim not in names:
+                raise UserError(
+                    f"expected {where} to have the {role} dimension {dim!r} (data.source.dims), got {there}"
+                )
+        for name in self.rename:
+            if name not in names:
+                raise UserError(f"expected {where} to have {name!r} (data.source.rename), got {there}")
+        for name in self.select:
+            if name not in names:
+                raise UserError(
+                    f"expected data.source.select to name dimensions of the files, got {name!r}; remove it or use one of {there}"
+                )
 
 
 def is_url(path: str) -> bool:
@@ -183,19 +221,27 @@ def _is_anemoi(folder: Path) -> bool:
 def find_files(paths: str | Sequence[str], storage_options: dict[str, Any]) -> list[str]:
     """Return the files that a path, glob, template or list matches, sorted.
 
-    Raises UserError, which lists similar names, if there is none, and for anything that is neither a file nor a folder.
+    A path that exists is itself, whatever characters it has. Raises UserError, which lists similar names, if there is none, and
+    for anything that is neither a file nor a folder.
     """
     found: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:
+        if not is_url(path) and _is_there(path):
+            found.append(path)
+            continue
         pattern = path
         for code, digits in _DATE_CODES.items():
             pattern = pattern.replace(code, digits)
         if any(character in pattern for character in "*?["):
             matches = _matches(path, pattern, storage_options)
-            if not matches or not (is_url(path) or all(map(_is_there, matches))):
+            if not matches:
                 raise UserError(f"expected files that match {path}, got none{_near(path)}")
+            if gone := [match for match in matches if not (is_url(path) or _is_there(match))]:
+                raise UserError(
+                    f"expected files that match {path}, got {gone[0]}, a link to a file that is not there; remove or correct it"
+                )
             found += matches
-        elif is_url(path) or _is_there(path):
+        elif is_url(path):
             found.append(path)
         else:
             raise UserError(f"expected an existing file or folder, got {path!r}{_near(path)}")
@@ -253,7 +299,8 @@ def open_files(
 ) -> xr.Dataset:
     """Open all files of a configuration as one lazy dataset; `open_one` opens a file with nothing decoded.
 
-    Files with the same fields are joined along time; a field without time needs to be in one of them. Files with
+    Files with the same fields are joined along time; a field without time needs to be in one of them, and has the attribute
+    `DIFFERS` where the last of them has another one than the first. Files with
     different fields are merged and must have equal times; a file with a single time beside files with more has constant
     fields. With `index`, many local files are opened when they are read, and few remain open; `raw.close()` must then leave
     what was opened readable. Raises ValueError if a file is not of the `expected` kind, coordinates differ or a time is in
@@ -277,19 +324,17 @@ def open_files(
     recent: deque[_File] | None = None
     if index and len(paths) >= INDEXED and not any(map(is_url, paths)):
         known, recent = indexed(paths, _options(config), look), deque()
-    every = [_File(path, partial(opened, path), about, recent) for path, about in zip(paths, known, strict=True)]
+    every = [
+        _File(path, partial(opened, path), partial(_open, path, open_one, expected), about, recent)
+        for path, about in zip(paths, known, strict=True)
+    ]
     kinds = _kinds(every)
     varying = {name for kind in kinds for name in kind.fields if "time" in kind.dims[name].split()}
     groups: dict[tuple[str, ...], list[_File]] = {}
     for file in every:
         here = file.about.kind.fields
         groups.setdefault(tuple(name for name in here if name in varying) or here, []).append(file)
-    names = {name for kind in kinds for name in kind.names}
-    if unknown := sorted(set(config.select) - names):
-        raise UserError(
-            f"expected data.source.select to name dimensions of the files, got {unknown[0]!r}; remove it or use one of "
-            f"{', '.join(sorted(names))}"
-        )
+    config.refuse_absent({name for kind in kinds for name in kind.names})
     parts = [
         (files[0].path, _join(files, config.duplicates) if len(files) > 1 else files[0].dataset())
         for files in groups.values()
@@ -343,11 +388,12 @@ class _File:
         self,
         path: str,
         open_it: Callable[[], tuple[xr.Dataset, About]],
+        open_raw: Callable[[], xr.Dataset],
         about: About | None = None,
         recent: deque[_File] | None = None,
     ) -> None:
         self.path = path
-        self._open_it, self._about = open_it, about
+        self._open_it, self._open_raw, self._about = open_it, open_raw, about
         self._recent = recent
         self._dataset: xr.Dataset | None = None
 
@@ -357,6 +403,11 @@ class _File:
             self.dataset()
         assert self._about is not None
         return self._about
+
+    def apart_from(self, other: _File) -> str:
+        """Return the name of the level, member or step of which this file has another one; empty if there is none."""
+        here, there = (single_values(file._open_raw()) for file in (self, other))
+        return next((name for name, value in here.items() if name in there and there[name] != value), "")
 
     def dataset(self) -> xr.Dataset:
         dataset = self._dataset
@@ -396,10 +447,16 @@ def _same_coordinates(first: xr.Dataset, other: xr.Dataset, path: str, names: Se
     for name in names:
         if name in first.coords and name in other.coords:
             a, b = first[name].values, other[name].values
-            if a.shape != b.shape or not (np.array_equal(a, b) if name == "time" else np.allclose(a, b)):
-                raise UserError(
-                    f"expected the same {name} in all files, got another in {path}; list it as a source of its own"
-                )
+            degrees = 1e-4 if name in ("latitude", "longitude") else 1e-8
+            if a.shape != b.shape or not (np.array_equal(a, b) if name == "time" else np.allclose(a, b, atol=degrees)):
+                raise UserError(f"expected the same {name} in all files, got another in {path}; {_cure(name, a, b)}")
+
+
+def _cure(axis: str, one: NDArray[Any], other: NDArray[Any]) -> str:
+    """Return what to do about files with other values of an axis."""
+    if axis == "longitude" and same_circle(one, other):
+        return "its columns begin elsewhere: set data.source.region: {west: 0, east: 360}"
+    return "list it as a source of its own" + (", with other names by `rename`" if axis == "level" else "")
 
 
 def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
@@ -410,7 +467,8 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
         if file.about.kind.calendar != files[0].about.kind.calendar:
             raise UserError(
                 f"expected the same calendar in all files, got {files[0].about.kind.calendar} in {files[0].path} and "
-                f"{file.about.kind.calendar} in {file.path}; set data.source.calendar"
+                f"{file.about.kind.calendar} in {file.path}; convert one of them, for instance with xarray's "
+                "`convert_calendar`"
             )
     for file in files[1:]:
         if file.about.kind.coordinates != files[0].about.kind.coordinates:
@@ -421,7 +479,7 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     variables: dict[str, Any] = {}
     constant = {name for kind in kinds for name in kind.fields if "time" not in kind.dims[name].split()}
     for field in sorted(constant):  # which one of the files may have, and the others not
-        variables[field] = next(file for file in files if field in file.about.kind.fields).dataset()[field].variable
+        variables[field] = _constant_field([file for file in files if field in file.about.kind.fields], field)
     for name, variable in first.data_vars.items():
         if name in variables or any(name not in kind.dtypes for kind in kinds):
             continue  # not a field: the files of a group have the same fields
@@ -437,6 +495,21 @@ def _join(files: Sequence[_File], duplicates: str | None) -> xr.Dataset:
     coordinates = {name: coordinate for name, coordinate in first.coords.items() if "time" not in coordinate.dims}
     times = from_seconds(of_time.seconds, str(files[0].about.kind.calendar))
     return xr.Dataset(variables, {**coordinates, "time": times}, first.attrs)
+
+
+def _constant_field(files: Sequence[_File], name: str) -> xr.Variable:
+    """Return a field without time of several files, marked as one that differs if that of the last file is another."""
+    variable = files[0].dataset().variables[name]
+    if len(files) == 1 or not {"latitude", "longitude"} <= set(variable.dims):
+        return variable
+    other = files[-1].dataset().variables[name]
+    if set(other.dims) == set(variable.dims):
+        one, two = variable.values, other.transpose(*variable.dims).values
+        if np.array_equal(one, two, equal_nan=one.dtype.kind == "f" and two.dtype.kind == "f"):
+            return variable
+    marked = variable.copy(deep=False)
+    marked.attrs = {**variable.attrs, DIFFERS: f"{files[0].path} and {files[-1].path}"}
+    return marked
 
 
 def _refuse_other_fields(files: Sequence[_File]) -> None:
@@ -460,9 +533,15 @@ def _refuse_other_fields(files: Sequence[_File]) -> None:
 
 
 def _differ(one: str, other: str) -> bool:
-    """Return whether two units are known to differ; a file without units may have any."""
+    """Return whether two units are, or may be, different ones; a file without units may have any.
+
+    Texts that are no known units are compared as they are, but for their spelling of blanks and powers.
+    """
+    texts = [re.sub(r"\s|\*\*|\^", "", text) for text in (one, other)]
+    if not all(texts) or texts[0] == texts[1]:
+        return False
     try:
-        return (units.between(one, other) or (1.0, 0.0)) != (1.0, 0.0)
+        return units.between(one, other) != (1.0, 0.0)
     except UserError:  # of other dimensions
         return True
 
@@ -489,9 +568,12 @@ def _times_of(files: Sequence[_File], duplicates: str | None) -> _Times:
     if duplicates is None and len(times) < len(since):
         again = int(np.setdiff1d(np.arange(len(since)), first)[0])
         file, before = files[number[again]], files[number[first[np.searchsorted(times, since[again])]]]
+        cure = "set data.source.duplicates: first, or remove the file"
+        if name := file.apart_from(before):
+            cure = f"their {name} differs: list the files of each {name} as a source of its own, with other names by `rename`"
         raise RepeatedTimes(
             f"expected each time in one file, got {to_text(file.about.times[local[again]])} in {file.path} a second time "
-            f"(after {before.path}); set data.source.duplicates: first, or remove the file"
+            f"(after {before.path}); {cure}"
         )
     return _Times(times, number[first], local[first])
 
@@ -561,15 +643,11 @@ class _Joined(DirectArray):
 def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
     """Return the dataset with canonical dimensions, decoded times and values, and 1-D latitude and longitude.
 
-    Dimensions are named time, level, latitude, longitude. `raw` has nothing decoded. Raises UserError if a dimension
-    cannot be recognised or time cannot be decoded.
+    Dimensions are named time, level, latitude, longitude. `raw` has nothing decoded. Options apply to what it has; of all files
+    together, `FileConfig.refuse_absent` says what they lack. Raises UserError if a dimension cannot be recognised or time cannot
+    be decoded.
     """
-    given = {here: there for here, there in config.dims.model_dump().items() if there is not None}
-    for here, there in given.items():
-        if there not in raw.dims and there not in raw.variables:
-            raise UserError(
-                f"expected {path} to have the {here} dimension {there!r}, got {', '.join(map(str, raw.dims))}"
-            )
+    given = {here: dim for here, dim in config.dims.model_dump().items() if dim in raw.dims or dim in raw.variables}
     names = {here: dim for here, dim in roles(raw, given).items() if dim not in config.select}
     raw = reduced(raw, names, config.select, path)
     axes = {} if config.regrid and config.regrid.weights else plane_axes(raw, names, path)
@@ -578,21 +656,27 @@ def canonical(raw: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset:
         written = text_times(raw, str(of_time), config.calendar)
         if written is None and (numbers := numeric_times(raw, str(of_time))):
             raw = raw.assign_coords({str(of_time): raw[numbers].variable.load()})
+    elif of_time in raw.dims and (valid := valid_times(raw, str(of_time))):
+        raw = raw.assign_coords({str(of_time): raw[valid].variable.load()})
     units_by = _start(raw, config)
     renamed = {there: here for here, there in names.items() if there != here and there in {*raw.dims, *raw.variables}}
+    # Another dimension of such a name, with its coordinate, makes way for the one that was chosen.
+    raw = raw.rename(
+        {
+            here: f"_{here}"
+            for there, here in renamed.items()
+            if there in raw.dims and here in raw.dims and here not in renamed
+        }
+    )
     blocked = [here for here in renamed.values() if here in raw.variables or here in raw.dims]
     dataset = raw.drop_vars([name for name in blocked if name in raw.variables]).rename(renamed)
-    if wrong := [name for name in config.rename if name not in dataset.variables]:
-        raise UserError(
-            f"expected {path} to have {wrong[0]!r} (data.source.rename), got {', '.join(map(str, raw.data_vars))}"
-        )
-    dataset = dataset.rename(config.rename)
+    dataset = dataset.rename({name: new for name, new in config.rename.items() if name in dataset.variables})
     dataset = dataset.drop_vars([name for name in axes if name in dataset.variables])
     dataset = dataset.assign_coords({name: (name, values) for name, values in axes.items()})
     for name in ("latitude", "longitude"):
         if name not in dataset.coords and name in dataset.dims and not (config.regrid and config.regrid.weights):
             raise UserError(f"expected values of {name} in {path}, got a dimension without coordinate")
-    dataset = _decode_values(dataset)
+    dataset = _decode_values(_with_numbers(dataset, path))
     if "time" in dataset.variables and "time" in dataset.dims:
         times = _decode_time(dataset["time"].variable, units_by, config.calendar, path)
         dataset = dataset.assign_coords(time=("time", times))
@@ -659,6 +743,7 @@ def _regridded(dataset: xr.Dataset, config: FileConfig, path: str) -> xr.Dataset
         shape = (dataset.sizes["latitude"], dataset.sizes["longitude"])
         if stored.source_shape != shape:
             raise UserError(f"expected {path} on the grid of {asked.weights}, {stored.source_shape}, got {shape}")
+        refuse_other_source(stored, dataset, path, asked.weights)
         return regrid(dataset, stored)
     target = regular(asked.degrees) if asked.degrees is not None else _grid_of(str(asked.like))
     source = Grid(dataset["latitude"].values.astype(np.float64), dataset["longitude"].values.astype(np.float64))
@@ -692,13 +777,21 @@ def _start(raw: xr.Dataset, config: FileConfig) -> str | None:
 
 
 def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None, path: str) -> Times:
-    """Decode times to datetime64[s] for standard calendars, to cftime objects for others."""
+    """Decode times to datetime64[s] for standard calendars, to cftime objects for others.
+
+    `units` and `calendar` are those of files that do not state theirs; packed times are unpacked.
+    """
     attrs = dict(variable.attrs)
-    attrs.update({"units": units} if units else {})
-    attrs.update({"calendar": calendar} if calendar else {})
+    if units and "since" not in str(attrs.get("units", "")):
+        attrs["units"] = units
+    if calendar and not attrs.get("calendar"):
+        attrs["calendar"] = calendar
     values = variable.values
     if values.dtype.kind == "M":
         return _whole_seconds(values)
+    scale, offset = (np.asarray(attrs.pop(key, n), float).item() for key, n in (("scale_factor", 1), ("add_offset", 0)))
+    if (scale, offset) != (1.0, 0.0):
+        values = values.astype(np.float64) * scale + offset
     if "since" not in str(attrs.get("units", "")):
         raise UserError(
             f"expected time units such as 'hours since 1990-01-01' in {path}, got {attrs.get('units')!r}; "
@@ -721,6 +814,32 @@ def _whole_seconds(times: Times) -> Times:
     """Round to seconds: an hour that is a part of a day in floating point may be some microseconds early."""
     rounded = times.astype("datetime64[us]") + np.timedelta64(500, "ms")
     return np.asarray(rounded.astype("datetime64[s]"))
+
+
+def _with_numbers(dataset: xr.Dataset, path: str) -> xr.Dataset:
+    """Return the dataset with scales, offsets and missing values as numbers where they are written as text.
+
+    Blank text is none. Raises UserError for other text.
+    """
+    dataset = dataset.copy()
+    for name, variable in dataset.variables.items():
+        for key in _NUMBERS if variable.dtype.kind in "iufb" else ():
+            text = np.asarray(variable.attrs.get(key, 0))
+            if text.dtype.kind not in "SUO":
+                continue
+            if not str(variable.attrs[key]).strip():
+                del variable.attrs[key]
+                continue
+            try:
+                number = text.astype(np.float64)
+            except (ValueError, TypeError) as error:
+                raise UserError(
+                    f"expected a number as {key} of {name} in {path}, got {variable.attrs[key]!r}; correct the attribute, for "
+                    "instance with `ncatted`"
+                ) from error
+            is_missing = key in ("_FillValue", "missing_value") and variable.dtype.kind == "f"
+            variable.attrs[key] = number.astype(variable.dtype if is_missing else np.float64)[()]
+    return dataset
 
 
 def _decode_values(dataset: xr.Dataset) -> xr.Dataset:

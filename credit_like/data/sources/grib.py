@@ -71,7 +71,7 @@ def open_dataset(config: Config) -> xr.Dataset:
         messages = [message for path in paths for message in _grib_files.index(path)]
     except OSError as error:
         raise UserError(f"expected GRIB files, got one that does not open: {error}") from error
-    chosen = _selected(messages, config.select)
+    chosen = _selected(messages, config.select, config.is_inherited)
     _refuse_spectral_wind(chosen)
     geometry = Geometries(chosen)
     first = chosen[0]
@@ -97,7 +97,9 @@ def open_dataset(config: Config) -> xr.Dataset:
     fields = {name: _field(name, group, coordinates, geometry, config.duplicates) for name, group in variables.items()}
     fields |= _winds(fields, variables)
     raw = xr.Dataset(fields, coordinates)
-    return canonical(raw, config.model_copy(update={"select": {}}), first.path)
+    options = config.model_copy(update={"select": {}})
+    options.refuse_absent({*map(str, raw.variables), *map(str, raw.dims)})
+    return canonical(raw, options, first.path)
 
 
 def _name(message: Message) -> str:
@@ -112,8 +114,11 @@ def _has_levels(group: Sequence[Message]) -> bool:
     return any(message.level_type in _LEVELS or message.level != group[0].level for message in group)
 
 
-def _selected(messages: Sequence[Message], select: dict[str, int | float | str]) -> list[Message]:
-    """Return the messages with the selected keys. Raises UserError if a key or its value does not exist."""
+def _selected(messages: Sequence[Message], select: dict[str, int | float | str], is_inherited: bool) -> list[Message]:
+    """Return the messages with the selected keys. Raises UserError if a key or its value does not exist.
+
+    A key that was written for other files (`is_inherited`) need not exist.
+    """
     chosen = list(messages)
     for key, wanted in select.items():
         there: set[int | float | str]
@@ -123,6 +128,8 @@ def _selected(messages: Sequence[Message], select: dict[str, int | float | str])
         elif key in dict(messages[0].keys):
             there = {m.key(key) for m in chosen}
             kept = [m for m in chosen if _same(m.key(key), wanted)]
+        elif is_inherited:
+            continue
         else:
             kinds = sorted({m.level_type for m in messages})
             raise UserError(

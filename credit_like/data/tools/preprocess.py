@@ -41,7 +41,8 @@ from credit_like.data.stored_statistics import stored_statistics
 from credit_like.data.times import to_text
 from credit_like.data.tools.audit import Audit, audit
 from credit_like.data.tools.climatology import CLIMATOLOGY, Slot, SlotMeans, period_text, slots_of, write_climatology
-from credit_like.errors import reading
+from credit_like.data.tools.stamps import stamps
+from credit_like.errors import UserError, reading
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
@@ -91,9 +92,9 @@ def preprocess(
 
     Statistics that the data hold are written as they are (`stored_statistics`).
     If `climatology_days` > 0, also write `climatology.zarr` of the predicted variables, smoothed over that window; the
-    pass then runs in the order of days of the year. Pieces that an earlier, unfinished pass over the same data left in
+    pass then runs in the order of days of the year. Pieces that an earlier, unfinished pass over the same files left in
     `folder` are not read again. Raises UserError as `fit_statistics` does, after writing the audit, since it shows the
-    cause.
+    cause; no piece remains then, because the files have to be corrected.
     """
     stored = stored_statistics(store, variables, data)
     parts = folder / "preprocess-parts"
@@ -115,7 +116,11 @@ def preprocess(
             whole = whole.merge(load_scan(piece.file))
     found = audit(store, variables, whole)
     found.save(folder)
-    statistics = stored if stored is not None else finish(store, variables, data, whole)
+    try:
+        statistics = stored if stored is not None else finish(store, variables, data, whole)
+    except UserError:
+        shutil.rmtree(parts)
+        raise
     statistics.save(statistics_path or folder / "statistics.nc")
     if climatology_days:
         means = [(piece.file.with_suffix(""), piece.slots) for piece in pieces if piece.slots]
@@ -208,14 +213,15 @@ def _pieces(
     No piece is much shorter than 32 times, because every piece also reads the time before its first one.
     """
     positions, training = wanted_times(store, data)
+    files = _digest_of_files(store, variables)
     if by_day:
-        yield from _pieces_by_day(store, variables, data, folder, positions, training)
+        yield from _pieces_by_day(store, variables, data, folder, positions, training, files)
         return
     blocks = scan_blocks(store, varying(variables), positions, training)
     size = max(-(-len(blocks) // _PIECES), -(-_PIECE_TIMES // max((len(at) for at, _ in blocks), default=1)))
     for i in range(0, len(blocks), size):
         some = tuple(blocks[i : i + size])
-        yield PassPiece(store, variables, some, folder / f"{_key(store, variables, data, some)}.npz")
+        yield PassPiece(store, variables, some, folder / f"{_key(store, variables, data, some, files)}.npz")
 
 
 def _pieces_by_day(
@@ -225,6 +231,7 @@ def _pieces_by_day(
     folder: Path,
     positions: NDArray[np.int64],
     training: NDArray[np.bool_],
+    files: str,
 ) -> Iterator[PassPiece]:
     """Divide by days of the year, such that each piece completes its own slots of the climatology."""
     of_time = slots_of(store.times[positions])
@@ -237,12 +244,19 @@ def _pieces_by_day(
         inside = np.isin(days, there[i : i + at_once])
         some = tuple(scan_blocks(store, varying(variables), positions, training, inside))
         slots = tuple(sorted({of_time[k] for k in np.flatnonzero(inside & training)}))
-        yield PassPiece(store, variables, some, folder / f"{_key(store, variables, data, some)}-days.npz", slots)
+        key = _key(store, variables, data, some, files)
+        yield PassPiece(store, variables, some, folder / f"{key}-days.npz", slots)
 
 
-def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[TimeBlock]) -> str:
+def _digest_of_files(store: FieldStore, variables: Variables) -> str:
+    """Return a hash of the state of the files, which is that of their contents too where nobody sets times back."""
+    return hashlib.sha256(json.dumps(stamps(store, variables)).encode()).hexdigest()
+
+
+def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[TimeBlock], files: str) -> str:
     """Return a hash of what is read, where it is read from, and which part of the result it is for."""
     told = {
+        "files": files,
         "source": [source.model_dump(mode="json") for source in data.source],
         "variables": [[v.name, v.levels, v.spec.model_dump(mode="json")] for v in varying(variables)],
         "timestep": str(data.timestep),

@@ -24,6 +24,7 @@ from zarr.codecs import BloscCodec
 from credit_like.data.files.chunks import ChunkedArray, layout_of
 from credit_like.data.statistics import Progress
 from credit_like.data.store import ORIGIN, FieldStore
+from credit_like.data.tools.stamps import stamps
 from credit_like.errors import UserError
 from credit_like.variables import Variable, Variables
 
@@ -42,10 +43,10 @@ def rechunk(
 ) -> None:
     """Write the store `path` of all variables that are read; an interrupted call continues where it stopped.
 
-    `times` are the positions to write, by default all. Every shard is read back and compared bit for bit before it counts as
-    written. Values have the experiment's names and units, in float32. What an interrupted call left of other sources,
-    variables, times or chunks is begun anew. Raises FileExistsError if `path` exists, ValueError if the values read back
-    differ from those written.
+    `times` are the positions to write, by default all. Every shard is read back and compared with what was read before it
+    counts as written. Values have the experiment's names and units, in float32. What an interrupted call left of other
+    sources, files that have changed, variables, times or chunks is begun anew. Raises FileExistsError if `path` exists,
+    ValueError if the values read back differ from those written.
     """
     if path.exists():
         raise FileExistsError(f"expected no file or folder at {path}, got one; remove it or choose another path")
@@ -54,7 +55,7 @@ def rechunk(
     stored = [variable for variable in variables if not variable.spec.compute]
     band = min(band or store.grid.height, store.grid.height)
     times = np.arange(len(store)) if times is None else times
-    digest = _digest(store, stored, times, band, times_per_shard)
+    digest = _digest(store, variables, times, band, times_per_shard)
     begin = _written(log, digest)
     if begin is None:
         if draft.exists():
@@ -79,10 +80,9 @@ def rechunk(
     draft.rename(path)
 
 
-def _digest(
-    store: FieldStore, stored: Sequence[Variable], times: NDArray[np.int64], band: int, times_per_shard: int
-) -> str:
-    """Return a hash of everything on which the contents of the store depend besides the files."""
+def _digest(store: FieldStore, variables: Variables, times: NDArray[np.int64], band: int, times_per_shard: int) -> str:
+    """Return a hash of everything on which the contents of the store depend; of the files, their sizes and times."""
+    stored = [variable for variable in variables if not variable.spec.compute]
 
     def source(variable: Variable) -> Any:
         found = store.source_of(variable)
@@ -92,6 +92,7 @@ def _digest(
         return [config.model_dump(mode="json") if hasattr(config, "model_dump") else config.type, name]
 
     told = {
+        "files": stamps(store, variables),
         "variables": [
             [v.name, v.role, v.levels, v.spec.model_dump(mode="json"), source(v), store.attrs(v), store.level_attrs(v)]
             for v in stored
@@ -193,12 +194,22 @@ def _write(
     array[key] = values
     layout = layout_of(array, draft)
     assert layout is not None
-    again = ChunkedArray(layout).box([(part.start, part.stop) for part in key])
-    if again.tobytes() != np.ascontiguousarray(values).tobytes() and not np.array_equal(again, values, equal_nan=True):
+    if not _is_written(ChunkedArray(layout), values, key):
         raise UserError(
             f"expected what was written of {variable.name} at times {span.start} to {span.stop}, got other values"
         )
     _flush(draft / variable.name)
+
+
+def _is_written(array: ChunkedArray, values: NDArray[np.float32], key: tuple[slice, ...]) -> bool:
+    """Return whether the values are those of a part of an array, of which one chunk of times is in memory."""
+    start, size = key[0].start, array.chunks[0]
+    spans = [(part.start, part.stop) for part in key[1:]]
+    return all(
+        np.array_equal(array.box([(start + at, start + at + len(part)), *spans]), part, equal_nan=True)
+        for at in range(0, len(values), size)
+        for part in [values[at : at + size]]
+    )
 
 
 def _flush(folder: Path) -> None:

@@ -1,5 +1,7 @@
 """Conservative regridding against areas counted cell by cell, and against what must be conserved."""
 
+import tracemalloc
+
 import netCDF4
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ import xarray as xr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from credit_like.data.files.regrid import conservative, regular
+from credit_like.data.files.regrid import conservative, read_weights, regular
 from credit_like.data.sources import netcdf, zarr
 from credit_like.grid import Grid
 
@@ -111,7 +113,7 @@ def test_a_store_on_another_grid_and_a_region_of_it(tmp_path, dataset, data_sect
     np.testing.assert_array_equal(store.read([variables["sp"]], [3], slice(2, 4))[0, 0], part[3, 2:4])
 
 
-def write_weights(path, source, target):
+def write_weights(path, source, target, **changes):
     weights = conservative(source, target)
     matrix = np.kron(weights.rows.toarray(), weights.columns.toarray())
     matrix /= matrix.sum(1, keepdims=True)
@@ -121,10 +123,13 @@ def write_weights(path, source, target):
             "row": row + 1, "col": col + 1, "S": matrix[row, col],
             "yc_b": np.repeat(target.latitude, target.width), "xc_b": np.tile(target.longitude, target.height),
             "dst_grid_dims": np.array([target.width, target.height]), "src_grid_dims": np.array([source.width, source.height]),
+            "yc_a": np.repeat(source.latitude, source.width), "xc_a": np.tile(source.longitude, source.height), **changes,
         }  # fmt: skip
         for name, array in values.items():
             file.createDimension(f"n_{name}", len(array))
-            file.createVariable(name, array.dtype, (f"n_{name}",))[:] = array
+            made = file.createVariable(name, array.dtype, (f"n_{name}",))
+            made[:] = array
+            made.units = "radians" if changes and np.abs(array).max() < 7 else "degrees"
 
 
 def test_stored_weights(tmp_path, dataset):
@@ -156,3 +161,63 @@ def test_what_cannot_be(tmp_path, dataset, asked, message):
     asked = {k: v.format(**names) if isinstance(v, str) else v for k, v in asked.items()}
     with pytest.raises(ValueError, match=message):
         netcdf.open_dataset(netcdf.Config(path=str(tmp_path / "a.nc"), regrid=asked))
+
+
+@pytest.mark.parametrize("radians", [False, True])
+def test_stored_weights_are_for_their_rows_and_columns_alone(tmp_path, dataset, radians):
+    """From the south for files from the north; longitudes may be counted from another meridian, but not begin at one."""
+    ds = dataset(height=18, width=36, steps=3).assign_coords(latitude=np.linspace(85, -85, 18))
+    source = globe(18, 36, poles=False)
+    centres = np.repeat(source.latitude, 36), np.tile(source.longitude - 360, 18)
+    changes = (
+        {name: np.deg2rad(values) for name, values in zip(("yc_a", "xc_a"), centres, strict=True)} if radians else {}
+    )
+    write_weights(tmp_path / "w.nc", source, regular(30), **changes)
+    write_weights(tmp_path / "south.nc", globe(18, 36, poles=False, ascending=True), regular(30))
+    write_weights(tmp_path / "west.nc", globe(18, 36, poles=False, west=-180.0), regular(30))
+    ds.to_netcdf(tmp_path / "a.nc")
+
+    def opened(weights):
+        return netcdf.open_dataset(
+            netcdf.Config(path=str(tmp_path / "a.nc"), regrid={"weights": str(tmp_path / weights)})
+        )
+
+    own = netcdf.open_dataset(netcdf.Config(path=str(tmp_path / "a.nc"), regrid={"degrees": 30}))
+    np.testing.assert_allclose(opened("w.nc")["t"].values, own["t"].values, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"latitudes from -85 to 85 of .*south.nc in .*a.nc, got 85 to -85"):
+        opened("south.nc")
+    with pytest.raises(ValueError, match=r"longitudes from -180 to 170 of .*west.nc in .*a.nc, got 0 to 350"):
+        opened("west.nc")
+
+
+@pytest.mark.parametrize("name", ["dst_grid_dims", "src_grid_dims"])
+def test_weights_of_points_without_rows_are_refused(tmp_path, name):
+    write_weights(tmp_path / "w.nc", globe(6, 8), globe(3, 4), **{name: np.array([48])})
+    with pytest.raises(ValueError, match=rf"rows and columns in .*w.nc, got {name} of length 1"):
+        read_weights(str(tmp_path / "w.nc"))
+
+
+def test_weights_are_made_once_for_many_files_and_fields_are_copied_one_by_one():
+    source, target = globe(90, 180), regular(30)
+    weights = conservative(source, target)
+    assert conservative(globe(90, 180), regular(30)) is weights
+    assert conservative(globe(90, 180, ascending=True), regular(30)) is not weights
+    assert conservative(target, source) is not weights
+    fields = np.random.default_rng(0).standard_normal((64, 90, 180)).astype(np.float32)
+    fields[5, 10:20] = np.nan
+    tracemalloc.start()
+    try:
+        got = weights.apply(fields, slice(0, 7))
+        assert tracemalloc.get_traced_memory()[1] < fields.nbytes / 2
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(got[5], weights.apply(fields[5:6], slice(0, 7))[0])
+
+
+def test_weights_of_a_file_are_read_once_while_it_is_the_same(tmp_path):
+    path = tmp_path / "w.nc"
+    write_weights(path, globe(6, 8), globe(3, 4))
+    first = read_weights(str(path))
+    assert read_weights(str(path)) is first
+    write_weights(path, globe(6, 8), globe(5, 4))
+    assert read_weights(str(path)).grid.height == 5

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from credit_like.cli import app
 from credit_like.data.sources import netcdf
 from credit_like.data.store import StoreError, open_store
+from credit_like.data.times import to_text
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 from tests.data.conventions import MAKERS, cds, coordinate, wrf
@@ -52,6 +53,25 @@ def test_times_that_two_files_have(tmp_path):
     variables, store = opened(made, source={**made.data["source"], "duplicates": "first"})
     assert len(store) == 40
     np.testing.assert_array_equal(store.read([variables["tp"]], range(16, 24))[:, 0], made.expected["tp"][16:24])
+
+
+@pytest.mark.parametrize(
+    ("name", "is_dim", "attrs"),
+    [("level", False, {}), ("number", True, {}), ("run", False, {"standard_name": "realization"}), ("step", False, {})],
+)
+def test_files_of_other_levels_and_members_are_no_duplicates(tmp_path, dataset, name, is_dim, attrs):
+    ds = dataset(steps=8)[["sp"]]
+    for value in (3, 5):
+        made = ds.assign_coords({name: ((), value, attrs), "expver": ((), value)})
+        (made.expand_dims(name) if is_dim else made).to_netcdf(tmp_path / f"a{value}.nc")
+    with pytest.raises(
+        ValueError, match=rf"after .*a3.nc\); their {name} differs: list .* each {name} .*`rename`"
+    ) as caught:
+        netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a?.nc"))
+    assert "duplicates" not in str(caught.value)
+    for value in (3, 5):
+        alone = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a{value}.nc", rename={"sp": f"sp{value}"}))
+        assert f"sp{value}" in alone.data_vars
 
 
 def test_a_time_that_a_file_has_twice(tmp_path, dataset):
@@ -173,3 +193,171 @@ def test_messages_name_the_source_of_a_list(tmp_path, dataset, data_section):
     assert "set data.source.1.duplicates: first" in str(caught.value)
     assert told[f"{of_forcing}.0.path"].endswith("set data.source.0.duplicates: first")
     assert "data.source.path" not in told[f"{of_forcing}.1.path"]
+
+
+def written(path, start, units, calendar=None, value=0.0, **attrs):
+    """Write four times of a field, `start` being their numbers."""
+    with netCDF4.Dataset(path, "w") as file:
+        given = {"units": units, "calendar": calendar, **attrs}
+        kind = "i2" if "scale_factor" in attrs else "f8"
+        file.createDimension("time", 4)
+        time = file.createVariable("time", kind, ("time",))
+        time.setncatts({key: text for key, text in given.items() if text is not None})
+        time.set_auto_scale(False)
+        time[:] = start + np.arange(4)
+        coordinate(file, "latitude", [10.0, 0.0], units="degrees_north")
+        coordinate(file, "longitude", [0.0, 10.0], units="degrees_east")
+        file.createVariable("t", "f4", ("time", "latitude", "longitude"))[:] = value
+
+
+def test_units_and_calendar_of_times_are_those_of_the_files_where_they_say(tmp_path):
+    written(tmp_path / "a.nc", 0, "days since 2004-02-27", "noleap")
+    written(tmp_path / "b.nc", 4, None)
+    written(tmp_path / "c.nc", 8, "days", "")
+    options = {"time_units": "days since 2004-02-27", "calendar": "noleap"}
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/?.nc", **options))
+    assert [str(time)[:10] for time in got["time"].values[:4]] == [
+        "2004-02-27",
+        "2004-02-28",
+        "2004-03-01",
+        "2004-03-02",
+    ]
+    assert got.sizes["time"] == 12
+    other = {"time_units": "hours since 1900-01-01", "calendar": "360_day"}
+    alone = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc", **other))
+    assert list(alone["time"].values) == list(got["time"].values[:4])
+
+
+def test_files_of_two_calendars_have_to_be_converted(tmp_path):
+    written(tmp_path / "a.nc", 0, "days since 2004-02-27", "noleap")
+    written(tmp_path / "b.nc", 9, "days since 2004-02-27", "standard")
+    with pytest.raises(ValueError, match=r"got noleap in .*a.nc and standard in .*b.nc; convert one of them") as caught:
+        netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/?.nc"))
+    assert "data.source.calendar" not in str(caught.value)
+
+
+@pytest.mark.parametrize("calendar", ["standard", "noleap"])
+def test_packed_times_are_unpacked(tmp_path, calendar):
+    written(tmp_path / "a.nc", 4, "days since 2001-01-01", calendar, scale_factor=0.25, add_offset=30.0)
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc"))
+    assert [to_text(time) for time in got["time"].values] == [f"2001-02-01T{hour:02d}:00:00" for hour in (0, 6, 12, 18)]
+
+
+@pytest.mark.parametrize("step", ["none", "scalar", "of size 1", "the forecast"])
+def test_times_of_cfgrib_are_those_at_which_fields_are_valid(tmp_path, step):
+    """`time` is when a forecast starts, `step` how long it lasts: of one step of several forecasts, or of one forecast."""
+    lengths = [6.0, 12.0, 18.0] if step == "the forecast" else [6.0]
+    starts = [0] if step == "the forecast" else [0, 12, 24]
+    valid = (np.array(starts)[:, None] + np.array(lengths)).ravel()
+    axes = {"none": ("time",), "scalar": ("time",), "of size 1": ("time", "step"), "the forecast": ("time", "step")}[
+        step
+    ]
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        since = {"units": "hours since 2001-01-01", "calendar": "proleptic_gregorian"}
+        coordinate(file, "time", starts, "i8", **since, standard_name="forecast_reference_time")
+        about = {"units": "hours", "standard_name": "forecast_period"}
+        if "step" in axes:
+            coordinate(file, "step", lengths, **about)
+        elif step == "scalar":
+            made = file.createVariable("step", "f8", ())
+            made.setncatts(about)
+            made[:] = 6.0
+        made = file.createVariable("valid_time", "i8", axes)
+        made.setncatts({**since, "standard_name": "time"})
+        made[:] = valid.reshape([len(file.dimensions[axis]) for axis in axes])
+        coordinate(file, "latitude", [10.0, 0.0], units="degrees_north")
+        coordinate(file, "longitude", [0.0, 10.0], units="degrees_east")
+        field = file.createVariable("t", "f4", (*axes, "latitude", "longitude"), fill_value=np.float32(-1))
+        field[:] = valid.reshape(*made.shape, 1, 1) + np.zeros((2, 2))
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc"))
+    assert got["t"].dims == ("time", "latitude", "longitude")
+    hours = (got["time"].values - np.datetime64("2001-01-01")) / np.timedelta64(1, "h")
+    np.testing.assert_array_equal(hours, valid)
+    np.testing.assert_array_equal(got["t"].values[:, 0, 0], valid)
+
+
+def test_options_apply_to_the_files_that_have_what_they_name(tmp_path, dataset):
+    """A file for each variable, of which one has another name of the levels, and one no members."""
+    ds = dataset(steps=8)
+    (ds[["u"]] + 1).rename(level="zlev").expand_dims(number=[0, 3]).to_netcdf(tmp_path / "r_u.nc")
+    ds[["t"]].to_netcdf(tmp_path / "r_t.nc")
+    options = {"rename": {"u": "U", "t": "T"}, "dims": {"level": "zlev"}, "select": {"number": 3}}
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/r_?.nc", **options))
+    np.testing.assert_array_equal(got["U"].values, (ds["u"] + 1).values)
+    np.testing.assert_array_equal(got["T"].values, ds["t"].values)
+    for wrong, message in (
+        ({"rename": {"v": "V"}}, r"r_\?.nc to have 'v' \(data.source.rename\), got .*u, "),
+        ({"dims": {"level": "zleb"}}, r"the level dimension 'zleb' \(data.source.dims\), got .*zlev"),
+        ({"select": {"nmber": 3}}, r"select to name dimensions of the files, got 'nmber'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/r_?.nc", **{**options, **wrong}))
+
+
+def test_options_of_the_source_need_not_be_for_the_file_of_a_variable(tmp_path, dataset, data_section):
+    ds = dataset()
+    moving = ds.drop_vars(["orography", "lsm", "sst"]).rename(level="zlev", u="wind").expand_dims(number=[0, 3])
+    moving.to_netcdf(tmp_path / "moving.nc")
+    ds[["orography", "lsm"]].to_netcdf(tmp_path / "still.nc")
+    source = {"type": "netcdf", "path": f"{tmp_path}/moving.nc", "rename": {"wind": "u"}, "dims": {"level": "zlev"}}
+    still = [{"name": name, "path": f"{tmp_path}/still.nc"} for name in ("orography", "lsm")]
+    data = data_section("", source={**source, "select": {"number": 3}}, static={"surface": still}, dynamic_forcing={})
+    variables = Variables(data)
+    store = open_store(data, variables)
+    np.testing.assert_array_equal(store.static(), np.stack([ds["orography"].values, ds["lsm"].values]))
+    np.testing.assert_array_equal(store.read([variables["u"]], [4])[0], ds["u"].sel(level=[500, 850]).values[4])
+
+
+def test_a_missing_value_that_is_written_as_text(tmp_path):
+    def make(dtype, value, **text):
+        path = tmp_path / f"a{len(list(tmp_path.iterdir()))}.nc"
+        with netCDF4.Dataset(path, "w") as file:
+            coordinate(file, "time", [0, 6], "i8", units="hours since 2001-01-01")
+            coordinate(file, "latitude", [10.0, 0.0], units="degrees_north")
+            coordinate(file, "longitude", [0.0, 10.0], units="degrees_east")
+            made = file.createVariable("t", dtype, ("time", "latitude", "longitude"))
+            made.set_auto_maskandscale(False)
+            made.setncatts(text)
+            made[:] = 3
+            made[1, 1, 1] = value
+        return netcdf.open_dataset(netcdf.Config(path=str(path)))["t"].values
+
+    for dtype, value, text, other in (
+        ("f4", np.float32(1e20), {"missing_value": "1e20"}, 3.0),
+        ("f8", -9999.0, {"missing_value": " -9999 "}, 3.0),
+        ("i2", -9999, {"missing_value": "-9999", "scale_factor": "0.5", "add_offset": "1"}, 2.5),
+        ("f4", np.nan, {"missing_value": " "}, 3.0),
+    ):
+        got = make(dtype, value, **text)
+        assert np.isnan(got[1, 1, 1])
+        assert (got.ravel()[:-1] == other).all()
+    with pytest.raises(
+        ValueError, match=r"a number as missing_value of t in .*a4.nc, got 'none'; correct the attribute"
+    ):
+        make("f4", 0, missing_value="none")
+
+
+def test_a_file_with_two_dimensions_of_level(tmp_path, dataset, data_section):
+    """Of which one has the name of the role; the fields on `lev` are more."""
+    ds = dataset(steps=40)
+    soil = ds["u"].isel(level=slice(0, 2)).assign_coords(level=[7.0, 28.0]).rename("soil")
+    made = ds.drop_vars(["orography", "lsm", "sst"]).rename(level="lev").assign(soil=soil)
+    made.to_netcdf(tmp_path / "a.nc")
+    source = {"type": "netcdf", "path": f"{tmp_path}/a.nc"}
+    plain = data_section("", source=source, static={}, dynamic_forcing={})
+    variables = Variables(plain)
+    got = open_store(plain, variables).read([variables["t"]], [4])[0]
+    np.testing.assert_array_equal(got, ds["t"].sel(level=[500, 850]).values[4])
+    data = data_section("", source=source, prognostic={"surface": ["sp", "soil"]}, static={}, dynamic_forcing={})
+    with pytest.raises(
+        StoreError, match=r"got dimension 'level' \(7, 28\); set data.source.select: {level: 7.0} to read"
+    ):
+        open_store(data, Variables(data))
+    for options, levels, expected in (({"select": {"level": 28}}, None, 1), ({"dims": {"level": "level"}}, [7.0], 0)):
+        spec = {"name": "soil", "levels": levels} if levels else "soil"
+        chosen = data_section(
+            "", source={**source, **options}, prognostic={"surface": ["sp", spec]}, static={}, dynamic_forcing={}
+        )
+        variables = Variables(chosen)
+        got = open_store(chosen, variables).read([variables["soil"]], [4])[0, 0]
+        np.testing.assert_array_equal(got, soil.values[4, expected])

@@ -87,3 +87,25 @@ def test_hours_as_parts_of_a_day_in_floating_point_are_whole(since, calendar):
     first = (2000 - int(since[:4])) * 365.25 // 1
     stored = xr.Variable("time", first + np.arange(2000) / 24, {"units": f"days since {since}", "calendar": calendar})
     assert set(np.diff(seconds(_decode_time(stored, None, None, "here.nc")))) == {3600}
+
+
+def test_paths_that_exist_are_found(tmp_path, dataset):
+    """Names of WRF, with minutes and seconds, and names with the characters of a glob."""
+    ds = dataset(steps=6)
+    (tmp_path / "run[1]").mkdir()
+    for path, part in (
+        ("wrfout_d01_2001-01-01_00:00:00", slice(0, 3)),
+        ("wrfout_d01_2001-01-01_18:00:00", slice(3, 6)),
+    ):
+        ds.isel(time=part).to_netcdf(tmp_path / path)
+    got = source.open_dataset(config(tmp_path / "wrfout_d01_%Y-%m-%d_%H:%M:%S"))
+    np.testing.assert_array_equal(got["t"].values, ds["t"].values)
+    ds.to_netcdf(tmp_path / "run[1]" / "a?.nc")
+    assert source.open_dataset(config(tmp_path / "run[1]" / "a?.nc")).sizes["time"] == 6
+
+
+def test_a_link_to_nothing_is_named(tmp_path, dataset):
+    dataset(steps=3).to_netcdf(tmp_path / "a1.nc")
+    (tmp_path / "a2.nc").symlink_to(tmp_path / "gone.nc")
+    with pytest.raises(ValueError, match=r"files that match .*a\*.nc, got .*a2.nc, a link to a file that is not there"):
+        source.open_dataset(config(tmp_path / "a*.nc"))

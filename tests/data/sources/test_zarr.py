@@ -93,6 +93,26 @@ def test_overlap_and_unequal_coordinates_are_errors(tmp_path, dataset):
         source.open_dataset(config(tmp_path / "[ac].zarr"))
 
 
+def test_rounded_axes_are_the_same_and_those_from_another_meridian_are_turned(tmp_path, dataset):
+    ds = dataset()
+    ds.isel(time=slice(0, 20)).to_zarr(tmp_path / "a.zarr", consolidated=False)
+    later = ds.isel(time=slice(20, 40))
+    rounded = later.assign_coords(latitude=ds.latitude + 1.2e-6, longitude=ds.longitude + 1.2e-6)
+    rounded.to_zarr(tmp_path / "b.zarr", consolidated=False)
+    np.testing.assert_array_equal(source.open_dataset(config(tmp_path / "[ab].zarr"))["u"].values, ds["u"].values)
+    turned = later.assign_coords(longitude=(ds.longitude + 180) % 360 - 180).sortby("longitude")
+    turned.to_zarr(tmp_path / "c.zarr", consolidated=False)
+    with pytest.raises(ValueError, match=r"longitude .* in .*c.zarr; .* set data.source.region: {west: 0, east: 360}"):
+        source.open_dataset(config(tmp_path / "[ac].zarr"))
+    got = source.open_dataset(config(tmp_path / "[ac].zarr", region={"west": 0, "east": 360}))
+    np.testing.assert_array_equal(got.longitude.values, ds.longitude.values)
+    np.testing.assert_array_equal(got["u"].values, ds["u"].values)
+    moved = later.assign_coords(longitude=ds.longitude + 1)
+    moved.to_zarr(tmp_path / "d.zarr", consolidated=False)
+    with pytest.raises(ValueError, match=r"longitude .* in .*d.zarr; list it as a source of its own"):
+        source.open_dataset(config(tmp_path / "[ad].zarr"))
+
+
 @pytest.mark.parametrize("kind", ["zarr", "netcdf"])
 def test_files_of_other_hours_are_interleaved(tmp_path, dataset, kind):
     """One file has 00 and 06 UTC of all days, another one 12 UTC, another one 18 UTC of some days."""
@@ -156,6 +176,25 @@ def test_files_in_other_units_are_refused(tmp_path, dataset):
     made["u"].attrs["units"] = "celsius"  # the same by another name
     made.to_zarr(tmp_path / "b.zarr", mode="w", consolidated=False)
     assert source.open_dataset(config(tmp_path / "?.zarr")).sizes["time"] == 40
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        ("K", "degree_Celsius", True),
+        ("K", "furlong", True),  # nobody knows it, but it is another text
+        ("furlong", "fathom", True),
+        ("furlong s-1", "furlong  s**-1", False),
+        ("K", "", False),
+        ("furlong", " ", False),
+        ("degrees celsius", "°C", False),
+        ("m s-1", "m/s", False),
+    ],
+)
+def test_units_of_files_that_are_joined(one, other, differ):
+    from credit_like.data.sources._files import _differ
+
+    assert _differ(one, other) is _differ(other, one) is differ
 
 
 def test_nothing_there(tmp_path, dataset):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from credit_like.data.statistics import Statistics, fit_statistics
+from credit_like.data.store import open_store
 from credit_like.data.tools import preprocess as module
 from credit_like.data.tools.audit import robust_score
 from credit_like.data.tools.preprocess import in_processes, load_scan, preprocess, save_scan, scan_piece
@@ -156,3 +157,47 @@ def test_clean_data_have_no_findings(stored, tmp_path):
     _, data, variables, store = stored()
     _, found = preprocess(store, variables, data, tmp_path / "out")
     assert found.findings == []
+
+
+def rewritten(ds, path):
+    """Write a store in place of another one, as a user who repairs it does."""
+    encoding = {name: {"chunks": (1, *v.shape[1:])} for name, v in ds.items() if "time" in v.dims}
+    ds.to_zarr(path, encoding=encoding, consolidated=False, mode="w")
+
+
+def test_files_that_are_corrected_in_place_are_read_again(stored, dataset, tmp_path, small_pieces):
+    """After the pass itself has refused them."""
+    ds = dataset()
+    ds["rain"][:] = 0.25
+    _, data, variables, store = stored(ds)
+    with pytest.raises(ValueError, match="got rain constant"):
+        preprocess(store, variables, data, tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["audit.csv", "audit.png"]
+    rewritten(dataset(), tmp_path / "store.zarr")
+    again = open_store(data, variables)
+    statistics, _ = preprocess(again, variables, data, tmp_path / "out")
+    same(statistics, fit_statistics(open_store(data, variables), variables, data))
+
+
+@pytest.mark.parametrize("days", [0, 5])
+def test_pieces_of_files_that_have_changed_since_are_not_taken(
+    stored, dataset, tmp_path, small_pieces, monkeypatch, days
+):
+    _, data, variables, store = stored()
+    scanned = []
+
+    def stop(piece):
+        if scanned:
+            raise KeyboardInterrupt
+        scanned.append(piece)
+        return scan_piece(piece)
+
+    monkeypatch.setattr(module, "scan_piece", stop)
+    with pytest.raises(KeyboardInterrupt):
+        preprocess(store, variables, data, tmp_path / "out", climatology_days=days)
+    monkeypatch.setattr(module, "scan_piece", scan_piece)
+    assert list((tmp_path / "out" / "preprocess-parts").glob("*.npz"))
+    rewritten(dataset() + 1, tmp_path / "store.zarr")
+    again = open_store(data, variables)
+    statistics, _ = preprocess(again, variables, data, tmp_path / "out", climatology_days=days)
+    same(statistics, fit_statistics(again, variables, data))

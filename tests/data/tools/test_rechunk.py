@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 import zarr
@@ -130,3 +132,41 @@ def test_a_write_that_went_wrong_is_found(source, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"expected what was written of orography"):
         rechunk(store, variables, tmp_path / "new.zarr")
     assert not (tmp_path / "new.zarr").exists()
+
+
+def test_stopped_it_begins_anew_where_files_have_changed(source, tmp_path, data_section, monkeypatch):
+    ds, data, variables, store = source
+    real = module._write
+
+    def stop(*args):
+        if args[-1].start == 16:
+            raise KeyboardInterrupt
+        real(*args)
+
+    monkeypatch.setattr(module, "_write", stop)
+    with pytest.raises(KeyboardInterrupt):
+        rechunk(store, variables, tmp_path / "new.zarr", times_per_shard=16)
+    monkeypatch.setattr(module, "_write", real)
+    ds["t"] = (ds["t"] + 1).assign_attrs(ds["t"].attrs)
+    ds[["t"]].to_zarr(tmp_path / "store.zarr", mode="a", consolidated=False)
+    changed = open_store(data, variables)
+    rechunk(changed, variables, tmp_path / "new.zarr", times_per_shard=16)
+    others, again = reopened(data_section, tmp_path / "new.zarr")
+    np.testing.assert_array_equal(again.read(others.outputs, range(40)), changed.read(variables.outputs, range(40)))
+
+
+def test_what_is_written_is_compared_one_time_after_the_other(tmp_path):
+    values = np.random.default_rng(0).standard_normal((32, 64, 128)).astype(np.float32)
+    values[3, 4, 5] = np.nan
+    stored = zarr.create_array(tmp_path / "a.zarr", data=values, chunks=(1, 32, 128), shards=(32, 64, 128))
+    layout = module.layout_of(stored, tmp_path / "a.zarr")
+    key = (slice(0, 32), slice(0, 64), slice(0, 128))
+    tracemalloc.start()
+    try:
+        assert module._is_written(module.ChunkedArray(layout), values, key)
+        assert tracemalloc.get_traced_memory()[1] < values.nbytes / 4
+    finally:
+        tracemalloc.stop()
+    values[31, 63, 127] += 1
+    assert not module._is_written(module.ChunkedArray(layout), values, key)
+    assert module._is_written(module.ChunkedArray(layout), values[:31], (slice(0, 31), *key[1:]))
