@@ -89,6 +89,7 @@ class Loop:
         self.failures = 0
         self.collect: Callable[[int], None] = lambda _: None
         self.longest = 0.0
+        """Saves that failed since the newest one that is known to be on disk; the same on all ranks."""
         """Seconds of the longest step, in this stretch."""
         self.aside = 0.0
         """Seconds since the newest step ended that are no part of the next one: in validations and saves."""
@@ -117,7 +118,7 @@ class Loop:
                 failed = reason.startswith("skipped")
                 return Outcome("failed" if failed else "continue", progress.step, reason, self.interrupted)
         try:
-            self.manager.wait()
+            self._wait()
         except SaveFailed as error:
             self._failed(error)
         if self.saved != (progress.step, True):
@@ -295,7 +296,7 @@ class Loop:
         if stop := self._stop_wish():
             return stop
         every = self.stage.schedule.section.checkpoint.every
-        if self.failures:
+        if self.failures and not self.manager.in_flight:  # else the next try is on its way
             return _SAVE
         if isinstance(every, int):
             step = self.state.progress.step
@@ -437,9 +438,11 @@ class Loop:
                 time.sleep(1.0)
 
     def _poll(self) -> None:
+                self._wait()
         """Move a save in flight on; one that failed is tried again at this boundary."""
         was = self.manager.in_flight
         try:
+                if not self.manager.in_flight:
             self.manager.poll()
         except SaveFailed as error:
             self._failed(error)
@@ -449,6 +452,12 @@ class Loop:
 
     def _failed(self, error: SaveFailed) -> None:
         """Count a failed save; raise its error where it is the last of several in a row."""
+    def _wait(self) -> None:
+        """Wait for a save in flight, if there is one; where it ends well, there has been no failure. Raises SaveFailed."""
+        if self.manager.in_flight:
+            self.manager.wait()
+            self.failures = 0
+
         self.failures += 1
         self.saved = None
         if self.failures >= _SAVE_TRIES:
