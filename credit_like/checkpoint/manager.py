@@ -244,7 +244,7 @@ class CheckpointManager:
 
     def _run(self, work: Callable[[], None]) -> threading.Thread:
         """Run `work` in a thread and store its error in the save."""
-        save = self._save
+        save, device = self._save, self.runtime.device
         assert save is not None
 
         def body() -> None:
@@ -256,6 +256,8 @@ class CheckpointManager:
         # The thread is not a daemon, because the interpreter must not exit in the middle of a write.
         thread = threading.Thread(target=body, name=f"checkpoint-{save.step}")
         thread.start()
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # else this thread would use GPU 0, and memory there
         return thread
 
     @staticmethod

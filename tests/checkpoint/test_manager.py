@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from credit_like.checkpoint.files import digest
 from credit_like.checkpoint.format import MANIFEST, Piece, Stored, read_manifest, seal
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, prune, steps
 from credit_like.errors import UserError
+from credit_like.parallel.runtime import Runtime
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -364,6 +366,17 @@ def test_all_damaged_are_set_aside_and_named_apart(tmp_path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".damaged-step-1", ".damaged-step-1.1", ".damaged-step-1.2",
     ]  # fmt: skip
+
+
+def test_the_threads_of_a_save_use_the_gpu_of_their_rank(tmp_path, monkeypatch) -> None:
+    chosen = []
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: chosen.append((threading.current_thread().name, device))
+    )
+    gpu = torch.device("cuda", 3)
+    saved(tmp_path, 7, runtime=Runtime(gpu))
+    assert chosen == [("checkpoint-7", gpu)] * 2, "of the thread that writes, and of the one that commits"
+    assert CheckpointManager(tmp_path).latest().step == 7
 
 
 def test_who_only_reads_renames_nothing(tmp_path) -> None:
