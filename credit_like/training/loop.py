@@ -57,6 +57,7 @@ class Loop:
     """One stretch of training, from the start or a checkpoint to the end or a stop.
 
     `stages` are the phases in order. `enter` prepares the optimiser, `train_step` and `validation` for one of them.
+    `accepted` is called once the experiment is known to fit the run, before anything of it changes.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Loop:
         stop: StopRequest,
         monitor: Monitor | None,
         first_module: FirstModule,
+        accepted: Callable[[], None] = lambda: None,
     ) -> None:
-        self.first_module = first_module
+        self.first_module, self.accepted = first_module, accepted
         self.not_finite: str | None = None
         """The first variable and the first module that were not finite in the newest skipped steps, if they are known."""
         self.state, self.stages, self.enter, self.train_step = state, stages, enter, train_step
@@ -126,10 +128,14 @@ class Loop:
         return Outcome("finished", progress.step)
 
     def _begin(self) -> None:
-        """Restore the newest checkpoint, or begin a new run, and continue its log."""
+        """Restore the newest checkpoint, or begin a new run, and continue its log.
+
+        Raises UserError, before anything of the run has changed, where the experiment does not fit it or all its checkpoints
+        are damaged.
+        """
         state = self.state
         self.manager.recover()
-        checkpoint = self.manager.latest(set_aside=True)
+        checkpoint = self.manager.latest(to_continue=True)
         if checkpoint is None:
             state.start()
         else:
@@ -145,6 +151,9 @@ class Loop:
             self._take_up()
         self.before = state.progress.seconds
         self.validation.allowance.spent = state.progress.forecasts
+        self.accepted()
+        if checkpoint is not None:
+            self.manager.set_aside(checkpoint.step)
         if self.monitor is not None:
             self.manager.before_commit = self.monitor.rows.sync
             self.monitor.origin = state.origin
