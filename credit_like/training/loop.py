@@ -86,12 +86,12 @@ class Loop:
         self.saved: tuple[int, bool] | None = None
         """Step of the newest save, and whether a validation due there came before it."""
         self.score: tuple[int, float | None] | None = None
-        """Step and loss of the newest validation of this stretch."""
+        """Step and loss of the newest validation of this stretch, or of the checkpoint from which it goes on."""
         self.interrupted = False
         self.failures = 0
+        """Saves that failed since the newest one that is known to be on disk; the same on all ranks."""
         self.collect: Callable[[int], None] = lambda _: None
         self.longest = 0.0
-        """Saves that failed since the newest one that is known to be on disk; the same on all ranks."""
         """Seconds of the longest step, in this stretch."""
         self.aside = 0.0
         """Seconds since the newest step ended that are no part of the next one: in validations and saves."""
@@ -141,19 +141,21 @@ class Loop:
         else:
             with reading_metadata(checkpoint.folder):
                 saved = Progress.of(checkpoint.meta["progress"])
-            stage = stage_of_last_step(self.stages, saved.epoch, saved.position)
+                stage = stage_of_last_step(self.stages, saved.epoch, saved.position, checkpoint.phase)
             refuse_other_phases(checkpoint, self.stages, stage)
             if stage is not self.stage:
                 self._begin_phase(stage)
             state.restore(checkpoint)
             self.saved = (state.progress.step, state.progress.validated)
+            if checkpoint.score is not None:
+                self.score = (checkpoint.step, checkpoint.score)  # it stays with the step if that is saved again
             log.info("continuing from %s%s", checkpoint.folder, self._named())
             self._take_up()
-        self.before = state.progress.seconds
-        self.validation.allowance.spent = state.progress.forecasts
         self.accepted()
         if checkpoint is not None:
             self.manager.set_aside(checkpoint.step)
+        self.before = state.progress.seconds
+        self.validation.allowance.spent = state.progress.forecasts
         if self.monitor is not None:
             self.manager.before_commit = self.monitor.rows.sync
             self.monitor.origin = state.origin
@@ -191,7 +193,9 @@ class Loop:
             log.info("step %d%s begins", progress.step, self._named())
         schedule = self.stage.schedule
         if progress.position >= schedule.steps_per_epoch:  # of an epoch that was longer before
-            progress.epoch, progress.position, progress.validated = progress.epoch + 1, 0, False
+            validated = self.score is not None and self.score[0] == progress.step
+            progress.epoch, progress.position, progress.validated = progress.epoch + 1, 0, validated
+            self.saved = None
             return None
         epoch = progress.epoch
         self.context.stepper.set_epoch(epoch)
@@ -434,9 +438,11 @@ class Loop:
         while True:
             try:
                 self.last_save = time.monotonic()
+                self._wait()
                 self.state.save(score)
                 if must:
                     self.manager.wait()
+                if not self.manager.in_flight:
                     self.failures = 0
                 self.saved = (progress.step, progress.validated)
                 return
@@ -446,12 +452,16 @@ class Loop:
                     return
                 time.sleep(1.0)
 
+    def _wait(self) -> None:
+        """Wait for a save in flight, if there is one; where it ends well, there has been no failure. Raises SaveFailed."""
+        if self.manager.in_flight:
+            self.manager.wait()
+            self.failures = 0
+
     def _poll(self) -> None:
-                self._wait()
         """Move a save in flight on; one that failed is tried again at this boundary."""
         was = self.manager.in_flight
         try:
-                if not self.manager.in_flight:
             self.manager.poll()
         except SaveFailed as error:
             self._failed(error)
@@ -461,12 +471,6 @@ class Loop:
 
     def _failed(self, error: SaveFailed) -> None:
         """Count a failed save; raise its error where it is the last of several in a row."""
-    def _wait(self) -> None:
-        """Wait for a save in flight, if there is one; where it ends well, there has been no failure. Raises SaveFailed."""
-        if self.manager.in_flight:
-            self.manager.wait()
-            self.failures = 0
-
         self.failures += 1
         self.saved = None
         if self.failures >= _SAVE_TRIES:

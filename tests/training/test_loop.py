@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from credit_like.checkpoint import format as format_module
-from credit_like.checkpoint.manager import steps
+from credit_like.checkpoint.manager import Checkpoint, steps
 from credit_like.errors import RunError, UserError
 from credit_like.parallel.runtime import Runtime
 from credit_like.training.trainer import record_failed_start
@@ -139,3 +139,15 @@ def test_a_start_that_is_refused_before_it_holds_the_lock_is_recorded_where_ther
         assert json.loads(contents(tmp_path)["status.json"]) == {"state": "failed", "step": 3, "reason": "no"}
     else:
         assert contents(tmp_path) == before
+
+
+def test_a_start_that_stops_before_its_first_step_keeps_the_loss_of_its_checkpoint(tmp_path) -> None:
+    section = {"checkpoint": {"every": 1000, "keep": 1}}
+    assert tiny.trainer(tmp_path, epochs=1, **section).fit().state == "finished"
+    (last,) = steps(tmp_path / "checkpoints")
+    (loss,) = [row["valid_loss"] for row in harness.rows(tmp_path) if "valid_loss" in row]
+    again = tiny.trainer(tmp_path, epochs=2, **section)
+    tiny.stop_before_first_step(again)
+    outcome = again.fit()
+    assert (outcome.state, outcome.step) == ("continue", last)
+    assert Checkpoint.open(tmp_path / "checkpoints" / f"step-{last}").score == loss
