@@ -34,6 +34,7 @@ from credit_like.evaluation.scorecard import print_scorecard
 from credit_like.inference.forecast import write_forecasts
 from credit_like.inference.paths import forecast_path
 from credit_like.launch.chain import best_checkpoint
+from credit_like.losses import LossConfig
 from credit_like.losses._mean import AreaLoss
 from credit_like.models import build_model
 from credit_like.naming import counted
@@ -204,19 +205,29 @@ def build_loader(
 
 def build_trainer(context: Context, loaders: tuple[Batches, Batches] | None = None) -> Trainer:
     """Build the loss, the training and validation loaders of every phase, and the trainer."""
-    return Trainer(context, [_stage(context, phase, loaders) for phase in phases(context.experiment)])
+    losses: list[AreaLoss] = []
+    return Trainer(context, [_stage(context, phase, loaders, losses) for phase in phases(context.experiment)])
 
 
-def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | None) -> Stage:
+def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | None, losses: list[AreaLoss]) -> Stage:
     experiment, trainer = phase.experiment, phase.experiment.trainer
     train_loader, valid_loader = loaders or (
         build_loader(context, experiment.data.train, True, trainer.batches_per_epoch, experiment),
         build_loader(context, experiment.data.valid, False, trainer.valid_batches, experiment),
     )
+    loss = _loss(context, experiment.loss, losses)
+    return Stage.of(phase, loss, train_loader, valid_loader, context.runtime.dp_size)
+
+
+def _loss(context: Context, config: LossConfig, made: list[AreaLoss]) -> AreaLoss:
+    """Return the loss of a phase, on the device: the one of an earlier phase that is the same, else a new one, added to `made`."""
+    for loss in made:
+        if loss.config == config:
+            return loss
     runtime = context.runtime
     others = runtime.from_other_members if runtime.ensemble_size > 1 else None
     loss = AreaLoss(
-        experiment.loss,
+        config,
         context.variables,
         context.statistics,
         context.store.grid,
@@ -224,8 +235,9 @@ def _stage(context: Context, phase: Phase, loaders: tuple[Batches, Batches] | No
         others,
         context.columns,
         context.whole_rows,
-    )
-    return Stage.of(phase, loss.to(runtime.device), train_loader, valid_loader, runtime.dp_size)
+    ).to(runtime.device)
+    made.append(loss)
+    return loss
 
 
 def chosen_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:

@@ -316,7 +316,7 @@ def _checkpoint_findings(store: Store) -> Iterator[Finding]:
     from credit_like.data.statistics import Statistics
 
     path = experiment.statistics_file
-    with suppress(UserError):  # without an intact one the run begins anew
+    with suppress(UserError):  # without an intact one
         checkpoint = find_unread(folder)
         statistics = Statistics.load(path, store.fields) if path.exists() else None
         yield from _refusal(("save_loc",), refuse_other, checkpoint, experiment, store.variables, statistics)

@@ -35,11 +35,12 @@ from credit_like.parallel.fsdp2 import _units
 from credit_like.parallel.processes import Answer, run_ranks
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
-from credit_like.parallel.unwrap import canonical_name
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.data import Period
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.trainer import Parallelism
 from credit_like.state import Sample
+from credit_like.stepper import Stepper
 from credit_like.terminal import plain_console
 from credit_like.training.step import Optimizer
 from credit_like.training.trainer import Trainer
@@ -396,14 +397,14 @@ def _compute(problem: Problem, trainer: Trainer, case: Case) -> _Numbers:
     return numbers
 
 
-def _hooks(stepper: nn.Module, outputs: list[tuple[str, Tensor]]) -> list[Any]:
+def _hooks(stepper: Stepper, outputs: list[tuple[str, Tensor]]) -> list[Any]:
     def gave(name: str, _module: nn.Module, _arguments: Any, output: Any) -> None:
         if isinstance(output, Tensor):
             outputs.append((name, output.detach().clone()))
 
-    named = [
-        (canonical_name(n.removeprefix("model.")), m) for n, m in stepper.named_modules() if n not in ("", "physics")
-    ]
+    model = get_raw_model(stepper.model)
+    named = [("model", stepper.model), *((canonical_name(n), m) for n, m in model.named_modules() if n)]
+    named += [(n, m) for n, m in stepper.named_modules() if n.partition(".")[0] != "model" and n not in ("", "physics")]
     return [m.register_forward_hook(partial(gave, n)) for n, m in named]
 
 

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,11 +23,14 @@ from credit_like.checkpoint.shards import Piece
 from credit_like.cli import app
 from credit_like.data import statistics
 from credit_like.errors import UserError
+from credit_like.nn.area import identity
 from credit_like.parallel.runtime import Runtime
 from credit_like.schema.load import load_experiment
 from credit_like.schema.origin import StartFrom
+from credit_like.schema.phases import phases
 from credit_like.variables import Variables
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
+from tests.faults import tiny
 
 ROOT = Path(__file__).parents[1]
 EXPERIMENTS = sorted(ROOT.glob("config/*.yml"))
@@ -89,6 +93,22 @@ def run(tmp_path_factory):
     assert build.evaluate(experiment) == 0
     assert figures.plot(experiment) == 0
     return experiment, save_loc
+
+
+def test_phases_with_the_same_loss_share_it(tmp_path):
+    """Its masks have the size of a sample, and lie on the device as long as the run."""
+    losses = [{}, {"loss": {"type": "mae"}}, {"forecast_len": 2}, {"loss": {"type": "mae"}}]
+    experiment = tiny.experiment(tmp_path, phases=losses)
+    context = SimpleNamespace(
+        runtime=Runtime(), variables=Variables(experiment.data), statistics=tiny.Statistics(), store=tiny.Store(),
+        rows=slice(None), columns=slice(None), whole_rows=identity,
+    )  # fmt: skip
+    made = []
+    used = [build._loss(context, phase.experiment.loss, made) for phase in phases(experiment)]
+    assert [loss.config.type for loss in used] == ["mse", "mae", "mse", "mae"]
+    assert used[0] is used[2]
+    assert used[1] is used[3]
+    assert made == used[:2]
 
 
 def test_several_ranks_do_not_wait_for_a_long_pass_over_the_data(tmp_path, monkeypatch):

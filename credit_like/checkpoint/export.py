@@ -27,7 +27,7 @@ from credit_like import registry
 from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
-from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, steps
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, steps
 from credit_like.derive.levels import SHIPPED, read_levels
 from credit_like.errors import UserError, reason, replacing
 from credit_like.nn import spectral_norm
@@ -71,7 +71,8 @@ def find(save_loc: Path, step: int | None = None, runtime: Runtime | None = None
     """Return the newest intact checkpoint of `run`, or the one of `step`; `run` may also be a checkpoint folder.
 
     With a `runtime` of several ranks all of them call this together and share the reading of all bytes. Raises UserError
-    if there is no checkpoint, and DamagedCheckpoint if the requested one is damaged, on all ranks.
+    if there is no checkpoint, and DamagedCheckpoint if the requested one is damaged, on all ranks; RunError as
+    `CheckpointManager.latest`.
     """
     runtime, folder = runtime or Runtime(), save_loc / "checkpoints"
     if (save_loc / MANIFEST).is_file():
@@ -87,15 +88,9 @@ def find(save_loc: Path, step: int | None = None, runtime: Runtime | None = None
 
 
 def _intact(folder: Path, runtime: Runtime) -> Checkpoint:
-    damage, checkpoint = None, None
-    try:
-        checkpoint = Checkpoint.open(folder)
-        checkpoint.verify(runtime.rank, runtime.world)
-    except DamagedCheckpoint as error:
-        damage = str(error)
-    if damage := runtime.first(damage):
-        raise DamagedCheckpoint(damage)
-    assert checkpoint is not None
+    checkpoint, damage = examined(folder, runtime)
+    if checkpoint is None:
+        raise DamagedCheckpoint(runtime.first(damage or None))
     return checkpoint
 
 

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from credit_like.checkpoint.errors import DamagedCheckpoint
+from credit_like.checkpoint.errors import DamagedCheckpoint, unreadable
 from credit_like.checkpoint.files import digest, to_json
-from credit_like.errors import UserError, reason
+from credit_like.errors import UserError
 from credit_like.parallel.shards import Division
 
 FORMAT = 2
@@ -127,7 +127,8 @@ def _checksum_line(checksum: str) -> bytes:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Return the manifest of a checkpoint, migrated to the present format.
 
-    Raises DamagedCheckpoint if it is absent or altered, ValueError for a format that this release cannot read.
+    Raises DamagedCheckpoint if it is absent or altered, RunError if it cannot be read now, and UserError for a format that this
+    release cannot read.
     """
     path = folder / MANIFEST
     try:
@@ -143,7 +144,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{path} is missing") from error
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
-        raise DamagedCheckpoint(f"{path} is not readable: {reason(error)}") from error
+        raise unreadable(path, error) from error
     if not intact:
         raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")
     foreign = DamagedCheckpoint(f"{path} is intact but not in the form of a manifest; another program wrote it")
@@ -247,25 +248,28 @@ MIGRATIONS: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _from_1}
 
 
 def check_size(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
-    """Compare a file's size with the manifest. Raises DamagedCheckpoint, which names the file."""
+    """Compare a file's size with the manifest.
+
+    Raises DamagedCheckpoint, which names the file, and RunError if it cannot be read now.
+    """
     path = folder / name
     try:
         size = path.stat().st_size
     except OSError as error:
-        raise DamagedCheckpoint(f"{path} is not readable: {reason(error)}") from error
+        raise unreadable(path, error) from error
     if size != entry["bytes"]:
         raise DamagedCheckpoint(f"{path} has {size} bytes instead of {entry['bytes']}")
 
 
 def check_file(folder: Path, name: str, entry: Mapping[str, Any]) -> None:
-    """Compare a file's size and SHA-256 with the manifest. Raises DamagedCheckpoint, which names the file."""
+    """Compare a file's size and SHA-256 with the manifest. Raises as `check_size`."""
     check_size(folder, name, entry)
     path = folder / name
     try:
         if digest(path) != entry["sha256"]:
             raise DamagedCheckpoint(f"{path} is not what was written: its checksum differs")
     except OSError as error:
-        raise DamagedCheckpoint(f"{path} is not readable: {reason(error)}") from error
+        raise unreadable(path, error) from error
 
 
 class Reader:
@@ -318,10 +322,11 @@ class Reader:
         path = self.folder / file
         try:
             if file not in self._open:
+                path.open("rb").close()  # safe_open says of any error that there is no such file
                 self._open[file] = safe_open(path, framework="pt")
             values: Tensor = self._open[file].get_slice(key)[source] if source else self._open[file].get_tensor(key)
         except (SafetensorError, OSError) as error:
-            raise DamagedCheckpoint(f"{path} is not readable: {reason(error, path)}") from error
+            raise unreadable(path, error) from error
         return values
 
 

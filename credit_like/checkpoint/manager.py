@@ -11,8 +11,9 @@ Threads access files only. All communication between ranks takes place in `poll`
 that collectives cannot interleave. A crash at any time leaves either no `step-<n>` or a complete one. At the next start
 `recover` removes the remains of an interrupted save, or completes it if everything had already been flushed.
 
-A damaged checkpoint is skipped. A training run renames it to `.damaged-step-<n>`, so that it does not count towards
-those to keep; it is removed once enough intact ones are newer.
+A damaged checkpoint is skipped. A training run that goes on from an older one renames it to `.damaged-step-<n>`, so that it
+does not count towards those to keep; it is removed once enough intact ones are newer. A file that cannot be read for a reason
+that may pass is no damage: the run ends, and the checkpoint stays.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import torch
 from torch import Tensor
 
 from credit_like.checkpoint import shards
-from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed
+from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed, unreadable
 from credit_like.checkpoint.files import remove, sync_folder, to_json, write_bytes
 from credit_like.checkpoint.format import (
     FORMAT,
@@ -47,7 +48,7 @@ from credit_like.checkpoint.format import (
     table,
     write_tensors,
 )
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError
 from credit_like.parallel.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ log = logging.getLogger(__name__)
 _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 _DAMAGED = re.compile(r"\.damaged-step-([0-9]{1,18})(?:\.[0-9]+)?")
 _DONE, _BUSY, _FAILED = 0, 1, 2
+_INTACT, _DAMAGE, _UNKNOWN = 0, 1, 2
 
 
 @dataclass
@@ -68,8 +70,8 @@ class Checkpoint:
     def open(cls, folder: Path) -> Checkpoint:
         """Open the checkpoint in `folder`.
 
-        Raises DamagedCheckpoint, also if the step in the folder's name is not that of the manifest; UserError as
-        `read_manifest`.
+        Raises DamagedCheckpoint, also if the step in the folder's name is not that of the manifest; RunError and UserError
+        as `read_manifest`.
         """
         checkpoint = cls(folder, read_manifest(folder))
         named = step_of(folder.name.removeprefix(".").removesuffix(".tmp"))
@@ -116,12 +118,15 @@ class Checkpoint:
         return sorted(name for name in self.manifest["tensors"] if name.startswith(prefix))
 
     def verify(self, share: int = 0, of: int = 1) -> None:
-        """Check size and checksum of every `of`-th file from `share` on. Raises DamagedCheckpoint naming the file."""
+        """Check size and checksum of every `of`-th file from `share` on.
+
+        Raises DamagedCheckpoint naming the file, and RunError for one that cannot be read now.
+        """
         for name, entry in sorted(self.manifest["files"].items())[share::of]:
             check_file(self.folder, name, entry)
 
     def verify_sizes(self) -> None:
-        """Check the size of every file, which reads none. Raises DamagedCheckpoint naming the file."""
+        """Check the size of every file, which reads none. Raises as `verify`."""
         for name, entry in sorted(self.manifest["files"].items()):
             check_size(self.folder, name, entry)
 
@@ -244,13 +249,15 @@ class CheckpointManager:
 
     def _run(self, work: Callable[[], None]) -> threading.Thread:
         """Run `work` in a thread and store its error in the save."""
-        save = self._save
+        save, device = self._save, self.runtime.device
         assert save is not None
 
         def body() -> None:
             # An unexpected exception in `_attempt` ends the thread with a traceback; the save must not count as
             # successful.
             save.error = SaveFailed("the writing thread died")
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # else this thread would use GPU 0, and memory there
             save.error = self._attempt(work)
 
         # The thread is not a daemon, because the interpreter must not exit in the middle of a write.
@@ -332,7 +339,8 @@ class CheckpointManager:
     def recover(self) -> None:
         """Remove the remains of a crash; the caller holds the run's lock. Collective.
 
-        The ranks share the work of reading every byte of an unfinished save.
+        The ranks share the work of reading every byte of an unfinished save. Raises RunError on all ranks where one of them
+        cannot read it now.
         """
         unfinished: list[str] = []
         if self.runtime.is_main and self.folder.exists():
@@ -340,61 +348,91 @@ class CheckpointManager:
                 remove(trash)
             unfinished = sorted(folder.name for folder in self.folder.glob(".step-*.tmp"))
         for name in self.runtime.broadcast(unfinished):
-            folder, damaged = self.folder / name, False
-            try:
-                Checkpoint.open(folder).verify(self.runtime.rank, self.runtime.world)
-            except DamagedCheckpoint:
-                damaged = True
-            damaged = bool(self.runtime.agree(damaged))
-            if self.runtime.is_main and damaged:
+            folder = self.folder / name
+            whole, _ = examined(folder, self.runtime)
+            if self.runtime.is_main and whole is None:
                 remove(folder)
             elif self.runtime.is_main:
                 # The folder is complete and flushed; only the rename is missing.
                 self._publish(folder, self.folder / name[1:].removesuffix(".tmp"))
         self.runtime.barrier()
 
-    def latest(self, set_aside: bool = False) -> Checkpoint | None:
-        """Return the newest intact checkpoint; damaged ones are logged and skipped.
+    def latest(self, to_continue: bool = False) -> Checkpoint | None:
+        """Return the newest intact checkpoint; damaged ones are logged and skipped. Nothing is renamed.
 
-        The ranks share the work of reading every byte. `set_aside` renames damaged ones to `.damaged-step-<n>`; the
-        caller then holds the run's lock. Raises UserError for a format of a later release.
+        The ranks share the work of reading every byte. Raises UserError for a format of a later release and, `to_continue` a
+        run, where all checkpoints are damaged; RunError on all ranks where one of them cannot read a file now.
         """
-        for step in self.runtime.broadcast(steps(self.folder)[::-1]):
-            checkpoint, damage = self._read(step)
+        there = self._there()
+        for step in there[::-1]:
+            checkpoint, damage = examined(self.folder / f"step-{step}", self.runtime)
             if damage:
                 log.warning("checkpoint step-%d is damaged and passed over: %s", step, damage)
             if checkpoint is not None:
                 return checkpoint
-            if set_aside and self.runtime.is_main:
-                _set_aside(self.folder / f"step-{step}")
+        if to_continue and there:
+            raise UserError(
+                f"save_loc: expected an intact checkpoint in {self.folder}, got only damaged ones (step "
+                f"{', '.join(map(str, there))}); restore one of them, or begin anew with --fresh"
+            )
         return None
+
+    def set_aside(self, step: int) -> None:
+        """Rename the checkpoints after `step`, all of which are damaged, to `.damaged-step-<n>`; the caller holds the lock."""
+        if self.runtime.is_main:
+            for newer in steps(self.folder):
+                if newer > step:
+                    _set_aside(self.folder / f"step-{newer}")
+
+    def _there(self) -> list[int]:
+        """Return the steps of the checkpoints, oldest first, as the main rank finds them. Raises RunError on all ranks."""
+        found: list[int] = []
+        trouble = None
+        if self.runtime.is_main:
+            try:
+                found = steps(self.folder)
+            except RunError as error:
+                trouble = str(error)
+        found, trouble = self.runtime.broadcast((found, trouble))
+        if trouble is not None:
+            raise RunError(trouble)
+        return found
 
     def at(self, step: int) -> Checkpoint:
         """Return the checkpoint of a step; the ranks share the work of reading every byte.
 
-        Raises UserError for a step without a checkpoint, or with a damaged one.
+        Raises UserError for a step without a checkpoint, or with a damaged one; RunError as `latest`.
         """
-        there = self.runtime.broadcast(steps(self.folder))
+        there = self._there()
         if step not in there:
             raise UserError(
                 f"expected a step with a checkpoint in {self.folder} ({', '.join(map(str, there)) or 'there is none'}), got {step}"
             )
-        checkpoint, damage = self._read(step)
+        checkpoint, damage = examined(self.folder / f"step-{step}", self.runtime)
         if checkpoint is None:
             raise UserError(
                 f"expected an intact checkpoint of step {step}, got a damaged one: {damage or 'another rank has it'}"
             )
         return checkpoint
 
-    def _read(self, step: int) -> tuple[Checkpoint | None, str]:
-        """Return the checkpoint of a step, or None where any rank finds it damaged, and what this rank has found."""
-        checkpoint, damage = None, ""
-        try:
-            checkpoint = Checkpoint.open(self.folder / f"step-{step}")
-            checkpoint.verify(self.runtime.rank, self.runtime.world)
-        except DamagedCheckpoint as error:
-            damage = str(error) or type(error).__name__
-        return (None if self.runtime.agree(bool(damage)) else checkpoint), damage
+
+def examined(folder: Path, runtime: Runtime) -> tuple[Checkpoint | None, str]:
+    """Return the checkpoint in a folder, or None where any rank finds it damaged, and what this rank has found. Collective.
+
+    The ranks share the work of reading every byte. Raises RunError on all ranks where one of them cannot read a file now.
+    """
+    checkpoint, damage, trouble = None, "", None
+    try:
+        checkpoint = Checkpoint.open(folder)
+        checkpoint.verify(runtime.rank, runtime.world)
+    except DamagedCheckpoint as error:
+        damage = str(error) or type(error).__name__
+    except RunError as error:
+        trouble = str(error)
+    worst = runtime.agree(_UNKNOWN if trouble is not None else _DAMAGE if damage else _INTACT)
+    if worst == _UNKNOWN:
+        raise RunError(runtime.first(trouble))
+    return (checkpoint if worst == _INTACT else None), damage
 
 
 def step_of(name: str) -> int | None:
@@ -404,10 +442,18 @@ def step_of(name: str) -> int | None:
 
 
 def steps(folder: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, oldest first, without opening them."""
-    if not folder.is_dir():
-        return []
-    return sorted(step for path in folder.iterdir() if (step := step_of(path.name)) is not None)
+    """Return the steps of the checkpoints in a folder, oldest first, without opening them; none where there is no folder.
+
+    Raises RunError for a folder that cannot be read now.
+    """
+    try:
+        names = os.listdir(folder)
+    except (OSError, ValueError) as error:
+        trouble = unreadable(folder, error)
+        if isinstance(trouble, DamagedCheckpoint):
+            return []
+        raise trouble from error
+    return sorted(step for name in names if (step := step_of(name)) is not None)
 
 
 def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
@@ -415,7 +461,7 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
 
     Keeps the `keep` newest, the one with the best (lowest) score of the newest phase that has one, and the one just
     `saved`. Damaged checkpoints, and those set aside earlier, do not count; they are removed once `keep` intact ones are
-    newer.
+    newer. Those that cannot be read now do not count either, and stay.
     """
     kept: list[int] = []
     ranks: dict[int, Rank] = {}
@@ -427,7 +473,7 @@ def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:
             if len(kept) >= keep:
                 removed.append(step)
             continue
-        except UserError:  # written by a later release
+        except (UserError, RunError):  # written by a later release, or it may be intact
             continue
         kept.append(step)
         if rank is not None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from credit_like.checkpoint.format import NAMES, Piece, Stored
 from credit_like.parallel.shards import Division, box, local
 from credit_like.parallel.shards import division as division_of
-from credit_like.parallel.unwrap import canonical_name
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
 
 
 def piece_of(tensor: Tensor) -> Piece:
@@ -28,7 +28,8 @@ def piece_of(tensor: Tensor) -> Piece:
 
 def named_pieces(model: nn.Module) -> dict[str, Piece]:
     """Return every parameter and saved buffer of a model under its layout-independent name."""
-    return {canonical_name(name): piece_of(tensor) for name, tensor in model.state_dict(keep_vars=True).items()}
+    state = get_raw_model(model).state_dict(keep_vars=True)
+    return {canonical_name(name): piece_of(tensor) for name, tensor in state.items()}
 
 
 def beside(piece: Piece, local: Tensor) -> Piece:

@@ -31,6 +31,7 @@ class AreaMean(nn.Module):
     """Weighted mean over latitude and longitude of the points that have data.
 
     `weights` (H, W) or (C, H, W): area weight × validity, for the whole grid; `rows` and `columns` select this rank's part.
+    Where they have one value along a row, or 0 at points without data, that value and a mask are all that is held of them.
     Each rank computes its part of the mean (local sum over the global denominator); `reduce` adds the parts where the global
     mean is needed.
 
@@ -40,6 +41,8 @@ class AreaMean(nn.Module):
     weights: Tensor
     precise: Tensor
     """The weights in float64, on the device of the fields, for sums in float64."""
+    valid: Tensor | None
+    """Which points have data, where the weights do not say so."""
 
     def __init__(
         self,
@@ -53,7 +56,12 @@ class AreaMean(nn.Module):
         total = weights.sum((-2, -1), keepdim=True)
         if not bool((total > 0).all()):
             raise UserError("expected every channel to have data somewhere, got a channel without any; check the mask")
-        weights = _without_copies((weights / total)[..., rows, columns])
+        weights = (weights / total)[..., rows, columns]
+        there = weights > 0
+        of_rows = weights.amax(-1, keepdim=True)
+        apart = not bool(there.all()) and bool(((weights == of_rows) | ~there).all())
+        weights = _without_copies(of_rows if apart else weights)
+        self.register_buffer("valid", _without_copies(there) if apart else None, persistent=False)
         self.register_buffer("weights", weights.to(torch.float32), persistent=False)
         self.register_buffer("precise", weights, persistent=False)
         self.reduce = reduce
@@ -61,7 +69,8 @@ class AreaMean(nn.Module):
     def part(self, x_BCHW: Tensor) -> Tensor:
         """Return this rank's part of the mean, (B, C); differentiable and without communication."""
         weights = self.weights if x_BCHW.dtype != torch.float64 else self.precise
-        return (torch.where(weights > 0, x_BCHW, 0) * weights).sum((-2, -1))
+        valid = weights > 0 if self.valid is None else self.valid
+        return (torch.where(valid, x_BCHW, 0) * weights).sum((-2, -1))
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Return the mean over the whole grid, (B, C), on every rank."""

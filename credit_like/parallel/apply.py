@@ -21,7 +21,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.spectral_norm import shard_spectral_norms
 from credit_like.parallel.tensor_parallel import apply_tensor_parallel
-from credit_like.parallel.unwrap import canonical_name
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.trainer import TrainerSection
 
 _RECOMPILE_LIMIT = 256
@@ -81,7 +81,7 @@ def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
 
     Raises UserError for a pattern that matches no parameter, and where none is left to train.
     """
-    parameters = {canonical_name(name): parameter for name, parameter in model.named_parameters()}
+    parameters = {canonical_name(name): parameter for name, parameter in get_raw_model(model).named_parameters()}
     for pattern in patterns:
         matched = fnmatch.filter(parameters, pattern)
         if not matched:
@@ -121,7 +121,7 @@ def _ddp(model: nn.Module, mesh: DeviceMesh, replicate: Replicate) -> nn.Module:
 def initialise(model: nn.Module, seed: int) -> None:
     """Initialise a model of any layout with the values of `credit_like.nn.init.initialise`."""
     init.reset_buffers(model)
-    for module, leaf, name, parameter in init.own_parameters(model):
+    for module, leaf, name, parameter in init.own_parameters(get_raw_model(model)):
         name = canonical_name(name)
         full = init.initial_value(module, leaf, name, tuple(parameter.shape), seed).to(parameter.dtype)
         local(parameter).copy_(slice_like(full, parameter))

@@ -30,7 +30,7 @@ def _is_compiled(model: nn.Module) -> bool:
 
 
 def canonical_name(name: str) -> str:
-    """Return a parameter's name in the plain model."""
+    """Return the name in the plain model of a parameter of `get_raw_model`, which may have wrappers inside."""
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
-    return name.removeprefix("module.")
+    return name

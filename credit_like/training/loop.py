@@ -57,6 +57,7 @@ class Loop:
     """One stretch of training, from the start or a checkpoint to the end or a stop.
 
     `stages` are the phases in order. `enter` prepares the optimiser, `train_step` and `validation` for one of them.
+    `accepted` is called once the experiment is known to fit the run, before anything of it changes.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Loop:
         stop: StopRequest,
         monitor: Monitor | None,
         first_module: FirstModule,
+        accepted: Callable[[], None] = lambda: None,
     ) -> None:
-        self.first_module = first_module
+        self.first_module, self.accepted = first_module, accepted
         self.not_finite: str | None = None
         """The first variable and the first module that were not finite in the newest skipped steps, if they are known."""
         self.state, self.stages, self.enter, self.train_step = state, stages, enter, train_step
@@ -84,9 +86,10 @@ class Loop:
         self.saved: tuple[int, bool] | None = None
         """Step of the newest save, and whether a validation due there came before it."""
         self.score: tuple[int, float | None] | None = None
-        """Step and loss of the newest validation of this stretch."""
+        """Step and loss of the newest validation of this stretch, or of the checkpoint from which it goes on."""
         self.interrupted = False
         self.failures = 0
+        """Saves that failed since the newest one that is known to be on disk; the same on all ranks."""
         self.collect: Callable[[int], None] = lambda _: None
         self.longest = 0.0
         """Seconds of the longest step, in this stretch."""
@@ -117,7 +120,7 @@ class Loop:
                 failed = reason.startswith("skipped")
                 return Outcome("failed" if failed else "continue", progress.step, reason, self.interrupted)
         try:
-            self.manager.wait()
+            self._wait()
         except SaveFailed as error:
             self._failed(error)
         if self.saved != (progress.step, True):
@@ -125,23 +128,32 @@ class Loop:
         return Outcome("finished", progress.step)
 
     def _begin(self) -> None:
-        """Restore the newest checkpoint, or begin a new run, and continue its log."""
+        """Restore the newest checkpoint, or begin a new run, and continue its log.
+
+        Raises UserError, before anything of the run has changed, where the experiment does not fit it or all its checkpoints
+        are damaged.
+        """
         state = self.state
         self.manager.recover()
-        checkpoint = self.manager.latest(set_aside=True)
+        checkpoint = self.manager.latest(to_continue=True)
         if checkpoint is None:
             state.start()
         else:
             with reading_metadata(checkpoint.folder):
                 saved = Progress.of(checkpoint.meta["progress"])
-            stage = stage_of_last_step(self.stages, saved.epoch, saved.position)
+                stage = stage_of_last_step(self.stages, saved.epoch, saved.position, checkpoint.phase)
             refuse_other_phases(checkpoint, self.stages, stage)
             if stage is not self.stage:
                 self._begin_phase(stage)
             state.restore(checkpoint)
             self.saved = (state.progress.step, state.progress.validated)
+            if checkpoint.score is not None:
+                self.score = (checkpoint.step, checkpoint.score)  # it stays with the step if that is saved again
             log.info("continuing from %s%s", checkpoint.folder, self._named())
             self._take_up()
+        self.accepted()
+        if checkpoint is not None:
+            self.manager.set_aside(checkpoint.step)
         self.before = state.progress.seconds
         self.validation.allowance.spent = state.progress.forecasts
         if self.monitor is not None:
@@ -181,7 +193,9 @@ class Loop:
             log.info("step %d%s begins", progress.step, self._named())
         schedule = self.stage.schedule
         if progress.position >= schedule.steps_per_epoch:  # of an epoch that was longer before
-            progress.epoch, progress.position, progress.validated = progress.epoch + 1, 0, False
+            validated = self.score is not None and self.score[0] == progress.step
+            progress.epoch, progress.position, progress.validated = progress.epoch + 1, 0, validated
+            self.saved = None
             return None
         epoch = progress.epoch
         self.context.stepper.set_epoch(epoch)
@@ -295,7 +309,7 @@ class Loop:
         if stop := self._stop_wish():
             return stop
         every = self.stage.schedule.section.checkpoint.every
-        if self.failures:
+        if self.failures and not self.manager.in_flight:  # else the next try is on its way
             return _SAVE
         if isinstance(every, int):
             step = self.state.progress.step
@@ -424,9 +438,11 @@ class Loop:
         while True:
             try:
                 self.last_save = time.monotonic()
+                self._wait()
                 self.state.save(score)
                 if must:
                     self.manager.wait()
+                if not self.manager.in_flight:
                     self.failures = 0
                 self.saved = (progress.step, progress.validated)
                 return
@@ -435,6 +451,12 @@ class Loop:
                 if not must:
                     return
                 time.sleep(1.0)
+
+    def _wait(self) -> None:
+        """Wait for a save in flight, if there is one; where it ends well, there has been no failure. Raises SaveFailed."""
+        if self.manager.in_flight:
+            self.manager.wait()
+            self.failures = 0
 
     def _poll(self) -> None:
         """Move a save in flight on; one that failed is tried again at this boundary."""

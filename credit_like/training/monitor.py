@@ -37,24 +37,48 @@ class JsonLines:
         self._file = path.open("ab", buffering=0)
 
     def truncate(self, step: int, validated: bool) -> None:
-        """Keep the rows up to a checkpoint at `step`; its validation is kept if it was `validated` before the save."""
-        kept = 0
+        """Keep the rows up to a checkpoint at `step`; its validation is kept if it was `validated` before the save.
+
+        Lines that are no rows, as a disk may leave them that lost its power, are left out.
+        """
+        end = kept = 0
+        foreign: list[tuple[int, int]] = []
         with self.path.open("rb") as file:
             for line in file:
+                begin, end = end, end + len(line)
                 try:
                     row = json.loads(line)
                     seen = line.endswith(b"\n") and row["step"] <= step
                     seen = seen and (validated or "valid_loss" not in row or row["step"] < step)
                 except (ValueError, KeyError, TypeError, RecursionError):
-                    break
+                    foreign.append((begin, end))
+                    continue
                 if not seen:
                     break
-                kept += len(line)
-        os.truncate(self.path, kept)
+                kept = end
+        foreign = [(begin, end) for begin, end in foreign if end <= kept]
+        if not foreign:
+            os.truncate(self.path, kept)
+            return
+        log.warning("%s: %d lines that are no rows are left out", self.path, len(foreign))
+        content = self.path.read_bytes()
+        bounds = [0, *(at for line in foreign for at in line), kept]
+        rows = (content[begin:end] for begin, end in zip(bounds[::2], bounds[1::2], strict=True))
+        self._file.close()
+        replace_file(self.path, b"".join(rows))
+        self._file = self.path.open("ab", buffering=0)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append one object; numbers that are not finite become null."""
-        self._file.write(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
+        """Append one object; numbers that are not finite become null. Raises OSError, and then leaves no part of it."""
+        left = memoryview(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            while left:  # a disk with room for a part of it takes that part
+                left = left[self._file.write(left) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._file.fileno(), size)
+            raise
 
     def sync(self) -> None:
         """Flush to the disk."""
@@ -101,7 +125,7 @@ class Monitor:
         from torch.utils.tensorboard import SummaryWriter
 
         self.rows.truncate(step, validated)
-        self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1 if step else None)
+        self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
         self._tracking = self._track() if self._track is not None else None
         if sys.stderr.isatty():
             from credit_like.terminal import logging_above, plain_console, progress_bar

@@ -86,11 +86,14 @@ def stage_at(stages: Sequence[Stage], epoch: int) -> Stage:
     return next((stage for stage in stages if epoch < stage.phase.end), stages[-1])
 
 
-def stage_of_last_step(stages: Sequence[Stage], epoch: int, position: int) -> Stage:
-    """Return the stage of the newest of the steps taken before step `position` of an epoch.
+def stage_of_last_step(stages: Sequence[Stage], epoch: int, position: int, number: int = 0) -> Stage:
+    """Return the stage of the newest of the steps taken before step `position` of an epoch, saved in phase `number`.
 
-    A checkpoint at the end of a phase still has the optimiser state of that phase, and its validation is due.
+    A checkpoint at the end of a phase still has the optimiser state of that phase, and its validation is due. One that was
+    saved in the phase that begins with this epoch had steps of it, which a larger batch has made part of a step to come.
     """
+    if not position and number < len(stages) and stages[number].phase.first_epoch == epoch:
+        return stages[number]
     return stage_at(stages, epoch if position or not epoch else epoch - 1)
 
 

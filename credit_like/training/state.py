@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import credit_like
 from credit_like import registry, transforms
@@ -17,7 +18,7 @@ from credit_like.checkpoint import transfer
 from credit_like.checkpoint.continuation import refuse_other
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.files import to_json
-from credit_like.checkpoint.format import Piece
+from credit_like.checkpoint.format import NAMES, Piece
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager
 from credit_like.checkpoint.rng import random_state, seed_everything, set_random_state
 from credit_like.checkpoint.shards import beside, named_pieces
@@ -88,6 +89,7 @@ class TrainingState:
         self.progress = Progress()
         self._phases = phases(context.experiment)
         self.model = get_raw_model(context.stepper.model)
+        _refuse_unsaved("model.type", self.model.state_dict(keep_vars=True))
         self.parameters = {canonical_name(n): p for n, p in self.model.named_parameters() if p.requires_grad}
         self.copied = copied_over_tensor(self.parameters, context.runtime)
         """The parameters of which every tensor rank has a copy."""
@@ -105,6 +107,8 @@ class TrainingState:
         section = phase.experiment.trainer
         self.phase = phase
         self.optimizer = build_optimizer(section.optimizer, self.parameters)
+        for name, state in self.optimizer.state().items():
+            _refuse_unsaved("trainer.optimizer.type", {f"{kind} of {name}": value for kind, value in state.items()})
         if self.ema is not None:
             self.ema.decay = section.ema_decay if section.use_ema else 0.0
 
@@ -252,6 +256,19 @@ class TrainingState:
             "tensor": runtime.tensor_size,
             "domain": runtime.domain_size if runtime.domain_shape[1] == 1 else domain_text(runtime.domain_shape),
         }
+
+
+def _refuse_unsaved(key: str, state: Mapping[str, Any]) -> None:
+    """Raise UserError for what a checkpoint cannot hold: anything but tensors of the types of `format.DTYPES`."""
+    for name, value in state.items():
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        if kind not in NAMES:
+            types = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
+            raise UserError(
+                f"{key}: expected state that a checkpoint can hold ({types}), got {canonical_name(name)} of type "
+                f"{str(kind).removeprefix('torch.')}; hold complex numbers as pairs of real ones (torch.view_as_real), and "
+                "register a buffer that can be computed again with persistent=False"
+            )
 
 
 def _describe_channels(variables: Variables, statistics: Statistics) -> dict[str, dict[str, list[Any]]]:

@@ -22,7 +22,7 @@ from credit_like.checkpoint.files import replace_file, to_json
 log = logging.getLogger(__name__)
 
 Kind = Literal["mlflow", "wandb"]
-_PARAMETERS = 100  # that MLflow takes at once
+_PARAMETERS, _METRICS = 100, 1000  # that MLflow takes at once
 _LONGEST = 6000  # characters of a parameter in MLflow
 
 
@@ -61,9 +61,9 @@ class _MLflow(_Backend):
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self.client.log_batch(
-            self.id, metrics=[Metric(_allowed(key), float(value), now, step) for key, value in values.items()]
-        )
+        metrics = [Metric(_allowed(key), float(value), now, step) for key, value in values.items()]
+        for start in range(0, len(metrics), _METRICS):
+            self.client.log_batch(self.id, metrics=metrics[start : start + _METRICS])
 
     def close(self, state: str) -> None:
         status = {"finished": "FINISHED", "failed": "FAILED"}.get(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
@@ -19,7 +20,7 @@ from credit_like.checkpoint.manager import CheckpointManager, steps
 from credit_like.context import Context
 from credit_like.data.loading.loader import Loader
 from credit_like.data.loading.windows import Windows
-from credit_like.errors import UserError, reason
+from credit_like.errors import RunError, UserError, reason
 from credit_like.losses._mean import AreaLoss
 from credit_like.nn.noise import NoiseKeys
 from credit_like.parallel.apply import is_compiled
@@ -57,6 +58,8 @@ class Trainer:
         experiment, section = context.experiment, context.experiment.trainer
         self.context, self.runtime, self.stages, self.stage = context, context.runtime, stages, stages[0]
         self.folder = Path(experiment.save_loc)
+        self._accepted = False
+        """Whether the experiment fits the run in the folder, which has begun to change."""
         self.manager = CheckpointManager(
             self.folder / "checkpoints", section.checkpoint.keep, section.checkpoint.async_, self.runtime
         )
@@ -139,8 +142,9 @@ class Trainer:
     def fit(self) -> Outcome:
         """Train to the end, or until something asks to stop; with a checkpoint in either case.
 
-        Raises Locked where another process trains in the same folder or it cannot be written; any other error leaves
-        `failed` in status.json and the checkpoints before it as they are.
+        Raises Locked where another process trains in the same folder or it cannot be written, and UserError where the
+        experiment does not fit the run; a run with checkpoints is then left as it was. Any other error leaves `failed` in
+        status.json and the checkpoints before it as they are.
         """
         experiment = self.context.experiment
         with ExitStack() as stack:
@@ -172,7 +176,7 @@ class Trainer:
     def _record_failure(self, error: BaseException) -> None:
         """Write status.json, on the rank that failed first: the main process may be waiting for it."""
         # A run that was refused before its checkpoint was restored is still at the step of that one.
-        step = self.state.progress.step or max(steps(self.folder / "checkpoints"), default=0)
+        step = self.state.progress.step or _newest_step(self.folder)
         # The first cause is what matters, also where the disk is what failed.
         with suppress(OSError):
             if isinstance(error, KeyboardInterrupt):
@@ -187,7 +191,8 @@ class Trainer:
                     )
                 return
             cause = self.runtime.first_cause(error)
-            if cause.rank == self.runtime.rank:
+            refused = isinstance(error, UserError) and not self._accepted
+            if cause.rank == self.runtime.rank and not (refused and _keeps_status(self.folder)):
                 _write_failure(self.folder, self.runtime, cause, step, self.precision, self.state.origin)
 
     def _report(self, outcome: Outcome) -> None:
@@ -207,7 +212,7 @@ class Trainer:
         log.info("computing in %s%s", self.precision, shown(self.runtime.device))
         loop = Loop(
             self.state, self.stages, self._enter, self.train_step, self.validation, stop, monitor,
-            partial(first_module, self._step),
+            partial(first_module, self._step), self._accept,
         )  # fmt: skip
         grid = self.context.store.grid
         try:
@@ -224,14 +229,30 @@ class Trainer:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(RunLock(self.folder, _LOCK_PATIENCE))
-                replace_file(self.folder / "experiment.yml", dump_experiment(self.context.experiment).encode())
             except Locked as error:
                 refused = str(error)
             except OSError as error:
-                refused = f"save_loc: expected a folder that can be written, got {self.folder}: {reason(error)}; change save_loc"
+                refused = self._not_writable(error)
         refused = self.runtime.broadcast(refused)
         if refused:
             raise Locked(refused)
+
+    def _accept(self) -> None:
+        """Store the experiment, which fits the run, in its folder. Raises Locked on every rank where it cannot be written."""
+        self.runtime.barrier()  # the main process writes nothing unless all ranks have come so far
+        refused = None
+        if self.runtime.is_main:
+            try:
+                replace_file(self.folder / "experiment.yml", dump_experiment(self.context.experiment).encode())
+            except OSError as error:
+                refused = self._not_writable(error)
+        refused = self.runtime.broadcast(refused)
+        if refused:
+            raise Locked(refused)
+        self._accepted = True
+
+    def _not_writable(self, error: OSError) -> str:
+        return f"save_loc: expected a folder that can be written, got {self.folder}: {reason(error)}; change save_loc"
 
     def _communicate(self, last: bool) -> AbstractContextManager[None]:
         """Reduce gradients over ranks only with the last of the accumulated micro-batches."""
@@ -250,17 +271,33 @@ def record_failed_start(folder: Path, runtime: Runtime, error: BaseException) ->
     """Record that a run failed before it held the lock of its folder, unless another process is training there.
 
     The step is that of the newest checkpoint. Nothing is written where the user has to correct a run that has no folder
-    yet.
+    yet, or one that has checkpoints and does not count as running.
     """
     if isinstance(error, (KeyboardInterrupt, SystemExit)) or (isinstance(error, UserError) and not folder.is_dir()):
         return
     cause = runtime.first_cause(error)
-    if cause.rank != runtime.rank:
+    if cause.rank != runtime.rank or (isinstance(error, UserError) and _keeps_status(folder)):
         return
     with suppress(OSError, Locked):
         folder.mkdir(parents=True, exist_ok=True)
         with RunLock(folder):
-            _write_failure(folder, runtime, cause, max(steps(folder / "checkpoints"), default=0))
+            _write_failure(folder, runtime, cause, _newest_step(folder))
+
+
+def _newest_step(folder: Path) -> int:
+    """Return the step of the newest checkpoint of a run; 0 without one, or where that cannot be seen now."""
+    with suppress(RunError):
+        return max(steps(folder / "checkpoints"), default=0)
+    return 0
+
+
+def _keeps_status(folder: Path) -> bool:
+    """Return whether status.json says how a run with checkpoints ended, which remains true where a start of it is refused."""
+    with suppress(OSError, ValueError, RecursionError):
+        status = json.loads((folder / "status.json").read_bytes())
+        ended = isinstance(status, dict) and status.get("state") in ("continue", "finished", "failed")
+        return ended and _newest_step(folder) > 0
+    return False
 
 
 def _write_failure(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,8 @@ from credit_like.checkpoint.errors import DamagedCheckpoint, SaveFailed
 from credit_like.checkpoint.files import digest
 from credit_like.checkpoint.format import MANIFEST, Piece, Stored, read_manifest, seal
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, prune, steps
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError
+from credit_like.parallel.runtime import Runtime
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -328,7 +331,8 @@ def test_what_is_saved_after_a_damaged_one_is_there_after_every_save(tmp_path, h
     saved(tmp_path, 20, 300)
     damage(tmp_path / "step-300", how)
     manager = CheckpointManager(tmp_path, keep=keep)
-    assert manager.latest(set_aside=True).step == 20
+    assert manager.latest(to_continue=True).step == 20
+    manager.set_aside(20)
     assert (tmp_path / ".damaged-step-300").exists()
     for step in (30, 60, 90):
         manager.save(step, pieces(step), {})
@@ -356,14 +360,105 @@ def test_the_one_just_saved_is_kept_whatever_lies_there(tmp_path) -> None:
         assert CheckpointManager(tmp_path).latest().step == step
 
 
-def test_all_damaged_are_set_aside_and_named_apart(tmp_path) -> None:
+def test_those_that_are_set_aside_are_named_apart(tmp_path) -> None:
+    saved(tmp_path, 1)
     for _ in range(3):
-        saved(tmp_path, 1)
-        damage(tmp_path / "step-1", "tensors")
-        assert CheckpointManager(tmp_path).latest(set_aside=True) is None
+        saved(tmp_path, 2)
+        damage(tmp_path / "step-2", "tensors")
+        manager = CheckpointManager(tmp_path)
+        manager.set_aside(manager.latest(to_continue=True).step)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".damaged-step-1", ".damaged-step-1.1", ".damaged-step-1.2",
+        ".damaged-step-2", ".damaged-step-2.1", ".damaged-step-2.2", "step-1",
     ]  # fmt: skip
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_not_continued_from_nothing(tmp_path) -> None:
+    small(tmp_path)
+    for step in (1, 2):
+        damage(tmp_path / f"step-{step}", "tensors")
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match=r"expected an intact checkpoint in .* got only damaged ones \(step 1, 2\)"):
+        CheckpointManager(tmp_path).latest(to_continue=True)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.EIO])
+@pytest.mark.parametrize("where", ["manifest", "size", "content", "folder"])
+def test_what_cannot_be_read_now_is_no_damage(tmp_path, monkeypatch, where, number) -> None:
+    """The checkpoint may be intact: it is neither passed over nor renamed or removed, and the next start finds it."""
+    small(tmp_path)
+    before = contents(tmp_path)
+
+    def failing(real, ours):
+        def call(path, *arguments, **options):
+            if ours(Path(path)):
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        if where == "manifest":
+            patch.setattr(Path, "read_bytes", failing(Path.read_bytes, lambda p: p.parent.name in names))
+        elif where == "size":
+            ours = lambda p: p.suffix == ".safetensors" and p.parent.name in names  # noqa: E731
+            patch.setattr(Path, "stat", failing(Path.stat, ours))
+        elif where == "content":
+            patch.setattr(format_module, "digest", failing(format_module.digest, lambda p: p.parent.name in names))
+        else:
+            patch.setattr(os, "listdir", failing(os.listdir, lambda p: p == tmp_path))
+        names = ["step-2", ".step-2.tmp"]
+        manager = CheckpointManager(tmp_path)
+        for find in (manager.latest, lambda: manager.latest(to_continue=True), lambda: manager.at(2)):
+            with pytest.raises(RunError, match=f"{os.strerror(number)}; the checkpoint is left as it is.* start again"):
+                find()
+        if where != "folder":
+            (tmp_path / "step-2").rename(tmp_path / ".step-2.tmp")
+            with pytest.raises(RunError, match="the checkpoint is left as it is"):
+                manager.recover()
+            (tmp_path / ".step-2.tmp").rename(tmp_path / "step-2")
+        if where == "manifest":
+            names[:] = ["step-1"]
+            patch.setattr(manager_module, "_ranks", {})
+            assert prune(tmp_path, 1) == []
+    assert contents(tmp_path) == before
+    assert CheckpointManager(tmp_path).latest(to_continue=True).step == 2
+
+
+def test_what_another_rank_cannot_read_now_ends_all_ranks_alike(tmp_path) -> None:
+    class Other(Runtime):
+        """One of two ranks, the other of which cannot read its share."""
+
+        def agree(self, value):
+            return max(value, 2)
+
+        def first(self, text):
+            return text or "that of rank 1"
+
+    small(tmp_path)
+    before = contents(tmp_path)
+    (tmp_path / "step-2").rename(tmp_path / ".step-2.tmp")
+    manager = CheckpointManager(tmp_path, runtime=Other())
+    for find in (manager.latest, lambda: manager.at(1), manager.recover):
+        with pytest.raises(RunError, match="that of rank 1"):
+            find()
+    (tmp_path / ".step-2.tmp").rename(tmp_path / "step-2")
+    assert contents(tmp_path) == before
+
+
+def test_the_threads_of_a_save_use_the_gpu_of_their_rank(tmp_path, monkeypatch) -> None:
+    chosen = []
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: chosen.append((threading.current_thread().name, device))
+    )
+    gpu = torch.device("cuda", 3)
+    saved(tmp_path, 7, runtime=Runtime(gpu))
+    assert chosen == [("checkpoint-7", gpu)] * 2, "of the thread that writes, and of the one that commits"
+    assert CheckpointManager(tmp_path).latest().step == 7
 
 
 def test_who_only_reads_renames_nothing(tmp_path) -> None:

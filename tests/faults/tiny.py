@@ -211,6 +211,17 @@ def stop_after_step(made: Trainer, number: int) -> None:
     made.train_step = step
 
 
+def stop_before_first_step(made: Trainer) -> None:
+    """Request a stop once the newest checkpoint has been restored."""
+    inner = made.state.restore
+
+    def restore(checkpoint):
+        inner(checkpoint)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    made.state.restore = restore
+
+
 if __name__ == "__main__":
     import json
 

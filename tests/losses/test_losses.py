@@ -11,6 +11,7 @@ import torch
 from credit_like import registry
 from credit_like.grid import Grid
 from credit_like.losses._mean import AreaLoss
+from credit_like.nn.area import AreaMean
 from credit_like.schema.data import DataSection
 from credit_like.variables import Variables
 
@@ -121,6 +122,32 @@ def test_parts_of_row_bands_add_up_to_the_whole(variables, grid):
         for band in bands
     ]
     assert float(sum(parts)) == pytest.approx(float(whole), rel=1e-13)
+
+
+def test_a_mask_is_held_as_a_mask_and_gives_the_bits_of_dense_weights(grid):
+    """No number of a point is held that one number of its row and a bit say too."""
+    valid = torch.from_numpy(np.random.default_rng(2).random((4, HEIGHT, WIDTH)) > 0.3)
+    valid[1] = True
+    valid[2, 3] = False
+    weights = torch.from_numpy(grid.latitude_weights())[:, None] * valid
+    area = AreaMean(weights)
+    held = {name: buffer for name, buffer in area.named_buffers() if buffer.numel() >= valid.numel()}
+    assert {buffer.dtype for buffer in held.values()} == {torch.bool}
+    dense = weights / weights.sum((-2, -1), keepdim=True)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 4, HEIGHT, WIDTH, generator=generator, dtype=torch.float64)
+    x[:, ~valid] = torch.nan
+    for dtype in (torch.float32, torch.float64):
+        expected = (torch.where(dense > 0, x.to(dtype), 0) * dense.to(dtype)).sum((-2, -1))
+        assert torch.equal(area.part(x.to(dtype)), expected)
+        halves = [
+            AreaMean(weights, columns=part).part(x[..., part].to(dtype)) for part in (slice(0, 3), slice(3, None))
+        ]
+        torch.testing.assert_close(sum(halves), expected)
+    # Weights that differ along a row are held as they are.
+    any_weights = torch.rand(4, HEIGHT, WIDTH, generator=generator, dtype=torch.float64) * valid
+    expected = (torch.where(valid, x, 0) * any_weights / any_weights.sum((-2, -1), keepdim=True)).sum((-2, -1))
+    torch.testing.assert_close(AreaMean(any_weights).part(x), expected)
 
 
 def test_a_misspelt_weight_is_named(variables, grid):

@@ -8,7 +8,7 @@ from credit_like.parallel.apply import parallelise
 from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
-from credit_like.parallel.unwrap import canonical_name
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.trainer import TrainerSection
 from tests.largest import largest
 
@@ -21,7 +21,7 @@ def _run(tiny, model, x, target, rows=slice(None), scale=1.0):
     y = model(x[..., rows, :], key_B=KEYS)
     (tiny.loss(y, target, rows) * scale).backward()
     spectral_norm.after_backward(model)
-    return y.detach(), {canonical_name(n): p.grad for n, p in model.named_parameters()}
+    return y.detach(), {canonical_name(n): p.grad for n, p in get_raw_model(model).named_parameters()}
 
 
 def _sharded(rank, tiny, layout, reference):

@@ -291,6 +291,43 @@ def test_an_epoch_that_was_longer_before_ends_with_its_validation(tmp_path, monk
     assert [row["step"] for row in harness.rows(tmp_path) if "valid_loss" in row] == [before, last]
 
 
+@pytest.mark.parametrize("validated", ["before the stop", "at the next start"])
+def test_a_validation_in_an_epoch_that_becomes_shorter_is_not_repeated_at_its_end(tmp_path, monkeypatch, validated):
+    """The end of the epoch is then the step that was validated already."""
+    section = {"epochs": 2, "valid_every": 8, "checkpoint": {"every": 1, "keep": 99, "async": False}}
+    first = tiny.trainer(tmp_path, **section, stop_at=8 if validated == "at the next start" else 9)
+    assert first.fit().state == "continue"
+    shutil.rmtree(tmp_path / "checkpoints" / "step-9", ignore_errors=True)
+    assert at(tmp_path, 8).meta["progress"]["validated"] == (validated == "before the stop")
+    length = tiny.Loader.__len__
+    monkeypatch.setattr(tiny.Loader, "__len__", lambda self: length(self) // (2 if self.shuffle else 1))
+    shorter = tiny.trainer(tmp_path, **section)
+    last = 8 + shorter.schedule.steps_per_epoch
+    assert shorter.fit().step == last
+    assert [row["step"] for row in harness.rows(tmp_path) if "valid_loss" in row] == [8, last]
+    assert len(at(tmp_path, last).meta["progress"]["losses"]) == 2
+    assert at(tmp_path, 8).score is not None
+
+
+def test_a_larger_batch_early_in_a_phase_does_not_move_its_step_to_the_phase_before(tmp_path):
+    """The samples of the phase are less than one batch now; a stop before that has been filled saves the phase's beginning."""
+
+    def phases(batch):
+        return {"phases": [{"epochs": 1}, {"epochs": 1, "global_batch_size": batch}]}
+
+    before = tiny.trainer(tmp_path, **phases(2), stop_at=10)
+    first = before.stages[0].schedule.steps_per_epoch
+    assert before.fit().step == first + 1
+    stopped = tiny.trainer(tmp_path, **phases(4))
+    tiny.stop_before_first_step(stopped)
+    assert stopped.fit().state == "continue"
+    progress = at(tmp_path, first + 1).meta["progress"]
+    assert (at(tmp_path, first + 1).phase, progress["epoch"], progress["position"]) == (1, 1, 0)
+    last = tiny.trainer(tmp_path, **phases(4))
+    outcome = last.fit()
+    assert (outcome.state, outcome.step) == ("finished", first + 1 + last.stages[1].schedule.steps_per_epoch)
+
+
 TWICE = [{"epochs": 2}, {"epochs": 2}]
 
 

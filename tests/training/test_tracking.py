@@ -2,6 +2,8 @@
 
 import json
 import logging
+import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +66,37 @@ def test_mlflow_has_the_values_and_continues_its_run(tmp_path, offline):
     assert [(one.step, one.value) for one in history] == [(n, 1 / n) for n in range(1, 6)]
     assert found.data.metrics["valid/loss"] == 0.5
     assert found.data.metrics["rmse/u_500"] == 0.25
+
+
+def test_mlflow_gets_no_more_at_once_than_it_takes(tmp_path, offline, monkeypatch):
+    """A stand-in with MLflow's limits: 1000 metrics and 100 parameters."""
+    logged = {"metrics": {}, "params": {}}
+
+    class Client:
+        def __init__(self, *_):
+            pass
+
+        def get_experiment_by_name(self, name):
+            return SimpleNamespace(experiment_id="1")
+
+        def create_run(self, *_, **__):
+            return SimpleNamespace(info=SimpleNamespace(run_id="2"))
+
+        def log_batch(self, run, metrics=(), params=()):
+            if len(metrics) > 1000 or len(params) > 100:
+                raise ValueError("more than a batch may have")
+            logged["metrics"] |= {key: (value, step) for key, value, _, step in metrics}
+            logged["params"] |= dict(params)
+
+    entities = SimpleNamespace(Param=lambda *values: values, Metric=lambda *values: values)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    monkeypatch.setitem(sys.modules, "mlflow.tracking", SimpleNamespace(MlflowClient=Client))
+    many = {f"key {number}": float(number) for number in range(2001)}
+    tracker = Tracking("mlflow", tmp_path, "a", many)
+    tracker.log(many, 7)
+    assert logged["params"] == {key: str(value) for key, value in many.items()}
+    assert logged["metrics"] == {key: (value, 7) for key, value in many.items()}
 
 
 def test_wandb_has_the_values_and_continues_its_run(tmp_path, offline):

@@ -10,7 +10,7 @@ from credit_like.parallel.domain.manager import get_domain_manager
 from credit_like.parallel.domain.spatial import shard_spatial
 from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, _units
 from credit_like.parallel.runtime import Runtime
-from credit_like.parallel.unwrap import canonical_name
+from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.trainer import Parallelism
 from tests.largest import largest
 
@@ -33,7 +33,7 @@ def _run(tiny, model, x, target, rows=slice(None), columns=slice(None)):
     y = model(x, key_B=KEYS)
     loss = tiny.loss(y, target, rows, columns)
     loss.backward()
-    return y.detach(), {canonical_name(n): p.grad for n, p in model.named_parameters()}
+    return y.detach(), {canonical_name(n): p.grad for n, p in get_raw_model(model).named_parameters()}
 
 
 def _errors(tiny, model, y, grads, reference, rows=slice(None), columns=slice(None)):
