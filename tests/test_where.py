@@ -33,6 +33,7 @@ ELSEWHERE = {
     "data/declared": "physics/test_physics.py",
     "data/stored_statistics": "data/sources/test_anemoi.py",
     "data/tools/audit": "data/tools/test_preprocess.py",
+    "data/tools/stamps": "data/tools/test_preprocess.py",
     "evaluation": "evaluation/test_metrics.py",
     "evaluation/metrics": "evaluation/test_metrics.py",
     "evaluation/charts": "evaluation/test_plots.py",

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from credit_like.errors import UserError
@@ -44,7 +45,7 @@ from credit_like.schema.phases import phases
 log = logging.getLogger(__name__)
 
 _SUBMITTED = "as submitted, includes and overrides merged"
-Check = Callable[[Path, Sequence[str], int], object]
+Check = Callable[[Path, Sequence[str], int | None], object]
 """Checks of an experiment file with overrides, for a world size (None unless training)."""
 
 
@@ -71,13 +72,13 @@ def chain_of(text: str) -> Chain:
     return int(text)
 
 
-def check_sections(file: Path, overrides: Sequence[str], world: int) -> None:
+def check_sections(file: Path, overrides: Sequence[str], world: int | None, mode: Mode = "train") -> None:
     """Run the checks that need no data.
 
     Raises ExperimentError with every problem.
     """
     experiment, locations = load_located(file, overrides)
-    findings = section_findings(experiment, world)
+    findings = section_findings(experiment, world or world_of(experiment, mode))
     if problems := [locations.problem(path, message) for path, message in findings]:
         raise ExperimentError(problems)
 
@@ -93,7 +94,7 @@ def submit(
     site: str | None = None,
     dry_run: bool = False,
     force: bool = False,
-    check: Check = check_sections,
+    check: Check | None = None,
     python: str = sys.executable,
 ) -> Plan:
     """Plan the jobs of a mode and submit them; at site `local`, run them here.
@@ -114,7 +115,7 @@ def submit(
     # A file that this job or one before it writes need not be there yet.
     is_made = mode == "preprocess" or (after and not os.path.exists(statistics))
     checked = (*overrides, "data.statistics=null") if is_made else overrides
-    check(file, checked, asked.world if mode == "train" else world_of(experiment, mode))
+    (check or partial(check_sections, mode=mode))(file, checked, asked.world if mode == "train" else None)
     plan = plan_jobs(experiment, mode, site=profile, chain=chain, after=tuple(after), python=python)
     plan = _numbered(plan)
     dialect = scheduler.of(profile)

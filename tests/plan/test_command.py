@@ -29,7 +29,7 @@ def call(*arguments):
         (["--gpus", "4", "--gpu", "h10"], "did you mean"),
         (["--gpus", "4", "--grid", "64"], "expected --grid ROWSxCOLUMNS"),
         (["--gpus", "4", "--grid", "181x360"], "expected a grid that suits the model"),
-        (["--gpus", "4", "--plot", "nowhere/at/all.png"], "--plot: expected it in a folder"),
+        (["--gpus", "4", "--plot", "nowhere/at/all.png"], "--plot: expected a file in an existing folder"),
         (["--gpus", "4", "--set", "trainer.tensor=2"], "trainer.tensor"),
     ],
 )

@@ -62,20 +62,15 @@ class GribWriter(FilePerInit):
             for name, levels in layout.chosen.items()
         }
         with locked():
-            self.kinds = {name: self._kind(name) for name in layout.chosen}
+            parameters = {name: _parameter(name) for name in layout.chosen}
+            self.kinds = {name: self._kind(name, parameter) for name, parameter in parameters.items()}
 
-    def _kind(self, name: str) -> tuple[int, float, float]:
+    def _kind(self, name: str, parameter: int) -> tuple[int, float, float]:
         """Return the parameter of a variable, and (a, b) of the values to write, a · x + b.
 
-        Raises UserError for a variable without a parameter here, and for units that are unknown or no other form of its own.
+        Raises UserError for units that are absent, unknown or no other form of those of the parameter.
         """
-        known = find(name, _PARAMETERS)
-        if known is None:
-            raise UserError(
-                f"inference.output.type: expected variables of ECMWF's parameter table for grib, got {name!r}; choose "
-                f"others with inference.output.variables, or {_ELSE}"
-            )
-        handle = self._message(_PARAMETERS[known], bool(self.layout.chosen[name]))
+        handle = self._message(parameter, bool(self.layout.chosen[name]))
         wanted = str(self.eccodes.codes_get(handle, "units"))
         self.eccodes.codes_release(handle)
         wanted = "1" if wanted == "(0 - 1)" else wanted
@@ -86,7 +81,7 @@ class GribWriter(FilePerInit):
                 f"that it has, or {_ELSE}"
             )
         try:
-            return _PARAMETERS[known], *conversion(given, wanted)
+            return parameter, *conversion(given, wanted)
         except UserError as error:
             raise UserError(
                 f"inference.output.type: expected {name} in {wanted} for grib, got {given}; {_ELSE}"
@@ -174,6 +169,17 @@ class GribWriter(FilePerInit):
             finally:
                 codes.codes_release(handle)
         self._files[init].write(content)
+
+
+def _parameter(name: str) -> int:
+    """Return the parameter of a variable in ECMWF's table. Raises UserError for a variable without one here."""
+    known = find(name, _PARAMETERS)
+    if known is None:
+        raise UserError(
+            f"inference.output.type: expected variables of ECMWF's parameter table for grib, got {name!r}; choose "
+            f"others with inference.output.variables, or {_ELSE}"
+        )
+    return _PARAMETERS[known]
 
 
 def _grid_keys(grid: Grid) -> dict[str, Any]:
