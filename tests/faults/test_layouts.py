@@ -72,6 +72,7 @@ def test_four_then_one_then_two(tmp_path, name) -> None:
     check(tmp_path, name, (4, 1, 2), (2, 4))
 
 
+@pytest.mark.slow
 def test_more_ranks_than_rows_go_on_bitwise(tmp_path) -> None:
     """The last two of four ranks hold no row of the head; whichever copy of its state is saved must be right."""
     harness.reference(tmp_path / "whole", section("plain", 4), 4)

@@ -528,7 +528,10 @@ def check(run_ranks, save_loc, case):
         assert expected - counted == Counter(), f"rank {rank}: less than derived"
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=name, marks=[pytest.mark.slow] * (name == "mix")) for name, case in CASES.items()],
+)
 def test_a_step_sends_what_is_derived_and_nothing_else(run_ranks, save_loc, case):
     check(run_ranks, save_loc, case)
 

@@ -392,7 +392,7 @@ def _half(rank, tiny, layout, reference):
     return float(total.sqrt() / torch.stack([g.norm() for g in reference.values()]).norm())
 
 
-@pytest.mark.parametrize("layout", [(1, 2, 2), pytest.param((2, 1, 1), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("layout", [pytest.param((1, 2, 2), marks=pytest.mark.slow), (2, 1, 1)], ids=str)
 def test_bfloat16_with_spectral_norm(run_ranks, tiny, layout):
     """Not further from fp32 than one process in bfloat16 is, by more than half."""
     from credit_like.nn import spectral_norm

@@ -170,7 +170,9 @@ LAYOUTS = [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 1, 4), (2, 2, 1), (2, 1, 2), (1,
 TRANSPOSE = {"upsample": "transpose", "position_index": "credit", "interp": True}
 
 
-@pytest.mark.parametrize("layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2), (1, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [(2, 1, 1), (1, 2, 1), (1, 1, 2), pytest.param((1, 2, 2), marks=pytest.mark.slow)], ids=str
+)
 def test_layouts(run_ranks, tiny, layout):
     check(run_ranks, tiny, layout)
 

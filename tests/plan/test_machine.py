@@ -200,6 +200,7 @@ def test_what_cannot_be_is_refused(name, changes, message):
         machine_of(name, changes)
 
 
+@pytest.mark.slow
 def test_a_measured_machine_plans_as_it_was_measured(tmp_path):
     measured = bench(tmp_path / "here.yml")
     assert machine_of(str(tmp_path / "here.yml"), {}) == measured

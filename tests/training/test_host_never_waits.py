@@ -217,6 +217,7 @@ class _Fields:
         )
 
 
+@pytest.mark.slow
 def test_no_step_waits_whatever_the_physics():
     """Of training with all corrections, noise on the input, dropout and a loss of rows, and of a rollout."""
     trainer, sample = _trainer(

@@ -40,6 +40,7 @@ def years(tmp_path_factory, dataset, data_section):
     return data, variables, open_store(data, variables)
 
 
+@pytest.mark.slow
 def test_as_fitted_from_the_whole_period_and_loaded_for_other_times(years, tmp_path, monkeypatch):
     data, variables, store = years
     monkeypatch.setattr(module, "_PIECES", 8)
