@@ -49,6 +49,7 @@ from credit_like.schema.checks import NO_OFFLOAD
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
 from credit_like.schema.phases import Phase, phases
+from credit_like.schema.places import has_checkpoints
 from credit_like.schema.trainer import Parallelism
 from credit_like.training.stage import Batches, Stage
 from credit_like.training.trainer import Trainer, record_failed_start
@@ -124,17 +125,13 @@ def load_statistics(experiment: Experiment, store: FieldStore, variables: Variab
         statistics.save(path)
     runtime.barrier()
     statistics = Statistics.load(path, store)
-    statistics.refuse_other_data(store, variables, experiment.data, path, _has_checkpoint(experiment))
+    statistics.refuse_other_data(store, variables, experiment.data, path, has_checkpoints(experiment.save_loc))
     return statistics
-
-
-def _has_checkpoint(experiment: Experiment) -> bool:
-    return any((Path(experiment.save_loc) / "checkpoints").glob("step-*"))
 
 
 def _is_to_adopt(experiment: Experiment, path: Path, store: FieldStore) -> bool:
     """Return whether a run that starts from another one has no checkpoint yet, and not that one's statistics."""
-    if experiment.start_from is None or _has_checkpoint(experiment):
+    if experiment.start_from is None or has_checkpoints(experiment.save_loc):
         return False
     return not _is_adopted(experiment, Statistics.load(path, store))
 

@@ -40,6 +40,7 @@ from credit_like.schema.inference import InferenceSection
 from credit_like.schema.load import load_partly
 from credit_like.schema.partial import visible
 from credit_like.schema.phases import Phase, phases, written_at
+from credit_like.schema.places import has_checkpoints
 from credit_like.variables import Variable, Variables
 
 if TYPE_CHECKING:
@@ -753,7 +754,7 @@ def _made_statistics_findings(store: Store) -> Iterator[Finding]:
     experiment, path = store.experiment, store.experiment.statistics_file
     if experiment.data.statistics is not None or experiment.start_from is not None or not path.exists():
         return
-    is_used = any((FilePath(experiment.save_loc) / "checkpoints").glob("step-*"))
+    is_used = has_checkpoints(experiment.save_loc)
 
     def refuse() -> None:
         found = Statistics.load(path, store.fields)

@@ -138,11 +138,7 @@ class Statistics:
             now = store.attrs(variable).get("units", "")
             for name in variable.channels:
                 was = str(self.dataset["units"].values[self._at[name]]) if name in self._at else ""
-                try:
-                    differ = (units.between(was, now) or (1.0, 0.0)) != (1.0, 0.0)
-                except UserError:  # of other dimensions
-                    differ = True
-                if differ:
+                if units.same(was, now) is False:
                     yield name, was, now
 
     def _positions(self, variables: Sequence[Variable]) -> list[int]:

@@ -375,12 +375,14 @@ def _override(tree: _Tree, override: str) -> _Tree:
         merged = _merge_files(tree, _with_type(whole))
     else:
         named = tree.value.get("site") if parts[0] == "site" else None
-        profile = _profile(named.value) if named is not None and isinstance(named.value, str) else None
-        if profile is not None:
+        if named is None or not isinstance(named.value, str):
+            merged = _set(tree, parts, parsed, place, key)
+        elif (profile := _profile(named.value)) is None:
+            merged = tree  # the name is reported
+        else:
             problems = (*tree.problems, *profile.problems)
             tree = replace(tree, value={**tree.value, "site": profile}, problems=problems)
-        is_unknown = profile is None and named is not None and isinstance(named.value, str)
-        merged = tree if is_unknown else _set(tree, parts, parsed, place, key)
+            merged = _set(tree, parts, parsed, place, key)
     result = _Tree(merged.value, tree.place, (*tree.problems, *merged.problems, *parsed.problems))
     return _with_absolute_plugins(result, FilePath()) if parts[0] == "plugins" else result
 

@@ -32,6 +32,11 @@ def is_run(folder: str | Path) -> bool:
     )
 
 
+def has_checkpoints(folder: str | Path) -> bool:
+    """Return whether a run in a folder has saved a checkpoint, intact or not."""
+    return any((Path(folder) / "checkpoints").glob("step-*"))
+
+
 def place_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:
     """Check that `save_loc` is not used for anything else.
 

@@ -538,12 +538,7 @@ def _differ(one: str, other: str) -> bool:
     Texts that are no known units are compared as they are, but for their spelling of blanks and powers.
     """
     texts = [re.sub(r"\s|\*\*|\^", "", text) for text in (one, other)]
-    if not all(texts) or texts[0] == texts[1]:
-        return False
-    try:
-        return units.between(one, other) != (1.0, 0.0)
-    except UserError:  # of other dimensions
-        return True
+    return all(texts) and texts[0] != texts[1] and units.same(one, other) is not True
 
 
 @dataclass(frozen=True)

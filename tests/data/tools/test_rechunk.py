@@ -96,9 +96,8 @@ def test_stopped_it_goes_on(source, tmp_path, data_section, monkeypatch):
     np.testing.assert_array_equal(store.read(variables.outputs, range(40)), again.read(others.outputs, range(40)))
 
 
-@pytest.mark.parametrize("change", ["units", "name", "times", "band"])
-def test_stopped_it_begins_anew_where_something_else_is_copied(source, tmp_path, data_section, monkeypatch, change):
-    _, _, variables, store = source
+def stopped(monkeypatch, *arguments, **options):
+    """Copy the first shards of a variable, and be interrupted before time 16."""
     real = module._write
 
     def stop(*args):
@@ -106,10 +105,16 @@ def test_stopped_it_begins_anew_where_something_else_is_copied(source, tmp_path,
             raise KeyboardInterrupt
         real(*args)
 
-    monkeypatch.setattr(module, "_write", stop)
-    with pytest.raises(KeyboardInterrupt):
-        rechunk(store, variables, tmp_path / "new.zarr", band=4, times_per_shard=16)
-    monkeypatch.setattr(module, "_write", real)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_write", stop)
+        with pytest.raises(KeyboardInterrupt):
+            rechunk(*arguments, **options)
+
+
+@pytest.mark.parametrize("change", ["units", "name", "times", "band"])
+def test_stopped_it_begins_anew_where_something_else_is_copied(source, tmp_path, data_section, monkeypatch, change):
+    _, _, variables, store = source
+    stopped(monkeypatch, store, variables, tmp_path / "new.zarr", band=4, times_per_shard=16)
     t = {"name": "t", "units": "K"} if change != "units" else "t"
     u = {"name": "u", "var": "t"} if change == "name" else "u"
     of_file = data_section(tmp_path / "store.zarr", levels=[850, 100], prognostic={"level": [u, t], "surface": ["sp"]})
@@ -136,17 +141,7 @@ def test_a_write_that_went_wrong_is_found(source, tmp_path, monkeypatch):
 
 def test_stopped_it_begins_anew_where_files_have_changed(source, tmp_path, data_section, monkeypatch):
     ds, data, variables, store = source
-    real = module._write
-
-    def stop(*args):
-        if args[-1].start == 16:
-            raise KeyboardInterrupt
-        real(*args)
-
-    monkeypatch.setattr(module, "_write", stop)
-    with pytest.raises(KeyboardInterrupt):
-        rechunk(store, variables, tmp_path / "new.zarr", times_per_shard=16)
-    monkeypatch.setattr(module, "_write", real)
+    stopped(monkeypatch, store, variables, tmp_path / "new.zarr", times_per_shard=16)
     ds["t"] = (ds["t"] + 1).assign_attrs(ds["t"].attrs)
     ds[["t"]].to_zarr(tmp_path / "store.zarr", mode="a", consolidated=False)
     changed = open_store(data, variables)
