@@ -79,10 +79,14 @@ def test_what_follows_the_checkpoint_goes_also_without_a_newline_at_the_end(tmp_
 
 
 @pytest.mark.parametrize("begun", [0, 2])
-def test_the_curves_of_a_killed_start_end_where_the_next_one_begins(tmp_path, begun) -> None:
-    """Also of one that was killed before its first checkpoint."""
+def test_the_curves_of_a_killed_start_end_where_the_next_one_begins(tmp_path, monkeypatch, begun) -> None:
+    """Also of one that was killed before its first checkpoint.
+
+    TensorBoard reads its files in the order of the second in their names, so each start has a second of its own.
+    """
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for last in (5, 3):
+    for second, last in enumerate((5, 3)):
+        monkeypatch.setattr("time.time", lambda second=second: 1.8e9 + second)
         monitor = Monitor(tmp_path, 9)
         monitor.open(begun, True)
         for step in range(begun + 1, last + 1):
