@@ -96,7 +96,7 @@ def training(height: int, width: int) -> tuple[Callable[[], None], dict[str, Pie
     def step() -> None:
         spectral_norm.before_step(model)
         (model(x) - x).square().mean().backward()
-        spectral_norm.after_backward(model)
+        spectral_norm.correct_gradients(model)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

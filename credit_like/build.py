@@ -319,7 +319,7 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
     with joined as runtime:
         blame.stacks_folder = save_loc / hang.FOLDER
         if fresh and (again := restarts()):
-            log.warning("--fresh is left out: this is restart %d of the same command, which continues its run", again)
+            log.warning("ignoring --fresh: this is restart %d of the same command, so the run is continued", again)
         elif fresh:
             _start_anew(save_loc, force, experiment.data.statistics is None, runtime)
         try:
@@ -335,8 +335,9 @@ def train(experiment: Experiment, fresh: bool = False, force: bool = False) -> i
 
 
 def rollout(experiment: Experiment, share: tuple[int, int] = (0, 1)) -> int:
-    """Write the forecasts that are missing, from every initial time; `share` = (i, n) selects the i-th of n parts.
+    """Write the forecasts that are missing, from every initial time, and return the exit status.
 
+    `share` = (index, number) selects part `index` = 0, …, number - 1 of them.
     A run without a checkpoint forecasts with the weights of `start_from`, unless it is to train low-rank changes of them.
     """
     with start(experiment, training=False) as runtime:

@@ -18,8 +18,8 @@ UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, Runti
 _SURROUNDINGS = {
     number: advice
     for numbers, advice in (
-        (("ENOSPC", "EDQUOT"), "make room, or write to another disk"),
-        (("EROFS", "EIO", "ESTALE"), "write to another disk, or ask who looks after this one"),
+        (("ENOSPC", "EDQUOT"), "free some space, or write to another disk"),
+        (("EROFS", "EIO", "ESTALE"), "write to another disk, or ask the administrator of this one"),
         (("EMFILE", "ENFILE"), "raise the limit of open files (ulimit -n)"),
         (("ENAMETOOLONG", "ELOOP"), "name another path"),
     )

@@ -287,7 +287,7 @@ def test_a_process_that_was_restarted_by_itself_keeps_the_run(run, monkeypatch, 
     with caplog.at_level(logging.WARNING):
         assert build.train(experiment, fresh=True, force=True) == 0
     assert (save_loc / "log.jsonl").read_bytes() == before
-    assert "--fresh is left out: this is restart 2 of the same command" in caplog.text
+    assert "ignoring --fresh: this is restart 2 of the same command" in caplog.text
     monkeypatch.setenv(variable, "0")
     with pytest.raises(UserError, match="add --force"):
         build.train(experiment, fresh=True)

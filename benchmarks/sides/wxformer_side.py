@@ -74,7 +74,7 @@ def ours(side: str, arguments: dict[str, Any], weights: Path | None, options: ar
     size = (1, described.in_channels, described.frames, described.height, described.width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=side == "ours")
     x = image(size, options.device)
-    return Subject(model, forward, x, optimizer, spectral_norm.before_step, spectral_norm.after_backward)
+    return Subject(model, forward, x, optimizer, spectral_norm.before_step, spectral_norm.correct_gradients)
 
 
 def credit(arguments: dict[str, Any], options: argparse.Namespace) -> Subject:

@@ -288,7 +288,8 @@ def convert_state_dict(state: Mapping[str, Tensor], config: wxformer.Config) -> 
         elif not _window_of_one(ours, config):
             converted[ours] = _reshape(ours, value, config.dim_head)
     if unmapped:
-        raise UserError(f"{len(unmapped)} names in the checkpoint have no place here:\n" + "\n".join(sorted(unmapped)))
+        names = "\n".join(sorted(unmapped))
+        raise UserError(f"{len(unmapped)} names in the checkpoint have no counterpart in this model:\n{names}")
     return converted
 
 

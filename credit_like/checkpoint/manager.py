@@ -367,7 +367,7 @@ class CheckpointManager:
         for step in there[::-1]:
             checkpoint, damage = examined(self.folder / f"step-{step}", self.runtime)
             if damage:
-                log.warning("checkpoint step-%d is damaged and passed over: %s", step, damage)
+                log.warning("skipping checkpoint step-%d, which is damaged: %s", step, damage)
             if checkpoint is not None:
                 return checkpoint
         if to_continue and there:

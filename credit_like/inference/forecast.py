@@ -56,13 +56,13 @@ class RolloutOutcome:
     finished: bool
 
 
-def _tell_trained(forecast_plan: ForecastPlan, store: FieldStore, trained_on: Periods) -> None:
-    """Log how many forecasts are of times that the weights were trained on."""
+def _warn_of_training_times(forecast_plan: ForecastPlan, store: FieldStore, trained_on: Periods) -> None:
+    """Warn of forecasts that include times on which the weights were trained."""
     valid = np.add.outer(np.array(forecast_plan.init), np.arange(1, forecast_plan.leads + 1))
     known = np.isin(valid, store.period(trained_on)).any(1).sum()
     if known:
         _LOG.warning(
-            "%d of %d forecasts are of times that the weights were trained on: their errors are too small to compare",
+            "%d of %d forecasts include times on which the weights were trained; their errors are too small for a fair comparison",
             *(known, len(valid)),
         )
 
@@ -94,7 +94,7 @@ def write_forecasts(
     forecast_plan = plan(experiment, store, context.variables, checkpoint, missing, parts)
     layout, section = forecast_plan.layout, experiment.inference
     if trained_on and context.runtime.is_main:
-        _tell_trained(forecast_plan, store, trained_on)
+        _warn_of_training_times(forecast_plan, store, trained_on)
     noise, perturb = _differences(context)
     folder = experiment.forecast_folder
     writer: Writer = registry.of("writer", section.output).open_writer(section.output, layout, folder)

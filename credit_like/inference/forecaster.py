@@ -221,7 +221,7 @@ class Forecaster:
                 raise UserError(f"expected values of {name} at the initial time, got none; give a complete analysis")
             if not function and abs(float(values.mean(dtype=np.float64)) - mean) > _FAR * std > 0:
                 raise UserError(
-                    f"expected {name} as the model knows it, with mean {mean:.4g} and standard deviation {std:.4g}, got a field "
+                    f"expected {name} as in the training data, with mean {mean:.4g} and standard deviation {std:.4g}, got a field "
                     f"with mean {values.mean():.4g}; is it in other units? Convert the file"
                 )
 

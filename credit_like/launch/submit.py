@@ -280,7 +280,7 @@ def _run_here(plan: Plan) -> tuple[str, ...]:
     def run(i: int) -> int:
         names.append(f"local-{first + i}")
         path = plan.logs / f"{plan.job}-{names[-1]}.log"
-        log.info("%s of at most %s starts, log %s", names[-1], count or "as many as it takes", path)
+        log.info("starting %s%s; log: %s", names[-1], f" of at most {count}" if count else "", path)
         return run_job(plan.script, names[-1], path, seconds(plan.resources.walltime), index=i)
 
     def is_over() -> bool:
@@ -290,7 +290,7 @@ def _run_here(plan: Plan) -> tuple[str, ...]:
     run_all(count, run, is_over, lambda _, code: codes.append(code))
     failed = [f"{name} (exit status {code})" for name, code in zip(names, codes, strict=True) if code]
     if failed and (plan.mode != "train" or codes[-1]):
-        raise UserError(f"expected jobs that end well, got {', '.join(failed)}, see {plan.logs}")
+        raise UserError(f"expected all jobs to succeed, got failures of {', '.join(failed)}; see {plan.logs}")
     return tuple(names)
 
 

@@ -7,12 +7,11 @@ from torch import Tensor, nn
 
 from credit_like import ops
 from credit_like.nn import initial_values
-from credit_like.nn.layer import Layer
-from credit_like.nn.spectral_norm import SpectralNorm
+from credit_like.nn.spectral_norm import NormalisedLayer, SpectralNorm
 
 
 @ops.fusible
-class Conv2d(Layer):
+class Conv2d(NormalisedLayer):
     """A 3 x 3 convolution with stride 1 and one row and column of zeros around the image; weight (out, in, 3, 3).
 
     subpixel > 1: a pixel shuffle of that factor follows, and the initial values (ICNR, zero bias) avoid a checkerboard.
@@ -24,10 +23,6 @@ class Conv2d(Layer):
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, 3, 3))
         self.bias = nn.Parameter(torch.empty(out_channels))
         self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
-
-    def effective_weight(self) -> Tensor:
-        """Return the weight that is applied: W, or W/sigma."""
-        return self.weight if self.spectral is None else self.spectral(self.weight)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Map (B, H, W, in) to (B, H, W, out)."""
@@ -41,7 +36,7 @@ class Conv2d(Layer):
         return initial_values.icnr(shape, self.subpixel, fan_in, generator) if leaf == "weight" else torch.zeros(shape)
 
 
-class ConvTranspose2d(Layer):
+class ConvTranspose2d(NormalisedLayer):
     """A transposed convolution; weight (in, out, k, k).
 
     Input row i contributes to output row r through kernel row r + padding - i stride. The output has (H - 1) stride - 2
@@ -63,10 +58,6 @@ class ConvTranspose2d(Layer):
         self.weight = nn.Parameter(torch.empty(in_channels, out_channels, kernel, kernel))
         self.bias = nn.Parameter(torch.empty(out_channels))
         self.spectral = SpectralNorm(tuple(self.weight.shape), output_dim=1) if spectral_norm else None
-
-    def effective_weight(self) -> Tensor:
-        """Return the weight that is applied: W, or W/sigma."""
-        return self.weight if self.spectral is None else self.spectral(self.weight)
 
     def forward(self, x_BHWC: Tensor) -> Tensor:
         """Map (B, H, W, in) to (B, stride H + k - stride - 2 padding, …, out)."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from credit_like import ops
 from credit_like.nn import initial_values
 from credit_like.nn.layer import Layer
-from credit_like.nn.spectral_norm import SpectralNorm
+from credit_like.nn.spectral_norm import NormalisedLayer, SpectralNorm
 
 
 def branch_widths(dim: int, branches: int) -> list[int]:
@@ -26,7 +26,7 @@ def zero_padding(kernel: int, stride: int) -> tuple[int, int]:
     return before, kernel - stride - before
 
 
-class Branch(Layer):
+class Branch(NormalisedLayer):
     """The weights of one branch's convolution: weight (out, in, k, k), bias (out,)."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, *, spectral_norm: bool = False) -> None:
@@ -34,10 +34,6 @@ class Branch(Layer):
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, kernel, kernel))
         self.bias = nn.Parameter(torch.empty(out_channels))
         self.spectral = SpectralNorm(tuple(self.weight.shape)) if spectral_norm else None
-
-    def effective_weight(self) -> Tensor:
-        """Return the weight that is applied: W, or W/sigma."""
-        return self.weight if self.spectral is None else self.spectral(self.weight)
 
     def initial(self, _leaf: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return values uniform within 1/sqrt(fan in)."""

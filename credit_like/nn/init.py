@@ -67,7 +67,5 @@ def initialise(model: nn.Module, seed: int) -> nn.Module:
         spectral, weight = layer.spectral, layer.weight
         assert isinstance(spectral, spectral_norm.SpectralNorm)
         assert isinstance(weight, Tensor)
-        start = torch.randn(spectral.u.shape, generator=generator_for(seed, f"{name}.spectral.u"))
-        spectral.u.copy_(start / start.norm())
-        spectral.iterate(weight, spectral_norm.WARM_UP)
+        spectral.start(weight, generator_for(seed, f"{name}.spectral.u"))
     return model

@@ -123,7 +123,7 @@ class _Mix(torch.autograd.Function):
 
 @contextmanager
 def recomputing(y: Tensor) -> Iterator[None]:
-    """Where an operation in this context saves y, an output of `Noise`, for backward, recompute y in backward instead.
+    """Recompute y, an output of `Noise`, in backward where an operation in this context would save it.
 
     `Noise` has saved its input, so y would be a second tensor of that size. The noise that y is recomputed with is passed
     on to the backward of `Noise`, which follows.

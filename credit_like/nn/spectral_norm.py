@@ -155,6 +155,13 @@ class SpectralNorm(Layer):
         """Run `count` power iterations v <- norm(W^T u), u <- norm(W v), then compute 1/sigma."""
         self.iterate_all([(self, weight)], count)
 
+    @torch.no_grad()
+    def start(self, weight: Tensor, generator: torch.Generator) -> None:
+        """Draw u and run the first iterations with the whole weight, which gives the same bits in every layout."""
+        u = torch.randn(self.u.shape, generator=generator)
+        self.u.copy_(u / u.norm())
+        SpectralNorm.iterate_all([(self, weight)], WARM_UP)
+
     # Kernels for single layers are too small for a GPU, which would wait for the host to launch them. Layers with weights
     # of one shape are therefore processed together, and the results are written to all layers at once.
 
@@ -202,21 +209,38 @@ class SpectralNorm(Layer):
                 stack.subtract((u * (product * inv_sigma))[:, stack.rows], v[:, stack.columns])
 
     @classmethod
-    def _stacks(cls, members: Sequence[Member]) -> list[_Stack]:
+    def _stacks(cls, members: Sequence[Member]) -> list[Stack]:
         """Return the layers grouped by the shape of their weights, in the same order on all ranks."""
         groups: dict[object, list[Member]] = {}
         for spectral, weight in members:
-            key = (weight.shape, spectral.output_dim, weight.dtype, spectral.u.dtype)
-            groups.setdefault(key, []).append((spectral, weight))
-        return [_Stack(part) for group in groups.values() for part in portions(group)]
+            groups.setdefault(spectral._key(weight), []).append((spectral, weight))
+        return [group[0][0]._stack(part) for group in groups.values() for part in portions(group)]
+
+    def _key(self, weight: Tensor) -> tuple[object, ...]:
+        """Return what layers have in common that are stacked, equal on all ranks."""
+        return weight.shape, self.output_dim, weight.dtype, self.u.dtype
+
+    def _stack(self, members: Sequence[Member]) -> Stack:
+        return Stack(members)
 
     @classmethod
-    def _totals(cls, _stacks: Sequence[_Stack], parts: list[Tensor], _side: str) -> list[Tensor]:
+    def _totals(cls, _stacks: Sequence[Stack], parts: list[Tensor], _side: str) -> list[Tensor]:
         """Return the sums over ranks of `parts`, (layers, rows or columns held); here each part is whole already."""
         return parts
 
 
 Member = tuple[SpectralNorm, Tensor]  # the state and its weight
+
+
+class NormalisedLayer(Layer):
+    """A layer whose weight is divided by its spectral norm, unless `spectral` is None."""
+
+    weight: Tensor
+    spectral: SpectralNorm | None
+
+    def effective_weight(self) -> Tensor:
+        """Return the weight that is applied: W, or W/sigma."""
+        return self.weight if self.spectral is None else self.spectral(self.weight)
 
 
 def portions(group: Sequence[Member]) -> Iterator[Sequence[Member]]:
@@ -229,7 +253,7 @@ def portions(group: Sequence[Member]) -> Iterator[Sequence[Member]]:
         yield group[start : start + count]
 
 
-class _Stack:
+class Stack:
     """Layers with weights of one shape, and products with their matrices (layers, rows, columns).
 
     Each matrix is this rank's part. rows, columns: position of the part in the whole matrix; share: the factor of the
@@ -278,7 +302,7 @@ class _Stack:
         torch._foreach_sub_(gradients, [from_matrix(matrix, shape, self.output_dim) for matrix in outer.unbind()])
 
 
-def _joined(stacks: Sequence[_Stack], name: str) -> list[Tensor]:
+def _joined(stacks: Sequence[Stack], name: str) -> list[Tensor]:
     """Return one buffer of all layers, as (layers, length) for each stack."""
     states = [[spectral.get_buffer(name) for spectral in stack.spectrals] for stack in stacks]
     if not states:
@@ -288,7 +312,7 @@ def _joined(stacks: Sequence[_Stack], name: str) -> list[Tensor]:
     return [x.view(len(group), -1) for x, group in zip(flat.split(sizes), states, strict=True)]
 
 
-def _write(stacks: Sequence[_Stack], name: str, values: Sequence[Tensor]) -> None:
+def _write(stacks: Sequence[Stack], name: str, values: Sequence[Tensor]) -> None:
     """Set one buffer of all layers from (layers, length) for each stack."""
     states = [spectral.get_buffer(name) for stack in stacks for spectral in stack.spectrals]
     rows = [row.view(state.shape) for row, state in zip((r for x in values for r in x.unbind()), states, strict=True)]
@@ -372,11 +396,9 @@ def refresh(model: nn.Module) -> None:
 
 
 def correct_gradients(model: nn.Module) -> None:
-    """Subtract <g, W>/sigma u v^T from the gradients that were taken at constant sigma (`in_backward` False)."""
+    """Subtract <g, W>/sigma u v^T from the gradients that were taken at constant sigma (`in_backward` False).
+
+    It is called after backward and before clipping, and does nothing if every backward was exact.
+    """
     for kind, members in _by_class(model):
         kind.correct_all(members)
-
-
-def after_backward(model: nn.Module) -> None:
-    """Complete the gradients after backward and before clipping; does nothing if every backward was exact."""
-    correct_gradients(model)

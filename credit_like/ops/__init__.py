@@ -1,4 +1,4 @@
-"""Operations on images: one function each, in a plain form in torch and in a faster one for CPUs (`ops.cpu`).
+"""Operations on images: one function each, in a plain form in torch and faster ones for CPUs (`ops.cpu`).
 
 A layer on the whole image and its parallel version on a band of rows call the same function. Padding is always
 explicit: the parallel version supplies halo rows and therefore requests no zero rows there. Tensors are (B, H, W, C)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from credit_like.errors import UserError
-from credit_like.nn import init, spectral_norm
+from credit_like.nn import init
 from credit_like.nn.area import identity
 from credit_like.nn.spectral_norm import SpectralNorm
 from credit_like.parallel.ddp import apply_ddp
@@ -127,9 +127,8 @@ def initialise(model: nn.Module, seed: int) -> None:
         local(parameter).copy_(slice_like(full, parameter))
         spectral = getattr(module, "spectral", None)
         if leaf == "weight" and isinstance(spectral, SpectralNorm):
-            _start_power_iteration(
-                spectral, full.to(spectral.u.device), f"{name.removesuffix('.weight')}.spectral.u", seed
-            )
+            generator = init.generator_for(seed, f"{name.removesuffix('.weight')}.spectral.u")
+            spectral.start(full.to(spectral.u.device), generator)
 
 
 def materialise(
@@ -150,13 +149,6 @@ def materialise(
     initialise(model, seed)
     mesh = model.__dict__.pop("_replicate_over", None)
     return model if mesh is None else _ddp(model, mesh, replicate)
-
-
-def _start_power_iteration(spectral: SpectralNorm, full: Tensor, name: str, seed: int) -> None:
-    """Compute the first u and v from the whole matrix, which gives the same bits in every layout."""
-    start = torch.randn(spectral.u.shape, generator=init.generator_for(seed, name))
-    spectral.u.copy_(start / start.norm())
-    SpectralNorm.iterate_all([(spectral, full)], spectral_norm.WARM_UP)
 
 
 def own_part(model: nn.Module, height: int) -> tuple[slice, slice, Callable[[Tensor], Tensor]]:

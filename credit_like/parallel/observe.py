@@ -125,7 +125,7 @@ def apply_simulated_ddp(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 @contextmanager
 def _arranged_buckets() -> Iterator[None]:
-    """Let DDP begin with the buckets that its ranks would otherwise arrange together, from which a step of it is observed."""
+    """Let simulated DDP begin with the buckets that real ranks arrange together in the first step."""
     assign = dist._compute_bucket_assignment_by_size
     limits = [dist._DEFAULT_FIRST_BUCKET_BYTES, _BUCKET_BYTES]
 

@@ -183,10 +183,7 @@ class Runtime:
         """Return the text of the lowest rank that has one, on all ranks: for errors that all of them raise."""
         if not self.agree(text is not None):
             return None
-        texts: list[str | None] = [text] * self.world
-        if self.world > 1:
-            dist.all_gather_object(texts, text)
-        return next(text for text in texts if text is not None)
+        return next(text for text in self.gather(text) if text is not None)
 
     def broadcast(self, value: Any) -> Any:
         """Return the main process's value, on all ranks."""
@@ -205,8 +202,7 @@ class Runtime:
         if self.world == 1:
             return
         mine = {what: text if len(text) <= _SHORT else _digest(text) for what, text in facts.items()}
-        held: list[dict[str, str]] = [{}] * self.world
-        dist.all_gather_object(held, mine)
+        held = self.gather(mine)
         for what, first in held[0].items():
             others = [rank for rank, theirs in enumerate(held) if theirs.get(what) != first]
             if others:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from credit_like.nn import spectral_norm
-from credit_like.nn.spectral_norm import Member, SpectralNorm, _Stack, portions
+from credit_like.nn.spectral_norm import Member, SpectralNorm, Stack
 from credit_like.parallel.shards import box, copies, local
 
 
@@ -35,30 +35,15 @@ class ShardedSpectralNorm(SpectralNorm):
 
     part: _Part
 
-    @classmethod
-    def _stacks(cls, members: Sequence[Member]) -> list[_Stack]:
-        groups: dict[object, list[Member]] = {}
-        for spectral, weight in members:
-            assert isinstance(spectral, ShardedSpectralNorm)
-            key = (
-                weight.shape,
-                spectral.output_dim,
-                weight.dtype,
-                spectral.u.dtype,
-                spectral._part_of(weight).placement,
-            )
-            groups.setdefault(key, []).append((spectral, weight))
-        stacks = []
-        for group in groups.values():
-            spectral, weight = group[0]
-            assert isinstance(spectral, ShardedSpectralNorm)
-            part = spectral._part_of(weight)
-            at = (slice(*part.rows), slice(*part.columns), part.share, local)
-            stacks += [_Stack(members, *at) for members in portions(group)]
-        return stacks
+    def _key(self, weight: Tensor) -> tuple[object, ...]:
+        return *super()._key(weight), self._part_of(weight).placement
+
+    def _stack(self, members: Sequence[Member]) -> Stack:
+        part = self._part_of(members[0][1])
+        return Stack(members, slice(*part.rows), slice(*part.columns), part.share, local)
 
     @classmethod
-    def _totals(cls, stacks: Sequence[_Stack], parts: list[Tensor], side: str) -> list[Tensor]:
+    def _totals(cls, stacks: Sequence[Stack], parts: list[Tensor], side: str) -> list[Tensor]:
         """Return sums over all ranks, with one message: (layers, length of the buffer `side`) for each stack."""
         if not parts:
             return parts

@@ -72,8 +72,7 @@ def check_copies(copied: Mapping[str, Tensor], runtime: Runtime) -> None:
                 worst, error = name, by
     if not runtime.agree(int(bool(worst))):
         return
-    reports: list[tuple[str, float]] = [("", 0.0)] * runtime.world
-    dist.all_gather_object(reports, (worst, error))
+    reports = runtime.gather((worst, error))
     rank = max(range(runtime.world), key=lambda rank: reports[rank][1])
     name, by = reports[rank]
     raise UserError(

@@ -469,7 +469,7 @@ def _whole_step(model: nn.Module, x: Tensor) -> Callable[[], None]:
     def step() -> None:
         spectral_norm.before_step(model)
         _forward_backward(model, x)
-        spectral_norm.after_backward(model)
+        spectral_norm.correct_gradients(model)
         torch.stack(torch._foreach_norm([p.grad for p in parameters.values() if p.grad is not None])).norm()
         optimizer.step(0.0, skip)
         for parameter in parameters.values():

@@ -231,7 +231,8 @@ class TrainerSection(PhaseKeys):
     """Degrees of data, ensemble, tensor and domain parallelism."""
     amp: bool = False
     """Compute in bfloat16: by FSDP2's policy where the model is sharded, by autocast elsewhere. Weights, their updates, the
-    input's embedding, the head and all sums over ranks stay in float32."""
+    input's embedding, the head and, by default, sums of gradients over ranks stay in float32. Sums of activations over
+    tensor ranks are in bfloat16."""
     fsdp2_mp_policy: MixedPrecision | None = None
     """Data types under fsdp2 with `amp: true`. Default: those of the section."""
     fsdp2_reshard_after_forward: bool = True

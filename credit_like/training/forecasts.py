@@ -29,7 +29,7 @@ from credit_like.variables import Variables
 class ShortForecasts:
     """RMSE, bias, ACC and activity of forecasts from evenly spread validation times, per channel and lead.
 
-    The channels are those of the model and of `evaluation.derive`. Scores are those of `credit_like evaluate` over the
+    The channels are those of the model and of `evaluation.derive`. Scores are those of `credit-like evaluate` over the
     globe, with `climatology` (C, H, W; this rank's part) in place of one by day and hour. The initial times are dealt out
     to the data-parallel ranks, each of which takes as many steps as the others. Fields are read while the step before is
     computed, and nothing waits for the device until the last step is done. Raises UserError for a lead that is no whole

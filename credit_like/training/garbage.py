@@ -25,8 +25,13 @@ def collected_between_steps() -> Iterator[Callable[[int], None]]:
     if not frozen:
         gc.freeze()
     gc.disable()
+
+    def collect(step: int) -> None:
+        if step % EVERY == 0:
+            gc.collect()
+
     try:
-        yield lambda step: None if step % EVERY else _collect()
+        yield collect
     finally:
         if not frozen:
             gc.unfreeze()
@@ -36,7 +41,7 @@ def collected_between_steps() -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def automatic() -> Iterator[None]:
-    """Collect automatically within, where much else than steps is done."""
+    """Enable automatic collection in this context, for work other than steps."""
     enabled = gc.isenabled()
     gc.enable()
     try:
@@ -44,7 +49,3 @@ def automatic() -> Iterator[None]:
     finally:
         if not enabled:
             gc.disable()
-
-
-def _collect() -> None:
-    gc.collect()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,18 +54,28 @@ def of_all_scales(
     for octave in range(octaves):
         size = 1 << octave
         rows, columns = (_squares(place, length, size) for place, length in zip(places, shape, strict=True))
-        squares = (rows[0], columns[0])
-        coarse = standard_normal(absorb(key_B, octave), squares, channels, dtype, (rows[1], columns[1]))
+        squares = (rows.number, columns.number)
+        coarse = standard_normal(absorb(key_B, octave), squares, channels, dtype, (rows.place, columns.place))
         fine = coarse.repeat_interleave(size, 1).repeat_interleave(size, 2)
-        total = total + fine[:, rows[2], columns[2]]
+        total = total + fine[:, rows.part, columns.part]
     return total / math.sqrt(octaves)
 
 
-def _squares(place: Place, length: int, size: int) -> tuple[int, Place, slice]:
-    """Return along one axis how many squares of `size` points have a part of `length` points, their place, and the part in them."""
+class _Squares(NamedTuple):
+    """The squares along one axis that contain a part of the image."""
+
+    number: int
+    place: Place
+    part: slice
+    """The points of the part among those of the squares."""
+
+
+def _squares(place: Place, length: int, size: int) -> _Squares:
+    """Return the squares of `size` points that contain the `length` points at `place`."""
     first, last = place.first // size, (place.first + length - 1) // size
     begin = place.first - first * size
-    return last - first + 1, Place(first, -(-(place.whole or length) // size)), slice(begin, begin + length)
+    whole = -(-(place.whole or length) // size)
+    return _Squares(last - first + 1, Place(first, whole), slice(begin, begin + length))
 
 
 def key_of(keys: NoiseKeys, sample: Sample, step: int) -> Tensor:

@@ -163,11 +163,11 @@ class Loop:
             self.monitor.status("running", state.progress.step)
 
     def _take_up(self) -> None:
-        """Go on with a phase that ended early and now has more epochs than it had then: where it was left."""
+        """Resume a phase that ended early and has since been given more epochs, at the epoch after its last one."""
         progress = self.state.progress
         if progress.left is not None and progress.epoch < self.stage.phase.end:
             progress.epoch, progress.position, progress.left = progress.left, 0, None
-            log.info("step %d%s ended early and goes on with epoch %d", progress.step, self._named(), progress.epoch)
+            log.info("step %d%s ended early and is resumed with epoch %d", progress.step, self._named(), progress.epoch)
 
     # ---- steps ---------------------------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ class Loop:
     # ---- stops ---------------------------------------------------------------------------------------------------
 
     def _reason(self) -> str:
-        return self.stop.reason(self._reserve()) or "asked for by another process"
+        return self.stop.reason(self._reserve()) or "requested by another process"
 
     def _reserve(self) -> float:
         """Return the seconds that a step and a save may take, generously."""

@@ -60,7 +60,7 @@ class JsonLines:
         if not foreign:
             os.truncate(self.path, kept)
             return
-        log.warning("%s: %d lines that are no rows are left out", self.path, len(foreign))
+        log.warning("%s: dropped %d lines that are not valid rows of the log", self.path, len(foreign))
         content = self.path.read_bytes()
         bounds = [0, *(at for line in foreign for at in line), kept]
         rows = (content[begin:end] for begin, end in zip(bounds[::2], bounds[1::2], strict=True))

@@ -108,9 +108,9 @@ def refuse_other_phases(checkpoint: Checkpoint, stages: Sequence[Stage], stage: 
     now = [each.schedule.section.epochs for each in stages]
     if (number, sum(then[:number])) != (stage.phase.number, stage.phase.first_epoch):
         raise UserError(
-            f"trainer.phases: expected phases in which step {checkpoint.step} is one of phase {number} after {sum(then[:number])} "
-            f"epochs of others, as it was (epochs {_list(then)}), got epochs {_list(now)}, by which it is one of phase "
-            f"{stage.phase.number} after {stage.phase.first_epoch}; undo this, or set another save_loc and start_from"
+            f"trainer.phases: expected step {checkpoint.step} to stay in phase {number}, after {sum(then[:number])} epochs of "
+            f"earlier phases (epochs were {_list(then)}), got epochs {_list(now)}, with which it is in phase {stage.phase.number}, "
+            f"after {stage.phase.first_epoch}; undo this, or set another save_loc and start_from"
         )
 
 

@@ -52,7 +52,7 @@ class Progress:
     validated: bool = True
     """Whether a validation that is due at this step has been done."""
     left: int | None = None
-    """Epoch with which the phase would have gone on that has ended early; None for one that has not."""
+    """Epoch at which to resume the phase if it ended early; None otherwise."""
     losses: list[float | None] = field(default_factory=list)
     """Validation losses of the phase so far; None for one that is not finite."""
     seconds: float = 0.0
@@ -184,7 +184,7 @@ class TrainingState:
         except UserError as error:
             with reading_metadata(checkpoint.folder):
                 changed = _differences(meta["experiment"], experiment.to_dict())
-            raise UserError(f"{error} in {', '.join(changed) or 'nothing that it names'}") from error
+            raise UserError(f"{error} in {', '.join(changed) or 'no key of the experiment'}") from error
         if self.ema is not None and not averaged:
             self.ema.restart(self.parameters)
             log.info(

@@ -106,7 +106,7 @@ class TrainStep:
         spectral_norm.before_step(model)
         fixes = _recorded(self.stepper)
         total, blame, index = self._accumulated(micro_batches, count, step)
-        spectral_norm.after_backward(model)
+        spectral_norm.correct_gradients(model)
         average_gradients(self.copied, self.runtime)
         norm = clip_grad_norm_(self.parameters.values(), self.max_norm or float("inf")).detach()
         # Each rank has the mean over its own members.

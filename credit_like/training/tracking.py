@@ -143,5 +143,7 @@ class Tracking:
         except Exception as error:  # noqa: BLE001 - a tracker may raise anything, and no training ends for that
             if not self._failed:
                 cure = f"; pip install 'credit-like[{self.kind}]'" if isinstance(error, ImportError) else ""
-                log.warning("no tracking by %s from here on: %s%s", self.kind, error or type(error).__name__, cure)
+                log.warning(
+                    "tracking by %s is disabled from now on: %s%s", self.kind, error or type(error).__name__, cure
+                )
             self._backend, self._failed = None, True

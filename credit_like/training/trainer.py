@@ -88,7 +88,7 @@ class Trainer:
             compiled=is_compiled(section, self.runtime.device),
             accumulate=self._communicate,
         )
-        self._step = self.train_step  # what a phase changes, also where the step that is called has been wrapped
+        self._step = self.train_step  # kept apart: a caller may wrap `train_step`, and phases change this one
         self._enter(self.stage)
 
     @property

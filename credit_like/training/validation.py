@@ -114,7 +114,7 @@ class Validation:
         if not due:
             seconds, most = self.allowance.cost or estimate, 100 * self.allowance.share
             log.info(
-                "short forecasts left out after epoch %d: another %.3g s is more than %g %% of the run so far",
+                "short forecasts skipped after epoch %d: another %.3g s would exceed %g %% of the training time in total",
                 ended, seconds, most,
             )  # fmt: skip
         return bool(due)
@@ -222,10 +222,10 @@ def time_mean(context: Context, times: np.ndarray, derived: DerivedFields | None
     first, step = runtime.models
     for position in chosen[first::step]:
         fields = store.read(context.variables.outputs, [int(position)], rows, columns=columns)
-        there = torch.as_tensor(fields).to(runtime.device)
-        values = (there if derived is None else derived.append(there))[0].to(sums)
-        there = torch.isfinite(values)
-        sums[0][:, *part] += torch.where(there, values, 0)
-        sums[1][:, *part] += there
+        predicted = torch.as_tensor(fields).to(runtime.device)
+        values = (predicted if derived is None else derived.append(predicted))[0].to(sums)
+        valid = torch.isfinite(values)
+        sums[0][:, *part] += torch.where(valid, values, 0)
+        sums[1][:, *part] += valid
     total, count = runtime.sum_over_data(sums)
     return (total / count.clamp_min(1.0 / runtime.dp_size))[:, *part].float()

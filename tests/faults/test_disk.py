@@ -77,7 +77,9 @@ def _whole(folder):
 def test_a_disk_without_room_for_a_netcdf_file_is_one_message_with_its_path(small_disk) -> None:
     dataset = xr.Dataset({"valid": (("latitude", "longitude"), np.random.default_rng(0).random((1000, 1000)))})
     netcdf_files.save(dataset.isel(latitude=slice(500)), small_disk / "fits.nc")
-    with pytest.raises(RunError, match=f"{small_disk / 'statistics.nc'} cannot be written .*; make room on its disk"):
+    with pytest.raises(
+        RunError, match=f"{small_disk / 'statistics.nc'} cannot be written .*; free some space on its disk"
+    ):
         netcdf_files.save(dataset, small_disk / "statistics.nc")
 
 

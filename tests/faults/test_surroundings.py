@@ -87,7 +87,7 @@ def test_a_full_disk_under_the_output_of_a_command_is_one_message() -> None:
             [sys.executable, "-m", "credit_like.cli", "schema"], stdout=full, stderr=subprocess.PIPE, text=True
         )
     assert done.returncode == 1
-    assert done.stderr == "No space left on device; make room, or write to another disk\n"
+    assert done.stderr == "No space left on device; free some space, or write to another disk\n"
 
 
 def test_a_bug_keeps_its_traceback() -> None:

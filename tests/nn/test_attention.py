@@ -64,7 +64,7 @@ def test_values_and_gradients_are_those_of_the_definition(position_index, kind):
         else:
             values = [bias() if how == "alone" else definition(bias) for bias in made]
         sum((v * c).sum() for v, c in zip(values, cotangents, strict=True)).backward()
-        spectral_norm.after_backward(made)
+        spectral_norm.correct_gradients(made)
         answers[how] = [*values, *(p.grad.clone() for p in made.parameters())]
     for how in ("together", "alone"):
         for found, expected in zip(answers[how], answers["defined"], strict=True):

@@ -61,7 +61,7 @@ def test_only_the_changes_of_matched_layers_are_trained():
     before = {name: buffer.clone() for name, buffer in network.named_buffers()}
     spectral_norm.before_step(network)
     network(FIELD).square().mean().backward()
-    spectral_norm.after_backward(network)
+    spectral_norm.correct_gradients(network)
     got = {name for name, parameter in network.named_parameters() if parameter.grad is not None}
     layers = [
         "3.layers.0.short.qkv",

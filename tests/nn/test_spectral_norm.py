@@ -33,7 +33,7 @@ def test_the_gradient_is_that_of_sigma_as_a_function_of_the_weight(in_backward, 
     layer.spectral.in_backward = in_backward
     cotangent = torch.randn(layer.weight.shape, dtype=torch.float64)
     (layer.effective_weight() * cotangent).sum().backward()
-    spectral_norm.after_backward(layer)
+    spectral_norm.correct_gradients(layer)
     weight = layer.weight.detach().clone().requires_grad_()
     matrix = weight.movedim(output_dim, 0).flatten(1)
     sigma = layer.spectral.u @ matrix @ layer.spectral.v

@@ -58,7 +58,7 @@ class _Run:
             spectral_norm.before_step(self.model)
             loss = sum(self.tiny.loss(y, target, *self.part) for y in self._leads(x, 2))
             (loss * self.runtime.gradient_scale).backward()
-            spectral_norm.after_backward(self.model)
+            spectral_norm.correct_gradients(self.model)
             found += [loss.detach(), clip_grad_norm_(self.parameters.values(), 0.3).detach()]
             self.optimizer.step(1e-2, torch.zeros(()))
             for parameter in self.parameters.values():

@@ -20,7 +20,7 @@ def _run(tiny, model, x, target, rows=slice(None), scale=1.0):
     spectral_norm.before_step(model)
     y = model(x[..., rows, :], key_B=KEYS)
     (tiny.loss(y, target, rows) * scale).backward()
-    spectral_norm.after_backward(model)
+    spectral_norm.correct_gradients(model)
     return y.detach(), {canonical_name(n): p.grad for n, p in get_raw_model(model).named_parameters()}
 
 

@@ -383,7 +383,7 @@ def _half(rank, tiny, layout, reference):
     y = model(x[share][..., rows, :])
     assert y.dtype == torch.float32
     (tiny.loss(y, target[share], rows) * runtime.gradient_scale).backward()
-    spectral_norm.after_backward(model)
+    spectral_norm.correct_gradients(model)
     assert all(local(p.grad).dtype == torch.float32 for p in model.parameters())
     pairs = [(local(p.grad), slice_like(reference[canonical_name(n)], p.grad)) for n, p in model.named_parameters()]
     square = torch.stack([(a - b).norm() ** 2 / copies(p) for (a, b), p in zip(pairs, model.parameters(), strict=True)])

@@ -65,7 +65,7 @@ def _reference(tiny, changes, steps, leads, accumulate, kind, batch, dtype):
     for _ in range(steps):
         spectral_norm.before_step(model)
         losses.append(_step(model, tiny, x, target, (), leads, 1.0))
-        spectral_norm.after_backward(model)
+        spectral_norm.correct_gradients(model)
         norms.append(torch.nn.utils.get_total_norm([p.grad for p in parameters.values()]))
         first = first or {n: p.grad.clone() for n, p in parameters.items()}
         torch.nn.utils.clip_grads_with_norm_(parameters.values(), 0.3, norms[-1])
@@ -118,7 +118,7 @@ def _layout(rank, tiny, section, changes, steps, leads, accumulate, kind, batch,
             else:
                 loss = _step(model, tiny, x[mine][..., *part], target[mine], part, leads, scale)
             total += loss / accumulate
-        spectral_norm.after_backward(model)
+        spectral_norm.correct_gradients(model)
         if step == 0:
             result["flat"], result["worst"] = _compare({n: p.grad for n, p in parameters.items()}, gradients)
         norm = clip_grad_norm_(parameters.values(), 0.3)

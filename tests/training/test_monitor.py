@@ -55,7 +55,7 @@ def test_a_line_that_is_no_row_takes_no_other_with_it(tmp_path, broken, caplog) 
     rows = JsonLines(path)
     rows.truncate(5, True)
     assert path.read_bytes() == b"".join(lines[:5])
-    assert "3 lines that are no rows are left out" in caplog.text
+    assert "dropped 3 lines that are not valid rows of the log" in caplog.text
     caplog.clear()
     rows.write({"step": 6})
     rows.sync()

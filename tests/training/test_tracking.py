@@ -171,7 +171,7 @@ def test_a_failure_is_one_warning(tmp_path, monkeypatch, caplog, where):
     with caplog.at_level(logging.WARNING):
         run(tmp_path, "mlflow", range(1, 4))
     (record,) = (r for r in caplog.records if r.levelno >= logging.WARNING)
-    assert "no tracking by mlflow from here on: " in record.getMessage()
+    assert "tracking by mlflow is disabled from now on: " in record.getMessage()
     assert ("pip install 'credit-like[mlflow]'" in record.getMessage()) == (where == "import")
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 4
 

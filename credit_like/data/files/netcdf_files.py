@@ -279,7 +279,9 @@ def save(dataset: xr.Dataset, path: str | Path, encoding: Mapping[str, Any] | No
             store = NetCDF4DataStore(opened, mode="w", lock=False)
             values.dump_to_store(store, encoding=dict(encoding or {}))
     except RuntimeError as error:  # "NetCDF: HDF error" of a full disk
-        raise RunError(f"{path} cannot be written ({error}); make room on its disk, or write to another one") from error
+        raise RunError(
+            f"{path} cannot be written ({error}); free some space on its disk, or write to another one"
+        ) from error
 
 
 def open_lazily(path: str | Path, *, chunk_cache: bool = True) -> xr.Dataset:

@@ -79,7 +79,7 @@ def prepare(
             )
     except ValueError:
         if (folder / "audit.csv").exists():
-            _LOG.warning("what was found is in %s", folder / "audit.csv")
+            _LOG.warning("the findings of the audit are in %s", folder / "audit.csv")
         raise
     print_audit(found, statistics)
     made = [written, folder / "audit.csv", folder / "audit.png"]

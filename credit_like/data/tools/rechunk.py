@@ -59,7 +59,7 @@ def rechunk(
     begin = _written(log, digest)
     if begin is None:
         if draft.exists():
-            _LOG.info("%s is begun anew: what an earlier call left of it is of other data or chunks", path)
+            _LOG.info("%s: starting over, because the unfinished copy has different data or chunks", path)
         shutil.rmtree(draft, ignore_errors=True)
         _create(store, stored, draft, times, band, times_per_shard)
         begin = 0

@@ -37,8 +37,7 @@ class WriterConfig(Section):
 class WriterPlugin(Protocol):
     """Interface of the module of a format; `Config` is a `WriterConfig` with its `type`.
 
-    A module may also have `by_member = True` where that of its `Writer` is: members of one initial time are then shared by the jobs
-    of a rollout.
+    A module sets `by_member = True` if its `Writer` does; the jobs of a rollout then share the members of one initial time.
     """
 
     Config: type[Any]

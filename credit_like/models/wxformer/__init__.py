@@ -155,7 +155,7 @@ class Config(Section):
         return sizes
 
     def check(self, height: int, width: int, *, in_channels: int = 1, out_channels: int = 1) -> list[str]:
-        """Return every problem of this architecture on a height x width grid, each with what would work."""
+        """Return the problems on a height x width grid, one for all conditions of an axis, each with what would work."""
         return [
             *self._check_channels(),
             *self._check_kernels(),
@@ -187,7 +187,7 @@ class Config(Section):
     def check_parallel(
         self, height: int, width: int, *, tensor: int, domain: int, columns: int = 1
     ) -> list[tuple[str, str]]:
-        """Yield (degree, problem): heads that do not divide by `tensor`, or levels without rows or columns for each rank.
+        """Return (degree, problem) pairs: heads that do not divide by `tensor`, or levels without rows or columns for each rank.
 
         `domain` ranks share the rows, and `columns` ranks the columns of each of their bands.
         """

@@ -9,21 +9,17 @@ from torch import Tensor
 from credit_like.bands import Level, bands
 from credit_like.nn import attention
 from credit_like.nn.place import Place
-from credit_like.parallel.domain.layer import DomainLayer, Sizes, domain_layer
+from credit_like.parallel.domain.layer import DomainLayer, PlacedLayer, Sizes, domain_layer
 from credit_like.parallel.domain.manager import Axis, DomainManager
 from credit_like.parallel.domain.rows import RowPlan
 
 
 @domain_layer(attention.ShortAttention)
-class DomainShortAttention(DomainLayer, attention.ShortAttention):
+class DomainShortAttention(PlacedLayer, attention.ShortAttention):
     """Short attention on whole windows, so nothing is exchanged."""
 
     def levels(self, size_in: int, _size_out: int) -> list[Level]:
         return [Level(size_in, self.window, why=f"windows of {self.window} rows")]
-
-    def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
-        super().bind(manager, sizes)
-        self.places = manager.places(sizes)
 
 
 @domain_layer(attention.LongAttention)

@@ -11,8 +11,9 @@ from credit_like.parallel.domain.manager import DomainManager
 def sync_domain_gradients(model: nn.Module, manager: DomainManager | None) -> None:
     """Average gradients over the domain ranks, after backward.
 
-    This is for `data: none` only: the wrappers of fsdp2 and ddp already average over data × domain, and this must not
-    run in addition. The factor in the loss (Runtime.gradient_scale) turns the average into the required sum.
+    This is for a model that was only passed to `apply_domain_parallel`. The wrappers that `parallelise` applies, also with
+    `data: none`, already average over data × domain, and this must not run in addition. The factor in the loss
+    (Runtime.gradient_scale) turns the average into the required sum.
     """
     if manager is not None:
         allreduce_grads_avg([p.grad for p in model.parameters() if p.grad is not None], manager.group)

@@ -52,6 +52,7 @@ class DomainLayer(nn.Module):
 
     def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
         """Compute the exchange plans for an image of these sizes along each axis that is shared, None along others."""
+        self._set(manager)
         plans = [of and self.plan(axis, *of) for axis, of in zip(manager.axes, sizes, strict=True)]
         self._set(manager, plans=tuple(plans))
 
@@ -74,6 +75,14 @@ class DomainLayer(nn.Module):
         object.__setattr__(self, "manager", manager)
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+
+class PlacedLayer(DomainLayer):
+    """Mixin of domain layers that exchange nothing but need the position of their points in the whole image."""
+
+    def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
+        super().bind(manager, sizes)
+        self.places = manager.places(sizes)
 
 
 DOMAIN_LAYERS: dict[type[nn.Module], type[DomainLayer]] = {}

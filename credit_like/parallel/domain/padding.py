@@ -36,7 +36,6 @@ class DomainPad(DomainLayer, padding.Pad):
         return axis.plan(axis.lists(size_in), [[source[out] for out in band] for band in axis.lists(size_out)])
 
     def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
-        self._set(manager)
         super().bind(manager, sizes)
         axes = manager.axes
         of_rows, of_columns = sizes
@@ -81,10 +80,6 @@ class DomainUnpad(DomainLayer, padding.Unpad):
     def plan(self, axis: Axis, size_in: int, size_out: int) -> RowPlan:
         before = (self.pad_lon if axis is self.manager.axes[COLUMNS] else self.pad_lat)[0]
         return axis.plan(axis.lists(size_in), [[at + before for at in band] for band in axis.lists(size_out)])
-
-    def bind(self, manager: DomainManager, sizes: Sequence[Sizes | None]) -> None:
-        self._set(manager)
-        super().bind(manager, sizes)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """Map (B, C, h, w) to (B, C, this rank's rows, this rank's columns)."""
