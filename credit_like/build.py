@@ -360,7 +360,7 @@ def _trained_on(checkpoint: Checkpoint) -> Periods:
 
 
 def preprocess(experiment: Experiment) -> int:
-    """Fit the statistics and log which times are missing."""
+    """Fit the statistics, log which times are missing, and return the exit status."""
     with start(experiment, training=False) as runtime:
         variables = Variables(experiment.data)
         load_statistics(experiment, open_store(experiment.data, variables), variables, runtime)
@@ -368,7 +368,7 @@ def preprocess(experiment: Experiment) -> int:
 
 
 def evaluate(experiment: Experiment) -> int:
-    """Score the forecasts against persistence, climatology and other baselines.
+    """Score the forecasts against persistence, climatology and other baselines, and return the exit status.
 
     Writes the scores and an HTML report, and prints a table.
     """

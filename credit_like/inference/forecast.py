@@ -203,7 +203,8 @@ def forecast(
 ) -> Iterator[xr.Dataset]:
     """Yield one forecast dataset per lead, with the initial times along `time`.
 
-    `init` are ISO times in the data. Nothing is written, and only one lead is in memory unless the caller keeps more.
+    `init` are ISO times in the data. Fields are float32 in physical units, NaN at points without data. Nothing is written, and
+    only one lead is in memory unless the caller keeps more. Raises UserError for a time that is not in the data.
     """
     positions = [store.index(time) for time in init]
     layout = ForecastLayout(

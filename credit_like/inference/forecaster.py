@@ -117,7 +117,8 @@ class Forecaster:
     def context(self, store: FieldStore, init: str) -> Context:
         """Return the context of forecasts from `store`: the model with its normalisation, corrections and noise.
 
-        Points missing at the time `init` are treated as points without data.
+        Points missing at the time `init` are treated as points without data. Raises UserError for a time that is not in the
+        data, and for a prognostic field without values or with a mean that is far from that of the training data.
         """
         statistics = self._statistics(store, store.index(init))
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))

@@ -35,7 +35,8 @@ class AreaMean(nn.Module):
     Each rank computes its part of the mean (local sum over the global denominator); `reduce` adds the parts where the global
     mean is needed.
 
-    Missing values follow WeatherBench2: a point without data has weight zero and never counts as a zero error.
+    Missing values follow WeatherBench2: a point without data has weight zero and never counts as a zero error. Raises UserError
+    for a channel without data.
     """
 
     weights: Tensor

@@ -103,7 +103,10 @@ def _port(environ: Mapping[str, str]) -> int:
 
 
 def first_host(nodelist: str) -> str:
-    """Return the first host in Slurm's notation: `nid[0012-0015,0020],x1` → `nid0012`."""
+    """Return the first host in Slurm's notation: `nid[0012-0015,0020],x1` → `nid0012`.
+
+    Raises UserError for any other text.
+    """
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodelist)
     if match is None:
         raise UserError(f"expected a list of hosts, got {nodelist!r}")

@@ -20,7 +20,7 @@ _POLL = 0.01  # seconds
 _FILES = 65536
 _PARTING = dt.timedelta(seconds=60)
 _LAZY_FROM = 64
-"""Connections of each rank to all others are closed as soon as a rank ends, which the others then notice at once."""
+"""Number of ranks from which gloo connects lazily. With fewer, all ranks are connected, and notice at once that one ends."""
 _store: dist.Store | None = None
 """The store of the default process group."""
 

@@ -20,9 +20,14 @@ from credit_like.state import Sample
 class Batches(Protocol):
     """Interface of a loader, as far as training and validation use it."""
 
-    def __len__(self) -> int: ...
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]: ...
-    def again(self, epoch: int, start: int, count: int) -> list[Sample]: ...
+    def __len__(self) -> int:
+        """Return the number of this rank's micro-batches in an epoch."""
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Sample]:
+        """Yield the micro-batches of an epoch from position `start` on."""
+
+    def again(self, epoch: int, start: int, count: int) -> list[Sample]:
+        """Return `count` micro-batches of an epoch from position `start` on once more, while `batches` continues."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,13 @@ from credit_like.training.to_device import ToDevice
 
 
 class Optimizer(Protocol):
-    """What an optimiser plug-in builds: `step` updates the parameters, `state` is what a checkpoint holds."""
+    """Interface of what an optimiser plug-in builds."""
 
-    def step(self, learning_rate: float, skip: Tensor) -> None: ...
-    def state(self) -> dict[str, dict[str, Tensor]]: ...
+    def step(self, learning_rate: float, skip: Tensor) -> None:
+        """Update the parameters. skip: () float32 on the device; 1 leaves them and the state unchanged, 0 updates."""
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return the local tensors that a checkpoint holds, not copies: parameter name → kind → tensor."""
 
 
 @dataclass
