@@ -247,7 +247,10 @@ def chosen_checkpoint(experiment: Experiment, runtime: Runtime) -> Checkpoint:
 
 
 def _chosen(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
-    """Return the checkpoint that `inference.checkpoint` selects; None where the newest is asked for and there is none."""
+    """Return the checkpoint that `inference.checkpoint` selects; None where the newest is asked for and there is none.
+
+    Raises UserError where the run does not have the checkpoint, or has only damaged ones.
+    """
     manager = CheckpointManager(Path(experiment.save_loc) / "checkpoints", runtime=runtime)
     which = experiment.inference.checkpoint
     if which == "newest":
@@ -256,8 +259,8 @@ def _chosen(experiment: Experiment, runtime: Runtime) -> Checkpoint | None:
         best = runtime.broadcast(best_checkpoint(Path(experiment.save_loc)))
         if best is None:
             raise UserError(
-                f"inference.checkpoint: expected a checkpoint with a validation loss in {manager.folder}, got none; set it to "
-                "newest"
+                f"inference.checkpoint: expected a checkpoint with a validation loss in {manager.folder}, got none; "
+                + ("set it to newest" if has_checkpoints(experiment.save_loc) else "run `credit-like train` first")
             )
         which = best[0]
     try:

@@ -41,7 +41,7 @@ from credit_like.schema.load import load_partly
 from credit_like.schema.partial import visible
 from credit_like.schema.phases import Phase, phases, written_at
 from credit_like.schema.places import has_checkpoints
-from credit_like.variables import Variable, Variables
+from credit_like.variables import ROLES, Variable, Variables
 
 if TYPE_CHECKING:
     from credit_like.data.store import FieldStore
@@ -273,7 +273,6 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
     import torch
 
     from credit_like.checkpoint import transfer
-    from credit_like.checkpoint.manager import steps
     from credit_like.models import build_model
     from credit_like.parallel.apply import freeze_parameters
     from credit_like.training.groups import members
@@ -294,7 +293,7 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
     for path, groups in optimizers.items():
         for _, message in _refusal((), members, groups, trained):
             yield (*path, "groups"), message
-    if section is None or steps(FilePath(experiment.save_loc) / "checkpoints"):
+    if section is None or has_checkpoints(experiment.save_loc):
         return
     channels = transfer.Channels.of(variables, experiment.data.history_len, experiment.model.predict)
 
@@ -310,17 +309,20 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
 def _checkpoint_findings(store: Store) -> Iterator[Finding]:
     """Yield in what the weights of the run's newest checkpoint are those of another experiment."""
     experiment, folder = store.experiment, FilePath(store.experiment.save_loc)
-    if not any((folder / "checkpoints").glob("step-*")):
+    if not has_checkpoints(folder):
         return
     from credit_like.checkpoint.continuation import refuse_other
     from credit_like.checkpoint.export import find_unread
     from credit_like.data.statistics import Statistics
 
     path = experiment.statistics_file
-    with suppress(UserError):  # without an intact one
+
+    def refuse() -> None:
         checkpoint = find_unread(folder)
         statistics = Statistics.load(path, store.fields) if path.exists() else None
-        yield from _refusal(("save_loc",), refuse_other, checkpoint, experiment, store.variables, statistics)
+        refuse_other(checkpoint, experiment, store.variables, statistics)
+
+    yield from _refusal(("save_loc",), refuse)
 
 
 def _steps_findings(store: Store, phase: Phase) -> Iterator[Finding]:
@@ -724,25 +726,22 @@ def _statistics_findings(store: Store) -> Iterator[Finding]:
     yield from absent
     if name is None or absent:
         return
-    for role in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
-        wanted = store.variables.role(role)
-        if not wanted:
-            continue
-        try:
-            statistics = Statistics.load(FilePath(name), store.fields)
-            mean, std, change_std = statistics.select(wanted)
-            statistics.refuse_other_data(store.fields, store.variables, store.experiment.data, name, is_used=False)
-        except UserError as error:
-            yield where, _one_line(error)
-            return
-        except _UNREADABLE as error:
-            yield where, f"expected statistics of every variable, got {_one_line(error)}, change it or make them anew"
-            return
+    try:
+        statistics = Statistics.load(FilePath(name), store.fields)
+        moments = {role: statistics.select(wanted) for role in ROLES if (wanted := store.variables.role(role))}
+        statistics.refuse_other_data(store.fields, store.variables, store.experiment.data, name, is_used=False)
+    except UserError as error:
+        yield where, _one_line(error)
+        return
+    except _UNREADABLE as error:
+        yield where, f"expected statistics of every variable, got {_one_line(error)}, change it or make them anew"
+        return
+    for role, (mean, std, change_std) in moments.items():
         columns = {"mean": mean, "std": std} | ({"change_std": change_std} if role == "prognostic" else {})
         for what, values in columns.items():
             wrong = ~np.isfinite(values) if what == "mean" else ~(np.isfinite(values) & (values > 0))
             if wrong.any():
-                channels = np.array(store.variables.channel_names(wanted))[wrong]
+                channels = np.array(store.variables.channel_names(store.variables.role(role)))[wrong]
                 good = "finite" if what == "mean" else "finite and positive"
                 yield where, f"expected {good} {what}, got {values[wrong][0]} for {', '.join(channels)}, make them anew"
 

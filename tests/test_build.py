@@ -264,6 +264,14 @@ def test_forecasts_are_made_with_the_checkpoint_that_is_named(run, tmp_path):
         UserError, match=r"inference\.checkpoint: expected an intact checkpoint of step 3, got a damaged one"
     ):
         chosen(3)
+    for step in (5, 7):
+        next((folder / f"step-{step}").glob("*.safetensors")).write_bytes(b"")
+    changed = {"save_loc": str(tmp_path), "start_from": StartFrom(**start)}  # whose weights would be other ones
+    with (
+        build.start(experiment, training=False) as runtime,
+        pytest.raises(UserError, match=r"expected an intact checkpoint in .* got only damaged ones \(step 3, 5, 7\)"),
+    ):
+        build._chosen(experiment.model_copy(update=changed), runtime)
 
 
 def test_a_finished_run_is_not_trained_again(run):

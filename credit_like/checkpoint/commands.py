@@ -16,7 +16,7 @@ from rich.table import Table
 from credit_like.checkpoint.errors import reading_metadata
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint, Rank, prune, steps
-from credit_like.errors import UserError
+from credit_like.errors import RunError, UserError
 from credit_like.terminal import fitted, folding_table, plain_console
 
 
@@ -54,7 +54,9 @@ def entries(save_loc: Path, verify: bool = False) -> list[Entry]:
             if rank is not None:
                 ranks[step] = rank
         except ValueError as error:
-            opened[step] = str(error)
+            opened[step] = f"damaged: {error}"
+        except RunError as error:
+            opened[step] = f"unreadable: {error}"
     best = min(ranks, key=lambda step: (ranks[step], -step)) if ranks else None
     return [_entry(step, found, step == best) for step, found in opened.items()]
 
@@ -195,7 +197,7 @@ def _print(found: Sequence[Entry], verified: bool) -> None:
     table = Table("step", "epoch", "valid. loss", "MiB", "saved", "layout", "state", box=None, pad_edge=False)
     for entry in found:
         if entry.damage:
-            table.add_row(str(entry.step), "", "", "", "", "", f"damaged: {entry.damage}")
+            table.add_row(str(entry.step), "", "", "", "", "", entry.damage)
             continue
         score = "" if entry.score is None else f"{entry.score:.6g}{' best' if entry.best else ''}"
         size = f"{(entry.bytes or 0) / 2**20:.1f}"

@@ -27,7 +27,7 @@ from credit_like import registry
 from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
-from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, steps
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, only_damaged, steps
 from credit_like.derive.levels import SHIPPED, read_levels
 from credit_like.errors import UserError, reason, replacing
 from credit_like.nn import spectral_norm
@@ -67,6 +67,11 @@ class Export:
         return model.eval()
 
 
+def weights_text(checkpoint: str, weights: str) -> str:
+    """Return the name of the weights (`ema` or `raw`) of a checkpoint, by which forecasts and their scores refer to them."""
+    return f"{checkpoint}, {weights} weights"
+
+
 def find(save_loc: Path, step: int | None = None, runtime: Runtime | None = None) -> Checkpoint:
     """Return the newest intact checkpoint of `run`, or the one of `step`; `run` may also be a checkpoint folder.
 
@@ -83,7 +88,7 @@ def find(save_loc: Path, step: int | None = None, runtime: Runtime | None = None
         return _intact(folder / f"step-{step}", runtime)
     newest = CheckpointManager(folder, runtime=runtime).latest()
     if newest is None:
-        raise UserError(f"expected an intact checkpoint in {folder}, got none; train first")
+        raise UserError(f"expected a checkpoint in {folder}, got none; train first")
     return newest
 
 
@@ -104,14 +109,17 @@ def find_unread(save_loc: Path) -> Checkpoint:
         checkpoint.verify_sizes()
         return checkpoint
     folder = save_loc / "checkpoints"
-    for step in steps(folder)[::-1]:
+    there = steps(folder)
+    for step in there[::-1]:
         try:
             checkpoint = Checkpoint.open(folder / f"step-{step}")
             checkpoint.verify_sizes()
         except DamagedCheckpoint:
             continue
         return checkpoint
-    raise UserError(f"expected an intact checkpoint in {folder}, got none; train first")
+    if there:
+        raise only_damaged(folder, there)
+    raise UserError(f"expected a checkpoint in {folder}, got none; train first")
 
 
 def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tensor]:
@@ -195,6 +203,7 @@ def describe(checkpoint: Checkpoint, weights: str) -> dict[str, Any]:
         "grid": grid,
         "checkpoint": {
             "step": checkpoint.step,
+            "name": checkpoint.name,
             "weights": weights,
             "score": checkpoint.score,
             "format": checkpoint.manifest["format"],

@@ -24,7 +24,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -357,11 +357,12 @@ class CheckpointManager:
                 self._publish(folder, self.folder / name[1:].removesuffix(".tmp"))
         self.runtime.barrier()
 
-    def latest(self, to_continue: bool = False) -> Checkpoint | None:
-        """Return the newest intact checkpoint; damaged ones are logged and skipped. Nothing is renamed.
+    def latest(self) -> Checkpoint | None:
+        """Return the newest intact checkpoint, None where none has been saved; damaged ones are logged and skipped.
 
-        The ranks share the work of reading every byte. Raises UserError for a format of a later release and, `to_continue` a
-        run, where all checkpoints are damaged; RunError on all ranks where one of them cannot read a file now.
+        Nothing is renamed. The ranks share the work of reading every byte. Raises UserError for a format of a later release and
+        where all checkpoints are damaged, because other weights would take their place; RunError on all ranks where one of them
+        cannot read a file now.
         """
         there = self._there()
         for step in there[::-1]:
@@ -370,11 +371,8 @@ class CheckpointManager:
                 log.warning("skipping checkpoint step-%d, which is damaged: %s", step, damage)
             if checkpoint is not None:
                 return checkpoint
-        if to_continue and there:
-            raise UserError(
-                f"save_loc: expected an intact checkpoint in {self.folder}, got only damaged ones (step "
-                f"{', '.join(map(str, there))}); restore one of them, or begin anew with --fresh"
-            )
+        if there:
+            raise only_damaged(self.folder, there)
         return None
 
     def set_aside(self, step: int) -> None:
@@ -388,15 +386,13 @@ class CheckpointManager:
         """Return the steps of the checkpoints, oldest first, as the main rank finds them. Raises RunError on all ranks."""
         found: list[int] = []
         trouble = None
-        if self.runtime.is_main:
-            try:
-                found = steps(self.folder)
-            except RunError as error:
-                trouble = str(error)
-        found, trouble = self.runtime.broadcast((found, trouble))
-        if trouble is not None:
+        try:
+            found = steps(self.folder) if self.runtime.is_main else []
+        except RunError as error:
+            trouble = str(error)
+        if trouble := self.runtime.first(trouble):
             raise RunError(trouble)
-        return found
+        return list(self.runtime.broadcast(found))
 
     def at(self, step: int) -> Checkpoint:
         """Return the checkpoint of a step; the ranks share the work of reading every byte.
@@ -426,7 +422,7 @@ def examined(folder: Path, runtime: Runtime) -> tuple[Checkpoint | None, str]:
         checkpoint = Checkpoint.open(folder)
         checkpoint.verify(runtime.rank, runtime.world)
     except DamagedCheckpoint as error:
-        damage = str(error) or type(error).__name__
+        damage = str(error)
     except RunError as error:
         trouble = str(error)
     worst = runtime.agree(_UNKNOWN if trouble is not None else _DAMAGE if damage else _INTACT)
@@ -454,6 +450,14 @@ def steps(folder: Path) -> list[int]:
             return []
         raise trouble from error
     return sorted(step for name in names if (step := step_of(name)) is not None)
+
+
+def only_damaged(folder: Path, damaged: Sequence[int]) -> UserError:
+    """Return the error of a folder in which all checkpoints, those of the steps `damaged`, are damaged."""
+    return UserError(
+        f"save_loc: expected an intact checkpoint in {folder}, got only damaged ones (step {', '.join(map(str, damaged))}); "
+        "restore one of them, or begin anew with --fresh"
+    )
 
 
 def prune(folder: Path, keep: int, saved: int | None = None) -> list[int]:

@@ -20,7 +20,7 @@ import xarray as xr
 
 import credit_like
 from credit_like.checkpoint.errors import DamagedCheckpoint
-from credit_like.checkpoint.export import card, export, load_export
+from credit_like.checkpoint.export import card, export, find_unread, load_export, weights_text
 from credit_like.checkpoint.files import digest, to_json, write_bytes
 from credit_like.checkpoint.format import MANIFEST
 from credit_like.data.files import netcdf_files
@@ -28,7 +28,6 @@ from credit_like.data.store import FieldStore, open_store
 from credit_like.errors import UserError, reading, reason
 from credit_like.outputs import check_new
 from credit_like.schema.experiment import Experiment
-from credit_like.schema.places import RECORD
 from credit_like.variables import ROLES, Variables
 
 CARD, CONFIG, WEIGHTS, STATIC = "README.md", "config.json", "model.safetensors", "static.nc"
@@ -106,7 +105,7 @@ def write_package(save_loc: str | Path, folder: Path, weights: str = "ema", lice
     Raises UserError if there is no checkpoint or something is at `folder`.
     """
     save_loc = Path(save_loc)
-    run = save_loc.parent.parent if (save_loc / MANIFEST).is_file() else save_loc
+    run = save_loc.absolute().parent.parent if (save_loc / MANIFEST).is_file() else save_loc
     check_new("--package", folder)
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     draft.mkdir(parents=True)
@@ -125,13 +124,11 @@ def write_package(save_loc: str | Path, folder: Path, weights: str = "ema", lice
             "files": {file.name: {"bytes": file.stat().st_size, "sha256": digest(file)} for file in files},
         }
         write_bytes(draft / CONFIG, to_json(config))
-        scores, scored = run / "evaluation" / "scores.csv", _scored(run, experiment)
-        exported = f"step {made.metadata['checkpoint']['step']}, {weights}"
-        table = list(_scores(scores)) if scored == exported and scores.is_file() else []
-        if scored != exported and scores.is_file():
-            missing.append(f"no scores on the card: those of the run are of {scored}, and these weights of {exported}")
-        elif not table:
-            missing.append("no scores on the card: `credit-like evaluate` has not been run")
+        exported = made.metadata["checkpoint"]
+        has_average = bool(find_unread(save_loc).names("ema/"))
+        kinds = [exported["weights"]] if has_average else ["raw", "ema"]
+        table, without = _scores_of(run / "evaluation", [weights_text(exported["name"], kind) for kind in kinds])
+        missing += [f"no scores on the card: {without}"] if without else []
         if licence is None:
             missing.append(f"no licence: name one with --licence or in {CARD}")
         lines = [*_data_lines(experiment), *table]
@@ -195,15 +192,20 @@ def _data_lines(experiment: Experiment) -> Iterator[str]:
     yield ""
 
 
-def _scored(run: Path, experiment: Experiment) -> str:
-    """Return the step and the kind of the weights with which a run's forecasts were made."""
-    record = Path(experiment.inference.output.path or run / "forecasts") / RECORD
-    if not record.is_file():
-        return "forecasts that are not there"
-    with reading("the record of forecasts", record, "write the forecasts again"):
-        identity = json.loads(record.read_bytes())
-        name, weights = str(identity["checkpoint"]), str(identity["experiment"]["inference"]["weights"])
-    return f"{name.partition(' ')[0].replace('-', ' ')}, {weights}"
+def _scores_of(folder: Path, names: Sequence[str]) -> tuple[list[str], str]:
+    """Return the section of the card on scores, if those in `folder` are of weights with one of these names, else why not."""
+    if not (folder / "scores.csv").is_file():
+        return [], "`credit-like evaluate` has not been run"
+    again = "run `credit-like evaluate` again"
+    try:
+        with reading("scores", folder / "model.nc", again):
+            source = str(netcdf_files.load(folder / "model.nc", decode_times=False).attrs.get("provenance", ""))
+        table = list(_scores(folder / "scores.csv"))
+    except UserError as error:
+        return [], str(error)
+    if not any(f", {name}" in source for name in names):
+        return [], f"expected those of {names[0]}, got scores of {source or 'unknown weights'}; {again}"
+    return table, "" if table else f"expected the metric rmse among the scores, got others; {again}"
 
 
 def _scores(path: Path) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import credit_like
 from credit_like import registry
+from credit_like.checkpoint.export import weights_text
 from credit_like.data.declared import parametric
 from credit_like.data.store import FieldStore
 from credit_like.derive.fields import written_derivation
@@ -57,7 +58,7 @@ def plan(
     attrs = {
         "Conventions": "CF-1.11",
         "title": f"forecasts of {experiment.name}",
-        "source": f"{made_by}, {checkpoint}, {section.weights} weights",
+        "source": f"{made_by}, {weights_text(checkpoint, section.weights)}",
         "experiment": experiment.name,
         "checkpoint": checkpoint,
     }

@@ -35,7 +35,7 @@ class Decision:
 
 
 _CANCELLED = Decision("stop", "the run's jobs were cancelled, submit again to go on")
-_WITHDRAWN = Decision("stop", "the scheduler refused another job of this submission, submit again")
+_WITHDRAWN = Decision("stop", "this submission was not completed, submit again")
 
 
 def history_file(save_loc: Path) -> Path:

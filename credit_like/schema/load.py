@@ -378,7 +378,7 @@ def _override(tree: _Tree, override: str) -> _Tree:
         if named is None or not isinstance(named.value, str):
             merged = _set(tree, parts, parsed, place, key)
         elif (profile := _profile(named.value)) is None:
-            merged = tree  # the name is reported
+            merged = replace(tree, problems=())  # the name is reported
         else:
             problems = (*tree.problems, *profile.problems)
             tree = replace(tree, value={**tree.value, "site": profile}, problems=problems)

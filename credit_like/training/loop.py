@@ -130,13 +130,14 @@ class Loop:
     def _begin(self) -> None:
         """Restore the newest checkpoint, or begin a new run, and continue its log.
 
-        Raises UserError, before anything of the run has changed, where the experiment does not fit it or all its checkpoints
-        are damaged.
+        Raises UserError where the experiment does not fit the run or all its checkpoints are damaged, before anything of the
+        run has changed but for the remains of an interrupted save.
         """
         state = self.state
         self.manager.recover()
-        checkpoint = self.manager.latest(to_continue=True)
+        checkpoint = self.manager.latest()
         if checkpoint is None:
+            self.accepted()  # there is nothing to protect, and the folder is known as one of a run if the start fails
             state.start()
         else:
             with reading_metadata(checkpoint.folder):
@@ -151,8 +152,7 @@ class Loop:
                 self.score = (checkpoint.step, checkpoint.score)  # it stays with the step if that is saved again
             log.info("continuing from %s%s", checkpoint.folder, self._named())
             self._take_up()
-        self.accepted()
-        if checkpoint is not None:
+            self.accepted()
             self.manager.set_aside(checkpoint.step)
         self.before = state.progress.seconds
         self.validation.allowance.spent = state.progress.forecasts
@@ -435,10 +435,13 @@ class Loop:
         # A validation of an earlier step says nothing of these weights, also where the save of that step has failed.
         step, loss = self.score or (None, None)
         score = loss if step == progress.step and progress.validated else None
+        try:
+            self._wait()
+        except SaveFailed as error:
+            self._failed(error)  # this save is the next try
         while True:
             try:
                 self.last_save = time.monotonic()
-                self._wait()
                 self.state.save(score)
                 if must:
                     self.manager.wait()

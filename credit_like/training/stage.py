@@ -91,7 +91,7 @@ def stage_at(stages: Sequence[Stage], epoch: int) -> Stage:
     return next((stage for stage in stages if epoch < stage.phase.end), stages[-1])
 
 
-def stage_of_last_step(stages: Sequence[Stage], epoch: int, position: int, number: int = 0) -> Stage:
+def stage_of_last_step(stages: Sequence[Stage], epoch: int, position: int, number: int) -> Stage:
     """Return the stage of the newest of the steps taken before step `position` of an epoch, saved in phase `number`.
 
     A checkpoint at the end of a phase still has the optimiser state of that phase, and its validation is due. One that was

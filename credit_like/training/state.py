@@ -260,14 +260,14 @@ class TrainingState:
 
 def _refuse_unsaved(key: str, state: Mapping[str, Any]) -> None:
     """Raise UserError for what a checkpoint cannot hold: anything but tensors of the types of `format.DTYPES`."""
+    cure = ", and register a buffer that can be computed again with persistent=False" if key.startswith("model") else ""
     for name, value in state.items():
         kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
         if kind not in NAMES:
             types = ", ".join(str(dtype).removeprefix("torch.") for dtype in NAMES)
             raise UserError(
                 f"{key}: expected state that a checkpoint can hold ({types}), got {canonical_name(name)} of type "
-                f"{str(kind).removeprefix('torch.')}; hold complex numbers as pairs of real ones (torch.view_as_real), and "
-                "register a buffer that can be computed again with persistent=False"
+                f"{str(kind).removeprefix('torch.')}; hold complex numbers as pairs of real ones (torch.view_as_real){cure}"
             )
 
 

@@ -11,7 +11,9 @@ import xarray as xr
 
 from credit_like import build
 from credit_like.check import checked_experiment
-from credit_like.errors import UserError
+from credit_like.checkpoint.manager import Checkpoint
+from credit_like.errors import RunError, UserError
+from credit_like.schema.errors import ExperimentError
 from credit_like.schema.load import load_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +99,26 @@ def test_other_weights_are_refused_by_every_command(finished, tmp_path, change):
     checked_experiment(FILE, sets)
 
 
+@pytest.mark.parametrize("how", ["unreadable", "damaged"])
+def test_a_check_reports_checkpoints_that_a_run_cannot_continue_from(finished, tmp_path, monkeypatch, how):
+    run = tmp_path / "run"
+    shutil.copytree(finished / "plain", run)
+    sets = [*BASE, f"save_loc={run}", "trainer.epochs=2"]
+    message = "got only damaged ones"
+    if how == "damaged":
+        for file in run.glob("checkpoints/*/*.safetensors"):
+            file.write_bytes(b"")
+    else:
+        message = "Input/output error"
+
+        def fail(folder):
+            raise RunError(f"{folder} cannot be read: {message}")
+
+        monkeypatch.setattr(Checkpoint, "open", fail)
+    with pytest.raises(ExperimentError, match=rf"(?s)save_loc: .*{message}"):
+        checked_experiment(FILE, sets, continuing=True)
+
+
 @pytest.mark.parametrize("kind", ["plain", pytest.param("lora", marks=pytest.mark.slow)])
 def test_what_does_not_change_the_weights_may_change(finished, tmp_path, kind):
     run = tmp_path / "run"
@@ -164,13 +186,13 @@ def test_low_rank_changes_have_the_scale_of_the_source(finished, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("init", "said"), [("[2000-01-08, 2000-01-12, 2d]", "1 of 3 forecasts are of times"), ("2000-01-12", "")]
+    ("init", "said"), [("[2000-01-08, 2000-01-12, 2d]", "1 of 3 forecasts include times"), ("2000-01-12", "")]
 )
 def test_forecasts_of_the_weather_of_the_training_are_told(finished, tmp_path, caplog, init, said):
     """The experiment may have other periods than those that its weights were trained on."""
     shutil.copytree(finished / "plain", tmp_path / "run")
     sets = [*BASE, f"save_loc={tmp_path / 'run'}", f"inference.init={init}", "data.train=[2000-01-01, 2000-01-07]"]
     assert build.rollout(load_experiment(FILE, sets)) == 0
-    warnings = [record.message for record in caplog.records if "trained on" in record.message]
+    warnings = [record.message for record in caplog.records if "were trained" in record.message]
     assert len(warnings) == bool(said)
     assert said in "".join(warnings)

@@ -17,6 +17,7 @@ from credit_like.checkpoint.export import Export, export, load_export
 from credit_like.checkpoint.format import write_tensors
 from credit_like.checkpoint.lock import RunLock
 from credit_like.checkpoint.manager import Checkpoint
+from credit_like.errors import RunError
 from credit_like.models import wxformer
 from credit_like.nn import spectral_norm
 from credit_like.nn.init import initialise
@@ -81,7 +82,7 @@ def test_a_model_comes_back_and_computes_the_same(tmp_path) -> None:
 def test_what_is_not_an_export_is_refused(run, tmp_path) -> None:
     with pytest.raises(ValueError, match=r"ends in .safetensors, got .*model.pt"):
         export(run, tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="expected an intact checkpoint"):
+    with pytest.raises(ValueError, match=r"expected a checkpoint in .* train first"):
         export(tmp_path, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"expected one of the steps \[3, 6, 9\].* got 4"):
         export(run, tmp_path / "model.safetensors", step=4)
@@ -97,7 +98,7 @@ def test_what_is_not_an_export_is_refused(run, tmp_path) -> None:
     assert isinstance(load_export(export(run, whole)), Export)
 
 
-def test_list_and_verify_name_what_is_damaged(run, tmp_path, capsys) -> None:
+def test_list_and_verify_name_what_is_damaged(run, tmp_path, capsys, monkeypatch) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)
     assert [entry.step for entry in commands.entries(copy)] == [3, 6, 9]
@@ -115,6 +116,19 @@ def test_list_and_verify_name_what_is_damaged(run, tmp_path, capsys) -> None:
     told = {entry["step"]: entry["damage"] for entry in json.loads(capsys.readouterr().out)}
     assert {step for step, damage in told.items() if damage} == {6}
     assert str(path) in next(entry.damage for entry in commands.entries(copy, verify=True) if entry.step == 6)
+    (copy / "checkpoints" / "step-3" / "manifest.json").unlink()
+    (copy / "checkpoints" / "step-3" / "manifest.json").mkdir()
+    real = commands.Checkpoint.verify
+
+    def verify(checkpoint, *arguments):
+        if checkpoint.step == 9:
+            raise RunError("Input/output error")
+        real(checkpoint, *arguments)
+
+    monkeypatch.setattr(commands.Checkpoint, "verify", verify)
+    told = [entry.damage.partition(":")[0] for entry in commands.entries(copy, verify=True)]
+    assert told == ["damaged", "damaged", "unreadable"]
+    assert commands.verify_checkpoints(copy) == 1
 
 
 def test_prune_spares_the_best_and_respects_the_lock(run, tmp_path, capsys) -> None:

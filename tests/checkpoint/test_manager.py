@@ -132,11 +132,12 @@ def test_no_damaged_byte_goes_unnoticed_and_the_previous_one_is_used(tmp_path, n
     assert CheckpointManager(tmp_path).latest().step == 2
 
 
-def test_damage_to_all_is_no_checkpoint_and_each_is_named(tmp_path, caplog) -> None:
+def test_damage_to_all_is_an_error_and_each_is_named(tmp_path, caplog) -> None:
     small(tmp_path)
     for step in (1, 2):
         (tmp_path / f"step-{step}" / "rank-00000.safetensors").write_bytes(b"")
-    assert CheckpointManager(tmp_path).latest() is None
+    with pytest.raises(UserError, match=r"got only damaged ones \(step 1, 2\)"):
+        CheckpointManager(tmp_path).latest()
     assert "step-1" in caplog.text
     assert "step-2" in caplog.text
 
@@ -331,7 +332,7 @@ def test_what_is_saved_after_a_damaged_one_is_there_after_every_save(tmp_path, h
     saved(tmp_path, 20, 300)
     damage(tmp_path / "step-300", how)
     manager = CheckpointManager(tmp_path, keep=keep)
-    assert manager.latest(to_continue=True).step == 20
+    assert manager.latest().step == 20
     manager.set_aside(20)
     assert (tmp_path / ".damaged-step-300").exists()
     for step in (30, 60, 90):
@@ -366,7 +367,7 @@ def test_those_that_are_set_aside_are_named_apart(tmp_path) -> None:
         saved(tmp_path, 2)
         damage(tmp_path / "step-2", "tensors")
         manager = CheckpointManager(tmp_path)
-        manager.set_aside(manager.latest(to_continue=True).step)
+        manager.set_aside(manager.latest().step)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         ".damaged-step-2", ".damaged-step-2.1", ".damaged-step-2.2", "step-1",
     ]  # fmt: skip
@@ -382,7 +383,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_not_continued_from_nothing(t
         damage(tmp_path / f"step-{step}", "tensors")
     before = contents(tmp_path)
     with pytest.raises(UserError, match=r"expected an intact checkpoint in .* got only damaged ones \(step 1, 2\)"):
-        CheckpointManager(tmp_path).latest(to_continue=True)
+        CheckpointManager(tmp_path).latest()
     assert contents(tmp_path) == before
 
 
@@ -413,7 +414,7 @@ def test_what_cannot_be_read_now_is_no_damage(tmp_path, monkeypatch, where, numb
             patch.setattr(os, "listdir", failing(os.listdir, lambda p: p == tmp_path))
         names = ["step-2", ".step-2.tmp"]
         manager = CheckpointManager(tmp_path)
-        for find in (manager.latest, lambda: manager.latest(to_continue=True), lambda: manager.at(2)):
+        for find in (manager.latest, lambda: manager.at(2)):
             with pytest.raises(RunError, match=f"{os.strerror(number)}; the checkpoint is left as it is.* start again"):
                 find()
         if where != "folder":
@@ -426,7 +427,7 @@ def test_what_cannot_be_read_now_is_no_damage(tmp_path, monkeypatch, where, numb
             patch.setattr(manager_module, "_ranks", {})
             assert prune(tmp_path, 1) == []
     assert contents(tmp_path) == before
-    assert CheckpointManager(tmp_path).latest(to_continue=True).step == 2
+    assert CheckpointManager(tmp_path).latest().step == 2
 
 
 def test_what_another_rank_cannot_read_now_ends_all_ranks_alike(tmp_path) -> None:

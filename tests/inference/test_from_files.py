@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -11,6 +12,7 @@ import xarray as xr
 import yaml
 from typer.testing import CliRunner
 
+from credit_like.checkpoint.export import find, weights_text
 from credit_like.checkpoint.files import digest
 from credit_like.checkpoint.package import write_package
 from credit_like.cli import app
@@ -139,11 +141,10 @@ def newest_step(folder):
     return max(int(path.name.partition("-")[2]) for path in (folder / "checkpoints").glob("step-*"))
 
 
-def _record_forecasts(folder, step, weights="ema"):
-    """Write the record of forecasts with the weights of a step, as a rollout does."""
-    (folder / "forecasts").mkdir(exist_ok=True)
-    identity = {"checkpoint": f"step-{step} 0123456789ab", "experiment": {"inference": {"weights": weights}}}
-    (folder / "forecasts" / "forecast.json").write_text(json.dumps(identity))
+def _record_scores(folder, name, weights="ema"):
+    """Write scores of forecasts with the weights of a checkpoint, as far as their source goes."""
+    source = f"{folder}/forecasts/forecast.zarr: forecasts of x, credit-like 1, wxformer, {weights_text(name, weights)}"
+    xr.Dataset(attrs={"provenance": source}).to_netcdf(folder / "evaluation" / "model.nc")
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +153,7 @@ def package(run, tmp_path_factory):  # noqa: F811
     experiment, _, export = run
     scores = export.parent / "evaluation" / "scores.csv"
     scores.parent.mkdir(exist_ok=True)
-    _record_forecasts(export.parent, newest_step(export.parent))
+    _record_scores(export.parent, find(export.parent).name)
     scores.write_text(
         "source,variable,level,metric,region,lead_hours,value,units\n"
         "model,u,1.0,rmse,global,24.0,1.25,m s-1\nmodel,u,1.0,rmse,tropics,24.0,9.75,m s-1\n"
@@ -200,21 +201,29 @@ def test_a_forecast_from_a_package_needs_no_static_fields(files, package, tmp_pa
         assert two.attrs["checkpoint"] == one.attrs["checkpoint"] == f"export {digest(export)[:12]}"
 
 
-def test_a_package_has_only_the_scores_of_its_weights(run, package, tmp_path):  # noqa: F811
+def test_a_package_has_only_the_scores_of_its_weights(run, package, tmp_path, monkeypatch):  # noqa: F811
     """Those of a checkpoint are those of its run, if the forecasts are its own."""
     folder = run[2].parent
-    step = newest_step(folder)
-    checkpoint = folder / "checkpoints" / f"step-{step}"
-    assert [text.split(":")[0] for text in write_package(checkpoint, tmp_path / "same")] == ["no licence"]
+    name = find(folder).name
+    step, averaged = newest_step(folder), bool(find(folder).names("ema/"))
+    monkeypatch.chdir(folder / "checkpoints")
+    assert [text.split(":")[0] for text in write_package(f"step-{step}", tmp_path / "same")] == ["no licence"]
+    others = [(f"step-{step + 1} {name.split()[1]}", "ema"), (f"step-{step} 0123456789ab", "ema"), (name, "raw")]
     try:
-        for number, other in enumerate(((step + 1, "ema"), (step, "raw"))):
-            _record_forecasts(folder, *other)
+        for number, other in enumerate(others):
+            _record_scores(folder, *other)
             missing = write_package(folder, tmp_path / str(number))
-            said = f"those of the run are of step {other[0]}, {other[1]}, and these weights of step {step}, ema"
-            assert missing[0] == f"no scores on the card: {said}"
+            if other == (name, "raw") and not averaged:  # the weights are the same
+                assert [text.split(":")[0] for text in missing] == ["no licence"]
+                continue
+            assert re.match(
+                rf"no scores on the card: expected those of {name}, .*, got scores of .*{other[0]}", missing[0]
+            )
             assert "## Scores" not in (tmp_path / str(number) / "README.md").read_text()
+        (folder / "evaluation" / "model.nc").write_bytes(b"{")
+        assert "no scores on the card: expected scores" in write_package(folder, tmp_path / "unreadable")[0]
     finally:
-        _record_forecasts(folder, step)
+        _record_scores(folder, name)
 
 
 def test_what_a_package_lacks_is_said(run, package, tmp_path):  # noqa: F811
@@ -227,7 +236,7 @@ def test_what_a_package_lacks_is_said(run, package, tmp_path):  # noqa: F811
     assert "# license: not chosen yet" in (tmp_path / "model" / "README.md").read_text()
     with pytest.raises(UserError, match="--package: expected a path where nothing is"):
         write_package(experiment.save_loc, tmp_path / "model")
-    with pytest.raises(UserError, match="expected an intact checkpoint"):
+    with pytest.raises(UserError, match=r"expected a checkpoint in .* train first"):
         write_package(tmp_path, tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -55,7 +55,7 @@ def test_decision(state, checkpoint, events, verdict):
 
 def test_a_submission_that_was_withdrawn_was_not_cancelled():
     events = [submitted(2), WITHDRAWN]
-    assert "the scheduler refused another job of this submission" in decide({}, 0, events, "2", "train-2").reason
+    assert "this submission was not completed" in decide({}, 0, events, "2", "train-2").reason
     assert "cancelled" in decide({}, 0, [*events, CANCELLED], "2", "train-3").reason
 
 

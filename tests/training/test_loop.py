@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from credit_like.checkpoint import format as format_module
+from credit_like.checkpoint.clear import clear_run
+from credit_like.checkpoint.errors import SaveFailed
 from credit_like.checkpoint.manager import Checkpoint, steps
 from credit_like.errors import RunError, UserError
 from credit_like.parallel.runtime import Runtime
+from credit_like.training.loop import Loop
 from credit_like.training.trainer import record_failed_start
 from tests.faults import harness, tiny
 
@@ -151,3 +154,40 @@ def test_a_start_that_stops_before_its_first_step_keeps_the_loss_of_its_checkpoi
     outcome = again.fit()
     assert (outcome.state, outcome.step) == ("continue", last)
     assert Checkpoint.open(tmp_path / "checkpoints" / f"step-{last}").score == loss
+
+
+def test_a_refused_first_start_leaves_a_folder_that_fresh_clears(tmp_path) -> None:
+    trainer = tiny.trainer(tmp_path / "run", **SECTION)
+
+    def start() -> None:
+        raise UserError("start_from.path: no")
+
+    trainer.state.start = start
+    with pytest.raises(UserError, match="start_from"):
+        trainer.fit()
+    with pytest.raises(UserError, match="add --force"):
+        clear_run(tmp_path / "run", force=False)
+    clear_run(tmp_path / "run", force=True)
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= {".lock"}
+
+
+def test_the_loss_of_a_step_is_saved_with_it_also_where_the_save_before_it_failed(tmp_path, monkeypatch) -> None:
+    """The save of step 4, which is not waited for, fails while the next step is taken and validated."""
+    trainer = tiny.trainer(tmp_path, epochs=1, valid_every=5, checkpoint={"every": 4, "keep": 9, "async": True})
+    manager = trainer.manager
+    wait, failed = manager.wait, []
+
+    def failing() -> None:
+        wait()
+        if not failed:
+            failed.append(True)
+            raise SaveFailed("cannot save step 4")
+
+    real = Loop._poll
+    monkeypatch.setattr(
+        Loop, "_poll", lambda loop: real(loop) if failed else None
+    )  # it would notice the failure before
+    monkeypatch.setattr(manager, "wait", failing)
+    trainer.fit()
+    losses = {row["step"]: row["valid_loss"] for row in harness.rows(tmp_path) if "valid_loss" in row}
+    assert Checkpoint.open(tmp_path / "checkpoints" / "step-5").score == losses[5]
