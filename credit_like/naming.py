@@ -19,7 +19,7 @@ def units_text(units: str, power: int = 1) -> str:
     power: of what is shown; `m² s⁻²` for 2 and `m/s`.
     """
     text = units.strip()
-    if text in ("", "1", "(0 - 1)", "0-1", "dimensionless", "none", "~"):
+    if text in ("", "1", "(0 - 1)", "0-1", "dimensionless", "unitless", "none", "~", "-"):
         return ""
     factors = []
     for number, part in enumerate(re.split(r"\s*/\s*", text)):
@@ -60,7 +60,7 @@ def times_text(results: xr.Dataset) -> str:
     """Return over how many initial times scores are means: `21 initial times`, or `12 to 21` if not all leads have as many."""
     most = int(results["initial_times"])
     fewest = int(results["initial_times_of_lead"].min()) if "initial_times_of_lead" in results else most
-    return f"{fewest} to {most} initial times" if fewest < most else f"{most} initial times"
+    return f"{fewest} to {most} initial times" if fewest < most else counted(most, "initial time")
 
 
 def region_text(results: xr.Dataset, region: str) -> str:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from credit_like import registry
 from credit_like.data.aliases import ALIASES
+from credit_like.data.sources._conventions import DIMS, own_name
 from credit_like.data.sources._files import find_files, is_url, source_type
 from credit_like.data.times import seconds, to_text
 from credit_like.errors import UserError
@@ -32,7 +33,6 @@ from credit_like.models.wxformer import Config as WXFormer
 from credit_like.outputs import check_new
 from credit_like.schema.base import format_duration
 
-DIMS = {"time", "level", "latitude", "longitude"}
 FEWEST = 12
 """Fewest times from which training, validation and test periods can be cut."""
 _STATIC = {
@@ -158,7 +158,7 @@ def scan(paths: Sequence[str]) -> Data:
     apart = (
         len(counts) > len(set(counts))
         or "other" in repeated.values()
-        or not all(_equal(name, datasets) for name, datasets in fixed.items())
+        or (all(len(group) == 1 for group in groups.values()) and not all(itertools.starmap(_equal, fixed.items())))
     )
     variables: list[Found] = []
     sources: list[dict[str, Any]] = []
@@ -277,8 +277,7 @@ def _usable(dataset: xr.Dataset, left_out: dict[str, str]) -> list[str]:
             continue  # text, and coordinates
         if not on_grid and len(dims) < 3:
             continue  # bounds, coefficients of levels and the like
-        # Another dimension beside one of DIMS has its name with an underscore.
-        if other := sorted(dim[1:] if dim[1:] in DIMS else dim for dim in dims - DIMS):
+        if other := sorted(map(own_name, dims.difference(DIMS))):
             left_out[str(name)] = f"which is on {', '.join(other)}{' too' if on_grid else ''}"
         elif not on_grid:
             left_out[str(name)] = "which is not on latitude and longitude"
@@ -463,8 +462,8 @@ def _drop_empty(data: Data, datasets: Sequence[xr.Dataset], apart: bool, files: 
 
 def _same_in_all(datasets: Sequence[xr.Dataset], var: str) -> bool:
     """Return whether the first and the last of the datasets that have a field without time have the same one."""
-    with_it = [one[var] for one in datasets if var in one.data_vars]
-    return len(with_it) == 1 or np.array_equal(with_it[0].values, with_it[-1].values, equal_nan=True)
+    with_it = [one for one in datasets if var in one.data_vars]
+    return _equal(var, [with_it[0], with_it[-1]])
 
 
 def _still(array: xr.DataArray) -> bool:

@@ -364,6 +364,20 @@ def test_fields_without_time_that_differ_between_files_are_left_out(tmp_path):
     assert [v.name for v in Variables(load_experiment(tmp_path / "my.yml").data).role("static")] == ["lsm"]
 
 
+def test_a_mask_that_differs_between_variables_of_yearly_files_is_left_out(tmp_path):
+    """The files of one variable for several years still belong together."""
+    whole = Maker(PLAIN, (16, 32), hours(80)).dataset(surface=["t2m", "sp"], constant=["lsm"])
+    for number in range(2):
+        part = whole.isel(time=slice(40 * number, 40 * number + 40))
+        part.drop_vars("sp").to_netcdf(tmp_path / f"air_{number}.nc")
+        turned = part["lsm"].transpose("longitude", "latitude") + 1
+        part.drop_vars("t2m").assign(lsm=turned).to_netcdf(tmp_path / f"pressure_{number}.nc")
+    found = scan([str(tmp_path)])
+    assert sorted(variable.name for variable in found.variables) == ["sp", "t2m"]
+    assert found.left_out == {"lsm": "which has no time and is not the same in all files"}
+    assert len(found.times) == 80
+
+
 def test_names_that_are_static_elsewhere_are_predicted_where_they_change(tmp_path):
     """NCEP's heights on levels and on a single one, cloud cover and snow of CMIP6; the height of the surface is static."""
     maker = Maker(PLAIN, (16, 32), hours(40))

@@ -114,14 +114,14 @@ class Statistics:
         compared then, and where the experiment names the file. A file that does not state something is taken as it is.
         """
         cure = "run `credit-like preprocess` again, or remove the file"
-        if data.statistics is not None and Path(data.statistics) == Path(path):
+        if data.statistics is not None:
             cure = "run `credit-like preprocess` again, or name another file in data.statistics"
         elif is_used:
             cure = "undo the change, or set another save_loc"
         for name, was, now in self._other_units(store, variables):
             raise UserError(f"expected statistics of {name} in {now!r}, got those in {was!r} in {path}; {cure}")
         attrs = self.dataset.attrs
-        if is_used or data.statistics is not None or "training_period" not in attrs:
+        if is_used or data.statistics is not None:
             return
         for what, key, now in (
             ("the training period", "training_period", _text_of(data.train)),

@@ -26,7 +26,7 @@ from credit_like import registry
 from credit_like.data import aliases, solar, units
 from credit_like.data.files.direct import chunk_along, direct
 from credit_like.data.files.remote import RemoteError
-from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, RepeatedTimes, listed, same_circle
+from credit_like.data.sources._conventions import DIFFERS, DIMS, PERIOD, RepeatedTimes, listed, own_name, same_circle
 from credit_like.data.sources._files import FileConfig
 from credit_like.data.times import Times, calendar_of, from_seconds, nearest_in_year, parse, seconds, to_text
 from credit_like.errors import RunError, UserError
@@ -797,7 +797,7 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     levels = _levels(variable, var, dims, dataset, where)
     cyclic = variable.spec.fill == "cyclic"
     if cyclic:
-        _refuse_several_years(dataset["time"].values, var, where)
+        _refuse_several_years(stored, dataset["time"].values, var, where)
     of_level = dataset["level"].attrs if "level" in dataset.coords else {}
     level_attrs = {key: str(of_level[key]) for key in _ATTRS if key in of_level}
     over = _sum_over(var, stored.attrs, where, source.settings)
@@ -805,9 +805,22 @@ def _place(variable: Variable, number: int, var: str, dataset: xr.Dataset, sourc
     return _Place(number, var, dims, levels, factor, offset, attrs, cyclic, still, level_attrs, over, copy_of)
 
 
-def _refuse_several_years(times: Times, var: str, where: str) -> None:
-    """Raise UserError for times of more than a year, of which the first would be repeated instead of the mean."""
-    if len(times) and np.ptp(seconds(times[[0, -1]])) > _YEAR:
+def _refuse_several_years(stored: xr.DataArray, times: Times, var: str, where: str) -> None:
+    """Raise UserError for different years, of which the first would be repeated instead of the mean.
+
+    A year that is continued at its ends, or repeated along the axis of other data as in a copy of such data, is one year. Two
+    fields after the first year tell whether it is repeated.
+    """
+    after = np.flatnonzero(seconds(times) - seconds(times[:1]) > _YEAR)
+    if not len(after):
+        return
+    later = after[[0, -1]]
+    first = nearest_in_year(times, times[later])
+    again = [(int(a), int(b)) for a, b in zip(first, later, strict=True) if a != b]
+    is_float = stored.dtype.kind == "f"
+    if not again or not all(
+        np.array_equal(stored.isel(time=a).values, stored.isel(time=b).values, equal_nan=is_float) for a, b in again
+    ):
         raise UserError(
             f"expected one climatological year of {var} in {where}, got {to_text(times[0])} to {to_text(times[-1])}; make a mean "
             "year, give its file as `path`, or use fill: persist"
@@ -857,7 +870,7 @@ class _FurtherDimension(UserError):
     def __init__(self, dataset: xr.Dataset, var: str, dim: str, source: _Source) -> None:
         self.var, self.key, self.place = var, (source.where, dim), source.place
         first = dataset[dim].values[0] if dim in dataset.variables else 0
-        name = dim[1:] if dim[1:] in DIMS else dim  # what it is in the file, where another one has its role
+        name = own_name(dim)
         self.got = (
             f"of {source.where} on time, level, latitude, longitude, got dimension {name!r} ({listed(dataset, dim)}); set "
             f"{source.settings}.select: {{{name}: {first}}} to read one, or name it in {source.settings}.dims"

@@ -7,6 +7,7 @@ the lowest frequencies of the series alone (`standard_error`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ import scipy.stats
 from numpy.typing import NDArray
 
 from credit_like import registry
-from credit_like.data.units import same
+from credit_like.data import units
 from credit_like.errors import UserError
 
 Array = NDArray[np.float64]
@@ -53,8 +54,15 @@ def contributions(statistics: Mapping[str, Array], finish: Finish) -> Array:
 
 
 def refuse_other_units(variable: str, first: str, second: str) -> None:
-    """Raise UserError where the scores of two runs are in different units, as far as these are known."""
-    if same(first, second) is False:
+    """Raise UserError where the scores of two runs are in different units, as far as these are known.
+
+    An offset, as between K and °C, changes no error.
+    """
+    try:
+        found = units.between(first, second)
+    except UserError:
+        found = (math.nan, 0.0)
+    if found is not None and not math.isclose(found[0], 1):
         raise UserError(
             f"expected scores of {variable} in the same units, got {first!r} and {second!r}; evaluate one of the runs again with "
             "the units of the other (`units` of the variable or of `evaluation.truth`)"
@@ -77,8 +85,8 @@ def score_differences(first: pd.DataFrame, second: pd.DataFrame, plugins: Sequen
     pairs = first.merge(second[[*on, "value", "units"]], on=on, suffixes=("_first", "_second")).sort_values(
         "init_time", kind="stable"
     )
-    for units in pairs[["variable", "units_first", "units_second"]].drop_duplicates().itertuples(index=False):
-        refuse_other_units(*map(str, units))
+    for row in pairs[["variable", "units_first", "units_second"]].drop_duplicates().itertuples(index=False):
+        refuse_other_units(*map(str, row))
     with registry.searching(plugins):
         finishes = {name: registry.module("metric", name).finish for name in pairs["metric"].unique()}
     rows = []

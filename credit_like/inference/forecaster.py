@@ -177,11 +177,13 @@ class Forecaster:
     def _fitted(self, dataset: xr.Dataset, where: str) -> xr.Dataset:
         """Return a data set on the model's points and levels. Raises UserError where it lacks some.
 
-        Over which period a variable is a sum is not part of the result: in the training data it was checked.
+        Over which period a diagnostic variable is a sum is not part of the result, because a forecast does not read it.
         """
         dataset = dataset.copy()
-        for variable in dataset.variables.values():
-            variable.attrs.pop(PERIOD, None)
+        names = [str(name) for name in dataset.data_vars]
+        for variable in self.variables.role("diagnostic"):
+            if (name := find(variable.spec.var or variable.name, names)) is not None:
+                dataset[name].attrs.pop(PERIOD, None)
         if {"latitude", "longitude"} <= set(dataset.dims):
             rows = _positions(dataset["latitude"].values, self.grid.latitude, "latitude", where)
             columns = _positions(dataset["longitude"].values, self.grid.longitude, "longitude", where)

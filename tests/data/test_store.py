@@ -530,22 +530,37 @@ def test_a_static_field_with_times_is_compared_at_many_of_them(dataset, changed)
         _constant(still, "orography")
 
 
-def test_several_years_are_no_climatology(tmp_path, dataset, data_section):
+MID_MONTHS = np.array([f"{y}-{m:02d}-16" for y, m in [(2000, 12), *((2001, m) for m in range(1, 13)), (2002, 1)]])
+
+
+@pytest.mark.parametrize(
+    ("times", "values", "message"),
+    [
+        (xr.date_range("2000-01-01", periods=366), np.arange(366), ""),
+        (xr.date_range("2000-01-01", periods=731), np.arange(731), "got 2000-01-01T.* to 2001-12-31"),
+        (xr.date_range("2001-01-01", periods=450), np.arange(450) % 365, ""),  # as in a copy beside fields of 450 days
+        (xr.date_range("2001-01-01", periods=450), np.arange(450) % 366, "got 2001-01-01T.* to 2002-03-26"),
+        (MID_MONTHS.astype("M8[ns]"), [12, *range(1, 13), 1], ""),  # continued at its ends
+        (MID_MONTHS.astype("M8[ns]"), [0, *range(1, 13), 2], "got 2000-12-16T.* to 2002-01-16"),
+        (np.array(["2000-01-01", "2001-06-01"], "M8[ns]"), [1, 1], "got 2000-01-01"),
+    ],
+)
+def test_several_years_are_no_climatology_unless_they_repeat_one(
+    tmp_path, dataset, data_section, times, values, message
+):
     ds = dataset()
     ds.drop_vars("sst").to_zarr(tmp_path / "a.zarr", consolidated=False)
-    for name, days in (("leap", 366), ("two", 731)):
-        years = xr.Dataset(
-            {"sst": (("time", "latitude", "longitude"), np.zeros((days, 9, 12)))},
-            {"time": xr.date_range("2000-01-01", periods=days), "latitude": ds.latitude, "longitude": ds.longitude},
-        )
-        years.to_zarr(tmp_path / f"{name}.zarr", consolidated=False)
-        forcing = {"surface": [{"name": "sst", "path": str(tmp_path / f"{name}.zarr"), "fill": "cyclic"}]}
-        data = data_section(tmp_path / "a.zarr", dynamic_forcing=forcing)
-        if name == "leap":
-            assert len(open_store(data, Variables(data))) == 40
-        else:
-            with pytest.raises(StoreError, match=r"one climatological year of sst .*, got 2000-01-01T.* to 2001-12-31"):
-                open_store(data, Variables(data))
+    field = np.asarray(values, float)[:, None, None] + np.full((9, 12), [np.nan] + 11 * [0.0])
+    grid = {"latitude": ds.latitude, "longitude": ds.longitude}
+    years = xr.Dataset({"sst": (("time", "latitude", "longitude"), field)}, {"time": times, **grid})
+    years.to_zarr(tmp_path / "years.zarr", consolidated=False)
+    forcing = {"surface": [{"name": "sst", "path": str(tmp_path / "years.zarr"), "fill": "cyclic"}]}
+    data = data_section(tmp_path / "a.zarr", dynamic_forcing=forcing)
+    if message:
+        with pytest.raises(StoreError, match=f"one climatological year of sst .*, {message}"):
+            open_store(data, Variables(data))
+    else:
+        assert len(open_store(data, Variables(data))) == 40
 
 
 def test_a_store_that_disappears_is_one_clear_error(stored, tmp_path):

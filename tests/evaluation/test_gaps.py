@@ -82,6 +82,7 @@ def test_leads_without_truth_from_some_initial_times_are_named(world, caplog, tm
         assert found["initial_times_of_lead"].values.tolist() == [3, 1, 2]
         assert times_text(found) == "1 to 3 initial times"
         assert times_text(found.drop_vars("initial_times_of_lead")) == "3 initial times"
+        assert times_text(found.drop_vars("initial_times_of_lead").assign(initial_times=1)) == "1 initial time"
     by_init = results["sp_by_init"].sel(source="model", region="global").isel(statistic=0)
     np.testing.assert_array_equal(by_init.notnull().sum("init_time"), [3, 1, 2])
 

@@ -237,6 +237,8 @@ def test_runs_in_different_units_are_not_compared():
         compare_scores(frame(values), frame(values).assign(units="knots"))
     for units in ("m s**-1", "m/s", "", "unheard of"):
         assert (compare_scores(frame(values), frame(values).assign(units=units))["units"] == "m s-1").all()
+    kelvin, celsius = (frame(values).assign(units=units) for units in ("K", "degC"))
+    assert (compare_scores(kelvin, celsius)["difference"] == 0).all()
     first, second = of_days(values[:, 0]), of_days(values[:, 0])
     first["z"].attrs["units"], second["z"].attrs["units"] = "m s-1", "knots"
     alone = [one.drop_dims("statistic") for one in (first, second)]  # scores of an early release

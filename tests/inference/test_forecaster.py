@@ -133,6 +133,9 @@ def test_sums_over_several_periods_do_not_stop_a_forecast(run):
     (found,) = load_forecaster(path)(changed, INIT[0], 1)
     xr.testing.assert_equal(found, expected)
     assert changed["precipitation"].attrs == attrs
+    for name in ("land_sea_mask", "u"):
+        with pytest.raises(UserError, match=f"expected {name} of .* over one period, got 6, 12 h"):
+            load_forecaster(path)(dataset.assign({name: dataset[name].assign_attrs(attrs)}), INIT[0], 1)
 
 
 def test_keys_of_an_experiment_are_explained(run):

@@ -225,9 +225,10 @@ def refuse_other_source(weights: Stored, dataset: xr.Dataset, path: str, where: 
     for name, wanted in zip(("latitude", "longitude"), weights.source_axes, strict=True):
         if name not in dataset.coords or dataset[name].dims != (name,):
             continue
-        if not str(dataset[name].attrs.get("units", "degrees")).startswith("degree"):
-            continue  # metres of a projection
         got = dataset[name].values.astype(np.float64)
+        units = dataset[name].attrs.get("units")
+        if np.array_equal(got, np.arange(len(got))) if units is None else not str(units).startswith("degree"):
+            continue  # numbers of rows and columns, or metres of a projection
         apart = got - wanted if name == "latitude" else _apart(got, wanted)
         if np.abs(apart).max() > 1e-3:
             raise UserError(

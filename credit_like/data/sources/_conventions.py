@@ -130,6 +130,11 @@ def _same(value: Any, wanted: int | float | str) -> bool:
         return False
 
 
+def own_name(dim: str) -> str:
+    """Return the name that a dimension has in its file: an underscore is put before it where another one has its role."""
+    return dim[1:] if dim.startswith("_") and dim[1:] in DIMS else dim
+
+
 def listed(dataset: xr.Dataset, dim: str, most: int = 8) -> str:
     """Return the values of a dimension as text, or its positions where it has no coordinate."""
     values = dataset[dim].values.tolist() if dim in dataset.variables else list(range(dataset.sizes[dim]))
@@ -156,8 +161,11 @@ def single_values(raw: xr.Dataset) -> dict[str, Any]:
 
 
 def same_circle(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    """Return whether two axes have the same longitudes in another order, or counted from another meridian."""
+    """Return whether two axes are the same whole circle of longitudes that begins elsewhere or is counted from another meridian."""
     if one.shape != other.shape or np.allclose(one, other, atol=1e-4):
+        return False
+    steps = np.abs((np.diff(np.asarray(one, np.float64)) + 180) % 360 - 180)
+    if not np.isclose(steps.mean() * len(one), 360, rtol=1e-3):
         return False
     here, there = (np.sort(np.round(np.asarray(axis, np.float64) % 360, 3) % 360) for axis in (one, other))
     return bool(np.allclose(here, there, atol=2e-3))

@@ -535,10 +535,13 @@ def _refuse_other_fields(files: Sequence[_File]) -> None:
 def _differ(one: str, other: str) -> bool:
     """Return whether two units are, or may be, different ones; a file without units may have any.
 
-    Texts that are no known units are compared as they are, but for their spelling of blanks and powers.
+    Texts that are no known units are compared as they are, but for their spelling of blanks and powers, and letters' case.
     """
     texts = [re.sub(r"\s|\*\*|\^", "", text) for text in (one, other)]
-    return all(texts) and texts[0] != texts[1] and units.same(one, other) is not True
+    if not all(texts) or texts[0] == texts[1]:
+        return False
+    same = units.same(one, other)
+    return texts[0].lower() != texts[1].lower() if same is None else not same
 
 
 @dataclass(frozen=True)
@@ -774,7 +777,8 @@ def _start(raw: xr.Dataset, config: FileConfig) -> str | None:
 def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None, path: str) -> Times:
     """Decode times to datetime64[s] for standard calendars, to cftime objects for others.
 
-    `units` and `calendar` are those of files that do not state theirs; packed times are unpacked.
+    `units` and `calendar` are those of files that do not state theirs, or state units that cannot be decoded; packed times are
+    unpacked.
     """
     attrs = dict(variable.attrs)
     if units and "since" not in str(attrs.get("units", "")):
@@ -796,7 +800,12 @@ def _decode_time(variable: xr.Variable, units: str | None, calendar: str | None,
         coder = xr.coders.CFDatetimeCoder(time_unit="us")  # in seconds it truncates
         decoded = coder.decode(xr.Variable(variable.dims, values, attrs)).values
     except (ValueError, OverflowError) as error:
-        raise UserError(f"expected times that decode in {path}, got {attrs['units']!r}: {error}") from error
+        if units and attrs["units"] != units:
+            given = xr.Variable(variable.dims, variable.values, variable.attrs | {"units": units})
+            return _decode_time(given, None, calendar, path)
+        raise UserError(
+            f"expected times that decode in {path}, got {attrs['units']!r}: {error}; set data.source.time_units"
+        ) from error
     if decoded.dtype.kind == "M":
         return _whole_seconds(decoded)
     first = decoded.ravel()[0]

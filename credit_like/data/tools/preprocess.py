@@ -41,7 +41,7 @@ from credit_like.data.stored_statistics import stored_statistics
 from credit_like.data.times import to_text
 from credit_like.data.tools.audit import Audit, audit
 from credit_like.data.tools.climatology import CLIMATOLOGY, Slot, SlotMeans, period_text, slots_of, write_climatology
-from credit_like.data.tools.stamps import stamps
+from credit_like.data.tools.stamps import digest_of_files
 from credit_like.errors import UserError, reading
 from credit_like.processes import signals_held, work_for
 from credit_like.schema.data import DataSection
@@ -213,7 +213,7 @@ def _pieces(
     No piece is much shorter than 32 times, because every piece also reads the time before its first one.
     """
     positions, training = wanted_times(store, data)
-    files = _digest_of_files(store, variables)
+    files = digest_of_files(store, variables)
     if by_day:
         yield from _pieces_by_day(store, variables, data, folder, positions, training, files)
         return
@@ -246,11 +246,6 @@ def _pieces_by_day(
         slots = tuple(sorted({of_time[k] for k in np.flatnonzero(inside & training)}))
         key = _key(store, variables, data, some, files)
         yield PassPiece(store, variables, some, folder / f"{key}-days.npz", slots)
-
-
-def _digest_of_files(store: FieldStore, variables: Variables) -> str:
-    """Return a hash of the state of the files, which is that of their contents too where nobody sets times back."""
-    return hashlib.sha256(json.dumps(stamps(store, variables)).encode()).hexdigest()
 
 
 def _key(store: FieldStore, variables: Variables, data: DataSection, blocks: Sequence[TimeBlock], files: str) -> str:

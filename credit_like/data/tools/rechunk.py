@@ -24,7 +24,7 @@ from zarr.codecs import BloscCodec
 from credit_like.data.files.chunks import ChunkedArray, layout_of
 from credit_like.data.statistics import Progress
 from credit_like.data.store import ORIGIN, FieldStore
-from credit_like.data.tools.stamps import stamps
+from credit_like.data.tools.stamps import digest_of_files
 from credit_like.errors import UserError
 from credit_like.variables import Variable, Variables
 
@@ -92,7 +92,7 @@ def _digest(store: FieldStore, variables: Variables, times: NDArray[np.int64], b
         return [config.model_dump(mode="json") if hasattr(config, "model_dump") else config.type, name]
 
     told = {
-        "files": stamps(store, variables),
+        "files": digest_of_files(store, variables),
         "variables": [
             [v.name, v.role, v.levels, v.spec.model_dump(mode="json"), source(v), store.attrs(v), store.level_attrs(v)]
             for v in stored
@@ -170,12 +170,10 @@ def _create(
             compressors=BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle"),
             dimension_names=dims,
         )
-        array.attrs.update(store.attrs(variable) | store.sum_attrs(variable) | _origin(store, variable))
-
-
-def _origin(store: FieldStore, variable: Variable) -> dict[str, str]:
-    """Return the attribute by which a climatology of the copied data is known as one of the copy, unless it is computed."""
-    return {ORIGIN: origin} if (origin := store.origin(variable)) else {}
+        array.attrs.update(store.attrs(variable) | store.sum_attrs(variable))
+        array.attrs[ORIGIN] = store.origin(
+            variable
+        )  # by which a climatology of the copied data is known as one of the copy
 
 
 def _write(

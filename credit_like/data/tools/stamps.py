@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,14 +12,12 @@ from credit_like.data.store import FieldStore
 from credit_like.errors import UserError
 from credit_like.variables import Variables
 
-Stamp = tuple[str, int, int]
-"""Path, size and time of modification in ns."""
 
+def digest_of_files(store: FieldStore, variables: Variables) -> str:
+    """Return a hash of the paths, sizes and times of every local file from which the variables are read.
 
-def stamps(store: FieldStore, variables: Variables) -> list[Stamp]:
-    """Return the state of every local file from which the variables are read, sorted; of stores all files in them.
-
-    Besides fields these are grids and weights of `regrid`, and tables of irradiance.
+    It is a hash of their contents too where nobody sets times back. Of stores all files count. Besides fields these are grids
+    and weights of `regrid`, and tables of irradiance.
     """
     configs = {id(found[0]): found[0] for variable in variables if (found := store.source_of(variable)) is not None}
     paths: set[str] = {variable.spec.irradiance for variable in variables if variable.spec.irradiance}
@@ -30,15 +29,20 @@ def stamps(store: FieldStore, variables: Variables) -> list[Stamp]:
                     paths.update(find_files(path, {}))
         regrid = getattr(config, "regrid", None)
         paths.update(path for name in ("like", "weights") if (path := getattr(regrid, name, None)))
-    return sorted({stamp for path in paths for stamp in _below(path)})
+    digest = hashlib.sha256()
+    for path in sorted(map(os.path.abspath, paths)):
+        for file in _below(path):
+            with suppress(FileNotFoundError):
+                state = os.stat(file)
+                digest.update(f"{file}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
-def _below(path: str) -> Iterator[Stamp]:
-    """Yield the state of a file, or of all files in a folder."""
-    files = [path]
-    if os.path.isdir(path):
-        files = [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]
-    for file in files:
-        with suppress(FileNotFoundError):
-            found = os.stat(file)
-            yield os.path.abspath(file), found.st_size, found.st_mtime_ns
+def _below(path: str) -> Iterator[str]:
+    """Yield a file, or all files in a folder, in the same order each time."""
+    if not os.path.isdir(path):
+        yield path
+        return
+    for folder, folders, names in os.walk(path):
+        folders.sort()
+        yield from (os.path.join(folder, name) for name in sorted(names))

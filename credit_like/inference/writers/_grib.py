@@ -73,7 +73,6 @@ class GribWriter(FilePerInit):
         handle = self._message(parameter, bool(self.layout.chosen[name]))
         wanted = str(self.eccodes.codes_get(handle, "units"))
         self.eccodes.codes_release(handle)
-        wanted = "1" if wanted == "(0 - 1)" else wanted
         given = str(self.layout.variable_attrs.get(name, {}).get("units") or "")
         if not given and not same("1", wanted):
             raise UserError(

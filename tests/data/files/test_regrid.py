@@ -190,6 +190,16 @@ def test_stored_weights_are_for_their_rows_and_columns_alone(tmp_path, dataset, 
         opened("west.nc")
 
 
+def test_stored_weights_are_not_compared_with_numbers_of_rows_and_columns(tmp_path, dataset):
+    ds = dataset(height=18, width=36, steps=3).assign_coords(latitude=np.linspace(85, -85, 18))
+    write_weights(tmp_path / "w.nc", globe(18, 36, poles=False), regular(30))
+    plain = ds[["sp"]].rename(latitude="y", longitude="x").assign_coords(y=np.arange(18.0), x=np.arange(36.0))
+    plain.to_netcdf(tmp_path / "a.nc")
+    options = {"regrid": {"weights": str(tmp_path / "w.nc")}, "dims": {"latitude": "y", "longitude": "x"}}
+    got = netcdf.open_dataset(netcdf.Config(path=str(tmp_path / "a.nc"), **options))
+    assert got["sp"].shape == (3, 7, 12)
+
+
 @pytest.mark.parametrize("name", ["dst_grid_dims", "src_grid_dims"])
 def test_weights_of_points_without_rows_are_refused(tmp_path, name):
     write_weights(tmp_path / "w.nc", globe(6, 8), globe(3, 4), **{name: np.array([48])})

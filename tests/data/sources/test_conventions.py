@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from credit_like.cli import app
 from credit_like.data.sources import netcdf
+from credit_like.data.sources._conventions import own_name, same_circle
 from credit_like.data.store import StoreError, open_store
 from credit_like.data.times import to_text
 from credit_like.schema.data import DataSection
@@ -228,6 +229,16 @@ def test_units_and_calendar_of_times_are_those_of_the_files_where_they_say(tmp_p
     assert list(alone["time"].values) == list(got["time"].values[:4])
 
 
+def test_units_of_times_that_cannot_be_decoded_are_replaced(tmp_path):
+    written(tmp_path / "a.nc", 0, "days since the beginning")
+    with pytest.raises(ValueError, match=r"times that decode .*; set data.source.time_units"):
+        netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc"))
+    got = netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc", time_units="days since 2004-02-27"))
+    assert str(got["time"].values[1])[:10] == "2004-02-28"
+    with pytest.raises(ValueError, match=r"times that decode .*'days since the end'"):
+        netcdf.open_dataset(netcdf.Config(path=f"{tmp_path}/a.nc", time_units="days since the end"))
+
+
 def test_files_of_two_calendars_have_to_be_converted(tmp_path):
     written(tmp_path / "a.nc", 0, "days since 2004-02-27", "noleap")
     written(tmp_path / "b.nc", 9, "days since 2004-02-27", "standard")
@@ -335,6 +346,23 @@ def test_a_missing_value_that_is_written_as_text(tmp_path):
         ValueError, match=r"a number as missing_value of t in .*a4.nc, got 'none'; correct the attribute"
     ):
         make("f4", 0, missing_value="none")
+
+
+@pytest.mark.parametrize(("name", "own"), [("_level", "level"), ("nlevel", "nlevel"), ("_x", "_x"), ("level", "level")])
+def test_a_dimension_has_its_own_name_in_messages(name, own):
+    assert own_name(name) == own
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (np.arange(0, 360, 10.0), np.arange(-180, 180, 10.0), True),
+        (np.arange(0, 360, 10.0), np.arange(5, 365, 10.0), False),
+        (np.arange(-10, 11.0), np.r_[350:360.0, 0:11.0], False),  # to turn a part of a circle cuts it
+    ],
+)
+def test_only_whole_circles_are_turned(one, other, same):
+    assert same_circle(one, other) is same_circle(other, one) is same
 
 
 def test_a_file_with_two_dimensions_of_level(tmp_path, dataset, data_section):

@@ -189,6 +189,9 @@ def test_files_in_other_units_are_refused(tmp_path, dataset):
         ("furlong", " ", False),
         ("degrees celsius", "°C", False),
         ("m s-1", "m/s", False),
+        ("1", "-", False),
+        ("none", "~", False),
+        ("Degrees", "degrees", False),
     ],
 )
 def test_units_of_files_that_are_joined(one, other, differ):
