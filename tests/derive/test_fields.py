@@ -257,7 +257,8 @@ def test_pressures_beyond_the_levels_of_a_model_are_refused(world, fields_of, pr
     _, variables, _ = opened(world, (2, 3, 6))
     config = {"fields": [fields_of] if fields_of else [], "pressure_levels": [2, 6, pressure]}
     with pytest.raises(
-        UserError, match=rf"^derive\.pressure_levels: expected .* of \w+, 2 to 6, got {pressure:g}; change"
+        UserError,
+        match=rf"^derive\.pressure_levels: expected .* of \w+, 2 to 6, got {pressure:g}; both are in hPa: change",
     ):
         Derivation(Derive.model_validate(config), variables)
     hybrid = {**config, "model_levels": str(world / "levels.yml"), "fields": ["geopotential"]}

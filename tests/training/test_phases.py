@@ -344,18 +344,22 @@ def ended(folder, number, *epochs, **section):
         (
             2.5,
             (4, 2),
-            r"phase 1 after 2 epochs of others, as it was \(epochs 2, 2\), got epochs 4, 2, .* phase 0 after 0",
+            r"phase 1, after 2 epochs of earlier phases \(epochs were 2, 2\), got epochs 4, 2, .* phase 0, after 0",
         ),
-        (2.5, (1, 2), r"phase 1 after 2 epochs of others, .* got epochs 1, 2, .* phase 1 after 1;"),  # in another place
-        (1.5, (1, 2), r"phase 0 after 0 epochs of others, .* got epochs 1, 2, .* phase 1 after 1;"),
-        (2.5, (4,), r"phase 1 after 2 epochs of others, .* got epochs 4, .* phase 0 after 0"),
-        (4, (3, 2), r"phase 1 after 2 epochs of others, .* phase 1 after 3"),
+        (
+            2.5,
+            (1, 2),
+            r"phase 1, after 2 epochs of earlier phases .* got epochs 1, 2, .* phase 1, after 1;",
+        ),  # in another place
+        (1.5, (1, 2), r"phase 0, after 0 epochs of earlier phases .* got epochs 1, 2, .* phase 1, after 1;"),
+        (2.5, (4,), r"phase 1, after 2 epochs of earlier phases .* got epochs 4, .* phase 0, after 0"),
+        (4, (3, 2), r"phase 1, after 2 epochs of earlier phases .* phase 1, after 3"),
     ],
 )
 def test_a_step_is_not_continued_in_another_phase(tmp_path, after, epochs, message) -> None:
     """Nor in another place of its own: its schedule would jump."""
     changed = ended(tmp_path, after, *epochs)
-    with pytest.raises(UserError, match="^trainer.phases: expected phases in which step .*" + message):
+    with pytest.raises(UserError, match="^trainer.phases: expected step .*" + message):
         changed.fit()
     assert tiny.trainer(tmp_path, phases=TWICE).fit().state == "finished"  # the run is as it was
 

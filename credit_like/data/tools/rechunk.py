@@ -171,9 +171,8 @@ def _create(
             dimension_names=dims,
         )
         array.attrs.update(store.attrs(variable) | store.sum_attrs(variable))
-        array.attrs[ORIGIN] = store.origin(
-            variable
-        )  # by which a climatology of the copied data is known as one of the copy
+        # By this a climatology of the copied data is known as one of the copy.
+        array.attrs[ORIGIN] = store.origin(variable)
 
 
 def _write(
