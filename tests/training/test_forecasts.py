@@ -287,7 +287,7 @@ def test_training_is_the_same_with_and_without(tmp_path, caplog):
     caplog.set_level("INFO")
     rows, _ = trained(tmp_path / "thrifty", "trainer.monitor={every: 1, init: 2, lead: 12h, share: 1.0e-6}")
     assert not any("forecast" in row for row in rows)
-    assert "short forecasts left out after epoch 1" in caplog.text
+    assert "short forecasts skipped after epoch 1" in caplog.text
 
 
 def test_scores_that_are_not_finite_are_null_in_the_log(tmp_path) -> None:
