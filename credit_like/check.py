@@ -824,8 +824,7 @@ def describe(experiment: Experiment, store: Store, world: int) -> dict[str, Any]
         "save_loc": experiment.save_loc,
         "model": experiment.model.type,
         "variables": {
-            role: [{"name": v.name, "levels": list(v.levels)} for v in store.variables.role(role)]
-            for role in ("prognostic", "diagnostic", "dynamic_forcing", "static")
+            role: [{"name": v.name, "levels": list(v.levels)} for v in store.variables.role(role)] for role in ROLES
         },
         "channels": {
             "in": store.variables.in_channels * experiment.data.history_len,

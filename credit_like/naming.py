@@ -8,6 +8,8 @@ import numpy as np
 import xarray as xr
 from numpy.typing import NDArray
 
+DIMENSIONLESS = ("", "1", "(0 - 1)", "0-1", "dimensionless", "unitless", "none", "~", "-")
+"""Units of numbers without any."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FACTOR = re.compile(r"([A-Za-zµ°%]+)(?:\*\*|\^)?([-+]?\d+)?")
 _HECTOPASCAL = {"hpa": 1.0, "mbar": 1.0, "millibar": 1.0, "millibars": 1.0, "mb": 1.0, "pa": 0.01, "pascal": 0.01}
@@ -19,7 +21,7 @@ def units_text(units: str, power: int = 1) -> str:
     power: of what is shown; `m² s⁻²` for 2 and `m/s`.
     """
     text = units.strip()
-    if text in ("", "1", "(0 - 1)", "0-1", "dimensionless", "unitless", "none", "~", "-"):
+    if text in DIMENSIONLESS:
         return ""
     factors = []
     for number, part in enumerate(re.split(r"\s*/\s*", text)):

@@ -32,6 +32,7 @@ from credit_like.grid import Grid
 from credit_like.models.wxformer import Config as WXFormer
 from credit_like.outputs import check_new
 from credit_like.schema.base import format_duration
+from credit_like.variables import ROLES
 
 FEWEST = 12
 """Fewest times from which training, validation and test periods can be cut."""
@@ -114,10 +115,7 @@ def run(data: Sequence[str], output: Path) -> list[str]:
     finally:
         draft.unlink(missing_ok=True)
     variables = store.variables
-    roles = [
-        f"{variables.n(role)} {role.replace('_', ' ')}"
-        for role in ("prognostic", "diagnostic", "dynamic_forcing", "static")
-    ]
+    roles = [f"{variables.n(role)} {role.replace('_', ' ')}" for role in ROLES]
     grid = store.fields.grid
     return [
         f"{output}: {grid.height} x {grid.width} grid, channels: {', '.join(roles)}; "
@@ -625,7 +623,7 @@ def _variable_lines(data: Data) -> Iterator[str]:
     if levels:
         hint = "" if levels == common else f"  # those of WeatherBench2 among the data's {len(common)}"
         yield f"  levels: [{', '.join(f'{level:.10g}' for level in levels)}]{hint}"
-    for role in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
+    for role in ROLES:
         chosen = [v for v in data.variables if v.role == role]
         sun = role == "dynamic_forcing" and _wants_sun(data)
         if not chosen and not sun:

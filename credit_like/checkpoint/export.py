@@ -27,7 +27,7 @@ from credit_like import registry
 from credit_like.checkpoint.errors import DamagedCheckpoint, reading_metadata
 from credit_like.checkpoint.files import replace_file
 from credit_like.checkpoint.format import MANIFEST, write_tensors
-from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, only_damaged, steps
+from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, examined, none_intact, steps
 from credit_like.derive.levels import SHIPPED, read_levels
 from credit_like.errors import UserError, reason, replacing
 from credit_like.nn import spectral_norm
@@ -88,7 +88,7 @@ def find(save_loc: Path, step: int | None = None, runtime: Runtime | None = None
         return _intact(folder / f"step-{step}", runtime)
     newest = CheckpointManager(folder, runtime=runtime).latest()
     if newest is None:
-        raise UserError(f"expected a checkpoint in {folder}, got none; train first")
+        raise none_intact(folder, ())
     return newest
 
 
@@ -117,9 +117,7 @@ def find_unread(save_loc: Path) -> Checkpoint:
         except DamagedCheckpoint:
             continue
         return checkpoint
-    if there:
-        raise only_damaged(folder, there)
-    raise UserError(f"expected a checkpoint in {folder}, got none; train first")
+    raise none_intact(folder, there)
 
 
 def full_weights(checkpoint: Checkpoint, weights: str = "ema") -> dict[str, Tensor]:

@@ -372,7 +372,7 @@ class CheckpointManager:
             if checkpoint is not None:
                 return checkpoint
         if there:
-            raise only_damaged(self.folder, there)
+            raise none_intact(self.folder, there)
         return None
 
     def set_aside(self, step: int) -> None:
@@ -452,8 +452,10 @@ def steps(folder: Path) -> list[int]:
     return sorted(step for name in names if (step := step_of(name)) is not None)
 
 
-def only_damaged(folder: Path, damaged: Sequence[int]) -> UserError:
-    """Return the error of a folder in which all checkpoints, those of the steps `damaged`, are damaged."""
+def none_intact(folder: Path, damaged: Sequence[int]) -> UserError:
+    """Return the error of a folder without an intact checkpoint, with those of the steps `damaged`, if there are any."""
+    if not damaged:
+        return UserError(f"expected a checkpoint in {folder}, got none; train first")
     return UserError(
         f"save_loc: expected an intact checkpoint in {folder}, got only damaged ones (step {', '.join(map(str, damaged))}); "
         "restore one of them, or begin anew with --fresh"

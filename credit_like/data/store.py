@@ -817,9 +817,8 @@ def _refuse_several_years(stored: xr.DataArray, times: Times, var: str, where: s
     later = after[[0, -1]]
     first = nearest_in_year(times, times[later])
     again = [(int(a), int(b)) for a, b in zip(first, later, strict=True) if a != b]
-    is_float = stored.dtype.kind == "f"
     if not again or not all(
-        np.array_equal(stored.isel(time=a).values, stored.isel(time=b).values, equal_nan=is_float) for a, b in again
+        np.array_equal(stored.isel(time=a).values, stored.isel(time=b).values, equal_nan=True) for a, b in again
     ):
         raise UserError(
             f"expected one climatological year of {var} in {where}, got {to_text(times[0])} to {to_text(times[-1])}; make a mean "

@@ -10,6 +10,7 @@ import math
 import re
 
 from credit_like.errors import UserError
+from credit_like.naming import DIMENSIONLESS
 
 # symbol: (factor, offset to the base unit, exponents of kg, m, s, K)
 _SYMBOLS: dict[str, tuple[float, float, tuple[int, int, int, int]]] = {
@@ -74,17 +75,7 @@ _WORDS = {
     "metre": "m",
     "meters": "m",
     "metres": "m",
-    "": "1",
-    "-": "1",
-    "~": "1",
-    "none": "1",
-    "unitless": "1",
-    "dimensionless": "1",
-    "fraction": "1",
-    "(0 - 1)": "1",
-    "(0-1)": "1",
-    "0 - 1": "1",
-    "0-1": "1",
+    **dict.fromkeys((*DIMENSIONLESS, "fraction", "(0-1)", "0 - 1"), "1"),
 }
 _TOKEN = re.compile(r"([A-Za-z%_]+|1)(?:\*\*|\^)?([+-]?\d+)?")
 _WATER_DEPTH = 1e-3  # m of liquid water per kg m-2

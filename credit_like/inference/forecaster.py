@@ -237,14 +237,13 @@ class Forecaster:
         # temperature does not keep precipitation from land.
         anywhere = outputs[: self.variables.n("prognostic")].any(0)
         outputs = np.where(outputs.any((-2, -1))[:, None, None], outputs, anywhere)
-        roles = ("prognostic", "diagnostic", "dynamic_forcing", "static")
-        parts = [self.normalisation[role] for role in roles]
+        parts = [self.normalisation[role] for role in ROLES]
         names = [name for part in parts for name in part["channels"]]
         columns = {
             key: ("channel", np.array([np.nan if x is None else x for part in parts for x in part[key]], np.float64))
             for key in ("mean", "std", "change_std")
         }
-        functions = transforms.names([variable for role in roles for variable in self.variables.role(role)])
+        functions = transforms.names([variable for role in ROLES for variable in self.variables.role(role)])
         rest = np.ones((len(names) - len(outputs), *outputs.shape[1:]), bool)
         valid = (("channel", "latitude", "longitude"), np.concatenate([outputs, rest]))
         return Statistics(

@@ -33,7 +33,7 @@ from credit_like.schema.phases import Phase, phases
 from credit_like.training.ema import Ema
 from credit_like.training.groups import build_optimizer
 from credit_like.training.step import Optimizer
-from credit_like.variables import Variables
+from credit_like.variables import ROLES, Variables
 
 log = logging.getLogger(__name__)
 
@@ -277,7 +277,7 @@ def _describe_channels(variables: Variables, statistics: Statistics) -> dict[str
     Channels of variables with a transform have it as text in `transform`; the numbers are those of the transformed values.
     """
     result = {}
-    for role in ("prognostic", "diagnostic", "dynamic_forcing", "static"):
+    for role in ROLES:
         mean, std, change = (part.tolist() for part in statistics.select(variables.role(role)))
         result[role] = {
             "channels": Variables.channel_names(variables.role(role)),

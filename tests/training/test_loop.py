@@ -178,16 +178,17 @@ def test_the_loss_of_a_step_is_saved_with_it_also_where_the_save_before_it_faile
     wait, failed = manager.wait, []
 
     def failing() -> None:
+        was_in_flight = manager.in_flight
         wait()
-        if not failed:
-            failed.append(True)
+        if was_in_flight and not failed:
+            failed.append(trainer.state.progress.step)
             raise SaveFailed("cannot save step 4")
 
     real = Loop._poll
-    monkeypatch.setattr(
-        Loop, "_poll", lambda loop: real(loop) if failed else None
-    )  # it would notice the failure before
+    # It would notice the failure before the validation.
+    monkeypatch.setattr(Loop, "_poll", lambda loop: real(loop) if failed else None)
     monkeypatch.setattr(manager, "wait", failing)
     trainer.fit()
+    assert failed == [5]
     losses = {row["step"]: row["valid_loss"] for row in harness.rows(tmp_path) if "valid_loss" in row}
     assert Checkpoint.open(tmp_path / "checkpoints" / "step-5").score == losses[5]

@@ -226,9 +226,10 @@ def refuse_other_source(weights: Stored, dataset: xr.Dataset, path: str, where: 
         if name not in dataset.coords or dataset[name].dims != (name,):
             continue
         got = dataset[name].values.astype(np.float64)
-        units = dataset[name].attrs.get("units")
-        if np.array_equal(got, np.arange(len(got))) if units is None else not str(units).startswith("degree"):
-            continue  # numbers of rows and columns, or metres of a projection
+        attrs = dataset[name].attrs
+        is_numbered = "units" not in attrs and np.array_equal(got, np.arange(len(got)))  # rows or columns
+        if is_numbered or not str(attrs.get("units", "degrees")).startswith("degree"):  # or metres of a projection
+            continue
         apart = got - wanted if name == "latitude" else _apart(got, wanted)
         if np.abs(apart).max() > 1e-3:
             raise UserError(
