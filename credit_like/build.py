@@ -40,7 +40,7 @@ from credit_like.models import build_model
 from credit_like.naming import counted
 from credit_like.nn import spectral_norm
 from credit_like.parallel import blame, hang
-from credit_like.parallel.apply import is_compiled, materialise, own_part, parallelise
+from credit_like.parallel.apply import freeze_parameters, is_compiled, materialise, own_part, parallelise
 from credit_like.parallel.device import pick_device, set_deterministic, set_precision, unused_gpu
 from credit_like.parallel.environment import read_environment, restarts
 from credit_like.parallel.runtime import Runtime
@@ -48,7 +48,7 @@ from credit_like.parallel.threads import set_threads
 from credit_like.schema.checks import NO_OFFLOAD
 from credit_like.schema.data import Periods
 from credit_like.schema.experiment import Experiment
-from credit_like.schema.phases import Phase, phases
+from credit_like.schema.phases import Phase, always_frozen, phases
 from credit_like.schema.places import has_checkpoints
 from credit_like.schema.trainer import Parallelism
 from credit_like.training.stage import Batches, Stage
@@ -76,8 +76,11 @@ def parallel_model(
     """
     with torch.device("meta"):
         model = build_model(experiment, variables, store.grid.height, store.grid.width)
-    freeze = experiment.start_from.freeze if experiment.start_from is not None else ()
-    return parallelise(model, experiment.trainer, runtime, train, freeze)
+    if experiment.start_from is not None:
+        freeze_parameters(model, experiment.start_from.freeze)
+    # `TrainingState` freezes what only some phases freeze, in these.
+    freeze_parameters(model, always_frozen(experiment), "trainer.freeze")
+    return parallelise(model, experiment.trainer, runtime, train)
 
 
 def attach_weights(

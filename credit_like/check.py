@@ -263,18 +263,14 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
     """
     experiment, variables, grid = store.experiment, store.variables, store.fields.grid
     section = experiment.start_from
-    optimizers = {
-        written_at(experiment, phase, ("trainer", "optimizer")): groups
-        for phase in phases(experiment)
-        if (groups := getattr(phase.experiment.trainer.optimizer, "groups", ()))
-    }
-    if section is None and not optimizers:
+    trainers = [(phase, phase.experiment.trainer) for phase in phases(experiment)]
+    if section is None and not any(each.freeze or getattr(each.optimizer, "groups", ()) for _, each in trainers):
         return
     import torch
 
     from credit_like.checkpoint import transfer
     from credit_like.models import build_model
-    from credit_like.parallel.apply import freeze_parameters
+    from credit_like.parallel.apply import freeze_parameters, unfrozen
     from credit_like.training.groups import members
 
     built = []
@@ -289,10 +285,15 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
     [model] = built
     if section is not None:
         yield from _refusal(("start_from", "freeze"), freeze_parameters, model, section.freeze)
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    for path, groups in optimizers.items():
-        for _, message in _refusal((), members, groups, trained):
-            yield (*path, "groups"), message
+    parameters = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+    for phase, trainer in trainers:
+        try:
+            trained = unfrozen(parameters, trainer.freeze, "freeze")
+        except UserError as error:
+            yield written_at(experiment, phase, ("trainer", "freeze")), str(error).removeprefix("freeze: ")
+            continue
+        for _, message in _refusal((), members, getattr(trainer.optimizer, "groups", ()), trained):
+            yield (*written_at(experiment, phase, ("trainer", "optimizer")), "groups"), message
     if section is None or has_checkpoints(experiment.save_loc):
         return
     channels = transfer.Channels.of(variables, experiment.data.history_len, experiment.model.predict)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from credit_like.errors import UserError
-from credit_like.nn import init
+from credit_like.nn import init, spectral_norm
 from credit_like.nn.area import identity
 from credit_like.nn.spectral_norm import SpectralNorm
-from credit_like.parallel.ddp import apply_ddp
+from credit_like.parallel.ddp import apply_ddp, wrapped_again
 from credit_like.parallel.domain.apply import apply_domain_parallel
 from credit_like.parallel.domain.manager import get_domain_manager
-from credit_like.parallel.fsdp2 import _apply_activation_checkpointing, _units, apply_fsdp2
+from credit_like.parallel.fsdp2 import (
+    _apply_activation_checkpointing,
+    _units,
+    apply_fsdp2,
+    free_gathered,
+    renew_trained,
+)
 from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.spectral_norm import shard_spectral_norms
@@ -28,23 +34,20 @@ _RECOMPILE_LIMIT = 256
 Replicate = Callable[[nn.Module, DeviceMesh], nn.Module]
 
 
-def parallelise(
-    model: nn.Module, section: TrainerSection, runtime: Runtime, train: bool = True, freeze: Sequence[str] = ()
-) -> nn.Module:
+def parallelise(model: nn.Module, section: TrainerSection, runtime: Runtime, train: bool = True) -> nn.Module:
     """Apply tensor and domain parallelism, activation checkpointing, compilation, and FSDP2 or DDP, in this order.
 
     Without `train` the last is omitted: replicas then hold whole models and need not take the same number of steps.
-    Parameters whose names match a pattern of `freeze` are not trained: no rank computes, stores or sends their gradients.
+    Parameters that are frozen (`freeze_parameters`) stay so: no rank computes, stores or sends their gradients.
 
     The model may be on the meta device; `materialise` then allocates and initialises it. Multiply the local loss by
     `runtime.gradient_scale` before backward, so that every gradient is the one of the whole batch. Raises UserError, on
-    all ranks, if a degree does not fit the model, and for a pattern that matches no parameter.
+    all ranks, if a degree does not fit the model.
     """
     if "tp" in runtime.submeshes:
         apply_tensor_parallel(model, runtime.submeshes["tp"])
     if "domain" in runtime.submeshes:
         apply_domain_parallel(model, runtime.submeshes["domain"], runtime.domain_shape)
-    freeze_parameters(model, freeze)
     if section.activation_checkpoint:
         _apply_activation_checkpointing(model)
     if is_compiled(section, runtime.device):
@@ -76,26 +79,56 @@ def is_compiled(section: TrainerSection, device: torch.device) -> bool:
     return section.compile if section.compile is not None else device.type == "cuda"
 
 
-def freeze_parameters(model: nn.Module, patterns: Sequence[str]) -> None:
+def freeze_parameters(model: nn.Module, patterns: Sequence[str], key: str = "start_from.freeze") -> None:
     """Exclude the parameters whose names match one of the patterns, such as `stages.0.*`, from training.
 
-    Raises UserError for a pattern that matches no parameter, and where none is left to train.
+    Call it before `parallelise`. Raises UserError as `unfrozen` does.
     """
-    parameters = {canonical_name(name): parameter for name, parameter in get_raw_model(model).named_parameters()}
+    parameters = named_parameters(model)
+    trained = unfrozen({name: parameter.requires_grad for name, parameter in parameters.items()}, patterns, key)
+    for name, parameter in parameters.items():
+        parameter.requires_grad_(name in trained)
+
+
+def unfrozen(parameters: Mapping[str, bool], patterns: Sequence[str], key: str) -> list[str]:
+    """Return the names of the trained parameters (those of True) that match none of the patterns.
+
+    Raises UserError, which begins with `key`, for a pattern that matches no parameter, and where none is left to train.
+    """
+    trained = [name for name, is_trained in parameters.items() if is_trained]
     for pattern in patterns:
-        matched = fnmatch.filter(parameters, pattern)
+        matched = set(fnmatch.filter(parameters, pattern))
         if not matched:
             raise UserError(
-                f"start_from.freeze: expected patterns of names of parameters, such as {next(iter(parameters), '')}, got "
+                f"{key}: expected patterns of names of parameters, such as {next(iter(parameters), '')}, got "
                 f"{pattern}, which matches none; change it"
             )
-        for name in matched:
-            parameters[name].requires_grad_(False)
-    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        trained = [name for name in trained if name not in matched]
+    if patterns and not trained:
         raise UserError(
-            "start_from.freeze: expected patterns that leave some parameters to train, got "
-            f"{', '.join(patterns)}, which match all; change them"
+            f"{key}: expected patterns that leave some parameters to train, got {', '.join(patterns)}, which match all; "
+            "change them"
         )
+    return trained
+
+
+def set_trained(model: nn.Module, names: Collection[str]) -> nn.Module:
+    """Train the parameters of these names alone from now on, in any layout; return the model to use. Collective.
+
+    No rank computes, stores or sends the gradients of the others. 1/sigma of normalised layers is computed again, as at a
+    restart, because it stays as it is in frozen ones.
+    """
+    free_gathered(model)
+    for name, parameter in named_parameters(model).items():
+        parameter.requires_grad_(name in names)
+    renew_trained(model)
+    spectral_norm.refresh(model)
+    return wrapped_again(model)
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by their names in the plain model."""
+    return {canonical_name(name): parameter for name, parameter in get_raw_model(model).named_parameters()}
 
 
 def _replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -26,6 +26,7 @@ class _FixedBuckets(DistributedDataParallel):
 
     def __init__(self, *args: Any, arrange: bool, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.options = {**options, "arrange": arrange}
         if arrange:
             self.reducer._push_all_rebuilt_params()
             self.reducer._rebuild_buckets()
@@ -58,3 +59,16 @@ def apply_ddp(model: nn.Module, dp_mesh: DeviceMesh | None, *, compare: bool = T
         init_sync=compare,
         arrange=compare,
     )
+
+
+def wrapped_again(model: nn.Module) -> nn.Module:
+    """Return a model in which other parameters have come to be trained, in a wrapper for these; others are returned as they are.
+
+    DistributedDataParallel waits for the gradients of all parameters that were trained when it was made.
+    """
+    if not isinstance(model, _FixedBuckets):
+        return model
+    inner, options = model.module, model.options
+    # The hooks on the parameters end with the reducer, which is not to wait for garbage collection.
+    del model.reducer, model.logger
+    return _FixedBuckets(inner, **options)

@@ -221,6 +221,18 @@ def free_gathered(model: nn.Module) -> None:
             module.reshard()
 
 
+def renew_trained(model: nn.Module) -> None:
+    """Let units reduce the gradients of the parameters that are trained now; nothing happens in other layouts.
+
+    FSDP2 takes the precision of a unit's reductions from its trained parameters before the first forward, when all may be frozen.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            group = module._get_fsdp_state()._fsdp_param_group
+            if group is not None:
+                group._init_mp_dtypes()
+
+
 @contextmanager
 def full_parameters(model: nn.Module, writeback: bool = False) -> Iterator[dict[str, Tensor]]:
     """Yield every parameter whole, by its name in the plain model, until the block ends; in any layout. Collective.

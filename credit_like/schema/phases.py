@@ -44,18 +44,25 @@ def phases(experiment: Experiment) -> tuple[Phase, ...]:
     return tuple(result)
 
 
+def always_frozen(experiment: Experiment) -> tuple[str, ...]:
+    """Return the patterns of parameters that are in `trainer.freeze` of every phase."""
+    first, *others = (phase.experiment.trainer.freeze for phase in phases(experiment))
+    return tuple(pattern for pattern in first if all(pattern in freeze for freeze in others))
+
+
 def hungriest(experiment: Experiment) -> Experiment:
     """Return the experiment of the phase whose forecasts take the most memory; without `trainer.phases`, the experiment itself."""
-    return max(_hungry(experiment), key=_size)
+    return max(_hungry(experiment), key=_hunger)
 
 
 def hungry(experiment: Experiment) -> list[Experiment]:
     """Return the experiments of the phases of which any may take the most memory, as a simulation would tell.
 
-    Left out are phases beside which another one has the same optimiser and loss, and nothing that is smaller.
+    Left out are phases beside which another one has the same optimiser and loss, trains as many parameters, and has nothing that
+    is smaller.
     """
     kept: list[Experiment] = []
-    for each in sorted(_hungry(experiment), key=_size, reverse=True):
+    for each in sorted(_hungry(experiment), key=_hunger, reverse=True):
         if not any(_takes_as_much(other, each) for other in kept):
             kept.append(each)
     return kept
@@ -82,10 +89,16 @@ def _size(experiment: Experiment) -> tuple[int, int, int]:
     )
 
 
+def _hunger(experiment: Experiment) -> tuple[tuple[int, int, int], int]:
+    """Return `_size`, and after it how few patterns of parameters are frozen."""
+    return _size(experiment), -len(experiment.trainer.freeze)
+
+
 def _takes_as_much(one: Experiment, other: Experiment) -> bool:
     """Return whether a phase takes the memory of another one, or more."""
-    alike = (one.trainer.optimizer.type, one.loss.type) == (other.trainer.optimizer.type, other.loss.type)
-    return alike and all(a >= b for a, b in zip(_size(one), _size(other), strict=True))
+    alike = one.trainer.optimizer.type == other.trainer.optimizer.type and one.loss == other.loss
+    trained = set(one.trainer.freeze) <= set(other.trainer.freeze)
+    return alike and trained and all(a >= b for a, b in zip(_size(one), _size(other), strict=True))
 
 
 def written_at(experiment: Experiment, phase: Phase, path: Path) -> Path:

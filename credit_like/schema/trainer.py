@@ -194,6 +194,9 @@ class PhaseKeys(Section):
     """Standard deviation of noise on the prognostic input of every training sample, as a fraction of the standard deviation of
     the change over one step. The target is without noise, so that the model learns to take out departures from the data,
     which keeps long forecasts stable. 0 = none."""
+    freeze: tuple[str, ...] = ()
+    """Patterns of parameters that are not trained, such as `stages.0.*`, in addition to those of `start_from.freeze`. They have
+    no gradient and no optimiser state. The moving average of one that another phase trains goes on."""
     grad_max_norm: float | None = Field(default=1.0, gt=0)
     """Norm to which larger gradients are clipped; null = no clipping."""
     use_ema: bool = False

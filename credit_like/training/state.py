@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import credit_like
 from credit_like import registry, transforms
@@ -26,10 +26,12 @@ from credit_like.context import Context
 from credit_like.data.statistics import Statistics
 from credit_like.errors import UserError
 from credit_like.layout import domain_text
+from credit_like.naming import counted
 from credit_like.nn import spectral_norm
+from credit_like.parallel.apply import named_parameters, set_trained, unfrozen
 from credit_like.parallel.tensor_copies import copied_over_tensor
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
-from credit_like.schema.phases import Phase, phases
+from credit_like.schema.phases import Phase, phases, written_at
 from credit_like.training.ema import Ema
 from credit_like.training.groups import build_optimizer
 from credit_like.training.step import Optimizer
@@ -90,7 +92,16 @@ class TrainingState:
         self._phases = phases(context.experiment)
         self.model = get_raw_model(context.stepper.model)
         _refuse_unsaved("model.type", self.model.state_dict(keep_vars=True))
-        self.parameters = {canonical_name(n): p for n, p in self.model.named_parameters() if p.requires_grad}
+        trained = {name: parameter.requires_grad for name, parameter in named_parameters(self.model).items()}
+        keys = [written_at(context.experiment, phase, ("trainer", "freeze")) for phase in self._phases]
+        self._trained = [
+            unfrozen(trained, phase.experiment.trainer.freeze, ".".join(map(str, key)))
+            for phase, key in zip(self._phases, keys, strict=True)
+        ]
+        """The names of the parameters that each phase trains."""
+        in_some = set().union(*self._trained)
+        self.parameters = {name: p for name, p in named_parameters(self.model).items() if name in in_some}
+        """The parameters that some phase trains, by name; `trained` are those of the phase that has begun."""
         self.copied = copied_over_tensor(self.parameters, context.runtime)
         """The parameters of which every tensor rank has a copy."""
         averaged = any(phase.experiment.trainer.use_ema for phase in self._phases)
@@ -101,12 +112,20 @@ class TrainingState:
         self.begin(self._phases[0])
 
     optimizer: Optimizer
+    trained: dict[str, nn.Parameter]
 
     def begin(self, phase: Phase) -> None:
-        """Begin a phase, with an optimiser state of zero. The average follows the weights in a phase without one."""
+        """Begin a phase, with an optimiser state of zero. The average follows the weights in a phase without one.
+
+        The model's wrapper is another one where other parameters are trained than before.
+        """
         section = phase.experiment.trainer
         self.phase = phase
-        self.optimizer = build_optimizer(section.optimizer, self.parameters)
+        names = self._trained[phase.number]
+        if names != [name for name, parameter in self.parameters.items() if parameter.requires_grad]:
+            self.context.stepper.model = set_trained(self.context.stepper.model, names)
+        self.trained = {name: self.parameters[name] for name in names}
+        self.optimizer = build_optimizer(section.optimizer, self.trained)
         for name, state in self.optimizer.state().items():
             _refuse_unsaved("trainer.optimizer.type", {f"{kind} of {name}": value for kind, value in state.items()})
         if self.ema is not None:
@@ -136,6 +155,7 @@ class TrainingState:
         section, context = self.context.experiment.start_from, self.context
         self.seed(0)
         if section is None:
+            spectral_norm.refresh(self.model)  # as `restore` does, to the bit: frozen layers keep this
             return
         source = transfer.Source.open(section, context.runtime)
         config = context.experiment.model
@@ -157,10 +177,10 @@ class TrainingState:
     def _take_optimizer(self, source: transfer.Source) -> None:
         """Load the state of the source's optimiser. Raises UserError where it is that of another optimiser."""
         assert source.checkpoint is not None
-        assert self.context.experiment.start_from is not None
         pieces = {name: piece for name, piece in self.pieces().items() if name.startswith("optimizer/")}
         # What is frozen here has no state, unlike in the source.
-        source.checkpoint.load(pieces, () if self.context.experiment.start_from.freeze else ("optimizer/",))
+        whole = len(self.trained) == len(named_parameters(self.model))
+        source.checkpoint.load(pieces, ("optimizer/",) if whole else ())
 
     def save(self, score: float | None = None) -> None:
         """Start a checkpoint of this step. Raises SaveFailed."""
@@ -175,9 +195,8 @@ class TrainingState:
         """
         meta, experiment = checkpoint.meta, self.context.experiment
         refuse_other(checkpoint, experiment, self.context.variables, self.context.statistics)
-        pieces, averaged = self.pieces(), bool(checkpoint.names("ema/"))
-        if not averaged:
-            pieces = {name: piece for name, piece in pieces.items() if not name.startswith("ema/")}
+        averages = set(checkpoint.names("ema/"))
+        pieces = {n: piece for n, piece in self.pieces().items() if not n.startswith("ema/") or n in averages}
         prefixes = ("model/", "optimizer/", "ema/") if self.ema is not None else ("model/", "optimizer/")
         try:
             checkpoint.load(pieces, prefixes)
@@ -185,10 +204,14 @@ class TrainingState:
             with reading_metadata(checkpoint.folder):
                 changed = _differences(meta["experiment"], experiment.to_dict())
             raise UserError(f"{error} in {', '.join(changed) or 'no key of the experiment'}") from error
-        if self.ema is not None and not averaged:
-            self.ema.restart(self.parameters)
+        added = {name: p for name, p in self.parameters.items() if f"ema/{name}" not in averages}
+        if self.ema is not None and added:
+            self.ema.restart(added)
+            of = f" of {counted(len(added), 'parameter')} that no phase trained before" if averages else ""
             log.info(
-                "step %d has no averaged weights; the moving average starts from the current weights", checkpoint.step
+                "step %d has no averaged weights%s; the moving average starts from the current weights",
+                checkpoint.step,
+                of,
             )
         with reading_metadata(checkpoint.folder):
             self.progress = Progress.of(meta["progress"])

@@ -78,7 +78,7 @@ class Trainer:
             context.stepper,
             self.loss,
             self.state.optimizer,
-            self.state.parameters,
+            self.state.trained,
             self.state.copied,
             self.state.ema,
             self.runtime,
@@ -115,6 +115,7 @@ class Trainer:
         self.state.begin(stage.phase)
         self.validation.begin(stage)
         step.loss, step.optimizer, step.max_norm = stage.loss, self.state.optimizer, section.grad_max_norm
+        step.parameters = self.state.trained
         step.members, step.backprop_steps = section.members, section.backprop_steps
         step.input_noise, step.input_keys = section.input_noise, self._input_keys(section)
         step.lead_seed = self.context.experiment.seed if section.random_forecast_len else None

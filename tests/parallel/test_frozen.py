@@ -9,6 +9,7 @@ import torch
 
 from credit_like import build
 from credit_like.nn.lora import add_lora
+from credit_like.parallel.apply import freeze_parameters
 from credit_like.parallel.runtime import Runtime
 from credit_like.plan.meter import Meter
 from credit_like.schema.load import load_experiment
@@ -28,19 +29,40 @@ def _reduced(rank, kind, save_loc, freeze, rank_of_lora):
         model = build.build_model(experiment, variables, store.grid.height, store.grid.width)
     if rank_of_lora:
         add_lora(model, rank_of_lora, ["*.qkv", "*.contract"])
-    model = build.parallelise(model, experiment.trainer, runtime, freeze=freeze)
+    freeze_parameters(model, freeze)
+    model = build.parallelise(model, experiment.trainer, runtime)
     sizes = [sum(p.numel() for p in model.parameters() if p.requires_grad or whole) for whole in (True, False)]
     statistics = build.load_statistics(experiment, store, variables, runtime)
     context = build.attach_weights(model, experiment, runtime, variables, store, statistics)
     trainer = build.build_trainer(context)
+    sent = _sent(trainer)
+    runtime.close()
+    return sent, *sizes
+
+
+def _sent(trainer):
+    """Bytes of each kind of collective of one step."""
     samples = [next(iter(trainer.stages[0].train_loader.batches(0)))]
     with Meter() as meter:
         trainer.train_step(iter(samples), 1, 1e-3, 1)
-    runtime.close()
     sent: Counter = Counter()
     for message, times in meter.messages.items():
         sent[message.kind] += message.bytes * times
-    return sent, *sizes
+    return sent
+
+
+def _reduced_in_phases(rank, kind, save_loc, phases, amp):
+    """Bytes of each kind of collective of one step of each phase, and the numbers of its trained parameters on this rank."""
+    settings = [*SETTINGS, f"save_loc={save_loc}", f"trainer.parallelism={{data: {kind}}}", f"trainer.amp={amp}"]
+    experiment = load_experiment(DEMO, [*settings, f"trainer.phases={phases}"])
+    runtime = Runtime.start(experiment.trainer.parallelism, torch.device("cpu"))
+    trainer = build.build_trainer(build.build_context(experiment, runtime))
+    found = []
+    for stage in trainer.stages:
+        trainer._enter(stage)
+        found.append((_sent(trainer), sum(p.numel() for p in trainer.state.trained.values())))
+    runtime.close()
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +87,16 @@ def test_frozen_parameters_are_not_reduced(run_ranks, save_loc, kind):
             if freeze or lora:
                 assert trained < 0.7 * parameters
                 assert sent[reduction] < 4 * parameters - FEW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "amp"), [("ddp", "false"), ("fsdp2", "false"), ("fsdp2", "true")])
+def test_parameters_that_a_phase_freezes_are_not_reduced_in_it(run_ranks, save_loc, kind, amp):
+    """Whichever the phase before it trained; under FSDP2 some units have no trained parameter in the first forward."""
+    reduction = {"ddp": "all-reduce", "fsdp2": "reduce-scatter"}[kind]
+    phases = f"[{{freeze: {list(FREEZE)}}}, {{freeze: []}}, {{freeze: {list(FREEZE)}}}]"
+    for found in run_ranks(2, _reduced_in_phases, kind, save_loc, phases, amp):
+        numbers = [trained for _, trained in found]
+        assert numbers[0] == numbers[2] < 0.7 * numbers[1]
+        for sent, trained in found:
+            assert 4 * trained <= sent[reduction] < 4 * trained + FEW

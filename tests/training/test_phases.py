@@ -264,6 +264,9 @@ def test_the_hungriest_phase_has_the_longest_forecasts(tmp_path) -> None:
         ([{"global_batch_size": 4}, {"forecast_len": 2, "global_batch_size": 1}], [0, 1]),
         ([{"loss": {"type": "mse"}}, {"loss": {"type": "spectral"}, "forecast_len": 2}], [0, 1]),
         ([{"members": 1}, {"epochs": 7}], [0]),
+        ([{"freeze": ["conv.*"]}, {}], [1]),
+        ([{"freeze": ["conv.*"]}, {"freeze": ["head.*"]}, {"freeze": ["head.*", "conv.*"]}], [0, 1]),
+        ([{"loss": {"type": "spectral"}}, {"loss": {"type": "sum", "terms": [{"loss": {"type": "mse"}}]}}], [0, 1]),
     ],
 )
 def test_phases_that_cannot_take_the_most_memory_are_left_out(tmp_path, section, left) -> None:
