@@ -27,7 +27,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.spectral_norm import shard_spectral_norms
 from credit_like.parallel.tensor_parallel import apply_tensor_parallel
-from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.parallel.unwrap import canonical_name, get_raw_model, named_parameters
 from credit_like.schema.trainer import TrainerSection
 
 _RECOMPILE_LIMIT = 256
@@ -124,11 +124,6 @@ def set_trained(model: nn.Module, names: Collection[str]) -> nn.Module:
     renew_trained(model)
     spectral_norm.refresh(model)
     return wrapped_again(model)
-
-
-def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by their names in the plain model."""
-    return {canonical_name(name): parameter for name, parameter in get_raw_model(model).named_parameters()}
 
 
 def _replicated(model: nn.Module, mesh: DeviceMesh) -> nn.Module:

@@ -30,7 +30,7 @@ from credit_like.nn.layer import is_shard_unit, recomputation
 from credit_like.nn.precision import keeps_full_precision
 from credit_like.parallel.mesh import default_mesh
 from credit_like.parallel.shards import local, slice_like, whole
-from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.parallel.unwrap import named_parameters
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -241,14 +241,13 @@ def full_parameters(model: nn.Module, writeback: bool = False) -> Iterator[dict[
     shards, so all ranks must change them identically.
     """
     free_gathered(model)
-    raw = get_raw_model(model)
-    full = {canonical_name(name): whole(p.detach()).clone() for name, p in raw.named_parameters()}
+    full = {name: whole(p.detach()).clone() for name, p in named_parameters(model).items()}
     yield full
     if writeback:
         free_gathered(model)
         with torch.no_grad():
-            for name, p in raw.named_parameters():
-                local(p).copy_(slice_like(full[canonical_name(name)], p))
+            for name, p in named_parameters(model).items():
+                local(p).copy_(slice_like(full[name], p))
 
 
 Reduce = Callable[[Tensor, Tensor, ProcessGroup, dist.ReduceOp], None]
@@ -372,10 +371,10 @@ def _initialise_state(optimizer: torch.optim.Optimizer) -> None:
 def _with_zeros(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """Return the saved state, with zeros of the right shape for parameters that it lacks."""
     complete = dict(state)
-    for name, parameter in get_raw_model(model).named_parameters():
+    for name, parameter in named_parameters(model).items():
         own = optimizer.state.get(parameter)
-        if own and canonical_name(name) not in complete:
-            complete[canonical_name(name)] = {
+        if own and name not in complete:
+            complete[name] = {
                 key: torch.zeros(value.shape, dtype=value.dtype) if isinstance(value, Tensor) else value
                 for key, value in own.items()
             }

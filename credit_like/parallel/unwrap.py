@@ -34,3 +34,8 @@ def canonical_name(name: str) -> str:
     for wrapper in _WRAPPERS:
         name = name.replace(wrapper, "")
     return name
+
+
+def named_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters by their names in the plain model."""
+    return {canonical_name(name): parameter for name, parameter in get_raw_model(model).named_parameters()}

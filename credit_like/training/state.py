@@ -28,9 +28,9 @@ from credit_like.errors import UserError
 from credit_like.layout import domain_text
 from credit_like.naming import counted
 from credit_like.nn import spectral_norm
-from credit_like.parallel.apply import named_parameters, set_trained, unfrozen
+from credit_like.parallel.apply import set_trained, unfrozen
 from credit_like.parallel.tensor_copies import copied_over_tensor
-from credit_like.parallel.unwrap import canonical_name, get_raw_model
+from credit_like.parallel.unwrap import canonical_name, get_raw_model, named_parameters
 from credit_like.schema.phases import Phase, phases, written_at
 from credit_like.training.ema import Ema
 from credit_like.training.groups import build_optimizer

@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -250,3 +251,21 @@ def assert_same(run: Path, other: Path) -> None:
         assert not hidden, hidden
         status = json.loads((folder / "status.json").read_text())
         assert status["state"] == "finished"
+
+
+def at(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step."""
+    return Checkpoint.open(folder / "checkpoints" / f"step-{step}")
+
+
+def begun(whole: Path, folder: Path, step: int) -> Path:
+    """Copy a run as it was when its newest checkpoint was that of `step`; its log may be longer."""
+    shutil.copytree(whole, folder, ignore=lambda _, names: [name for name in names if name.startswith("step-")])
+    shutil.copytree(whole / "checkpoints" / f"step-{step}", folder / "checkpoints" / f"step-{step}")
+    return folder
+
+
+def last_steps(folder: Path) -> list[int]:
+    """The last step of every phase."""
+    last = {row["phase"]: row["step"] for row in rows(folder) if "loss" in row}
+    return [last[phase] for phase in sorted(last)]

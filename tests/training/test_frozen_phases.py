@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
 from credit_like import build
 from credit_like.check import checked_experiment
-from credit_like.checkpoint.manager import Checkpoint, steps
+from credit_like.checkpoint.manager import steps
 from credit_like.errors import UserError
 from credit_like.nn import spectral_norm
 from credit_like.schema.errors import ExperimentError
 from credit_like.schema.load import load_experiment
 from tests.experiments import BANDED_MODEL, DEMO, SHORT, representatives
 from tests.faults import harness, tiny
+from tests.faults.harness import at, begun, last_steps
 
 PHASES = [
     {"epochs": 1, "freeze": ["conv.*"]},
@@ -25,22 +24,12 @@ PHASES = [
 SECTION = {"phases": PHASES, "ema_decay": 0.5, "checkpoint": {"every": 1, "keep": 1000, "async": False}}
 
 
-def at(folder, step):
-    return Checkpoint.open(folder / "checkpoints" / f"step-{step}")
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that is never interrupted, with a checkpoint of every step."""
     folder = tmp_path_factory.mktemp("frozen") / "whole"
     assert tiny.trainer(folder, **SECTION).fit().state == "finished"
     return folder
-
-
-def ends(folder):
-    """The last step of every phase, after that of the start."""
-    rows = [row for row in harness.rows(folder) if "loss" in row]
-    return [0, *(max(row["step"] for row in rows if row["phase"] == phase) for phase in range(len(PHASES)))]
 
 
 def changed(folder, first, last):
@@ -54,21 +43,21 @@ def changed(folder, first, last):
 
 
 def test_each_phase_changes_what_it_trains_alone(whole) -> None:
-    _, first, second, last = ends(whole)
+    first, second, last = last_steps(whole)
     assert changed(whole, 1, first) == {"head.weight", "head.bias"}
     assert changed(whole, first, second) == {"conv.weight", "conv.bias", "head.weight", "head.bias"}
     assert changed(whole, second, last) == {"conv.weight"}
 
 
 def test_what_is_frozen_has_no_optimiser_state(whole) -> None:
-    found = [{name.split("/", 2)[2] for name in at(whole, step).names("optimizer/")} for step in ends(whole)[1:]]
+    found = [{name.split("/", 2)[2] for name in at(whole, step).names("optimizer/")} for step in last_steps(whole)]
     every = {"conv.weight", "conv.bias", "head.weight", "head.bias", "never"}
     assert found == [every - {"conv.weight", "conv.bias"}, every, every - {"head.weight", "head.bias", "conv.bias"}]
 
 
 def test_the_average_of_what_is_frozen_goes_on(whole) -> None:
     """It follows the weights that another phase has trained; computed here from the checkpoints of all steps."""
-    _, _, second, last = ends(whole)
+    _, second, last = last_steps(whole)
     for name in ("conv.weight", "head.weight", "head.bias"):
         average = at(whole, second).read(f"ema/{name}")
         for step in range(second + 1, last + 1):
@@ -76,16 +65,9 @@ def test_the_average_of_what_is_frozen_goes_on(whole) -> None:
             torch.testing.assert_close(at(whole, step).read(f"ema/{name}"), average, rtol=1e-6, atol=1e-7)
 
 
-def begun(whole, folder, step):
-    """Copy a run as it was when its newest checkpoint was that of `step`; its log may be longer."""
-    shutil.copytree(whole, folder, ignore=lambda _, names: [name for name in names if name.startswith("step-")])
-    shutil.copytree(whole / "checkpoints" / f"step-{step}", folder / "checkpoints" / f"step-{step}")
-    return folder
-
-
-@pytest.mark.parametrize(("phase", "after"), [(1, 0), (1, 1), (2, 0), (2, -1), (2, 1)])
+@pytest.mark.parametrize(("phase", "after"), [(0, 0), (0, 1), (1, 0), (1, -1), (1, 1)])
 def test_a_crash_near_a_boundary_goes_on_bitwise(whole, tmp_path, phase, after) -> None:
-    folder = begun(whole, tmp_path / "run", ends(whole)[phase] + after)
+    folder = begun(whole, tmp_path / "run", last_steps(whole)[phase] + after)
     assert tiny.trainer(folder, **SECTION).fit().state == "finished"
     harness.assert_same(folder, whole)
 

@@ -11,7 +11,7 @@ import torch
 
 from credit_like import build
 from credit_like.checkpoint.commands import entries
-from credit_like.checkpoint.manager import Checkpoint, prune, steps
+from credit_like.checkpoint.manager import prune, steps
 from credit_like.checkpoint.rng import set_random_state
 from credit_like.errors import UserError
 from credit_like.launch.chain import best_checkpoint
@@ -22,6 +22,7 @@ from credit_like.schema.phases import hungriest, hungry, phases
 from credit_like.training.loop import Loop
 from tests.experiments import DEMO, SHORT, SMALL_MODEL
 from tests.faults import harness, tiny
+from tests.faults.harness import at, begun, last_steps
 
 PHASES = [
     {"epochs": 2},
@@ -40,10 +41,6 @@ SECTION = {"phases": PHASES, "checkpoint": {"every": 1, "keep": 1000, "async": F
 RESUMED = {**SECTION, "checkpoint": {"every": 1000, "keep": 1000, "async": False}}
 
 
-def at(folder, step):
-    return Checkpoint.open(folder / "checkpoints" / f"step-{step}")
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """A run that is never interrupted, with a checkpoint of every step."""
@@ -52,17 +49,11 @@ def whole(tmp_path_factory):
     return folder
 
 
-def boundaries(folder):
-    """The last step of every phase."""
-    rows = [row for row in harness.rows(folder) if "loss" in row]
-    return [max(row["step"] for row in rows if row["phase"] == phase) for phase in range(len(PHASES))]
-
-
 def test_every_step_says_its_phase(whole) -> None:
     rows = harness.rows(whole)
     assert [row["phase"] for row in rows] == sorted(row["phase"] for row in rows)
     assert {row["phase"] for row in rows if "valid_loss" in row} == {0, 1, 2}
-    first, second, _ = boundaries(whole)
+    first, second, _ = last_steps(whole)
     # a validation at the end of a phase is that of the phase, with its lead times
     assert [row["step"] for row in rows if "rmse_last" in row] == [second]
     assert at(whole, first).phase == 0
@@ -73,7 +64,7 @@ def test_every_step_says_its_phase(whole) -> None:
 
 
 def test_a_phase_is_a_run_of_its_own_from_the_weights_before_it(whole, tmp_path) -> None:
-    first, second, last = boundaries(whole)
+    first, second, last = last_steps(whole)
     for number, (before, after) in enumerate([(first, second), (second, last)], 1):
         alone = tiny.trainer(tmp_path, phases=[PHASES[number]])
         checkpoint = at(whole, before)
@@ -91,12 +82,6 @@ def test_a_phase_is_a_run_of_its_own_from_the_weights_before_it(whole, tmp_path)
             assert torch.equal(piece.local, at(whole, after).read(name)), name
 
 
-def begun(whole, folder, step):
-    """Copy the run as it was when its newest checkpoint was that of `step`; its log may be longer."""
-    shutil.copytree(whole, folder, ignore=lambda _, names: [name for name in names if name.startswith("step-")])
-    shutil.copytree(whole / "checkpoints" / f"step-{step}", folder / "checkpoints" / f"step-{step}")
-
-
 NEAR = [
     (0, 0),
     (0, 1),
@@ -107,7 +92,7 @@ NEAR = [
 @pytest.mark.parametrize(("phase", "after"), NEAR)
 def test_a_crash_near_a_boundary_goes_on_bitwise(whole, tmp_path, phase, after) -> None:
     folder = tmp_path / "run"
-    begun(whole, folder, boundaries(whole)[phase] + after)
+    begun(whole, folder, last_steps(whole)[phase] + after)
     assert tiny.trainer(folder, **RESUMED).fit().state == "finished"
     harness.assert_same(folder, whole)
 
@@ -115,7 +100,7 @@ def test_a_crash_near_a_boundary_goes_on_bitwise(whole, tmp_path, phase, after) 
 @pytest.mark.parametrize(("phase", "after"), NEAR[:-1])
 def test_a_stop_near_a_boundary_goes_on_bitwise(whole, tmp_path, phase, after) -> None:
     """A stop in the last step of a phase comes before its validation."""
-    folder, step = tmp_path / "run", boundaries(whole)[phase] + after
+    folder, step = tmp_path / "run", last_steps(whole)[phase] + after
     begun(whole, folder, step - 1)
     assert tiny.trainer(folder, stop_at=step, **RESUMED).fit().state == "continue"
     assert steps(folder / "checkpoints")[-1] == step
@@ -124,7 +109,7 @@ def test_a_stop_near_a_boundary_goes_on_bitwise(whole, tmp_path, phase, after) -
 
 
 def test_the_average_follows_the_weights_in_a_phase_without_one(whole) -> None:
-    _, second, last = boundaries(whole)
+    _, second, last = last_steps(whole)
     checkpoint = at(whole, second)
     for name in checkpoint.names("ema/"):
         assert torch.equal(checkpoint.read(name), checkpoint.read(name.replace("ema/", "model/")))
