@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from credit_like.checkpoint import manager as manager_module
 from credit_like.checkpoint.manager import CheckpointManager
 from credit_like.checkpoint.rng import random_state, set_random_state
 from credit_like.host import to_host
@@ -19,6 +20,10 @@ class OnGpu(torch.Tensor):
     @property
     def device(self):
         return torch.device("cuda", 0)
+
+    @property
+    def is_cuda(self):
+        return True
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -72,10 +77,29 @@ def test_a_checkpoint_is_written_after_all_its_copies_have_arrived(stream):
         name: SimpleNamespace(local=torch.full((2,), number).as_subclass(OnGpu))
         for name, number in (("a", 1.0), ("b", 2.0), ("another rank's", 3.0))
     }
-    ready = manager._stage(pieces)
+    (event,) = manager._stage(pieces)
     assert len(stream.queue) == 2
-    assert {name: x.tolist() for name, x in ready().items()} == {"a": [1, 1], "b": [2, 2]}
-    assert stream.pinned == [True, True]
+    event.synchronize()
+    assert {name: x.tolist() for name, x in manager._buffers.items()} == {"a": [1, 1], "b": [2, 2]}
+
+
+def test_buffers_for_a_gpu_are_parts_of_few_blocks(stream, monkeypatch):
+    monkeypatch.setattr(manager_module, "_BLOCK", 64)
+    sources = {
+        "bytes": torch.zeros(3, dtype=torch.uint8),
+        "number": torch.zeros((), dtype=torch.int64),
+        "empty": torch.zeros(0, 4),
+        "large": torch.zeros(5, 4),
+        "half": torch.zeros(2, 2, dtype=torch.bfloat16),
+    }
+    buffers = manager_module._buffers_like({name: x.as_subclass(OnGpu) for name, x in sources.items()})
+    assert stream.pinned == [False, True, True, True]  # none yet, the first three, the large one, the last
+    for number, (name, buffer) in enumerate(buffers.items()):
+        assert (buffer.shape, buffer.dtype) == (sources[name].shape, sources[name].dtype)
+        assert buffer.is_contiguous()
+        assert buffer.data_ptr() % buffer.element_size() == 0
+        buffer.fill_(number)
+    assert [x.double().sum().item() for x in buffers.values()] == [0, 1, 0, 60, 16]  # none is part of another
 
 
 def test_the_generator_of_the_gpu_is_saved_and_restored(monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -18,6 +19,7 @@ from credit_like.checkpoint.errors import Locked
 log = logging.getLogger(__name__)
 
 _held: set[Path] = set()
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 
 class RunLock:
@@ -27,7 +29,8 @@ class RunLock:
     trainer by seconds, and it works across nodes on NFS and Lustre. Such locks do not exclude the process that holds
     them, hence `_held`.
 
-    `patience` (seconds) bounds the wait for an owner that is about to end. Raises Locked, which names the owner.
+    `patience` (seconds) bounds the wait for an owner that is about to end. Raises Locked, which names the owner. On a
+    file system without locks, such as Lustre that is mounted without `flock`, it warns and excludes nobody.
     """
 
     def __init__(self, folder: Path, patience: float = 0.0) -> None:
@@ -59,6 +62,16 @@ class RunLock:
                     )
                 waiting = True
                 time.sleep(0.1)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    file.close()
+                    raise
+                log.warning(
+                    "%s: its file system has no locks (%s), so that nothing keeps a second job from writing to it; "
+                    "take care that only one runs there",
+                    self.path.parent, error.strerror,
+                )  # fmt: skip
+                break
         _held.add(self.path)
         self._file = file
         note: dict[str, object] = {"host": socket.gethostname(), "pid": os.getpid()}

@@ -57,6 +57,8 @@ _STEP = re.compile(r"step-(0|[1-9][0-9]{0,17})")
 _DAMAGED = re.compile(r"\.damaged-step-([0-9]{1,18})(?:\.[0-9]+)?")
 _DONE, _BUSY, _FAILED = 0, 1, 2
 _INTACT, _DAMAGE, _UNKNOWN = 0, 1, 2
+_BLOCK = 2**26
+"""Bytes of a block of page-locked memory; a larger tensor has one of its own."""
 
 
 @dataclass
@@ -201,15 +203,20 @@ class CheckpointManager:
             self._plan, self._planned = shards.share_out(pieces), frozenset(pieces)
             self._buffers.clear()
         body = {"format": FORMAT, "step": step, "score": score, "meta": json.loads(json.dumps(meta, allow_nan=False))}
-        ready = self._stage(pieces)
         folder = self.folder / f".step-{step}.tmp"
-        failed = self._attempt(lambda: self._prepare(folder)) if self.runtime.is_main else None
+        staged: list[torch.cuda.Event] = []
+
+        def begin() -> None:
+            staged.extend(self._stage(pieces))
+            if self.runtime.is_main:
+                self._prepare(folder)
+
+        failed = self._attempt(begin)
         if self.runtime.agree(_FAILED if failed else _DONE):
-            raise SaveFailed(
-                f"could not save step {step}: {failed or 'the main rank could not make the folder'}"
-            ) from failed
+            self._buffers.clear()
+            raise SaveFailed(f"could not save step {step}: {failed or 'another rank could not begin it'}") from failed
         self._save = _Save(step, folder, threading.Thread())
-        self._save.thread = self._run(lambda: self._write(folder, ready, body))
+        self._save.thread = self._run(lambda: self._write(folder, staged, body))
         if not self.asynchronous:
             self.wait()
 
@@ -278,33 +285,26 @@ class CheckpointManager:
         remove(folder)
         folder.mkdir()
 
-    def _stage(self, pieces: Mapping[str, Piece]) -> Callable[[], dict[str, Tensor]]:
-        """Copy the pieces that this rank writes to host buffers; return a function that waits for the copies."""
+    def _stage(self, pieces: Mapping[str, Piece]) -> list[torch.cuda.Event]:
+        """Begin to copy the pieces that this rank writes to host buffers; return the event to wait for, if there is one."""
         assert self._plan is not None
-        mine = self._plan.mine
-        event = None
-        for name in mine:
-            source = pieces[name].local
-            if name not in self._buffers or self._buffers[name].shape != source.shape:
-                pinned = source.device.type == "cuda"
-                self._buffers[name] = torch.empty(source.shape, dtype=source.dtype, pin_memory=pinned)
+        sources = {name: pieces[name].local for name in self._plan.mine}
+        if _forms(self._buffers) != _forms(sources):
+            self._buffers = _buffers_like(sources)
+        for name, source in sources.items():
             self._buffers[name].copy_(source, non_blocking=True)
-            if source.device.type == "cuda" and event is None:
-                event = torch.cuda.Event()
-        if event is not None:
-            event.record()
+        if not any(source.is_cuda for source in sources.values()):
+            return []
+        event = torch.cuda.Event()
+        event.record()
+        return [event]
 
-        def ready() -> dict[str, Tensor]:
-            if event is not None:
-                event.synchronize()
-            return {name: self._buffers[name] for name in mine}
-
-        return ready
-
-    def _write(self, folder: Path, ready: Callable[[], dict[str, Tensor]], body: dict[str, Any]) -> None:
-        """Write this rank's file, and beside it its part of the manifest for the main rank."""
+    def _write(self, folder: Path, staged: Sequence[torch.cuda.Event], body: dict[str, Any]) -> None:
+        """Write this rank's file once the copies are there, and beside it its part of the manifest for the main rank."""
         rank = self.runtime.rank
-        size, sha = write_tensors(folder / shards.rank_file(rank), ready())
+        for event in staged:
+            event.synchronize()
+        size, sha = write_tensors(folder / shards.rank_file(rank), self._buffers)
         write_bytes(folder / f"rank-{rank:05d}.json", to_json({"bytes": size, "sha256": sha}))
         if self.runtime.is_main:
             write_bytes(folder / "body.json", to_json(body))
@@ -522,6 +522,28 @@ def _rank_of(folder: Path) -> Rank | None:
 def _rank(manifest: Mapping[str, Any]) -> Rank | None:
     score = manifest["score"]
     return None if score is None else (-int(manifest["meta"].get("phase", 0)), score)
+
+
+def _forms(tensors: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (x.shape, x.dtype) for name, x in tensors.items()}
+
+
+def _buffers_like(sources: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a host buffer for each tensor; those for tensors of a GPU are parts of blocks of page-locked memory.
+
+    Each allocation of such memory is expensive, and its size is rounded up to a power of two.
+    """
+    if not any(source.is_cuda for source in sources.values()):
+        return {name: torch.empty(x.shape, dtype=x.dtype) for name, x in sources.items()}
+    buffers: dict[str, Tensor] = {}
+    block, end = torch.empty(0, dtype=torch.uint8), 0
+    for name, source in sources.items():
+        begin, size = -(-end // 16) * 16, source.numel() * source.element_size()
+        if begin + size > len(block):
+            block, begin = torch.empty(max(size, _BLOCK), dtype=torch.uint8, pin_memory=True), 0
+        end = begin + size
+        buffers[name] = block[begin:end].view(source.dtype).view(source.shape)
+    return buffers
 
 
 def _remember(folder: Path, manifest: Mapping[str, Any]) -> None:

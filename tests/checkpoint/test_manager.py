@@ -24,6 +24,7 @@ from credit_like.checkpoint.format import MANIFEST, Piece, Stored, read_manifest
 from credit_like.checkpoint.manager import Checkpoint, CheckpointManager, prune, steps
 from credit_like.errors import RunError, UserError
 from credit_like.parallel.runtime import Runtime
+from credit_like.schema.trainer import Parallelism
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -281,6 +282,25 @@ def test_a_writing_thread_that_dies_is_a_failed_save(tmp_path, monkeypatch) -> N
     manager.save(2, pieces(2), {})
     with pytest.raises(SaveFailed, match="the writing thread died"):
         manager.wait()
+
+
+def _without_memory(rank: int, folder: Path) -> tuple[str, list[int]]:
+    """Save twice; the second time this process has no memory for the copies if it is rank 1."""
+    with Runtime.start(Parallelism(data="ddp"), torch.device("cpu")) as runtime:
+        manager = CheckpointManager(folder, runtime=runtime)
+        manager.save(1, pieces(), {})
+        manager.wait()
+        if rank == 1:
+            manager._stage = lambda pieces: (_ for _ in ()).throw(torch.OutOfMemoryError("no memory"))
+        with pytest.raises(SaveFailed) as caught:
+            manager.save(2, pieces(), {})
+        return str(caught.value), steps(folder)
+
+
+def test_a_rank_without_memory_for_a_save_fails_it_on_all(tmp_path, run_ranks) -> None:
+    first, second = run_ranks(2, _without_memory, tmp_path, timeout=60)
+    assert first == ("could not save step 2: another rank could not begin it", [1])
+    assert second == ("could not save step 2: no memory", [1])
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path) -> None:

@@ -151,7 +151,7 @@ def test_the_last_save_is_tried_again_too(tmp_path, monkeypatch, phase, failures
     assert Checkpoint.open(tmp_path / "checkpoints" / f"step-{last}").score == loss
 
 
-@pytest.mark.parametrize("phase", ["_prepare", "_write", "_commit"])
+@pytest.mark.parametrize("phase", ["_stage", "_prepare", "_write", "_commit"])
 def test_a_loss_stays_with_the_step_that_it_was_computed_for(tmp_path, monkeypatch, phase) -> None:
     """Where the save after a validation fails, whenever that is seen, the checkpoint of a later step has no loss.
 

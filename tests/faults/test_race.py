@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import time
@@ -76,3 +78,24 @@ def test_the_same_process_cannot_lock_twice(tmp_path) -> None:
         RunLock(tmp_path).__enter__()
     with RunLock(tmp_path):
         pass
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog) -> None:
+    """Lustre that is mounted without `flock` answers ENOSYS; a run must be possible there, and its user warned."""
+
+    def lockf(file, how):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    assert tiny.trainer(tmp_path / "run", epochs=1).fit().state == "finished"
+    (said,) = [record.getMessage() for record in caplog.records if "has no locks" in record.getMessage()]
+    assert said.startswith(f"{tmp_path / 'run'}: its file system has no locks (Function not implemented)")
+
+
+def test_another_failure_of_the_lock_ends_the_run(tmp_path, monkeypatch) -> None:
+    def lockf(file, how):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "lockf", lockf)
+    with pytest.raises(Locked, match="Input/output error"):
+        tiny.trainer(tmp_path / "run", epochs=1).fit()
