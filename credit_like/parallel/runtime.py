@@ -146,6 +146,13 @@ class Runtime:
             dist.all_reduce(total, group=mesh.get_group(dim))
         return total / self.dp_size
 
+    def sum_over_models(self, x: Tensor) -> Tensor:
+        """Return the sum, without gradients, over the ranks that have the same part of the grid: data × ensemble."""
+        for name in ("dp", "ensemble"):
+            if name in self.submeshes:
+                x = collectives.sum_over(x, self.submeshes[name].get_group())
+        return x
+
     def sum_over_domain(self, x: Tensor) -> Tensor:
         """Return the differentiable sum of this sample's parts over the domain ranks."""
         domain = self.submeshes.get("domain")

@@ -213,19 +213,23 @@ def time_mean(context: Context, times: np.ndarray, derived: DerivedFields | None
     The times are spread evenly over the period and the hours of the day, and the ranks share the reading.
     """
     store, runtime = context.store, context.runtime
-    part = (context.rows, context.columns)
-    rows, columns = part if derived is None else derived.read_part
+    rows, columns = (context.rows, context.columns) if derived is None else derived.read_part
     chosen = times[spread(store.seconds[times], _CLIMATOLOGY_TIMES, store.step_seconds)]
     channels = context.variables.out_channels if derived is None else len(derived)
-    shape = (2, channels, store.grid.height, store.grid.width)
-    sums = torch.zeros(shape, dtype=torch.float64, device=runtime.device)
+    # In double precision, so on the host: a device would need several times the fields of a state for it.
+    sums = torch.zeros((channels, 2, *context.stepper.valid.shape[1:]), dtype=torch.float64)
     first, step = runtime.models
     for position in chosen[first::step]:
         fields = store.read(context.variables.outputs, [int(position)], rows, columns=columns)
         predicted = torch.as_tensor(fields).to(runtime.device)
-        values = (predicted if derived is None else derived.append(predicted))[0].to(sums)
-        valid = torch.isfinite(values)
-        sums[0][:, *part] += torch.where(valid, values, 0)
-        sums[1][:, *part] += valid
-    total, count = runtime.sum_over_data(sums)
-    return (total / count.clamp_min(1.0 / runtime.dp_size))[:, *part].float()
+        values_BCHW = predicted if derived is None else derived.append(predicted)
+        for sum_2HW, value_HW in zip(sums, values_BCHW[0].cpu(), strict=True):
+            value = value_HW.double()
+            valid = torch.isfinite(value)
+            sum_2HW[0] += torch.where(valid, value, 0)
+            sum_2HW[1] += valid
+    result = torch.empty((channels, *sums.shape[2:]), device=runtime.device)
+    for channel, sum_2HW in zip(result, sums, strict=True):
+        total, count = runtime.sum_over_models(sum_2HW.to(runtime.device))
+        channel.copy_(total / count.clamp_min(1))
+    return result

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from credit_like import build
 from credit_like.checkpoint.export import export
@@ -136,6 +137,18 @@ def test_a_lead_that_cannot_be_is_refused(made, monitor, message):
         ShortForecasts(context, False)
 
 
+class _Largest(TorchDispatchMode):
+    """The number of values of the largest tensor that is made."""
+
+    values = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.values = max(self.values, result.numel())
+        return result
+
+
 def _scores_of_a_rank(rank, experiment, parallelism):
     """What one rank of a layout gets from the model that changes nothing (which needs no exchange of rows)."""
     runtime = Runtime.start(Parallelism(**parallelism), torch.device("cpu"), experiment.trainer.timeout)
@@ -158,21 +171,29 @@ def _scores_of_a_rank(rank, experiment, parallelism):
     )
     static = store.static(rows, columns)
     stepper = Stepper(model, variables, statistics, static, "increment", (), rows, columns=columns)
-    short = ShortForecasts(Context(experiment, runtime, variables, store, statistics, stepper, rows, columns), False)
-    climatology = torch.zeros(len(short.derived), height, width)
+    context = Context(experiment, runtime, variables, store, statistics, stepper, rows, columns)
+    short = ShortForecasts(context, False)
+    with _Largest() as largest:
+        climatology = time_mean(context, store.period(experiment.data.train), short.derived)
+    assert climatology.shape == (len(short.derived), height, width)
+    if not short.derived.needs_all:
+        # Sums and counts of this rank's part, however large the grid is.
+        assert largest.values == 2 * climatology.numel()
     result = short(climatology, lambda: False)
     runtime.close()
     return result
 
 
 @pytest.mark.parametrize(
-    "parallelism", [{"data": "ddp"}, {"domain": 2}, {"data": "ddp", "domain": 2}, {"domain": (2, 2)}], ids=str
+    "parallelism",
+    [{"data": "ddp"}, {"ensemble": 2}, {"domain": 2}, {"data": "ddp", "domain": 2}, {"domain": (2, 2)}],
+    ids=str,
 )
 def test_all_layouts_score_alike(made, run_ranks, parallelism):
     experiment = made[0].experiment
     (serial,) = run_ranks(1, _scores_of_a_rank, experiment, {})
     rows, columns = domain_shape(parallelism.get("domain", 1))
-    world = rows * columns * (2 if parallelism.get("data") else 1)
+    world = rows * columns * (2 if parallelism.get("data") else 1) * parallelism.get("ensemble", 1)
     for scores in run_ranks(world, _scores_of_a_rank, experiment, parallelism):
         assert scores.keys() == serial.keys()
         for metric in ("rmse", "bias", "acc", "activity"):
