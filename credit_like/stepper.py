@@ -6,12 +6,13 @@ Shape suffixes: B batch, C channels, T frames, L leads, H rows (this rank's), W 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from credit_like.data.statistics import Statistics
 from credit_like.nn.area import identity
@@ -20,6 +21,7 @@ from credit_like.state import Sample, State
 from credit_like.transforms import Transforms
 from credit_like.variables import Variables
 
+Results = TypeVar("Results")
 Predict = Literal["increment", "state"]
 
 
@@ -70,6 +72,8 @@ class Stepper(nn.Module):
 
         It is a training augmentation that varies the alignment of the model's attention windows.
         """
+        self.recomputes = False
+        """Whether backward computes physics and transforms again, instead of keeping their fields."""
         mean, std, change_std = statistics.select(variables.outputs)
         forcing_mean, forcing_std, _ = statistics.select(variables.role("dynamic_forcing"))
         self.transforms, self.prognostic_transforms = (
@@ -115,7 +119,9 @@ class Stepper(nn.Module):
         y_BCTHW = self.model(x_BCTHW) if state.key is None else self.model(x_BCTHW, key_B=state.key)
         if self.shift:
             y_BCTHW = self._shifted(y_BCTHW, -self.shift)
-        frames, diagnostic = self._after(state, y_BCTHW, forcing_BCTHW[:, :, -1])
+        # Without either, nothing is kept, whereas the inputs of what is computed again are.
+        recomputes = self.recomputes and bool(self.active or self.transforms)
+        frames, diagnostic = recomputed_if(recomputes, self._after, state, y_BCTHW, forcing_BCTHW[:, :, -1])
         key = None if state.key is None else NoiseKeys.after(state.key)
         return State(frames, diagnostic, state.index + 1, key)
 
@@ -216,3 +222,11 @@ class Stepper(nn.Module):
     def masked(self, x_BCHW: Tensor) -> Tensor:
         """Return output channels with NaN at points without data, as they are written to files."""
         return torch.where(self.valid, x_BCHW, torch.nan)
+
+
+def recomputed_if(recomputes: bool, function: Callable[..., Results], *arguments: Any) -> Results:
+    """Return function(*arguments); if `recomputes`, only the arguments are kept for backward, which computes the rest again."""
+    if not (recomputes and torch.is_grad_enabled()):
+        return function(*arguments)
+    results: Results = checkpoint(function, *arguments, use_reentrant=False)
+    return results

@@ -74,7 +74,8 @@ class Fix(nn.Module):
         return torch.stack(added).mean(0)
 
     def _record(self, corrected_BCHW: Tensor, after_BCHW: Tensor) -> Tensor:
-        if self._added is not None:
+        # Nothing is recorded where backward computes a correction again.
+        if self._added is not None and torch._C._current_graph_task_id() < 0:
             change = [
                 area.part((corrected_BCHW[:, where] - after_BCHW[:, where]).detach()).mean()
                 for where, area in zip(self.changes.values(), cast("list[AreaMean]", self.areas), strict=True)

@@ -22,7 +22,7 @@ from credit_like.parallel.runtime import Runtime
 from credit_like.parallel.tensor_copies import average_gradients
 from credit_like.physics._fix import Fix
 from credit_like.state import Sample
-from credit_like.stepper import Stepper
+from credit_like.stepper import Stepper, recomputed_if
 from credit_like.training.ema import Ema
 from credit_like.training.input_noise import key_of, perturbed
 from credit_like.training.to_device import ToDevice
@@ -63,7 +63,8 @@ class TrainStep:
     `optimizer`, `loss` and the keyword arguments are attributes that another phase may replace.
 
     The loss is averaged over rollout steps and micro-batches. The gradient is taken through the whole rollout, or through
-    at most `backprop_steps` steps of it; every such part has its own backward pass, which frees its activations. Loss
+    at most `backprop_steps` steps of it; every such part has its own backward pass, which frees its activations. With
+    `recomputes`, the backward of several steps computes physics, transforms and loss again instead of keeping their fields. Loss
     and gradient norm are reduced over all ranks, so that one that is not finite is so on all of them. The device then
     skips the update without the host: the optimisers take `skip` as a tensor.
     """
@@ -88,6 +89,7 @@ class TrainStep:
         input_keys: NoiseKeys | None = None,
         places: tuple[Place, Place] = WHOLE,
         compiled: bool = False,
+        recomputes: bool = False,
         accumulate: Callable[[bool], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self.stepper, self.loss, self.optimizer, self.ema, self.runtime = stepper, loss, optimizer, ema, runtime
@@ -101,6 +103,7 @@ class TrainStep:
         self.backprop_steps, self.lead_seed = backprop_steps, lead_seed
         self.input_noise, self.input_keys, self.places = input_noise, input_keys, places
         self.compare = torch.compile(compare, dynamic=False) if compiled else compare
+        self.recomputes = recomputes
         self.accumulate = accumulate
 
     def __call__(self, micro_batches: Iterable[Sample], count: int, learning_rate: float, step: int) -> StepReport:
@@ -157,7 +160,9 @@ class TrainStep:
                 key = key_of(self.input_keys, sample, step)
                 sample = perturbed(sample, self.stepper, key, self.input_noise, self.places)
             states = self.stepper.predict_sample(sample, self.backprop_steps, self.runtime.members(self.members))
-            at_once = self.backprop_steps or sample.leads
+            at_once = min(self.backprop_steps or sample.leads, sample.leads)
+            # A single step frees these fields before the model needs memory in backward; those of several add up.
+            self.stepper.recomputes = self.recomputes and at_once > 1
             for first in range(0, sample.leads, at_once):
                 leads = range(first, min(first + at_once, sample.leads))
                 with self.accumulate(number == count - 1 and leads.stop == sample.leads):
@@ -169,7 +174,7 @@ class TrainStep:
                 blame = channels + (0 if blame is None else blame)
         assert total is not None
         assert blame is not None
-        self.stepper.shift = 0
+        self.stepper.shift, self.stepper.recomputes = 0, False
         if noise is not None:
             noise.reseed()
         return total, blame, index
@@ -185,7 +190,7 @@ class TrainStep:
         for lead in leads:
             with torch.autocast(self.runtime.device.type, torch.bfloat16, enabled=self.amp):
                 prediction, target = next(states)
-            loss, channels = self.compare(self.loss, prediction, target)
+            loss, channels = recomputed_if(self.stepper.recomputes, self.compare, self.loss, prediction, target)
             loss = self.loss.at_lead(loss, lead, of)
             total = loss if total is None else total + loss
             outcome = channels if outcome is None else outcome + channels

@@ -86,6 +86,7 @@ class Trainer:
             members=section.members,
             places=context.places,
             compiled=is_compiled(section, self.runtime.device),
+            recomputes=section.activation_checkpoint,
             accumulate=self._communicate,
         )
         self._step = self.train_step  # kept apart: a caller may wrap `train_step`, and phases change this one
