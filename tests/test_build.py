@@ -62,6 +62,10 @@ def test_every_experiment_builds(path):
         model = build.build_model(experiment, variables, *GRIDS[path.stem])
         x = torch.empty(1, variables.in_channels, experiment.data.history_len, *GRIDS[path.stem])
         assert model(x).shape == (1, variables.out_channels, 1, *GRIDS[path.stem])
+    # Parameters that fit every GPU many times over need not be gathered over the network in every step.
+    parallelism = experiment.trainer.parallelism
+    whole = parallelism.data != "fsdp2" or parallelism.replicate > 1
+    assert whole or sum(p.numel() for p in model.parameters()) > 1e9
 
 
 def test_there_are_experiments_and_a_zoo():

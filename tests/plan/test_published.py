@@ -188,12 +188,11 @@ def aeris_scales(machine, few, many):
 def test_aeris_with_as_many_samples_a_copy_on_10080_nodes(samples):
     """Weak scaling 95.5 %, with ten or 140 samples a copy, which the source at hand does not say.
 
-    The simulation has neither the input nor the disturbances of a whole machine: it is more efficient than what was measured.
+    The simulation has neither the input nor the disturbances of a whole machine: what was measured is 3 to 4.3 points below
+    its range, which is recorded here.
     """
     found = [aeris_scales(m, samples, 14 * samples) for m in (AURORA.bound(False), AURORA, AURORA.bound(True))]
-    assert found == sorted(found)
-    assert all(0.955 <= one <= 1.0 for one in found)
-    assert found[0] == pytest.approx(0.955, abs=0.05)
+    assert found == pytest.approx([0.984, 0.994, 0.998], abs=0.002)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +233,11 @@ EFFICIENCY = {
     2: {2: 0.90, 4: 0.75, 8: 0.74, 16: 0.74, 32: 0.74, 64: 0.68},
     4: {2: 0.94, 4: 0.85, 8: 0.79, 16: 0.75, 32: 0.74, 64: 0.72},
 }  # by nodes of four
+SIMULATED = {
+    2: {2: 0.962, 4: 0.951, 8: 0.944, 16: 0.940, 32: 0.937, 64: 0.934},
+    4: {2: 0.968, 4: 0.943, 8: 0.922, 16: 0.891, 32: 0.875, 64: 0.866},
+}
+"""As assumed, which is up to 26 points more: the range of the assumptions includes what was measured, the middle does not."""
 # Nodes of four A100 with 156 TFLOP/s in TF32 and "two high-performance network adapters" of 200 Gb/s
 # (https://www.nhr.kit.edu/userdocs/horeka/hardware/); whether both serve the GPUs is not said, so the range includes one.
 HOREKA = Machine("a100 of horeka", 40, 312.0, 19.5, 1555, 300, 2 * 25 / 4, 4, tf32_peak=156.0)
@@ -312,7 +316,7 @@ def test_jigsaw_on_8_to_256_gpus(ways):
         seconds = of_horeka(ways, 4 * nodes)
         found = [few / many for few, many in zip(alone, seconds, strict=True)]
         assert min(found) <= published <= max(found)
-        assert found[0] == pytest.approx(published, abs=0.26)
+        assert found[0] == pytest.approx(SIMULATED[ways][nodes], abs=0.01)
     assert min(seconds) <= SECONDS[ways][1] <= max(seconds)
 
 
@@ -321,7 +325,7 @@ def test_what_replicas_lose_on_256_gpus_is_not_their_gradients():
     alone, together = of_horeka(1, 1), of_horeka(1, 256)
     found = [few / many for few, many in zip(alone, together, strict=True)]
     assert min(found) > 0.51
-    assert found[0] > 0.9
+    assert found[0] == pytest.approx(0.952, abs=0.01)
 
 
 def test_efficiency_falls_where_gradients_take_longer_than_what_hides_them():
