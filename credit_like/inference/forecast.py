@@ -81,15 +81,16 @@ def write_forecasts(
     array, which do not wait for each other; the one that completes the last of them gives the files their final names.
     (A format that keeps all members in one file distributes whole initial times.) `checkpoint`
     identifies the weights, and is recorded with the resolved experiment. Ranks that share a field write whole chunks of it
-    where the format has chunks; otherwise they send it to the first one, a variable at a time. Where fields are derived, they
-    send all variables at once, because those need the rows of other ranks. Forecasts of times of `trained_on`, which the
+    where the format has chunks; otherwise they send it to the first one, a variable at a time. Where fields are derived from
+    neighbouring points, they send all variables to the first one at once. Forecasts of times of `trained_on`, which the
     weights were trained on, are counted in a warning. `progress(done, of)` counts steps. A forecast that overflows is
     written as it is, and a warning says from which lead on it is not finite. Raises UserError before anything is written
     for an invalid request, and RuntimeError if writing fails.
     """
     experiment, store, stepper = context.experiment, context.store, context.stepper
     derive, manager = _Derive.of(context), get_domain_manager(stepper.model)
-    parts = (1, 1) if manager is None or derive else (manager.axes[0].size, manager.axes[1].size)
+    from_whole = derive is not None and derive.from_whole
+    parts = (1, 1) if manager is None or from_whole else (manager.axes[0].size, manager.axes[1].size)
     missing = sorted(context.statistics.missing_times)
     forecast_plan = plan(experiment, store, context.variables, checkpoint, missing, parts)
     layout, section = forecast_plan.layout, experiment.inference
@@ -102,14 +103,14 @@ def write_forecasts(
     writer.open()
     collects, share = context.runtime.tensor_rank == 0, None
     if manager is not None and collects:
-        share = ChunkShare(manager, (store.grid.height, store.grid.width) if derive else writer.box)
+        share = ChunkShare(manager, (store.grid.height, store.grid.width) if from_whole else writer.box)
         writer.part = share.part
     # Completeness is determined before anything is computed, so that ranks that share a sample decide alike.
     todo = [
         unit for unit in _units(forecast_plan, section, writer)[part[0] :: part[1]] if not _is_complete(unit, writer)
     ]
     # A rank that writes what others computed holds one lead of it, not several, besides those that share a chunk.
-    names = list(layout.chosen) if share is not None and share.alone and not derive else [None]
+    names = list(layout.chosen) if share is not None and share.alone and not from_whole else [None]
     background = Background(_WAITING if names == [None] else len(names))
     steps, done = forecast_plan.leads * sum(map(len, todo)), 0
     tells = collects and (share is None or share.first)
@@ -285,12 +286,14 @@ def _is_complete(unit: Unit, writer: Writer) -> bool:
 
 @dataclass(frozen=True)
 class _Derive:
-    """Derived fields of whole fields of the stepper's outputs."""
+    """Derived fields of the stepper's outputs on this rank's part of the grid, or on all of it."""
 
     derivation: Derivation
     slices: dict[str, slice]
     ground_HW: Tensor | None
     grid: Grid
+    from_whole: bool
+    """Whether a field needs neighbouring points, so that all fields are derived from whole ones."""
 
     @classmethod
     def of(cls, context: Context) -> _Derive | None:
@@ -298,9 +301,13 @@ class _Derive:
         derivation = written_derivation(context.experiment, context.variables)
         if derivation is None:
             return None
+        whole, grid = derivation.needs_neighbours, context.store.grid
+        rows, columns = (slice(None), slice(None)) if whole else (context.rows, context.columns)
         ground = derivation.ground(context.store)
-        on_device = None if ground is None else torch.from_numpy(ground).to(context.runtime.device)
-        return cls(derivation, Variables.slices(context.variables.outputs), on_device, context.store.grid)
+        if ground is not None:
+            ground = torch.from_numpy(np.ascontiguousarray(ground[rows, columns])).to(context.runtime.device)
+        grid = Grid(grid.latitude[rows], grid.longitude[columns])
+        return cls(derivation, Variables.slices(context.variables.outputs), ground, grid, whole)
 
     def append(self, fields_BCHW: Tensor) -> Tensor:
         """Return the fields followed by the derived ones, in the order of `ForecastLayout.variables`."""
@@ -318,18 +325,20 @@ def _fields(
 ) -> Iterator[tuple[str | None, HostCopy]]:
     """Yield what this rank writes of each variable, (B, C, H, W) float32 with NaN at missing points, if that is anything.
 
-    The name None stands for all variables. Fields are derived after they are collected, because some need the rows of other
-    ranks.
+    The name None stands for all variables. Fields that need neighbouring points are derived after these are collected, others
+    before.
     """
     with torch.inference_mode():
         outputs = stepper.masked(stepper.outputs(state)).float()
+        if derive is not None and not derive.from_whole:
+            outputs = derive.append(outputs)
     for name in names:
         with torch.inference_mode():
             own = outputs if name is None else outputs[:, layout.channels(name)]
             fields = own if share is None else share.collect(own)
             if fields is None:
                 continue
-            copy = to_host(fields if derive is None else derive.append(fields))
+            copy = to_host(derive.append(fields) if derive is not None and derive.from_whole else fields)
         yield name, copy
 
 

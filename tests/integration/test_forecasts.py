@@ -54,6 +54,7 @@ def _rollout(rank, file, overrides):
 
 
 DERIVED = "inference.derive=[wind_speed, vorticity, divergence]"
+BY_POINT = "inference.derive=[wind_speed]"
 ENSEMBLE = "inference.ensemble={members: 2, amplitude: {u: 0.5}}"
 BRED = "inference.ensemble={members: 3, amplitude: {u: 0.5}, perturbations: {type: bred, cycles: 2, cycle: 6h}}"
 LAGGED = "inference.ensemble={members: 3, perturbations: {type: lagged}}"
@@ -67,23 +68,26 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize(
-    ("layout", "output", "ensemble"),
+    ("layout", "output", "ensemble", "derived"),
     [
         *(
-            pytest.param(layout, "zarr", ENSEMBLE, marks=[pytest.mark.slow] * (layout in ("ddp", "tensor", "columns")))
+            pytest.param(
+                layout, "zarr", ENSEMBLE, DERIVED, marks=[pytest.mark.slow] * (layout in ("ddp", "tensor", "columns"))
+            )
             for layout in LAYOUTS
         ),
-        pytest.param("domain", "netcdf", ENSEMBLE, marks=pytest.mark.slow),
-        pytest.param("domain", "zarr", BRED, marks=pytest.mark.slow, id="domain-bred"),
-        pytest.param("columns", "zarr", BRED, marks=pytest.mark.long, id="columns-bred"),
-        pytest.param("domain", "zarr", LAGGED, marks=pytest.mark.slow, id="domain-lagged"),
+        pytest.param("domain", "netcdf", ENSEMBLE, DERIVED, marks=pytest.mark.slow),
+        pytest.param("domain", "netcdf", ENSEMBLE, BY_POINT, marks=pytest.mark.slow),
+        pytest.param("domain", "zarr", BRED, DERIVED, marks=pytest.mark.slow, id="domain-bred"),
+        pytest.param("columns", "zarr", BRED, DERIVED, marks=pytest.mark.long, id="columns-bred"),
+        pytest.param("domain", "zarr", LAGGED, DERIVED, marks=pytest.mark.slow, id="domain-lagged"),
     ],
 )
-def test_every_layout_writes_the_store_of_one_process(run, tmp_path, run_ranks, layout, output, ensemble):
+def test_every_layout_writes_the_store_of_one_process(run, tmp_path, run_ranks, layout, output, ensemble, derived):
     world, section = LAYOUTS[layout]
     paths = [tmp_path / "one", tmp_path / "many"]
     for path, ranks, extra in ((paths[0], 1, []), (paths[1], world, section)):
-        sets = [ensemble, DERIVED, f"inference.output={{type: {output}, path: {path}}}", *extra]
+        sets = [ensemble, derived, f"inference.output={{type: {output}, path: {path}}}", *extra]
         assert run_ranks(ranks, _rollout, run, sets) == [0] * ranks
     if layout in ("ddp", "fsdp2"):  # the same arithmetic: the same bytes
         one, many = map(contents, paths)
@@ -170,21 +174,28 @@ def _collected(rank, file, overrides):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "fields", "channels"),
-    [("netcdf", "{levels: [2]}", [1, 1, 1, 1, 1]), ("grib", "{variables: [u, v]}", [2, 2]), ("zarr", "{}", [8])],
+    ("kind", "fields", "derived", "channels"),
+    [
+        ("netcdf", "{levels: [2]}", None, [1, 1, 1, 1, 1]),
+        ("netcdf", "{levels: [2]}", "[wind_speed]", [1, 1, 1, 1, 1, 2]),
+        ("grib", "{variables: [u, v]}", None, [2, 2]),
+        ("zarr", "{}", None, [8]),
+        ("zarr", "{}", "[wind_speed]", [10]),
+    ],
 )
-def test_the_rank_that_writes_collects_a_variable_at_a_time(run, tmp_path, run_ranks, kind, fields, channels):
+def test_the_rank_that_writes_collects_a_variable_at_a_time(run, tmp_path, run_ranks, kind, fields, derived, channels):
     """Of what is chosen alone; the others keep nothing, and the bytes are those of one process."""
     shapes = {}
     for world, layout in ((1, "{}"), (4, "{domain: [2, 2]}")):
         output = yaml.safe_load(fields) | {"type": kind, "path": str(tmp_path / str(world))}
         sets = [f"trainer.parallelism={layout}", f"inference.output={json.dumps(output)}"]
+        sets += [f"inference.derive={derived}"] if derived else []
         shapes[world] = run_ranks(world, _collected, run, sets)
     first, *others = shapes[4]
     part = (16, 32) if kind == "zarr" else (32, 64)
     leads = 3  # of one batch
     assert first == [(count, *part) for count in channels] * leads
-    assert all(set(one) == ({(8, *part)} if kind == "zarr" else {None}) for one in others)
+    assert all(set(one) == ({(*channels, *part)} if kind == "zarr" else {None}) for one in others)
     places = [tmp_path / name / ("forecast.zarr" if kind == "zarr" else "forecast") for name in "14"]
     if kind == "grib":
         one, many = map(contents, places)
