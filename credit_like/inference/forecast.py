@@ -304,10 +304,11 @@ class _Derive:
         whole, grid = derivation.needs_neighbours, context.store.grid
         rows, columns = (slice(None), slice(None)) if whole else (context.rows, context.columns)
         ground = derivation.ground(context.store)
+        on_device = None
         if ground is not None:
-            ground = torch.from_numpy(np.ascontiguousarray(ground[rows, columns])).to(context.runtime.device)
+            on_device = torch.from_numpy(np.ascontiguousarray(ground[rows, columns])).to(context.runtime.device)
         grid = Grid(grid.latitude[rows], grid.longitude[columns])
-        return cls(derivation, Variables.slices(context.variables.outputs), ground, grid, whole)
+        return cls(derivation, Variables.slices(context.variables.outputs), on_device, grid, whole)
 
     def append(self, fields_BCHW: Tensor) -> Tensor:
         """Return the fields followed by the derived ones, in the order of `ForecastLayout.variables`."""
