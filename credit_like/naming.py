@@ -111,3 +111,8 @@ def longitude_text(degrees: float) -> str:
 def latitude_text(degrees: float) -> str:
     """Return `30°N`."""
     return "0°" if np.isclose(degrees, 0) else f"{abs(degrees):g}°{'N' if degrees > 0 else 'S'}"
+
+
+def weights_text(checkpoint: str, weights: str) -> str:
+    """Return the name of the weights (`ema` or `raw`) of a checkpoint, by which forecasts and their scores refer to them."""
+    return f"{checkpoint}, {weights} weights"

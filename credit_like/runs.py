@@ -27,6 +27,8 @@ class Run:
     folder: Path
     state: str
     step: int | None = None
+    phase: int | None = None
+    """Position in `trainer.phases`; None where the training has one phase alone."""
     epoch: int | None = None
     loss: float | None = None
     best: float | None = None
@@ -68,6 +70,7 @@ def read_run(folder: Path) -> Run:
         folder,
         str(status.get("state", "not begun")),
         step=_number(last, "step"),
+        phase=_number(last, "phase"),
         epoch=_number(last, "epoch"),
         loss=_number(last, "loss"),
         best=min(best, default=None),

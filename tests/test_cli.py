@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from credit_like import cli
+from tests.experiments import DEMO
 
 COMMANDS = [
     "demo", "new", "check", "schema", "verify", "preprocess", "bench-data", "train", "rollout", "forecast", "evaluate",
@@ -107,9 +108,18 @@ def test_help_imports_nothing_heavy_and_takes_less_than_three_tenths_of_a_second
 
 
 @pytest.mark.parametrize(
-    "arguments", [["check", "small.yml"], ["schema"], ["submit", "small.yml", "--dry-run"], ["train", "absent.yml"]]
+    "arguments",
+    [
+        ["check", "small.yml"],
+        ["check", str(DEMO)],  # which has forecasts and scores
+        ["schema"],
+        ["submit", "small.yml", "--dry-run"],
+        ["train", "absent.yml"],
+    ],
+    ids=lambda arguments: arguments[0],
 )
 def test_commands_that_compute_nothing_import_no_torch(arguments, small):
+    # A path that is absolute stays what it is.
     arguments = [small / argument if argument.endswith(".yml") else argument for argument in arguments]
     done = run(*arguments, options=["-X", "importtime"])
     assert done.returncode == (2 if arguments[0] == "train" else 0), done.stderr[-500:]

@@ -120,6 +120,34 @@ def test_the_best_loss_is_that_of_the_newest_phase(tmp_path):
     assert read_run(run).best == 0.4
 
 
+def test_the_phase_is_told_where_there_are_phases(tmp_path):
+    assert "phase" not in shown(print_runs, make_run(tmp_path / "one" / "a").parent)
+    first, second = (make_run(tmp_path / "two" / name) for name in "ab")
+    with (first / "log.jsonl").open("a") as log:
+        log.write(json.dumps({"step": 21, "phase": 2, "loss": 0.5, "samples_per_second": 8.0}) + "\n")
+    head, *rows = shown(print_runs, tmp_path / "two").splitlines()
+    assert head.split()[:4] == ["run", "state", "phase", "step"]
+    assert rows[0].split()[:5] == ["a", "finished", "2", "21", "0.5"]
+    assert rows[1].split()[:4] == ["b", "finished", "20", "0.05"]
+    assert ["phase", "2"] in [line.split() for line in shown(print_comparison, first, second).splitlines()]
+
+
+def test_the_origin_of_the_weights_is_told(tmp_path):
+    run = make_run(tmp_path / "a")
+    origin = {
+        "path": "/runs/pre/step-9",
+        "sha256": "0123456789abcdef",
+        "step": 9,
+        "experiment": "pre",
+        "weights": "ema",
+    }
+    (run / "status.json").write_text(json.dumps({"state": "finished", "step": 20, "origin": origin}))
+    told = dict(status(run).rows())
+    assert told["started from"] == "/runs/pre/step-9 (pre, step 9, ema weights, SHA-256 0123456789ab…)"
+    (run / "status.json").write_text(json.dumps({"state": "finished", "step": 20, "origin": "what"}))
+    assert "started from" not in dict(status(run).rows())
+
+
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
 def test_lines_are_read_backwards_whatever_the_blocks(tmp_path, monkeypatch, block):
     monkeypatch.setattr(runs, "_BLOCK", block)

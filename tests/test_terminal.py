@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyte
 import pytest
 import xarray as xr
 from rich.table import Table
@@ -28,30 +29,12 @@ ROW = {
 }  # fmt: skip
 
 
-class Screen:
-    """The lines of a terminal of which the program uses carriage return, cursor up and erase line."""
-
-    def __init__(self):
-        self.lines, self.row, self.column = [""], 0, 0
-
-    def feed(self, text):
-        for part in re.findall(r"\x1b\[\??\d*(?:;\d+)*[a-zA-Z]|\r|\n|[^\x1b\r\n]+", text):
-            if part == "\r":
-                self.column = 0
-            elif part == "\n":
-                self.row, self.column = self.row + 1, 0
-                self.lines += [""] * (self.row + 1 - len(self.lines))
-            elif part.startswith("\x1b"):
-                number = int(re.sub(r"\D", "", part) or 1)
-                if part.endswith("A"):
-                    self.row -= number
-                elif part == "\x1b[2K":
-                    self.lines[self.row] = ""
-            else:
-                line = self.lines[self.row].ljust(self.column)
-                self.lines[self.row] = line[: self.column] + part + line[self.column + len(part) :]
-                self.column += len(part)
-        return [line.rstrip() for line in self.lines if line.strip()]
+def screenshot(text: str, width: int) -> list[str]:
+    """The lines that a terminal of this width shows of what was written to it."""
+    screen = pyte.Screen(width, 60)
+    screen.set_mode(pyte.modes.LNM)  # a new line begins in the first column, as the terminal's driver has it
+    pyte.Stream(screen).feed(text)
+    return [line.rstrip() for line in screen.display if line.strip()]
 
 
 class Terminal(io.StringIO):
@@ -59,9 +42,10 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize("phase", [None, 2])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_step_and_time_left_are_always_seen_and_no_line_is_in_the_bar(tmp_path, monkeypatch, width):
-    terminal = Terminal()
+def test_step_and_time_left_are_always_seen_and_no_line_is_in_the_bar(tmp_path, monkeypatch, width, phase):
+    terminal, row = Terminal(), ROW if phase is None else {**ROW, "phase": phase}
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("TERM", "xterm")
@@ -76,22 +60,22 @@ def test_step_and_time_left_are_always_seen_and_no_line_is_in_the_bar(tmp_path, 
         monitor.open(0, validated=False)
         progress = monitor._progress
         for step in (1, 2, 3):
-            monitor.step({**ROW, "step": step})
+            monitor.step({**row, "step": step})
             progress.refresh()
         monitor.validation({"valid_loss": 0.2517, "step": 3, "rmse": {}, "acc": {}})
-        monitor.step({**ROW, "step": 87})
+        monitor.step({**row, "step": 87})
         progress.refresh()
         monitor.close()
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
-    lines = Screen().feed(terminal.getvalue())
-    assert max(map(len, lines)) <= width
+    lines = screenshot(terminal.getvalue(), width)
     assert "21:22:51 step 3  validation loss 0.2517" in lines
     bars = [line for line in lines if "training" in line]
     assert len(bars) == 1
     assert re.search(r"87/123456 (\d+:\d\d:\d\d|\d+ d \d+ h|-:--:--)", bars[0])
-    assert "loss 1.081" in bars[0]
+    assert ("phase 2" in bars[0]) == (phase is not None)
+    assert ("loss 1.081" in bars[0]) == (phase is None or width >= 100)
     assert ("0.245 samples/s" in bars[0]) == (width >= 100)
     assert ("598 MiB" in bars[0]) == (width >= 160)
     assert handler.stream is terminal

@@ -67,11 +67,6 @@ class Export:
         return model.eval()
 
 
-def weights_text(checkpoint: str, weights: str) -> str:
-    """Return the name of the weights (`ema` or `raw`) of a checkpoint, by which forecasts and their scores refer to them."""
-    return f"{checkpoint}, {weights} weights"
-
-
 def find(save_loc: Path, step: int | None = None, runtime: Runtime | None = None) -> Checkpoint:
     """Return the newest intact checkpoint of `run`, or the one of `step`; `run` may also be a checkpoint folder.
 

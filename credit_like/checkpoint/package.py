@@ -20,12 +20,13 @@ import xarray as xr
 
 import credit_like
 from credit_like.checkpoint.errors import DamagedCheckpoint
-from credit_like.checkpoint.export import card, export, find_unread, load_export, weights_text
+from credit_like.checkpoint.export import card, export, find_unread, load_export
 from credit_like.checkpoint.files import digest, to_json, write_bytes
 from credit_like.checkpoint.format import MANIFEST
 from credit_like.data.files import netcdf_files
 from credit_like.data.store import FieldStore, open_store
 from credit_like.errors import UserError, reading, reason
+from credit_like.naming import weights_text
 from credit_like.outputs import check_new
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import ROLES, Variables

@@ -34,14 +34,17 @@ def print_runs(folder: Path, console: Console | None = None) -> None:
     runs = find_runs(folder)
     keys = differing_keys(runs)
     table = Table(box=None, pad_edge=False)
-    for header in ("run", "state", "step", "loss", "best valid.", "samples/s", *(_short(key, keys) for key in keys)):
+    phases = any(run.phase is not None for run in runs)
+    first = ("run", "state", *(["phase"] if phases else []), "step", "loss", "best valid.")
+    for header in (*first, "samples/s", *(_short(key, keys) for key in keys)):
         table.add_column(header, justify="left" if header in ("run", "state") else "right")
     for run in runs:
-        cells = [str(run.folder.relative_to(folder)), run.state, _cell(run.step), _cell(run.loss), _cell(run.best)]
-        cells += [_cell(run.samples_per_second), *(cut(_cell(run.keys.get(key)), _WIDEST) for key in keys)]
+        cells = [str(run.folder.relative_to(folder)), run.state, *([_cell(run.phase)] if phases else [])]
+        cells += [_cell(run.step), _cell(run.loss), _cell(run.best), _cell(run.samples_per_second)]
+        cells += [*(cut(_cell(run.keys.get(key)), _WIDEST) for key in keys)]
         table.add_row(*cells)
     headers = [str(column.header) for column in table.columns]
-    left_out = fitted(console, table, headers[5:], folded=["run"])
+    left_out = fitted(console, table, headers[len(first) :], folded=["run"])
     console.print(table)
     if left_out:
         console.print(f"not shown in {console.width} columns: {', '.join(left_out)}")
@@ -86,6 +89,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     """Return the progress of runs, and the values of the keys in which their experiments differ, as text."""
     rows = [
         ("state", [run.state for run in runs]),
+        *([("phase", [_cell(run.phase) for run in runs])] if any(run.phase is not None for run in runs) else []),
         ("step", [_cell(run.step) for run in runs]),
         ("loss", [_cell(run.loss) for run in runs]),
         ("best validation loss", [_cell(run.best) for run in runs]),

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import credit_like
 from credit_like import registry
-from credit_like.checkpoint.export import weights_text
 from credit_like.data.declared import parametric
 from credit_like.data.store import FieldStore
 from credit_like.derive.fields import written_derivation
 from credit_like.inference.layout import ForecastLayout, choose
 from credit_like.inference.times import initial_times, kept_leads, times_at
 from credit_like.inference.writers._base import check_folder
+from credit_like.naming import weights_text
 from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variable, Variables
 

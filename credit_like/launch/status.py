@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class RunStatus:
     checkpoint_time: str | None
     best: tuple[int, float] | None
     """Step and validation loss of the best checkpoint, which is kept."""
+    origin: Mapping[str, Any] | None
+    """Of a run that started from other weights: their path, checksum, step, experiment and kind."""
     jobs: tuple[JobRow, ...]
 
     def rows(self) -> list[tuple[str, str]]:
@@ -68,6 +70,7 @@ class RunStatus:
             "phase": self.phase, "epoch": self.epoch,
             "loss": loss, "validation loss": valid, "throughput": rate, "last checkpoint": checkpoint,
             "best checkpoint": None if self.best is None else f"step {self.best[0]}, validation loss {self.best[1]:.6g}",
+            "started from": None if self.origin is None else _origin_text(self.origin),
         }  # fmt: skip
         return [(name, str(value)) for name, value in facts.items() if value is not None]
 
@@ -101,8 +104,18 @@ def status(save_loc: Path) -> RunStatus:
         checkpoint=checkpoint if checkpoint >= 0 else None,
         checkpoint_time=_modified(folder) if folder.is_dir() else None,
         best=best_checkpoint(save_loc),
+        origin=told["origin"] if isinstance(told.get("origin"), dict) else None,
         jobs=tuple(job_rows(events, states_of(events, queued_ids(events)[-50:]))),
     )
+
+
+def _origin_text(origin: Mapping[str, Any]) -> str:
+    """Return where the first weights of a run came from in one line."""
+    of = [str(origin["experiment"])] if origin.get("experiment") else []
+    of += [f"step {origin['step']}"] if origin.get("step") is not None else []
+    of += [f"{origin['weights']} weights"] if origin.get("weights") else []
+    of.append(f"SHA-256 {str(origin.get('sha256'))[:12]}…")
+    return f"{origin.get('path')} ({', '.join(of)})"
 
 
 def job_rows(events: list[Event], states: dict[str, str]) -> list[JobRow]:

@@ -23,8 +23,8 @@ from credit_like.training.tracking import Tracking
 
 log = logging.getLogger(__name__)
 
-_LINE_EVERY = 30.0
-"""Seconds between plain log lines."""
+_LINE_EVERY = 8.0
+"""Seconds between plain log lines, after which the next step is told."""
 _BESIDE = 50
 """Columns of the progress bar without its text and the steps, at most."""
 
@@ -141,6 +141,7 @@ class Monitor:
         keys = ["loss", "grad_norm", "learning_rate", "samples_per_second", "data_wait"]
         keys += [key for key in row if key.startswith("correction/")]
         self._curves({f"train/{key}": row[key] for key in keys}, step)
+        phase = [f"phase {row['phase']}"] if "phase" in row else []
         parts = (
             f"loss {row['loss']:.4g}",
             f"{row['samples_per_second']:.3g} samples/s",
@@ -152,14 +153,14 @@ class Monitor:
         self._started = self._started or (now, step)
         if self._progress is not None:
             columns = self._progress.console.width - _BESIDE - 2 * len(str(self.total_steps))
-            self._progress.update(self._task, completed=step, text=shortened(parts, columns))
+            self._progress.update(self._task, completed=step, text=shortened((*phase, *parts), columns))
         elif now - self._last_line >= _LINE_EVERY or step == self.total_steps:
             self._last_line = now
             since, first = self._started
             if step > first:
                 text += f"  {duration((now - since) / (step - first) * (self.total_steps - step))} left"
-            phase = f"  phase {row['phase']}" if "phase" in row else ""
-            log.info("step %d/%d%s  epoch %d  %s", step, self.total_steps, phase, row["epoch"], text)
+            which = "  ".join([*phase, f"epoch {row['epoch']}"])
+            log.info("step %d/%d  %s  %s", step, self.total_steps, which, text)
 
     def validation(self, row: Mapping[str, Any]) -> None:
         """Log one validation."""

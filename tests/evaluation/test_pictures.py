@@ -6,8 +6,9 @@ from matplotlib.testing.compare import compare_images
 from tests.evaluation import pictures
 from tests.evaluation.pictures import FIGURES, STORED, draw
 
-TOLERANCE = 6.0
-"""Root mean square of the difference of the 8-bit colours; other releases of a font renderer differ by 1 to 3."""
+TOLERANCE = 4.0
+"""Root mean square of the difference of the 8-bit colours; other releases of a font renderer differ by 1 to 3, and a figure
+without the titles of its panels by 4.2."""
 
 
 SLOW = ("robinson", "region", "polar")

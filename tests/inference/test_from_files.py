@@ -12,13 +12,14 @@ import xarray as xr
 import yaml
 from typer.testing import CliRunner
 
-from credit_like.checkpoint.export import find, weights_text
+from credit_like.checkpoint.export import find
 from credit_like.checkpoint.files import digest
 from credit_like.checkpoint.package import write_package
 from credit_like.cli import app
 from credit_like.errors import UserError
 from credit_like.inference.forecaster import load_forecaster
 from credit_like.inference.from_files import forecast_from_files
+from credit_like.naming import weights_text
 from credit_like.schema.experiment import Experiment
 from tests.inference.test_forecaster import INIT, run  # noqa: F401
 

@@ -30,7 +30,7 @@ from credit_like.schema.experiment import Experiment
 from credit_like.variables import Variables
 
 _LOG = logging.getLogger(__name__)
-_LINE_EVERY = 30.0  # seconds between log lines where there is no terminal
+_LINE_EVERY = 8.0  # seconds between log lines where there is no terminal
 _SHOWN = 40
 
 
