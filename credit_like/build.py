@@ -11,6 +11,7 @@ import torch
 from pydantic import TypeAdapter
 from torch import nn
 
+from credit_like import registry
 from credit_like.checkpoint import transfer
 from credit_like.checkpoint.clear import clear_run
 from credit_like.checkpoint.continuation import refuse_other
@@ -281,6 +282,9 @@ def load_weights(context: Context, checkpoint: Checkpoint | None = None) -> str:
     """
     checkpoint = checkpoint or chosen_checkpoint(context.experiment, context.runtime)
     refuse_other(checkpoint, context.experiment, context.variables, context.statistics)
+    plugins = registry.changed(checkpoint.meta.get("plugins", []), registry.record(context.experiment.plugins))
+    if plugins and context.runtime.is_main:
+        log.warning("plug-ins changed since %s: %s", checkpoint.name, "; ".join(plugins))
     average = set(checkpoint.names("ema/")) if context.experiment.inference.weights == "ema" else set()
     pieces = named_pieces(context.stepper.model)
     checkpoint.load({f"ema/{n}" if f"ema/{n}" in average else f"model/{n}": piece for n, piece in pieces.items()})

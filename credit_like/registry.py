@@ -19,7 +19,7 @@ import os
 import pkgutil
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -170,6 +170,19 @@ def record(plugins: Sequence[str] = ()) -> list[dict[str, str | None]]:
     """Return name, path, version and content hash of each known folder and package of plug-ins."""
     with searching(plugins):
         return [package.record() for package in _known.get()]
+
+
+def changed(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List folders and packages of plug-ins whose files differ between two results of `record`, wherever they lie."""
+
+    def shown(record: Mapping[str, Any] | None) -> str:
+        if record is None:
+            return "none"
+        return f"{record['version'] or 'no version'}, sha256 {record['sha256'][:12]}"
+
+    alike = {record["sha256"] for record in before} & {record["sha256"] for record in after}
+    was, now = ({r["name"]: r for r in records if r["sha256"] not in alike} for records in (before, after))
+    return [f"{name} ({shown(was.get(name))} → {shown(now.get(name))})" for name in sorted(was.keys() | now.keys())]
 
 
 @cache

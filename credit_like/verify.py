@@ -30,6 +30,7 @@ from credit_like.data.store import FieldStore, open_store
 from credit_like.data.times import to_text
 from credit_like.errors import UserError
 from credit_like.nn.noise import Noise
+from credit_like.parallel.apply import freeze_parameters
 from credit_like.parallel.domain.manager import DomainManager, get_domain_manager
 from credit_like.parallel.fsdp2 import _units
 from credit_like.parallel.processes import Answer, run_ranks
@@ -38,6 +39,7 @@ from credit_like.parallel.shards import local, slice_like
 from credit_like.parallel.unwrap import canonical_name, get_raw_model
 from credit_like.schema.data import Period
 from credit_like.schema.experiment import Experiment
+from credit_like.schema.phases import phases
 from credit_like.schema.trainer import Parallelism
 from credit_like.state import Sample
 from credit_like.stepper import Stepper
@@ -158,11 +160,28 @@ class Problem:
 
 
 def run(experiment: Experiment, cases: Sequence[Case] | None = None) -> int:
-    """Run the comparisons, print a table, and return 1 if any fails, else 0."""
+    """Run the comparisons of every phase that computes something else, print a table of each, and return 1 if any fails."""
+    failed = False
     with plain_console(stderr=True).status("") as status:
-        rows = list(verify(experiment, cases or cases_of(experiment), lambda name: status.update(f"comparing: {name}")))
-    print_rows(experiment, rows)
-    return int(not all(row.ok for row in rows))
+        found = [
+            (title, list(verify(each, cases or cases_of(each), lambda name: status.update(f"comparing: {name}"))))
+            for title, each in compared_phases(experiment)
+        ]
+    for title, rows in found:
+        print_rows(title, rows)
+        failed |= not all(row.ok for row in rows)
+    return int(failed)
+
+
+def compared_phases(experiment: Experiment) -> list[tuple[str, Experiment]]:
+    """Return the name and the experiment of each phase whose loss, members, forecasts or frozen parameters no earlier one has."""
+    found: dict[Any, tuple[str, Experiment]] = {}
+    for phase in phases(experiment):
+        trainer, data = phase.experiment.trainer, phase.experiment.data
+        computed = phase.experiment.loss, trainer.members, trainer.freeze, data.forecast_len, trainer.backprop_steps
+        title = f"{experiment.name}, phase {phase.number}" if experiment.trainer.phases else experiment.name
+        found.setdefault(repr(computed), (title, phase.experiment))
+    return list(found.values())
 
 
 def verify(
@@ -339,6 +358,9 @@ def _start(problem: Problem, case: Case) -> Trainer:
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+    if experiment.start_from is not None:
+        freeze_parameters(model, experiment.start_from.freeze)
+    freeze_parameters(model, section.freeze, "trainer.freeze")
     model = build.parallelise(model, section, runtime)
     if case.compiled:
         torch._dynamo.config.recompile_limit = 64
@@ -600,7 +622,7 @@ def _last_line(text: str) -> str:
     return text.strip().splitlines()[-1]
 
 
-def print_rows(experiment: Experiment, rows: Sequence[Row]) -> None:
+def print_rows(title: str, rows: Sequence[Row]) -> None:
     """Print the table and the details of comparisons that failed."""
     table = Table(box=None, pad_edge=False)
     table.add_column("one process against", overflow="fold")
@@ -614,7 +636,7 @@ def print_rows(experiment: Experiment, rows: Sequence[Row]) -> None:
         slope = {"gradients": row.errors["slope"]} if "slope" in row.errors else row.errors
         table.add_row(row.name, *(f"{slope[w]:.1e}" if w in slope else "" for w in _ERRORS), verdict)
     console = plain_console()
-    console.print(Text.assemble((experiment.name, "bold"), ": largest relative errors in fp64"))
+    console.print(Text.assemble((title, "bold"), ": largest relative errors in fp64"))
     console.print(table)
     console.print(
         f"Tolerance {TOLERANCE:g}, or {GROWTH} times what one rounding of the weights makes of {STEPS} steps in one process; "

@@ -605,6 +605,46 @@ def _with_source(folder):
 PARITY = Path(os.environ.get("CREDIT_LIKE_PARITY", "absent"))
 
 
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (
+            {"type": "sqrt_transform", "args": {"variables": ["A/prognostic/3d/U"]}},
+            "U (numbers after `sqrt_transform`)",
+        ),
+        ({"type": "log_transform", "args": {"variables": ["A/prognostic/2d"]}}, "SP (numbers after `log_transform`)"),
+        (None, None),
+    ],
+    ids=["root", "logarithm", "none"],
+)
+def test_numbers_of_files_after_another_transform_are_not_taken_over(tmp_path, step, told):
+    """They are the mean and standard deviation of what the transform makes, not of the variable."""
+    netcdf_files.save(
+        xr.Dataset({"U": ("level", [1.0, 2.0]), "SP": ((), 3.0)}, {"level": [10, 20]}), tmp_path / "mean.nc"
+    )
+    netcdf_files.save(
+        xr.Dataset({"U": ("level", [4.0, 5.0]), "SP": ((), 6.0)}, {"level": [10, 20]}), tmp_path / "std.nc"
+    )
+    files = {"mean_path": str(tmp_path / "mean.nc"), "std_path": str(tmp_path / "std.nc")}
+    roles = {"prognostic": {"vars_3D": ["U"], "vars_2D": ["SP"]}}
+    steps = {**({"first": step} if step else {}), "norm": {"type": "era5_normalizer", "args": files}}
+    values = {"data": {"source": {"A": {"levels": [10, 20], "variables": roles}}}, "preblocks": {"per_step": steps}}
+    data = {
+        "source": {"type": "synthetic"}, "timestep": "6h", "levels": [10, 20],
+        "prognostic": {"level": ["U"], "surface": ["SP"]},
+        "train": ["2000-01-01", "2000-02-01"], "valid": ["2000-03-01", "2000-03-02"], "test": ["2000-04-01", "2000-04-02"],
+    }  # fmt: skip
+    document = Document(values, {})
+    found = blocks.of_weights(document, data, None, {})
+    remarks = {remark.meaning for remark in document.remarks if remark.key.endswith(("mean_path", "std_path"))}
+    if told is None:
+        assert found["normalisation"]["prognostic"]["mean"] == [1.0, 2.0, 3.0]
+        assert remarks == {"its numbers go with the weights"}
+    else:
+        assert "normalisation" not in found
+        assert remarks == {f"not taken over: {told}. A run from these weights fits its own statistics"}
+
+
 @pytest.mark.skipif(not PARITY.is_dir(), reason="CREDIT_LIKE_PARITY unset: no recordings of CREDIT")
 @pytest.mark.parametrize(("generation", "static_first"), [(1, True), (1, False), (2, True)])
 def test_a_run_that_starts_from_translated_weights_gives_credits_numbers(tmp_path, generation, static_first):

@@ -89,7 +89,7 @@ def test_the_stored_experiment_works_from_elsewhere(run, tmp_path, monkeypatch):
     assert load_experiment(save_loc / "experiment.yml") == experiment
 
 
-def test_a_checkpoint_and_an_export_keep_version_and_hash(run, tmp_path):
+def test_a_checkpoint_and_an_export_keep_version_and_hash(run, tmp_path, caplog):
     experiment, save_loc = run
     [record] = registry.record(experiment.plugins)
     assert (record["name"], record["version"], record["path"]) == ("my_parts", "1.2", experiment.plugins[0])
@@ -99,6 +99,11 @@ def test_a_checkpoint_and_an_export_keep_version_and_hash(run, tmp_path):
     assert model(torch.zeros(1, 2, 1, 16, 32)).shape == (1, 2, 1, 16, 32)
     moved = shutil.copytree(experiment.plugins[0], tmp_path / "moved")
     assert len(exported.build([str(moved)]).state_dict()) == len(model.state_dict())
+    assert "plug-ins changed" not in caplog.text
+    with (moved / "losses" / "zonal.py").open("a") as part:
+        part.write("# another hash\n")
+    exported.build([str(moved)])
+    assert "plug-ins changed since the export of weights.safetensors: moved (none → 1.2, sha256 " in caplog.text
 
 
 def test_a_resumed_run_says_that_its_plugins_changed(run, tmp_path, caplog):
@@ -113,6 +118,27 @@ def test_a_resumed_run_says_that_its_plugins_changed(run, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         assert build.train(experiment) == 0
     assert "plug-ins changed since step 4: my_parts (1.2, sha256 " in caplog.text
+
+
+def test_forecasts_are_not_continued_with_other_plugins(run, tmp_path, caplog):
+    """Not even where the experiment is the same: another code would make the rest of them."""
+    folder = shutil.copytree(run[1].parent, tmp_path / "copy")
+    experiment = load_experiment(folder / "parts" / "experiment.yml", [f"save_loc={folder / 'run'}"])
+    assert build.rollout(experiment) == 0
+    record = folder / "run" / "forecasts" / "forecast.json"
+    content = json.loads(record.read_text())
+    assert content.pop("plugins").keys() == {"my_parts"}
+    record.write_text(json.dumps(content))  # as an earlier release wrote it
+    assert build.rollout(experiment) == 0
+    record.write_text(json.dumps({**content, "plugins": {"my_parts": "0" * 64}}))
+    with pytest.raises(UserError, match=r"got some made with another plugins.my_parts, change the path"):
+        build.rollout(experiment)
+    assert "plug-ins changed" not in caplog.text
+    with (folder / "parts" / "my_parts" / "losses" / "zonal.py").open("a") as part:
+        part.write("# another hash\n")
+    with pytest.raises(UserError, match=r"got some made with another plugins.my_parts"):
+        build.rollout(experiment)
+    assert "plug-ins changed since step-4 " in caplog.text
 
 
 def test_plugins_are_known_to_their_own_experiment_alone(tmp_path):

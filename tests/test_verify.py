@@ -9,6 +9,7 @@ from credit_like.check import checked_experiment
 from credit_like.cli import main
 from credit_like.parallel.processes import Answer
 from credit_like.schema.load import load_experiment
+from tests.experiments import DEMO, SHORT, SMALL_MODEL
 
 PARTS = Path(__file__).parent / "parts"
 FILE = PARTS / "experiment.yml"
@@ -151,7 +152,7 @@ def test_a_layout_that_the_model_refuses_is_no_failure(tmp_path, along, layout, 
     assert row.ok
     assert f"mixes {what}" in row.refused
     assert "flip" in row.refused
-    kit.print_rows(experiment, [row])
+    kit.print_rows(experiment.name, [row])
 
 
 def test_a_loss_whose_gradient_is_wrong_is_found(tmp_path):
@@ -173,6 +174,41 @@ def test_the_command_says_what_differs(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(kit, "verify", lambda *arguments: iter([kit.Row("domain 2", refused="rows are mixed")]))
     assert kit.run(experiment) == 0
     assert "domain 2: refused: rows are mixed" in capsys.readouterr().out
+
+
+PHASES = (
+    "trainer.phases=[{epochs: 1}, {epochs: 1, freeze: ['stages.0.*']}, "
+    "{epochs: 1, loss: {type: crps}, members: 2, optimizer: {learning_rate: 1.0e-4}}, "
+    "{epochs: 2, optimizer: {learning_rate: 1.0e-5}}]"
+)
+
+
+def of_phases(folder):
+    return load_experiment(DEMO, [*SHORT, SMALL_MODEL, "model.noise={channels: 2}", PHASES, f"save_loc={folder}"])
+
+
+def test_every_phase_that_computes_something_else_is_compared(tmp_path, capsys, monkeypatch):
+    given = []
+    monkeypatch.setattr(kit, "verify", lambda each, cases, _: given.append((each, cases)) or iter([kit.Row("again")]))
+    experiment = of_phases(tmp_path)
+    assert kit.run(experiment) == 0
+    assert [(each.loss.type, each.trainer.members, each.trainer.freeze) for each, _ in given] == [
+        ("mse", 1, ()), ("mse", 1, ("stages.0.*",)), ("crps", 2, ()),
+    ]  # fmt: skip
+    assert [any(case.ensemble > 1 for case in cases) for _, cases in given] == [False, False, True]
+    said = capsys.readouterr().out
+    assert [line.partition(":")[0] for line in said.splitlines() if "largest relative" in line] == [
+        f"{experiment.name}, phase {number}" for number in (0, 1, 2)
+    ]
+
+
+@pytest.mark.slow
+def test_frozen_parameters_and_members_of_phases_are_the_same_in_every_layout(tmp_path):
+    (_, frozen), (_, members) = kit.compared_phases(of_phases(tmp_path))[1:]
+    for each, names in ((frozen, {"DDP 2", "FSDP2 2"}), (members, {"ensemble 2"})):
+        rows = list(kit.verify(each, [case for case in kit.cases_of(each) if case.name in names]))
+        assert all(row.ok and not row.refused for row in rows), rows
+        assert names <= {row.name for row in rows}
 
 
 CORRECTIONS = [
@@ -214,7 +250,7 @@ def test_steps_of_random_numbers_of_leads_are_compared(tmp_path):
 def test_every_comparison_of_parts_from_outside(tmp_path, monkeypatch):
     """By the command, whose exit status says so."""
     printed = []
-    monkeypatch.setattr(kit, "print_rows", lambda experiment, rows: printed.extend(rows))
+    monkeypatch.setattr(kit, "print_rows", lambda title, rows: printed.extend(rows))
     with pytest.raises(SystemExit) as ended:
         main(["verify", str(FILE), "--set", f"save_loc={tmp_path / 'run'}"])
     assert_that_all_hold(printed, len(CASES) + 3)

@@ -14,6 +14,7 @@ Beside the file lies a model card, `<stem>.md`.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -39,6 +40,8 @@ from credit_like.schema.origin import LoraConf
 _PURPOSE = "that steps the atmosphere forward by"
 """Words of every model card."""
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Export:
@@ -60,6 +63,8 @@ class Export:
                 plugins = self.metadata.get("experiment", {}).get("plugins", ())
             with registry.searching(plugins):
                 plugin = registry.module("model", config["type"])
+            if changed := registry.changed(self.metadata.get("plugins", []), registry.record(plugins)):
+                log.warning("plug-ins changed since the export of %s: %s", self.path.name, "; ".join(changed))
             config = plugin.Config.model_validate(config)
         model: nn.Module = plugin.build(config, **described)
         model.load_state_dict(self.weights)

@@ -284,6 +284,16 @@ class FieldStore:
             )
         return np.flatnonzero(inside)
 
+    def reaches_over(self, periods: Periods, lacking: float = 0.1) -> bool:
+        """Return whether there are data from the start of the periods to their end, but for this part of them at either end."""
+        positions = self.period(periods)
+        first, last = parse(periods[0].start, self.calendar), parse(periods[-1].end, self.calendar)
+        margin = lacking * (last - first)
+        if not len(positions):
+            return False
+        begin, end = self.seconds[positions[[0, -1]]]
+        return bool(begin <= first + margin and end >= last - margin)
+
     def time_seconds(self, positions: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return seconds since 1970-01-01 at positions; the axis is extrapolated in steps beyond the last time."""
         wanted = np.asarray(positions, np.int64)

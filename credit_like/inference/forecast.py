@@ -241,9 +241,15 @@ def _identity(experiment: Experiment, forecast_plan: ForecastPlan, checkpoint: s
         "experiment": _kept(experiment),
         "bfloat16": computes_in_bfloat16(experiment),
         "checkpoint": checkpoint,
+        "plugins": _plugins(experiment),
         "initial_times": init,
         "leads": list(forecast_plan.layout.leads),
     }
+
+
+def _plugins(experiment: Experiment) -> dict[str, str | None]:
+    """Return the hash of the files of each folder or package of plug-ins."""
+    return {str(each["name"]): each["sha256"] for each in registry.record(experiment.plugins)}
 
 
 def _kept(experiment: Experiment) -> dict[str, Any]:
@@ -259,6 +265,7 @@ def _kept(experiment: Experiment) -> dict[str, Any]:
 
 def _completed(experiment: Experiment, record: dict[str, Any]) -> dict[str, Any]:
     """Return the record of an earlier release with the defaults of keys that it lacks."""
+    record = {"plugins": _plugins(experiment), **record}
     try:
         recorded = Experiment.model_validate({**experiment.to_dict(), **record["experiment"]})
     except (KeyError, TypeError, ValueError):

@@ -289,6 +289,8 @@ def _of_the_files(
     if chosen:
         mean, std = (_at_numbers(dataset, chosen) for dataset in (mean, std))
     result: dict[str, dict[str, list[Any]]] = {}
+    keys = variable_keys(source) if block else {}
+    problems: dict[str, list[str]] = {}
     for role in ROLES:
         scalers = {}
         for variable in variables.role(role):
@@ -304,7 +306,12 @@ def _of_the_files(
                     f"{files[1]}: expected finite numbers of {variable.name} and standard deviations above 0, got mean "
                     f"{scaler.mean} and std {scaler.std}; give the files that belong to these weights"
                 )
+            if not plain and (why := _unfit(source, scaler, keys.get(variable.name, ""), n, logs)):
+                problems.setdefault(why, []).append(variable.name)
         result[role] = _moments(variables.role(role), scalers, logs)
+    if problems:
+        _remark_unfit(source, places, problems)
+        return None
     if block:
         source.remarks[:] = [remark for remark in source.remarks if remark.key != ".".join(map(str, at))]
     for place in places:
@@ -353,9 +360,7 @@ def _of_the_scalers(
             scalers[variable.name] = scaler
         result[role] = _moments(variables.role(role), scalers, logs)
     if problems:
-        told = "; ".join(f"{', '.join(names)} ({why})" for why, names in problems.items())
-        for place in places:
-            source.remark(place, f"not taken over: {told}. A run from these weights fits its own statistics")
+        _remark_unfit(source, places, problems)
         return None
     of_scalers = {
         ".".join(map(str, at))
@@ -401,6 +406,13 @@ def _unfit(source: Document, scaler: Scaler, key: str, count: int, logs: Mapping
     if not _usable(scaler):
         return "a standard deviation of 0, or no finite number"
     return "" if len(scaler.mean) == count else f"{len(scaler.mean)} levels in place of {count}"
+
+
+def _remark_unfit(source: Document, places: Sequence[Keys], problems: Mapping[str, Sequence[str]]) -> None:
+    """Remark that numbers are not taken over: for each reason the variables."""
+    told = "; ".join(f"{', '.join(names)} ({why})" for why, names in problems.items())
+    for place in places:
+        source.remark(place, f"not taken over: {told}. A run from these weights fits its own statistics")
 
 
 def _values(dataset: xr.Dataset, variable: Variable, path: Path) -> list[float]:

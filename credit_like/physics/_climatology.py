@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from credit_like.data.store import FieldStore
-from credit_like.data.times import spread
+from credit_like.data.times import spread, to_text
 from credit_like.errors import UserError
 from credit_like.schema.data import Periods
 from credit_like.variables import Variables
@@ -18,12 +18,18 @@ TIMES = 50
 
 
 def check_period(kind: str, period: Periods, store: FieldStore) -> None:
-    """Raise UserError for a period without data, for a correction of this kind."""
-    if not len(store.period(period)):
-        raise UserError(
-            f"physics.climatology: expected data of the period {period[0].start} to {period[-1].end}, got none; change it, or "
-            f"remove {kind} where forecasts are made without the data of the training"
-        )
+    """Raise UserError unless the data reach from one end of the period to the other, for a correction of this kind.
+
+    An analysis within the period would be taken for its mean otherwise.
+    """
+    if store.reaches_over(period):
+        return
+    ends = [to_text(store.times[at]) for at in store.period(period)[[0, -1]]] if len(store.period(period)) else ["none"]
+    got = " to ".join(dict.fromkeys(ends))
+    raise UserError(
+        f"physics.climatology: expected data of the period {period[0].start} to {period[-1].end}, got {got}; change it, or "
+        f"remove {kind} where forecasts are made without the data of the training"
+    )
 
 
 def states(

@@ -116,6 +116,9 @@ class _NoData:
     def period(self, _periods: object) -> NDArray[np.int64]:
         return np.zeros(1, np.int64)
 
+    def reaches_over(self, _periods: object) -> bool:
+        return True
+
     def read(
         self,
         variables: Sequence[Variable],

@@ -221,7 +221,7 @@ class TrainingState:
             samples = self.progress.position * int(meta["global_batch_size"])
             self.progress.position = samples // self.phase.experiment.trainer.global_batch_size
             changed = _differences(meta["experiment"], experiment.to_dict())
-            plugins = _changed_plugins(meta.get("plugins", []), self._plugins)
+            plugins = registry.changed(meta.get("plugins", []), self._plugins)
             layout = meta["layout"]
         if changed and self.context.runtime.is_main:
             log.warning("the experiment changed since step %d: %s", checkpoint.step, ", ".join(changed))
@@ -311,22 +311,6 @@ def _describe_channels(variables: Variables, statistics: Statistics) -> dict[str
         if any(functions := transforms.names(variables.role(role))):
             result[role]["transform"] = functions
     return result
-
-
-def _changed_plugins(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
-    """List folders and packages of plug-ins whose files have changed, wherever they lie."""
-
-    def shown(record: dict[str, Any] | None) -> str:
-        if record is None:
-            return "none"
-        return f"{record['version'] or 'no version'}, sha256 {record['sha256'][:12]}"
-
-    was, now = ({record["name"]: record for record in records} for records in (before, after))
-    return [
-        f"{name} ({shown(was.get(name))} → {shown(now.get(name))})"
-        for name in sorted(was.keys() | now.keys())
-        if (was.get(name) or {}).get("sha256") != (now.get(name) or {}).get("sha256")
-    ]
 
 
 def _differences(before: Any, after: Any, at: str = "") -> list[str]:

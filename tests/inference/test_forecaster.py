@@ -50,6 +50,20 @@ def run(tmp_path_factory):
     return experiment, dataset, export(folder, folder / "model.safetensors")
 
 
+def test_an_analysis_within_a_period_is_no_climatology_of_it(run, tmp_path):
+    _, dataset, _ = run
+    relaxed = "physics=[{type: relax, variables: [u], rate: 0.5, climatology: [2000-01-01, 2000-01-10]}]"
+    experiment = load_experiment(DEMO, [*TINY, relaxed, f"save_loc={tmp_path}"])
+    assert build.train(experiment) == 0
+    forecaster = load_forecaster(export(tmp_path, tmp_path / "model.safetensors"))
+    one = dataset.sel(time=[np.datetime64("2000-01-05T00:00:00")])
+    with pytest.raises(
+        UserError, match=r"period 2000-01-01\S* to 2000-01-10\S*, got 2000-01-05T00:00:00; .*remove relax"
+    ):
+        list(forecaster(one, init=["2000-01-05"], leads=1))
+    assert len(list(forecaster(dataset, init=INIT[:1], leads=1))) == 1
+
+
 def test_three_lines_give_what_the_run_gives(run):
     experiment, dataset, path = run
     forecaster = load_forecaster(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -168,6 +170,7 @@ def test_levels_in_other_units_are_where_they_were(tmp_path, levels, units, expe
             {"levels": (3.64, 3.9), "attrs": {**UNITS, "level_temperature": {}}},
             "expected levels of whole Pa .* got 3.64 ; use netcdf",
         ),
+        ({"members": 256}, r"expected at most 255 members for grib, got 256; use netcdf"),
         ({"calendar": "noleap"}, r"the standard calendar for grib, got noleap; use netcdf \(in .*: -o FILE.nc\)"),
         ({"levels": (0.0005, 1), "attrs": UNITS}, "expected levels of whole Pa .* got 0.0005 hPa"),
         (
@@ -180,6 +183,26 @@ def test_what_grib_does_not_have_is_refused_before_anything_is_written(tmp_path,
     with pytest.raises(ValueError, match=message):
         WRITER.open_writer(WRITER.Config(), layout_of(**change), tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_derived_fields_on_pressure_levels_have_the_parameter_of_the_variable(tmp_path):
+    from credit_like.inference.writers._grib import _parameter
+
+    assert _parameter("temperature_pl") == _parameter("t") == 130
+    assert _parameter("wind_speed") == 10
+    layout = layout_of()
+    pl = dataclasses.replace(layout.variables[0], name="temperature_pl", levels=(250.0, 500.0))
+    layout = dataclasses.replace(
+        layout,
+        variables=(*layout.variables, pl),
+        chosen={**layout.chosen, "temperature_pl": pl.levels},
+        variable_attrs={**UNITS, "temperature_pl": {"units": "K"}, "level_temperature_pl": UNITS["level_temperature"]},
+    )
+    fields, folder = write(layout, tmp_path)
+    first, *_ = sorted(folder.iterdir())
+    found = [(keys["shortName"], keys["typeOfLevel"], keys["level"]) for keys, _ in messages(first)]
+    assert found.count(("t", "isobaricInhPa", "250")) == len(layout.leads)
+    assert len(fields) == 2 * len(layout.leads)
 
 
 def test_a_fraction_needs_no_units(tmp_path):

@@ -13,6 +13,7 @@ from credit_like.data.aliases import find
 from credit_like.data.sources._grib_files import library, locked
 from credit_like.data.times import calendar_of
 from credit_like.data.units import conversion, same
+from credit_like.derive.fields import PL
 from credit_like.errors import UserError
 from credit_like.grid import Grid
 from credit_like.inference.layout import ForecastLayout
@@ -21,11 +22,13 @@ from credit_like.inference.writers._base import Fields, FilePerInit, ForecastKey
 _NUMBERS = ("", "1", "level", "levels")
 """Units of the numbers of model levels."""
 _ELSE = "use netcdf (in `credit-like forecast`: -o FILE.nc)"
+_MOST_MEMBERS = 255
+"""What the eight bits of GRIB's fields for members count."""
 _MISSING = 9999.0  # what ecCodes takes for a point without value; marked in the bitmap
 # ECMWF's parameter database, https://codes.ecmwf.int/grib/param-db/
 _PARAMETERS = {
     "temperature": 130, "u_component_of_wind": 131, "v_component_of_wind": 132, "specific_humidity": 133,
-    "geopotential": 129, "vertical_velocity": 135, "relative_humidity": 157, "vorticity": 138, "divergence": 155,
+    "geopotential": 129, "vertical_velocity": 135, "relative_humidity": 157, "vorticity": 138, "divergence": 155, "wind_speed": 10,
     "2m_temperature": 167, "2m_dewpoint_temperature": 168, "10m_u_component_of_wind": 165, "10m_v_component_of_wind": 166,
     "surface_pressure": 134, "mean_sea_level_pressure": 151, "sea_surface_temperature": 34, "sea_ice_cover": 31,
     "total_precipitation": 228, "total_column_water_vapour": 137, "total_column_water": 136, "total_cloud_cover": 164,
@@ -52,6 +55,10 @@ class GribWriter(FilePerInit):
         if layout.timestep % 3600:
             raise UserError(
                 f"inference.output.type: expected steps of whole hours for grib, got {layout.timestep} s; {_ELSE}"
+            )
+        if layout.members > _MOST_MEMBERS:
+            raise UserError(
+                f"inference.output.type: expected at most {_MOST_MEMBERS} members for grib, got {layout.members}; {_ELSE}"
             )
         if layout.init.dtype.kind != "M":
             raise UserError(
@@ -172,11 +179,11 @@ class GribWriter(FilePerInit):
 
 def _parameter(name: str) -> int:
     """Return the parameter of a variable in ECMWF's table. Raises UserError for a variable without one here."""
-    known = find(name, _PARAMETERS)
+    known = find(name.removesuffix(PL), _PARAMETERS)  # on pressure levels it is the same parameter as on the model's
     if known is None:
         raise UserError(
             f"inference.output.type: expected variables of ECMWF's parameter table for grib, got {name!r}; choose "
-            f"others with inference.output.variables, or {_ELSE}"
+            f"others with inference.output.variables and inference.derive, or {_ELSE}"
         )
     return _PARAMETERS[known]
 
