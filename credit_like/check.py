@@ -121,6 +121,7 @@ def checked_experiment(
     launching: bool = False,
     continuing: bool = False,
     mode: Mode | None = None,
+    fresh: bool = False,
 ) -> tuple[Experiment, Store, int]:
     """Load and check the experiment of a file; return it with its store and the world size it was checked for.
 
@@ -131,12 +132,15 @@ def checked_experiment(
     `continuing`: checkpoints of the run, if there are any, must be of the same model, variables and statistics, and the
     statistics of the same data.
     `mode`: the jobs of this mode alone must be within the limits of the machine, because those of others are not at hand.
+    `fresh`: the run begins anew, whatever checkpoints it has.
     Raises ExperimentError with every problem of the file, its sections and stores that no other one hides.
     """
     experiment, locations, problems = load_partly(file, overrides)
     store = None
     if experiment is not None:
-        findings, store = _inspect(experiment, world_size, scoring, forecasting, whole=not problems, mode=mode)
+        findings, store = _inspect(
+            experiment, world_size, scoring, forecasting, whole=not problems, mode=mode, fresh=fresh
+        )
         findings = [*(visible(_trained_findings, experiment) if training else ()), *findings]
         if launching and store is not None and not findings and not problems:
             findings += _fit_findings(store, world_size or world_of(experiment, mode))
@@ -158,6 +162,7 @@ def _inspect(
     forecasting: bool,
     whole: bool,
     mode: Mode | None,
+    fresh: bool,
 ) -> tuple[list[Finding], Store | None]:
     """Return what the checks find, and the store if the data can be opened.
 
@@ -199,7 +204,7 @@ def _inspect(
     # What follows calls functions that take the data and the times for granted.
     if not any(path[:1] in (("data",), ("inference",)) for path, _ in findings):
         findings += visible(_training_findings, store)
-        findings += _parameter_findings(store) if whole and not findings else ()
+        findings += _parameter_findings(store, fresh) if whole and not findings else ()
         findings += visible(_requested_findings, store, scoring, forecasting)
         findings += visible(_evaluation_findings, store, scoring)
     return list(dict.fromkeys(findings)), store
@@ -256,10 +261,10 @@ def _training_findings(store: Store) -> Iterator[Finding]:
         yield from _refusal(("trainer", "device"), pick_device, trainer.device)
 
 
-def _parameter_findings(store: Store) -> Iterator[Finding]:
+def _parameter_findings(store: Store, fresh: bool) -> Iterator[Finding]:
     """Yield problems of parameter patterns, and the reasons why the weights of `start_from` cannot be loaded.
 
-    The weights are not checked once the run has a checkpoint.
+    The weights are not checked once the run has a checkpoint, unless it is to begin anew.
     """
     experiment, variables, grid = store.experiment, store.variables, store.fields.grid
     section = experiment.start_from
@@ -294,7 +299,7 @@ def _parameter_findings(store: Store) -> Iterator[Finding]:
             continue
         for _, message in _refusal((), members, getattr(trainer.optimizer, "groups", ()), trained):
             yield (*written_at(experiment, phase, ("trainer", "optimizer")), "groups"), message
-    if section is None or has_checkpoints(experiment.save_loc):
+    if section is None or (has_checkpoints(experiment.save_loc) and not fresh):
         return
     channels = transfer.Channels.of(variables, experiment.data.history_len, experiment.model.predict)
 

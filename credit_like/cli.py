@@ -131,6 +131,7 @@ def _experiment(
     forecasting: bool = False,
     training: bool = False,
     mode: Mode | None = None,
+    fresh: bool = False,
 ) -> Experiment:
     """Load and check the experiment of a file.
 
@@ -143,7 +144,9 @@ def _experiment(
 
     launched = read_environment().world
     world_size = world_size or (launched if launched > 1 else None)
-    return checked_experiment(file, overrides or (), world_size, scoring, forecasting, training, mode=mode)[0]
+    return checked_experiment(
+        file, overrides or (), world_size, scoring, forecasting, training, mode=mode, fresh=fresh
+    )[0]
 
 
 @app.command()
@@ -313,7 +316,7 @@ def train(
         raise UserError("expected --force together with --fresh, got it alone, add --fresh or leave it out")
     from credit_like.parallel.environment import read_environment
 
-    experiment = _experiment(file, set_, read_environment().world, training=True, mode="train")
+    experiment = _experiment(file, set_, read_environment().world, training=True, mode="train", fresh=fresh)
     from credit_like import build
 
     sys.exit(build.train(experiment, fresh=fresh, force=force))

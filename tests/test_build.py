@@ -17,7 +17,7 @@ import xarray as xr
 import yaml
 from typer.testing import CliRunner
 
-from credit_like import build, figures
+from credit_like import build, cli, figures
 from credit_like.checkpoint.manager import CheckpointManager
 from credit_like.checkpoint.shards import Piece
 from credit_like.cli import app
@@ -288,6 +288,25 @@ def test_a_finished_run_is_not_trained_again(run):
 def test_fresh_asks_before_it_removes(run):
     with pytest.raises(ValueError, match="add --force"):
         build.train(run[0], fresh=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("absent", "got nothing at"),
+        ("run", "expected a folder apart from start_from.path"),
+        ("run/checkpoints/step-3", "expected a folder apart from start_from.path"),
+    ],
+)
+def test_a_run_is_not_removed_for_weights_that_are_not_there(run, tmp_path, capsys, source, message):
+    save_loc = shutil.copytree(run[1], tmp_path / "run")
+    before = {path: path.read_bytes() for path in save_loc.rglob("*") if path.is_file()}
+    sets = [*TINY, f"save_loc={save_loc}", f"start_from.path={tmp_path / source}"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["train", str(DEMO), *(part for each in sets for part in ("--set", each)), "--fresh", "--force"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in save_loc.rglob("*") if path.is_file()} == before
 
 
 @pytest.mark.parametrize("variable", ["TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"])

@@ -7,7 +7,7 @@ from pathlib import Path
 from credit_like.checkpoint.files import remove
 from credit_like.checkpoint.lock import RunLock
 from credit_like.errors import UserError, reason
-from credit_like.schema.places import FILES, RECORD, is_run
+from credit_like.schema.places import FILES, RECORD, is_run, shows_a_run
 
 _CHECKPOINTS = ("step-*", ".step-*.tmp", ".trash-step-*", ".damaged-step-*")
 _FORECASTS = (
@@ -27,7 +27,7 @@ def clear_run(save_loc: Path, force: bool, statistics: bool = True) -> None:
     """
     if not save_loc.is_dir() or not any(entry.name != ".lock" for entry in save_loc.iterdir()):
         return
-    if not is_run(save_loc):
+    if not (is_run(save_loc) and shows_a_run(save_loc)):
         raise UserError(
             f"save_loc: expected an empty folder or one of a run for --fresh, got {save_loc} with other files in it; "
             "change save_loc, or leave out --fresh to keep them beside the run"

@@ -185,7 +185,12 @@ _LONGITUDE = {"standard_name": "longitude", "long_name": "longitude", "units": "
 
 
 def _datetimes(times: NDArray[Any]) -> NDArray[Any]:
-    return times.astype("datetime64[ns]") if times.dtype.kind == "M" else times
+    """Return times in nanoseconds, as xarray has them, or in seconds where these do not reach: they end in April 2262."""
+    if times.dtype.kind != "M":
+        return times
+    near = times.astype("datetime64[s]")
+    fine = near.astype("datetime64[ns]")
+    return fine if (fine.astype("datetime64[s]") == near).all() else near
 
 
 def choose(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import re
 import subprocess
 import sys
@@ -88,8 +89,11 @@ def record(save_loc: Path, event: str, **details: Any) -> None:
     line = json.dumps({"event": event, "time": now, **details})
     path = history_file(save_loc)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as out:
-        out.write(line + "\n")
+    with path.open("a+b") as out:
+        # A line whose end was lost, on a full disk or with its node, must not take this one with it.
+        end = out.seek(0, os.SEEK_END)
+        torn = end > 0 and os.pread(out.fileno(), 1, end - 1) != b"\n"
+        out.write(b"\n" * torn + line.encode() + b"\n")
 
 
 def submissions(events: Sequence[Event]) -> list[Event]:

@@ -143,9 +143,8 @@ def submit(
         if profile.scheduler == "local":
             files.keep()
             return replace(plan, ids=_run_here(plan))
-        ids = _queue(plan, dialect, profile)
+        ids = _queue(plan, dialect, profile, files.keep)
         files.keep()
-    record(plan.save_loc, "submitted", mode=mode, submission=plan.submission, ids=list(ids), after=list(plan.after))
     return replace(plan, ids=ids)
 
 
@@ -238,25 +237,34 @@ def _check_surroundings(plan: Plan, dialect: Scheduler) -> None:
             raise UserError(f"expected {package} in the environment of {plan.python}, got none, activate the right one")
 
 
-def _queue(plan: Plan, dialect: Scheduler, site: SiteSection) -> tuple[str, ...]:
-    """Submit the jobs; if one is refused, cancel those already submitted."""
+def _queue(plan: Plan, dialect: Scheduler, site: SiteSection, keep: Callable[[], None]) -> tuple[str, ...]:
+    """Submit the jobs, and record each; if one is refused or the user interrupts, cancel those already submitted.
+
+    Where these cannot be cancelled, `keep` is called, so that they stay jobs of the run.
+    """
     ids: list[str] = []
     chain = 1 if plan.chain == "auto" else plan.chain
     indices: Sequence[int | None] = [None] if site.arrays or plan.array == 1 else range(plan.array)
     try:
         for _ in range(chain):
             after = ids[-1:] or plan.after
-            ids += [_submit_one(dialect.submit(plan.script, after, index), dialect) for index in indices]
-    except ValueError as error:
+            for index in indices:
+                ids.append(_submit_one(dialect.submit(plan.script, after, index), dialect))
+                # At once, so that a job is known whatever ends this process before the next one.
+                details = {"mode": plan.mode, "submission": plan.submission, "ids": ids[-1:], "after": list(after)}
+                record(plan.save_loc, "submitted", **details)
+    except (ValueError, OSError, KeyboardInterrupt) as error:
         if not ids:
             raise
         done = subprocess.run(dialect.cancel(ids), capture_output=True, text=True, check=False)
+        if done.returncode:
+            keep()
         left = (
             f"{', '.join(ids)} could not be cancelled: {done.stderr.strip()}"
             if done.returncode
             else "the jobs before it are cancelled"
         )
-        raise UserError(f"{error}; {left}") from None
+        raise UserError(f"{str(error) or 'interrupted'}; {left}") from None
     return tuple(ids)
 
 
@@ -341,7 +349,11 @@ class _Files:
             path.unlink(missing_ok=True)
         plan = self._plan
         if plan is not None and any(event.get("submission") == plan.submission for event in history(plan.save_loc)):
-            if self._begins_history and len(history(plan.save_loc)) == 1:
+            ours = [
+                event["event"] in ("submission", "submitted") and event.get("submission") == plan.submission
+                for event in history(plan.save_loc)
+            ]
+            if self._begins_history and all(ours):
                 history_file(plan.save_loc).unlink()
             else:
                 record(plan.save_loc, "withdrawn", mode=plan.mode, submission=plan.submission)

@@ -22,6 +22,8 @@ RECORD = "forecast.json"
 FOLDERS = ("checkpoints", "tensorboard", "tracking")
 _MARKS = {"status.json": '"state":', "log.jsonl": '"step":'}
 """What these files hold, which a start that failed leaves without an experiment."""
+_RECORD_MARKS = ("save_loc:", "data:", "model:")
+_MANIFEST_MARK = '"checksum":'
 _EVIDENCE = (".lock", "status.json", "log.jsonl", "checkpoints")
 
 
@@ -30,6 +32,16 @@ def is_run(folder: str | Path) -> bool:
     return os.path.isfile(os.path.join(folder, "experiment.yml")) and any(
         os.path.exists(os.path.join(folder, name)) for name in _EVIDENCE
     )
+
+
+def shows_a_run(folder: str | Path) -> bool:
+    """Return whether a file in a folder has what only a run writes: its record, log, status or a manifest of a checkpoint."""
+    place = Path(folder)
+    if all(begins_with(mark)(place / "experiment.yml") for mark in _RECORD_MARKS):
+        return True
+    if any(begins_with(mark)(place / name) for name, mark in _MARKS.items()):
+        return True
+    return any(begins_with(_MANIFEST_MARK)(file) for file in place.glob("checkpoints/*step-*/manifest.json"))
 
 
 def has_checkpoints(folder: str | Path) -> bool:
@@ -46,7 +58,7 @@ def place_findings(experiment: Experiment) -> Iterator[tuple[Key, str]]:
     folder = experiment.save_loc
     if "\0" in folder:
         return
-    for problem in (_shared_folder(folder), _taken_name(folder), *_data_around(experiment)):
+    for problem in (_shared_folder(folder), _taken_name(folder), *_data_around(experiment), _own_source(experiment)):
         if problem:
             yield ("save_loc",), f"{problem}, change it"
             return
@@ -110,6 +122,17 @@ def _data_around(experiment: Experiment) -> Iterator[str]:
     for what, path in {**named, "data.statistics": data.statistics or ""}.items():
         if path and "://" not in path and "\0" not in path and _inside(place, os.path.realpath(path)):
             yield f"expected a folder apart from {what}, got {experiment.save_loc!r}, which is or lies in {path}"
+
+
+def _own_source(experiment: Experiment) -> str | None:
+    """Return a problem if the weights of `start_from` are those of the run itself, which `--fresh` would remove."""
+    section = experiment.start_from
+    if section is None or "\0" in section.path:
+        return None
+    place, source = os.path.realpath(experiment.save_loc), os.path.realpath(section.path)
+    if source == place or _inside(source, os.path.join(place, "checkpoints")):
+        return f"expected a folder apart from start_from.path, got {experiment.save_loc!r}, which holds {section.path}"
+    return None
 
 
 def paths_of(config: object) -> Iterator[str]:

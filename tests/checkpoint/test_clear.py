@@ -13,6 +13,7 @@ from credit_like.checkpoint.errors import Locked
 from credit_like.checkpoint.lock import RunLock
 from credit_like.errors import UserError
 from credit_like.parallel.runtime import Runtime
+from credit_like.schema import places
 from tests.checkpoint.test_manager import saved
 from tests.faults import tiny
 
@@ -86,6 +87,33 @@ def test_a_folder_that_is_no_run_is_refused_and_left_alone(tmp_path, files, forc
     with pytest.raises(UserError, match=r"expected an empty folder or one of a run for --fresh"):
         clear_run(tmp_path, force)
     assert contents(tmp_path) == files
+
+
+@pytest.mark.parametrize("log", ["", "epoch 1: loss 0.3\n"])
+def test_the_run_of_another_program_is_refused_and_left_alone(tmp_path, log) -> None:
+    """Its files have the names of a run's, and none has a run's content."""
+    write(tmp_path, {
+        "experiment.yml": b"my: notes\n", "checkpoints/step-1000/pytorch_model.bin": b"weights", "log.jsonl": log.encode(),
+        "tensorboard/events.out.tfevents.1": b"", "status.json": b"", ".lock": b"",
+    })  # fmt: skip
+    before = contents(tmp_path)
+    with pytest.raises(UserError, match="expected an empty folder or one of a run for --fresh"):
+        clear_run(tmp_path, force=True)
+    assert contents(tmp_path) == before
+
+
+def test_a_run_of_which_one_file_is_left_intact_is_a_run(run) -> None:
+    """Damage to the others does not make it another program's."""
+    manifest = next((run / "checkpoints").glob("step-*/manifest.json"))
+    intact = {
+        path: path.read_bytes() for path in (run / "experiment.yml", run / "log.jsonl", run / "status.json", manifest)
+    }
+    for left in intact:
+        for path, content in intact.items():
+            path.write_bytes(content if path == left else b"")
+        for other in (run / "checkpoints").glob("step-*/manifest.json"):
+            other.write_bytes(intact.get(other, b"") if other == left else b"")
+        assert places.shows_a_run(run), left
 
 
 def test_a_run_is_not_removed_without_force(run) -> None:

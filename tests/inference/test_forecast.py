@@ -403,3 +403,35 @@ def test_times_of_other_calendars_come_back(tmp_path, kind):
     write_forecasts(make_context(experiment), "step-7")
     got = [str(time) for time in read(experiment)["time"].values]
     assert got[:2] == ["2000-02-29 00:00:00", "2000-02-30 00:00:00"]
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_times_after_those_of_nanoseconds_come_back(tmp_path, kind):
+    """As nanoseconds in 64 bits, 2300 would be 1715."""
+    from world import make_data
+
+    with xr.open_dataset(make_data(tmp_path / "near.nc")) as dataset:
+        times = np.datetime64("2300-02-28", "s") + 6 * 3600 * np.arange(dataset.sizes["time"]).astype("timedelta64[s]")
+        dataset.load().assign_coords(time=times).drop_encoding().to_netcdf(tmp_path / "far.nc")
+    experiment = make_experiment(tmp_path / "far.nc", tmp_path / "run", output={"type": kind})
+    periods = {
+        "train": ["2300-02-28", "2300-03-01"], "valid": ["2300-03-02", "2300-03-03"], "test": ["2300-03-04", "2300-03-06"],
+    }  # fmt: skip
+    data = {**experiment.data.model_dump(), **periods, "source": experiment.data.source}
+    experiment = experiment.model_copy(update={"data": type(experiment.data).model_validate(data)})
+    write_forecasts(make_context(experiment), "step-7")
+    assert [str(time)[:19] for time in read(experiment)["time"].values][:2] == [
+        "2300-03-04T00:00:00",
+        "2300-03-05T00:00:00",
+    ]
+
+
+@pytest.mark.parametrize("kind", ["zarr", "netcdf"])
+def test_forecasts_that_somebody_removed_are_made_again(data, tmp_path, kind):
+    """Their marks of completeness are still there."""
+    experiment, _ = write(data, tmp_path, output={"type": kind})
+    before = read(experiment)
+    shutil.rmtree(forecast_path(experiment))
+    experiment, outcome = write(data, tmp_path, output={"type": kind})
+    assert outcome.computed == len(before["time"])
+    xr.testing.assert_identical(read(experiment), before)

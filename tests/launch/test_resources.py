@@ -15,6 +15,7 @@ from credit_like import registry
 from credit_like.check import _launch_findings, checked_experiment
 from credit_like.errors import UserError
 from credit_like.launch import chain
+from credit_like.launch import submit as submit_module
 from credit_like.launch.cancel import cancel
 from credit_like.launch.chain import history, history_file, record, submissions
 from credit_like.launch.plan import initial_times, plan_jobs
@@ -324,6 +325,69 @@ def _unwritable(tmp_path, pbs, monkeypatch):
 
 def _file_in_the_way(tmp_path, pbs, monkeypatch):
     (tmp_path / "run").write_text("")
+
+
+def _stopped_at_the_second(monkeypatch, stop):
+    """Submit as ever, but call `stop` in place of the second job."""
+    queued, inner = [], submit_module._submit_one
+
+    def one(*arguments):
+        if queued:
+            stop()
+        queued.append(inner(*arguments))
+        return queued[-1]
+
+    monkeypatch.setattr(submit_module, "_submit_one", one)
+
+
+def test_an_interrupted_submission_takes_its_jobs_back(tmp_path, pbs, monkeypatch):
+    file = write_experiment(tmp_path, steps=1, seconds=0)
+    before = _everything(tmp_path)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    _stopped_at_the_second(monkeypatch, interrupt)
+    with pytest.raises(ValueError, match="interrupted; the jobs before it are cancelled"):
+        submit(file, chain=3)
+    assert _everything(tmp_path) == before
+    assert [job["state"] for job in pbs.jobs().values()] == ["F"]
+
+
+def test_the_jobs_of_a_killed_submission_are_known(tmp_path, pbs, monkeypatch):
+    """Nothing runs at a kill; what was queued before is recorded and can be cancelled."""
+    file = write_experiment(tmp_path, steps=1, seconds=60)
+    _stopped_at_the_second(monkeypatch, lambda: os._exit(9))
+    child = os.fork()
+    if child == 0:
+        try:
+            submit(file, chain=3)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    [job] = pbs.jobs()
+    assert [outcome.job for outcome in cancel(tmp_path / "run")] == [job]
+    assert [each["state"] for each in pbs.jobs().values()] == ["F"]
+
+
+def test_jobs_that_cannot_be_taken_back_remain_those_of_the_run(tmp_path, pbs, monkeypatch):
+    file = write_experiment(tmp_path, steps=1, seconds=60)
+    (pbs.spool / "refuse").write_text("1")
+    program = (pbs.bin / "qdel").read_text()
+    (pbs.bin / "qdel").write_text("#!/bin/sh\necho no server >&2\nexit 1\n")
+    with pytest.raises(ValueError, match="could not be cancelled: no server"):
+        submit(file, chain=3)
+    (pbs.bin / "qdel").write_text(program)
+    assert [outcome.job for outcome in cancel(tmp_path / "run")] == list(pbs.jobs())
+
+
+def test_a_torn_line_of_the_history_takes_no_event_with_it(tmp_path):
+    record(tmp_path, "submission", mode="train", submission="train-1", site=None, scheduler="pbs", chain=1)
+    with history_file(tmp_path).open("a") as out:
+        out.write('{"event": "submitted", "mo')
+    record(tmp_path, "cancellation")
+    record(tmp_path, "cancellation")
+    assert [event["event"] for event in history(tmp_path)] == ["submission", "cancellation", "cancellation"]
 
 
 @pytest.mark.parametrize(

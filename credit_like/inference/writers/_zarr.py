@@ -44,7 +44,10 @@ class ZarrWriter(Writer):
         return self._box
 
     def open(self) -> None:
-        if not (self.path.exists() or self.partial.exists()):
+        # In this order, because another process may rename the one to the other in between.
+        if not (self.partial.exists() or self.path.exists()):
+            for mark in (self.folder / "done").glob("*"):
+                mark.unlink(missing_ok=True)  # of a store that somebody has removed
             self._create()
         # It may be that of a run that divides fields otherwise.
         self._box = self._array(next(iter(self.layout.chosen))).chunks[-2:]
