@@ -22,6 +22,8 @@ _SURROUNDINGS = {
         (("EROFS", "EIO", "ESTALE"), "write to another disk, or ask the administrator of this one"),
         (("EMFILE", "ENFILE"), "raise the limit of open files (ulimit -n)"),
         (("ENAMETOOLONG", "ELOOP"), "name another path"),
+        (("EACCES", "EPERM"), "change its permissions, ask its owner, or name another path"),
+        (("EISDIR", "ENOTDIR"), "remove what is there, or name another path"),
     )
     for name in numbers
     if (number := getattr(errno, name, None)) is not None

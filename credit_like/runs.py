@@ -161,7 +161,7 @@ def experiment_keys(path: Path) -> dict[str, Any]:
 def _section(text: str) -> dict[str, Any]:
     try:
         return dict(_leaves(yaml.load(text, _LOADER) or {}))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):  # ValueError: of a date, or of a number of thousands of digits
         return {}
 
 

@@ -11,12 +11,14 @@ from credit_like.checkpoint.errors import DamagedCheckpoint
 from credit_like.checkpoint.export import load_export
 from credit_like.data.files.regrid import read_weights
 from credit_like.data.solar import read_irradiance
+from credit_like.derive.levels import read_levels
 from credit_like.errors import UserError, reason, replacing
 from credit_like.migrate import document
 from credit_like.plan.machine import machine_of
 
 READERS: dict[str, Callable[[Path], object]] = {
     "an export": load_export,
+    "coefficients of levels": lambda path: read_levels(str(path)),
     "a file of bench": lambda path: machine_of(str(path), {}),
     "a table of irradiance": lambda path: read_irradiance(str(path)),
     "CREDIT's YAML": document.read,
@@ -31,10 +33,16 @@ def make(path: Path, kind: str) -> Path:
         path.write_bytes(b"\xff: [\n\x00")
     elif kind == "loop":
         path.symlink_to(path)
+    elif kind in YAML:
+        path.write_text(YAML[kind])
     return path
 
 
-@pytest.mark.parametrize("kind", ["nothing", "folder", "garbage", "loop"])
+YAML = {"date": "a: 2000-13-45\n", "digits": f"a: {'1' * 5000}\n", "nesting": "[" * 3000, "key": "{a: {[1]: 2}}\n"}
+"""What is no syntax error, and no value either."""
+
+
+@pytest.mark.parametrize("kind", ["nothing", "folder", "garbage", "loop", *YAML])
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 def test_a_file_that_cannot_be_read_is_one_line_with_its_path(tmp_path, read, kind) -> None:
     path = make(tmp_path / "file.yml", kind)

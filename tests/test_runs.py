@@ -86,7 +86,9 @@ def test_experiments_are_read_as_yaml_reads_them(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["status.json", "log.jsonl", "experiment.yml"])
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe: [", b"[1, 2]\n", b'{"step": 3, "lo'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"\xff\xfe: [", b"[1, 2]\n", b'{"step": 3, "lo', b"x: 2000-13-45", b"x: " + b"1" * 5000]
+)
 def test_a_damaged_file_hides_only_its_own_facts(tmp_path, name, content):
     run = make_run(tmp_path / "a")
     (run / name).write_bytes(content)

@@ -99,7 +99,10 @@ def read_levels(where: str | Mapping[Literal["a", "b", "lev"], Sequence[float]])
 
 
 def _read_yaml(path: Path) -> dict[str, NDArray[np.float64]]:
-    content = yaml.safe_load(path.read_text())
+    try:
+        content = yaml.safe_load(path.read_text())
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
     if not isinstance(content, dict):
         return {}
     return {str(name): np.array(values, np.float64) for name, values in content.items()}

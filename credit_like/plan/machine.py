@@ -198,7 +198,7 @@ def machine_of(name: str, changes: Mapping[str, Any]) -> Machine:
 def _from_file(path: Path) -> Machine:
     try:
         figures = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise UserError(
             f"expected --gpu with a file that `credit-like bench` wrote, got {path}: {reason(error)}; change the path, or let "
             "`credit-like bench` write it"

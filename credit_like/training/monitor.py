@@ -125,7 +125,10 @@ class Monitor:
         from torch.utils.tensorboard import SummaryWriter
 
         self.rows.truncate(step, validated)
-        self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
+        try:
+            self._tensorboard = SummaryWriter(str(self.folder / "tensorboard"), purge_step=step + 1)
+        except OSError as error:
+            log.warning("no TensorBoard: %s", error)
         self._tracking = self._track() if self._track is not None else None
         if sys.stderr.isatty():
             from credit_like.terminal import logging_above, plain_console, progress_bar
