@@ -72,6 +72,8 @@ def begins_with(mark: str) -> Callable[[Path], bool]:
     """Return a function that tells whether the first MiB of a file holds `mark`."""
 
     def holds(path: Path) -> bool:
+        if not path.is_file():  # a pipe would wait for a writer
+            return False
         try:
             with path.open("rb") as file:
                 return mark.encode() in file.read(_BEGINNING)

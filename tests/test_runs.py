@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import time
 
 import numpy as np
@@ -97,6 +98,17 @@ def test_a_damaged_file_hides_only_its_own_facts(tmp_path, name, content):
     assert (found.step == 20) == (name != "log.jsonl")
     assert ("loss.type" in found.keys) == (name != "experiment.yml")
     assert shown(print_runs, tmp_path)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["status.json", "log.jsonl", "experiment.yml", "checkpoints/step-20/manifest.json"])
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, name):
+    run = make_run(tmp_path / "a")
+    (run / name).unlink(missing_ok=True)
+    (run / name).parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(run / name)
+    assert shown(print_runs, tmp_path)
+    assert status(run).step == 20
 
 
 @pytest.mark.parametrize("size", [10_000, 70_000, 300_000])

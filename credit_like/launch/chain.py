@@ -134,7 +134,7 @@ def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
     found = []
     for folder in (save_loc / "checkpoints").glob("step-*"):
         try:
-            manifest = json.loads((folder / "manifest.json").read_bytes())
+            manifest = json.loads(_regular_bytes(folder / "manifest.json"))
             score, phase = manifest["score"], int(manifest["meta"].get("phase", 0))
             if score is not None:
                 found.append((-phase, float(score), -int(manifest["step"])))
@@ -142,6 +142,11 @@ def best_checkpoint(save_loc: Path) -> tuple[int, float] | None:
             continue  # being removed, or damaged: training reports it
     best = min(found, default=None)
     return None if best is None else (-best[2], best[1])
+
+
+def _regular_bytes(path: Path) -> bytes:
+    """Return the content of a file; nothing of what is no regular file, such as a pipe, which would wait for a writer."""
+    return path.read_bytes() if path.is_file() else b""
 
 
 def newest_checkpoint(save_loc: Path) -> int:
@@ -154,9 +159,8 @@ def newest_checkpoint(save_loc: Path) -> int:
 def epochs_done(save_loc: Path) -> int | None:
     """Return how many epochs the newest checkpoint has behind it; None where there is none that says so."""
     try:
-        manifest = json.loads(
-            (save_loc / "checkpoints" / f"step-{newest_checkpoint(save_loc)}" / "manifest.json").read_bytes()
-        )
+        newest = save_loc / "checkpoints" / f"step-{newest_checkpoint(save_loc)}"
+        manifest = json.loads(_regular_bytes(newest / "manifest.json"))
         return int(manifest["meta"]["progress"]["epoch"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None  # damaged: training reports it

@@ -29,8 +29,8 @@ def add_lora(model: nn.Module, rank: int, match: Sequence[str], scale: float = 1
     for pattern in match:
         if not fnmatch.filter(layers, pattern):
             raise UserError(
-                f"start_from.lora.match: expected patterns of names of linear layers, such as {next(iter(layers), 'none')}, "
-                f"got {pattern}, which matches none; change it"
+                f"start_from.lora.match: expected patterns of names of layers of credit_like.nn.linear.Linear, such as "
+                f"{next(iter(layers), 'none')}, got {pattern}, which matches none; change it"
             )
     model.requires_grad_(False)
     for name in dict.fromkeys(name for pattern in match for name in fnmatch.filter(layers, pattern)):

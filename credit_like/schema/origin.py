@@ -15,7 +15,8 @@ class LoraConf(Section):
     rank: int = Field(8, ge=1)
     """Rank of the change of each weight."""
     match: tuple[str, ...] = Field(("*.qkv", "*.out", "*.expand", "*.contract"), min_length=1)
-    """Patterns of names of linear layers, such as `stages.3.*.qkv`; by default those of attention and feed-forward."""
+    """Patterns of names of linear layers, such as `stages.3.*.qkv`; by default those of attention and feed-forward. Linear
+    layers are those of `credit_like.nn.linear`, also in a model of your own."""
     alpha: float | None = Field(None, gt=0)
     """The change is multiplied by alpha / rank; by default by 1."""
 

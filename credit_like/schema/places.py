@@ -94,6 +94,8 @@ def _taken_name(folder: str) -> str | None:
         for file in (name, f".{name}.tmp"):
             if os.path.isdir(os.path.join(folder, file)):
                 return f"{own} {file} is a folder and not a run's file"
+            if os.path.exists(os.path.join(folder, file)) and not os.path.isfile(os.path.join(folder, file)):
+                return f"{own} {file} is a pipe or device and not a run's file"
     for name in FOLDERS:
         if os.path.isfile(os.path.join(folder, name)):
             return f"{own} {name} is a file and not a run's folder"

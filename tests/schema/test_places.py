@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from credit_like.schema.experiment import Experiment
@@ -94,6 +96,13 @@ def test_statistics_may_lie_in_the_run_and_not_around_it(data, tmp_path) -> None
 def test_a_folder_under_the_name_of_a_file(tmp_path, name) -> None:
     (tmp_path / "run" / name).mkdir(parents=True)
     assert f"{name} is a folder" in found(tmp_path / "run")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["status.json", "log.jsonl", "experiment.yml"])
+def test_a_pipe_under_the_name_of_a_file(tmp_path, name) -> None:
+    os.mkfifo(tmp_path / name)
+    assert "is a pipe or device and not a run's file" in found(tmp_path)
 
 
 def test_a_file_under_the_name_of_a_folder_or_of_the_record(tmp_path) -> None:
