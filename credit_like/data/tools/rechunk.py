@@ -106,11 +106,17 @@ def _digest(store: FieldStore, variables: Variables, times: NDArray[np.int64], b
 
 
 def _written(log: Path, digest: str) -> int | None:
-    """Return how many times an interrupted call has written of the same store, or None if there is none of it."""
+    """Return how many times an interrupted call has written of the same store, or None if there is none of it.
+
+    A record that a power failure left empty counts as none.
+    """
     if not log.exists():
         return None
-    noted = json.loads(log.read_text())
-    return int(noted["times"]) if noted.get("digest") == digest else None
+    try:
+        noted = json.loads(log.read_text())
+        return int(noted["times"]) if noted["digest"] == digest else None
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _note(log: Path, digest: str, times: int) -> None:

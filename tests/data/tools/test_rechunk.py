@@ -111,6 +111,17 @@ def stopped(monkeypatch, *arguments, **options):
             rechunk(*arguments, **options)
 
 
+@pytest.mark.parametrize("record", ["", "[]", "null", '{"digest": 1}', '{"times": 16}'])
+def test_stopped_it_begins_anew_where_its_record_is_damaged(source, tmp_path, data_section, monkeypatch, record):
+    _, _, variables, store = source
+    stopped(monkeypatch, store, variables, tmp_path / "new.zarr", times_per_shard=16)
+    (log,) = tmp_path.rglob("verified.json")
+    log.write_text(record)
+    rechunk(store, variables, tmp_path / "new.zarr", times_per_shard=16)
+    others, again = reopened(data_section, tmp_path / "new.zarr")
+    np.testing.assert_array_equal(store.read(variables.outputs, range(40)), again.read(others.outputs, range(40)))
+
+
 @pytest.mark.parametrize("change", ["units", "name", "times", "band"])
 def test_stopped_it_begins_anew_where_something_else_is_copied(source, tmp_path, data_section, monkeypatch, change):
     _, _, variables, store = source
